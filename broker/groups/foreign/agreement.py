@@ -9,6 +9,12 @@ members it has (a digest), and whom it still waits for. A member may be
 
 A broker numbers each new word, and a peer says which number it heard last. A broker also says who was given which list: by
 that the other one knows who reads its queues. Nobody waits for another's telling, only for its drains.
+The stages of a group's last change:
+
+    FINDING --find--> ASKING --agree, give up--> DONE
+       \\--give up--> SILENT --find--> ASKING
+
+A further change takes each of them back to FINDING.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -52,6 +59,32 @@ class Others(NamedTuple):
 
 
 NOBODY: Final = Others({}, {})
+
+
+class TalkStage(Enum):
+    FINDING = "which queues move is not known yet, so nothing is said"
+    ASKING = "other brokers are told, and asked"
+    DONE = "no other broker is waited for"
+    SILENT = "as done, and nothing is said: it was given up before it was known"
+
+
+class TalkEvent(Enum):
+    CHANGE = "members or their topics have changed"
+    FIND = "the queues that move are known"
+    AGREE = "everybody may be told"
+    GIVE_UP = "no other broker is waited for any longer"
+
+
+_S, _E = TalkStage, TalkEvent
+TRANSITIONS: Final = {
+    (_S.FINDING, _E.FIND): _S.ASKING,
+    (_S.SILENT, _E.FIND): _S.ASKING,
+    (_S.ASKING, _E.AGREE): _S.DONE,
+    (_S.FINDING, _E.GIVE_UP): _S.SILENT,
+    (_S.ASKING, _E.GIVE_UP): _S.DONE,
+    (_S.DONE, _E.GIVE_UP): _S.DONE,  # its own readers were waited for
+    **{(stage, _E.CHANGE): _S.FINDING for stage in TalkStage},
+}
 
 
 @dataclass(slots=True)
@@ -97,20 +130,29 @@ class _Peer:
 
 
 @dataclass(slots=True)
-class _Group:
-    """is_done: this change is agreed, or not waited for any more."""
+class Talk:
+    """How far brokers are with the last change of a group."""
 
     peers: dict[str, _Peer] = field(default_factory=dict)
     waiting: frozenset[str] = frozenset()
     lists: dict[str, Lists] = field(default_factory=dict)  # by digest
-    is_open: bool = False
-    is_done: bool = False
+    stage: TalkStage = TalkStage.FINDING
     said_s: float = 0.0
+
+    def turn(self, event: TalkEvent) -> None:
+        """Raises KeyError for what cannot happen."""
+        self.stage = TRANSITIONS[self.stage, event]
+
+    @property
+    def speaks(self) -> bool:
+        return self.stage in (TalkStage.ASKING, TalkStage.DONE)
 
     @property
     def asked(self) -> Iterable[_Peer]:
         """Those that are waited for."""
-        return () if self.is_done else (peer for peer in self.peers.values() if not peer.is_away)
+        if self.stage in (TalkStage.DONE, TalkStage.SILENT):
+            return ()
+        return (peer for peer in self.peers.values() if not peer.is_away)
 
 
 class Agreement:
@@ -122,7 +164,7 @@ class Agreement:
         self._clock = clock
         self._say = say
         self._on_away = on_away
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, Talk] = {}
         self._strangers: dict[str, None] = {}  # brokers that do not know the request
         self._number = clock.time_ms()  # above those of a run before
         self._secret = secrets.token_bytes(32)
@@ -147,9 +189,11 @@ class Agreement:
     def is_reached(self, name: str) -> bool:
         """Whether everybody may be told. From then on nothing is waited for until the next change."""
         group = self._groups.get(name)
-        if group is not None and not group.is_open and all(peer.lets_tell_all for peer in group.asked):
-            group.is_done = True
-        return group is None or group.is_done
+        if group is None:
+            return True
+        if group.stage is TalkStage.ASKING and all(peer.lets_tell_all for peer in group.asked):
+            group.turn(TalkEvent.AGREE)
+        return group.stage in (TalkStage.DONE, TalkStage.SILENT)
 
     def address(self, name: str, broker_name: str) -> str | None:
         """Where another broker is that has topics of the group; None if it has none."""
@@ -202,14 +246,14 @@ class Agreement:
         """A change has come, and what it moves is not known yet."""
         group = self._groups.get(name)
         if group is not None:
-            group.is_open = True
+            group.turn(TalkEvent.CHANGE)
 
     def found(self, name: str, others: Others, waiting: Iterable[str]) -> None:
         """The queues that a change moves are known. Without other brokers, asks nobody."""
         if not others.brokers:
             self.forget(name)
             return
-        group = self._groups.setdefault(name, _Group())
+        group = self._groups.setdefault(name, Talk())
         former, group.peers = group.peers, {}
         for broker_name, (address, digest) in others.brokers.items():
             if broker_name not in self._strangers:
@@ -226,13 +270,14 @@ class Agreement:
             group.lists[digest] = others.lists
         while len(group.lists) > KEPT_LISTS * len(others.brokers):
             del group.lists[next(iter(group.lists))]
-        group.waiting, group.is_open, group.is_done = frozenset(waiting), False, False
+        group.waiting = frozenset(waiting)
+        group.turn(TalkEvent.FIND)
         self._speak(name, group)
 
     def waits(self, name: str, waiting: Iterable[str]) -> None:
         """These members are drained; fewer than before."""
         group = self._groups.get(name)
-        if group is not None and not group.is_open:
+        if group is not None and group.speaks:
             left = frozenset(waiting)
             if left != group.waiting:
                 for peer in group.peers.values():
@@ -243,7 +288,7 @@ class Agreement:
     def progressed(self, name: str) -> None:
         """A drain goes on, though no member is done: a peer waits on."""
         group = self._groups.get(name)
-        if group is None or group.is_open or self._clock.monotonic_s() < group.said_s + PROGRESS_S:
+        if group is None or not group.speaks or self._clock.monotonic_s() < group.said_s + PROGRESS_S:
             return
         for peer in group.peers.values():
             peer.owes = True
@@ -252,7 +297,7 @@ class Agreement:
     def gave(self, name: str, client_id: str) -> None:
         """A member was given the list of the last change."""
         group = self._groups.get(name)
-        if group is None or group.is_open:
+        if group is None or not group.speaks:
             return
         for peer in group.peers.values():
             peer.given.setdefault(peer.digest, {})[client_id] = None
@@ -264,7 +309,7 @@ class Agreement:
         """No peer is waited for any more in this change."""
         group = self._groups.get(name)
         if group is not None:
-            group.is_done = True
+            group.turn(TalkEvent.GIVE_UP)
 
     def forget(self, name: str) -> None:
         self._groups.pop(name, None)
@@ -282,14 +327,14 @@ class Agreement:
         peer.owes |= header.asks
         self._speak(header.consumer_group, group)
         return [
-            GivenElsewhere(group.lists[digest], client_ids, digest == peer.digest and not group.is_open)
+            GivenElsewhere(group.lists[digest], client_ids, digest == peer.digest and group.speaks)
             for digest, client_ids in members.given.items()
             if digest in group.lists
         ]
 
     # Words of ours
 
-    def _speak(self, name: str, group: _Group) -> None:
+    def _speak(self, name: str, group: Talk) -> None:
         for broker_name, peer in group.peers.items():
             if broker_name in self._strangers:
                 continue
@@ -305,7 +350,7 @@ class Agreement:
         """The word for a peer now; None if it knows everything."""
         group = self._groups.get(name)
         peer = group.peers.get(broker_name) if group is not None else None
-        if group is None or peer is None or group.is_open:
+        if group is None or peer is None or not group.speaks:
             return None
         state = group.waiting, peer.agrees
         is_news = peer.said != state or bool(peer.given)

@@ -25,14 +25,14 @@ from ..member import Member
 Place = tuple[str, int]  # topic, queue id
 
 
-class Stage(Enum):
+class DrainStage(Enum):
     FINDING = "which queues move is not known yet, so nobody may take any"
     DRAINING = "readers still handle messages of what moves"
     AGREEING = "all is handled here; other brokers are waited for"
     TOLD = "every member was told, and drops its queues now"
 
 
-class Event(Enum):
+class DrainEvent(Enum):
     CHANGE = "members or their topics have changed"
     FIND = "the queues that move are known, and have readers"
     FIND_NOBODY = "they are known, and nobody has messages of them"
@@ -41,7 +41,7 @@ class Event(Enum):
     GIVE_UP = "nobody is waited for any longer"
 
 
-_S, _E = Stage, Event
+_S, _E = DrainStage, DrainEvent
 TRANSITIONS: Final = {
     (_S.FINDING, _E.FIND): _S.DRAINING,
     (_S.FINDING, _E.FIND_NOBODY): _S.AGREEING,
@@ -52,7 +52,7 @@ TRANSITIONS: Final = {
     (_S.AGREEING, _E.GIVE_UP): _S.TOLD,
     (_S.TOLD, _E.FIND): _S.DRAINING,
     (_S.TOLD, _E.FIND_NOBODY): _S.AGREEING,
-    **{(stage, _E.CHANGE): _S.FINDING for stage in Stage},
+    **{(stage, _E.CHANGE): _S.FINDING for stage in DrainStage},
 }
 
 
@@ -78,7 +78,7 @@ class Drain:
     kept: dict[Session, None] = field(default_factory=dict)
     gated: dict[Place, list[Callable[[], None]]] = field(default_factory=dict)
     rounds: dict[Session, dict[Place, int]] = field(default_factory=dict)
-    stage: Stage = Stage.FINDING
+    stage: DrainStage = DrainStage.FINDING
     is_long: bool = False
     since_s: dict[tuple[Session, Place], float] = field(default_factory=dict)
     stands_at_s: float = 0.0
@@ -86,15 +86,15 @@ class Drain:
     timer: Timer | None = None
     charged: dict[Session, int] = field(default_factory=dict)
 
-    def turn(self, event: Event) -> None:
+    def turn(self, event: DrainEvent) -> None:
         """Raises KeyError for what cannot happen."""
         self.stage = TRANSITIONS[self.stage, event]
 
     def change(self, members: Container[Session], now_s: float) -> None:
         """Members or their topics have changed; readers that are no members any more are forgotten."""
-        if self.stage is Stage.TOLD:
+        if self.stage is DrainStage.TOLD:
             self.began_s = now_s
-        self.turn(Event.CHANGE)
+        self.turn(DrainEvent.CHANGE)
         for of_readers in (self.waiting, self.drained, self.rounds):
             for reader in [reader for reader in of_readers if reader not in members]:
                 del of_readers[reader]
@@ -113,7 +113,7 @@ class Drain:
                 self.waiting.setdefault(reader, set()).add(place)
                 self.since_s[reader, place] = since_s.get((reader, place), now_s)
         self.refuses_ours = True
-        self.turn(Event.FIND if self.waiting else Event.FIND_NOBODY)
+        self.turn(DrainEvent.FIND if self.waiting else DrainEvent.FIND_NOBODY)
 
     def forget_kept(self) -> None:
         """A queue that a reader need not lose now, it reads on, and comes back to it when messages are there."""
@@ -146,11 +146,11 @@ class Drain:
         if not self.waiting[reader]:
             del self.waiting[reader]
         if not self.waiting:
-            self.turn(Event.FINISH)
+            self.turn(DrainEvent.FINISH)
 
     def give_up_all(self) -> None:
         self.waiting.clear()
-        self.turn(Event.GIVE_UP)
+        self.turn(DrainEvent.GIVE_UP)
 
     def set_timer(self, timer: Timer) -> None:
         """Replaces the timer that ends this stage by itself."""
@@ -168,11 +168,11 @@ class Drain:
 
     @property
     def is_finding(self) -> bool:
-        return self.stage is Stage.FINDING
+        return self.stage is DrainStage.FINDING
 
     @property
     def is_over(self) -> bool:
-        return self.stage is Stage.TOLD
+        return self.stage is DrainStage.TOLD
 
     @property
     def oldest_s(self) -> float:

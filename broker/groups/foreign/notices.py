@@ -11,7 +11,7 @@ from ..members import ConsumerGroup, ConsumerGroups
 from ..owning.watch import Watch
 from .agreement import Agreement, GivenElsewhere
 from .allotment import Allotment
-from .drain import Drain, Event, Stage
+from .drain import Drain, DrainEvent, DrainStage
 from .given import ALONE, MemberList
 
 Tell = Callable[[ConsumerGroup, Iterable[Session]], None]
@@ -118,8 +118,8 @@ class Notices:
         if group is not None:
             self._agreement.waits(name, drain.waited_for(group.members))
         is_agreed = self._agreement.is_reached(name)
-        if is_agreed and drain.stage is Stage.AGREEING:
-            drain.turn(Event.AGREE)
+        if is_agreed and drain.stage is DrainStage.AGREEING:
+            drain.turn(DrainEvent.AGREE)
         lets_tell = self._agreement.lets_tell
         told = dict.fromkeys(item for item in drain.kept if self._may_know(name, drain, item, lets_tell))
         for session in told:
@@ -153,7 +153,7 @@ class Notices:
     def bridge(self, name: str, drain: Drain) -> None:
         """A drain takes long. Members that may not have the new list yet are told of themselves alone, and claim all."""
         group = self._groups.get(name)
-        if group is None or drain.stage is not Stage.DRAINING or self._drains.get(name) is not drain:
+        if group is None or drain.stage is not DrainStage.DRAINING or self._drains.get(name) is not drain:
             return
         drain.is_long = True
         is_alone = self._allotment.is_alone
