@@ -96,7 +96,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.remoting": "broker.access broker.broker broker.config broker.consuming broker.groups "
         "broker.listening broker.messages broker.nameserver broker.pops broker.running "
         "broker.sessions broker.store",
-        "broker.observing": "broker.broker broker.config broker.messages broker.running broker.sessions",
+        "broker.observing": "broker.broker broker.config broker.messages broker.nameserver broker.running broker.sessions",
         "broker.grpc": "broker.access broker.broker broker.clock broker.config broker.listening "
         "broker.messages broker.pops broker.sessions broker.store",
         "broker.server": "broker.access broker.broker broker.clock broker.config broker.grpc "

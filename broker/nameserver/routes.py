@@ -170,6 +170,11 @@ class Routes:
         if len(self._departed) > MAX_DEPARTED_BROKERS:
             del self._departed[next(iter(self._departed))]
 
+    @property
+    def entries(self) -> int:
+        """Topics of all brokers together."""
+        return self._entries
+
     def departed(self) -> list[Departed]:
         """Brokers that were here, had topics, and are gone for at most DEPARTED_KEPT_S."""
         limit_ms = self.clock.time_ms() - DEPARTED_KEPT_S * 1000

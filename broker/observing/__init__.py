@@ -1,5 +1,6 @@
 """A broker's metrics for Prometheus.
 
-metrics       the metrics
-metrics_port  serves it, and health checks
+metrics              what is measured in a broker
+name_server_metrics  what is measured in a name server that runs alone
+metrics_port         serves it, and health checks
 """

@@ -11,9 +11,10 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -45,11 +46,15 @@ from .server_options import (
     add_brokers_option,
     add_external_port_option,
     add_listen_options,
+    add_metrics_options,
     add_parent_option,
     add_registration_options,
 )
 from .settings import SettingsParser
 from .supervisor import READY, Supervised, Supervisor
+
+if TYPE_CHECKING:
+    from ...broker.observing.metrics_port import Measured
 
 log = structlog.get_logger("rocketlet")
 
@@ -80,6 +85,7 @@ def add_to(commands: argparse._SubParsersAction[SettingsParser]) -> None:
     broker.read_settings()
     nameserver = _server(commands, "nameserver", "run a name server", DEFAULT_PORT, _nameserver)
     add_external_port_option(nameserver)
+    add_metrics_options(nameserver)
     nameserver.read_settings()
 
 
@@ -95,8 +101,11 @@ def _server(
 
 async def _served(run: Run, options: argparse.Namespace) -> int:
     """Runs a server; what keeps it from starting is one line."""
-    if run is not _nameserver and importlib.util.find_spec("prometheus_client") is None:
-        print("rocketlet: a broker needs its extra: pip install 'rocketlet[broker]'", file=sys.stderr)
+    needs_extra = run is not _nameserver or options.metrics_port is not None
+    if needs_extra and importlib.util.find_spec("prometheus_client") is None:
+        print(
+            "rocketlet: a broker, or --metrics-port, needs an extra: pip install 'rocketlet[broker]'", file=sys.stderr
+        )
         return 1
     if problem := control.fault(options):
         print(f"rocketlet: {problem}", file=sys.stderr)
@@ -243,14 +252,14 @@ def _metrics_of(place: layout.Place) -> str:
 
 
 @asynccontextmanager
-async def _metrics(options: argparse.Namespace, supervisor: Supervisor) -> AsyncIterator[int | None]:
-    """The port of the supervisor's metrics, if they are wanted."""
+async def _metrics(options: argparse.Namespace, measured: Measured) -> AsyncIterator[int | None]:
+    """The port of the metrics of what is no broker, if they are wanted."""
     if options.metrics_port is None:
         yield None
         return
     from ...broker.observing.metrics_port import MetricsPort
 
-    served = MetricsPort(supervisor, options.metrics_host or options.host, options.metrics_port)
+    served = MetricsPort(measured, options.metrics_host or options.host, options.metrics_port)
     try:
         yield served.port
     finally:
@@ -298,21 +307,33 @@ async def _broker(options: argparse.Namespace) -> int:
 
 async def _nameserver(options: argparse.Namespace) -> int:
     raise_limit()
+    routes, tls = Routes(), tls_of(options)
     async with Server(
         options.host,
         options.port,
         broker=None,
-        routes=Routes(),
+        routes=routes,
         external_port=options.external_port,
-        tls=tls_of(options),
+        tls=tls,
         acl=acl_of(options),
         admin_is_local=_admin_is_local(options),
     ) as server:
         done = _termination()
-        print(f"rocketlet name server is ready on {options.host}:{server.port}", flush=True)
-        await done.wait()
+        async with _name_server_metrics(options, routes, server, tls):
+            print(f"rocketlet name server is ready on {options.host}:{server.port}", flush=True)
+            await done.wait()
         log.info("closing", port=server.port)
     return 0
+
+
+def _name_server_metrics(
+    options: argparse.Namespace, routes: Routes, server: Server, tls: Tls
+) -> AbstractAsyncContextManager[int | None]:
+    if options.metrics_port is None:
+        return nullcontext()
+    from ...broker.observing.name_server_metrics import NameServerMetrics
+
+    return _metrics(options, NameServerMetrics(routes, lambda: len(server.connections), lambda: tls.expires_s))
 
 
 def tls_of(options: argparse.Namespace) -> Tls:

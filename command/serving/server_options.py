@@ -136,12 +136,7 @@ def _limit_options(parser: argparse.ArgumentParser) -> None:
         default=8,
         help="how many queues a topic that a send creates gets at most (default: 8); clients ask for 4",
     )
-    parser.add_argument(
-        "--metrics-port",
-        type=numbers.port,
-        help="serve Prometheus metrics on this port, at /metrics (default: no metrics)",
-    )
-    parser.add_argument("--metrics-host", help="the address to serve metrics on, such as 127.0.0.1 (default: --host)")
+    add_metrics_options(parser)
     parser.add_argument(
         "--memory",
         type=_size,
@@ -149,6 +144,15 @@ def _limit_options(parser: argparse.ArgumentParser) -> None:
         help="what connections may hold together, such as 512M: unfinished requests and unread answers "
         "(default: a quarter of the machine or container)",
     )
+
+
+def add_metrics_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--metrics-port",
+        type=numbers.port,
+        help="serve Prometheus metrics on this port, at /metrics (default: no metrics)",
+    )
+    parser.add_argument("--metrics-host", help="the address to serve metrics on, such as 127.0.0.1 (default: --host)")
 
 
 def add_access_options(parser: argparse.ArgumentParser) -> None:
