@@ -47,13 +47,13 @@ INTRODUCTION = """\
 did what each line says. Go is `github.com/apache/rocketmq-client-go/v2`; our own client uses most of it, too. The codes of
 errors are Apache's, their texts are ours.
 
-What Rocketlet's broker does not do: master/slave replication, DLedger, controller, tiered storage, lite topics.
+Rocketlet's broker has no master/slave replication, DLedger, controller, tiered storage or lite topics.
 If you need one of them, use Apache RocketMQ; your code and Spark job stay as they are.
 
-Our client finds out which broker it talks to. [rebalance.md](rebalance.md) says what differs on Apache's. Of what is
-tested here, 5.3 differs from 4.9 in two things. It notes the outcome of transactions every 3 s
-(`transactionOpBatchInterval`), and delivers a message twice if it checks more often. And what is sent to the retry topic of a
-group whose members lock their queues becomes a dead letter at once; `rocketlet messages replay` and the console hand such
+Our client finds out which broker it talks to. [rebalance.md](rebalance.md) says what differs on Apache's. In these
+tests 5.3 differs from 4.9 in two things. It notes the outcome of transactions every 3 s (`transactionOpBatchInterval`), and
+delivers a message twice if it checks more often. And a message that is sent to the retry topic of a group whose members lock
+their queues becomes a dead letter at once; `rocketlet messages replay` and the console hand such
 messages back instead, for one try.
 """
 
