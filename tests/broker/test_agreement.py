@@ -223,6 +223,7 @@ class Said:
         self._make, self.failed = make, failed
 
     def found(self, digest: str, *waiting: str) -> None:
+        self.agreement.opened("g")
         self.agreement.found("g", Others({"broker-b": ("host:1", digest)}, {}), waiting)
 
     def word(self) -> Word | None:
