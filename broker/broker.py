@@ -364,7 +364,7 @@ class Broker:
             self._saving = self.tasks.spawn(self.do(self.saving()))
 
     def persist(self, closes: bool = False) -> None:
-        """As `saving`, at once."""
+        """Like `saving`, but at once."""
         run(self.saving(closes))
 
     def saving(self, closes: bool = False) -> Job[None]:

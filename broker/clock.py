@@ -25,7 +25,7 @@ class Clock:
     """The machine's."""
 
     def monotonic_s(self) -> float:
-        """For durations: it never goes back."""
+        """The time for durations: it never goes back."""
         return time.monotonic()
 
     def time_s(self) -> float:
@@ -106,7 +106,7 @@ class _MovableTimer:
         self._action = None
 
     def run(self) -> None:
-        """As a timer of the event loop: what it raises goes to the loop's handler, and ends nothing else."""
+        """Runs like a timer of the event loop: an exception goes to the loop's handler, and ends nothing else."""
         if self._action is None:
             return
         try:

@@ -105,7 +105,7 @@ class Server:
 
     @property
     def connections(self) -> list[Connection]:
-        """Those that are open."""
+        """The open connections."""
         return list(self._connections)
 
     @property
@@ -188,7 +188,7 @@ class Server:
         return Entrance(self._tls, self.handshakes, self._turns.call, connection, self._door_of)
 
     def _door_of(self, connection: Connection, first: bytes) -> asyncio.Protocol:
-        """By the first bytes that a client sends, those of TLS aside."""
+        """Picks the door by a client's first bytes, those of TLS aside."""
         if not first.startswith(_HTTP2):
             return connection
         if self._grpc_door is not None:
@@ -284,7 +284,7 @@ class Server:
 
 
 def _grpc_door(broker: Broker | None, acl: Acl | None) -> Door | None:
-    """None without the extra."""
+    """The gRPC door; None without the extra."""
     try:
         from .grpc.door import Door
     except ModuleNotFoundError as missing:

@@ -73,7 +73,7 @@ def encode_batch(entries: Sequence[tuple[int, bytes, str]]) -> bytes:
 
 
 def encode_columns(flags: Iterable[int], bodies: Sequence[bytes], texts: Sequence[bytes]) -> bytes:
-    """As `encode_batch`, of the messages' flags, bodies and properties."""
+    """Like `encode_batch`, from columns: the messages' flags, bodies and properties."""
     body_sizes, text_sizes = list(map(len, bodies)), list(map(len, texts))
     sizes = [ENTRY_BYTES + body_size + text_size for body_size, text_size in zip(body_sizes, text_sizes, strict=True)]
     parts = [b""] * (4 * len(texts))

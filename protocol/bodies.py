@@ -286,7 +286,7 @@ class TopicShape(Shape):
 
 
 def read_topic(data: Any) -> TopicConfig:
-    """From its JSON object. Raises BodyError."""
+    """Reads a topic's JSON object. Raises BodyError."""
     return topic_of(shaped(data, TopicShape))
 
 

@@ -21,8 +21,8 @@ MADE_ANEW: Final = "TOPIC_MADE_ANEW"  # the remark to a pull of another topic th
 class TopicExtent(NamedTuple):
     """One topic on one broker. `begins` and `ends` have an offset per queue, by its number; an end is exclusive.
 
-    identity: another one whenever the topic is created, on a new disk, too. rewinds: how often the offset of the asking
-    group went back in one of the queues.
+    identity: changes whenever the topic is created, on a new disk, too. rewinds: how often the offset of the asking group
+    went back in one of the queues.
     """
 
     identity: str

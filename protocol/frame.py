@@ -145,8 +145,8 @@ def encode(frame: Frame) -> bytes:
 
 
 def encode_msgpack(code: int, flag: int, opaque: int, language: int, ext: Ext, body: bytes = b"") -> bytes:
-    """The same bytes as `encode` makes of a MessagePack frame without a remark, but without a Frame: for what is sent for
-    each message."""
+    """The same bytes as `encode` makes of a MessagePack frame without a remark, but without a Frame: for frames that go
+    with every message."""
     header: bytes = _packb((code, flag, opaque, language, VERSION, None, ext))
     size = len(header)
     return b"".join((_PREFIX.pack(4 + size + len(body), _MSGPACK_MARK | size), header, body))

@@ -93,7 +93,7 @@ def decode_locked(data: LockAnswerShape) -> dict[Queue, int]:
 
 @answers("lock answer", LockAnswerShape)
 def decode_committed(data: LockAnswerShape) -> dict[Queue, int]:
-    """Where the group is in queues that were locked, as far as the broker says so."""
+    """The group's offsets in queues that were locked, as far as the broker tells them."""
     return {queue_of(item): item.offset for item in data.locked or () if item.offset is not None}
 
 
@@ -147,7 +147,7 @@ def decode_seen_queues(data: dict[str, int]) -> dict[str, int]:
 
 
 class Place(NamedTuple):
-    """Which of how many members of a topic one is, -1 for none of them, and how many queues these see in all."""
+    """A member's position among those of a topic, -1 for none, how many they are, and how many queues they see in all."""
 
     position: int
     members: int

@@ -60,7 +60,7 @@ class GroupShape(Shape):
 
 
 def read_group(data: Any) -> GroupConfig:
-    """From its JSON object. Raises BodyError."""
+    """Reads a group's JSON object. Raises BodyError."""
     return _group(shaped(data, GroupShape))
 
 

@@ -127,7 +127,7 @@ _OK: Final = encode((b"grpc-status", b"0"))
 
 
 def percent_encoded(text: str) -> bytes:
-    """As `grpc-message` is written: printable ASCII stays, but for the percent sign."""
+    """Writes text for `grpc-message`: printable ASCII stays, except for the percent sign."""
     return b"".join(
         bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte
         for byte in text.encode("utf-8", "replace")

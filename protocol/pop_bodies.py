@@ -85,7 +85,7 @@ def encode_batch_acks(broker_name: str, group: str, acks: Iterable[tuple[str, Re
 
 
 def _bit_set(numbers: Iterable[int]) -> bytes:
-    """As java.util.BitSet.toByteArray."""
+    """The bytes of java.util.BitSet.toByteArray."""
     bits = 0
     for number in numbers:
         bits |= 1 << number

@@ -95,7 +95,7 @@ def receipt_of(text: str) -> Receipt:
 
 
 def starts_of(text: str) -> dict[int, int]:
-    """By queue id, of the topic itself: the start offset in startOffsetInfo. Raises MessageError."""
+    """The start offsets in startOffsetInfo by queue id, for the topic itself. Raises MessageError."""
     try:
         entries = [entry.split(" ") for entry in text.split(";") if entry]
         return {int(queue_id): int(offset) for mark, queue_id, offset in entries if mark == "0"}

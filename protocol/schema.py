@@ -89,7 +89,7 @@ _UNSHAPED = (KeyError, TypeError, AttributeError, IndexError, OverflowError)  # 
 
 
 def answers(name: str, shape: Any = Any) -> Callable[[Callable[[S], T]], Callable[[bytes], T]]:
-    """As `reads`, for what brokers and name servers answer: as large as a frame."""
+    """Like `reads`, for answers of brokers and name servers, which may be as large as a frame."""
     return reads(name, shape, max_bytes=MAX_ANSWER_BYTES, max_dialect_bytes=MAX_ANSWER_BYTES)
 
 

@@ -32,7 +32,7 @@ _orders: Final[dict[tuple[str, ...], _Order]] = {}  # requests of one kind have 
 
 
 def _found_order(names: tuple[str, ...]) -> _Order:
-    """For fields of these names: a place for each value that is signed, and what takes the values in their order."""
+    """A format with a place for each signed value of these fields, and a function that takes the values in their order."""
     signed = sorted(name for name in names if name != SIGNATURE)
     take = itemgetter(*signed) if len(signed) > 1 else lambda ext: tuple(ext[name] for name in signed)
     order = "%s" * len(signed), take

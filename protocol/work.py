@@ -54,7 +54,7 @@ def joined(parts: Iterable[bytes]) -> Work[bytes]:
 
 
 def listed(parts: Iterable[bytes]) -> Work[bytes]:
-    """As `joined`, for an answer. Raises BodyError as soon as it is larger than a client could read."""
+    """Like `joined`, for an answer. Raises BodyError as soon as it is larger than a client could read."""
 
     def counted() -> Iterator[bytes]:
         size = 0

@@ -173,6 +173,6 @@ class AclFile:
 
 
 def _place(error: Exception) -> str:
-    """Where the mistake is, but not the text there, which may be a secret."""
+    """The line of the mistake, but not its text, which may be a secret."""
     mark = getattr(error, "problem_mark", None)
     return f": see line {mark.line + 1}" if mark is not None else ""

@@ -115,7 +115,8 @@ class Pulling:
         self._versions = Versions(parts.groups, parts.clients)
 
     def pull(self, pull: Pull, attempt: int = 1) -> Pulled | None:
-        """None if the outcome comes later. Raises Refusal, LimitExceeded, and what the store raises for damage."""
+        """Returns the outcome, or None if it comes later. Raises Refusal, LimitExceeded, and the store's errors for
+        damage."""
         session, header, _, _ = pull
         try:
             # In the order of Apache's PullMessageProcessor: clients react to the first fault.
@@ -356,7 +357,7 @@ class Pulling:
     def _read_held(
         self, pull: Pull, queue: ConsumeQueue, subscription: Subscription | None, matches: Filter | None
     ) -> Pulled | Fault:
-        """As `_read`, outside of the dispatch, which would say what the store cannot read."""
+        """Like `_read`, outside of the dispatch, which would otherwise report the store's errors."""
         session, header, _, _ = pull
         place = (header.consumer_group, session, header.topic, header.queue_id)
         if self._draining.holds_back(session, header) or self._draining.allotment.is_anothers(*place):
@@ -413,7 +414,7 @@ class Pulling:
 
 
 def _kept(pull: Pull) -> Pull:
-    """One that waits: it is known how it is answered."""
+    """The pull as it waits, with the way in which it is answered."""
     answer = pull.later()
     return pull._replace(later=lambda: answer)
 

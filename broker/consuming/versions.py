@@ -29,7 +29,7 @@ class Versions:
         self._clients = clients
 
     def ask(self, session: Session, group_name: str) -> None:
-        """Which versions a foreign member's subscriptions have. One that is asked already is not asked again."""
+        """Asks a foreign member for the versions of its subscriptions, unless it is being asked already."""
         group = self._groups.get(group_name)
         member = group.foreign.get(session) if group else None
         if member is not None and not self._clients.is_asked(session):

@@ -1,4 +1,4 @@
-"""Where the members of a group disagree with each other or with the broker, in words that name them."""
+"""Finds where the members of a group disagree with each other or with the broker, in words that name them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .member import Member
 
 
 def finding_faults(members: list[Member], broker_name: str, queues_of: Callable[[str], int]) -> Work[frozenset[str]]:
-    """In pieces: texts that name who disagrees."""
+    """Makes texts that name the members that disagree, in pieces."""
     topics, expressions = Counter[str](), dict[str, dict[str, list[str]]]()
     settings: dict[str, dict[str, list[str]]] = {"message models": {}, "allocation strategies": {}}
     ids = Counter[str]()

@@ -85,7 +85,7 @@ class ConsumerGroup:
         return self._newest[topic]
 
     def subscriptions_of(self, connection: Session) -> Mapping[str, Subscription]:
-        """By topic; none of who is no member."""
+        """The member's subscriptions by topic; none for a session that is no member."""
         member = self.members.get(connection)
         return member.subscriptions if member is not None else {}
 
@@ -125,8 +125,8 @@ class ConsumerGroup:
         return list(dict.fromkeys(ids))
 
     def companions(self, connection: Session) -> MemberList:
-        """Those that subscribe to a topic of the member's own. A foreign one does not say which topic it asks for, and takes
-        everybody for a reader of all its topics."""
+        """The members that subscribe to a topic of the member's own. A foreign one does not say which topic it asks for,
+        and takes everybody for a reader of all its topics."""
         asking = self.members.get(connection)
         return self._near(asking.topics if asking is not None else frozenset())
 
@@ -167,7 +167,7 @@ class ConsumerGroup:
         return ALONE if member is not None and member.topics in self._alone else self.companions(connection)
 
     def place(self, client_id: str, topic: str | None) -> tuple[int, int]:
-        """Which of the members that subscribe to a topic a client is, and how many they are; -1 if it is none of them.
+        """A client's position among the members that subscribe to a topic, -1 if it is none of them, and how many they are.
         Sorted once per change, because every member asks after each."""
         places = self.order(topic)
         return places.get(client_id, -1), len(places)
@@ -255,7 +255,7 @@ class ConsumerGroup:
         return self._strategies
 
     def faults(self, broker_name: str, queues_of: Callable[[str], int]) -> frozenset[str]:
-        """Where members disagree with each other or with the broker, as texts that name them."""
+        """Texts that name members which disagree with each other or with the broker."""
         return finish(self.finding_faults(broker_name, queues_of))
 
     def finding_faults(self, broker_name: str, queues_of: Callable[[str], int]) -> Work[frozenset[str]]:
@@ -452,7 +452,8 @@ class ConsumerGroups:
         self._on_change(group)
 
     def check_soon(self, group: ConsumerGroup, client_id: str = "") -> None:
-        """At once; of a large group, whose members all join or leave, in turns and once for many changes."""
+        """Checks the group at once; a large group, whose members may all join or leave, in turns and once for many
+        changes."""
         if len(group.members) <= CHECKED_AT_ONCE:
             self.check(group, client_id)
         elif group.name not in self._to_check:

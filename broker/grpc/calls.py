@@ -1,4 +1,4 @@
-"""One call: what it asks, who asks, and how it is answered."""
+"""One call: its request, its client, and its answer."""
 
 from __future__ import annotations
 

@@ -71,11 +71,11 @@ class GrpcClient:
         return self._is_gone or self.connection.is_closed
 
     def tell(self, event: Event) -> None:
-        """On its stream; nothing without one."""
+        """Tells the client an event on its stream; without a stream, does nothing."""
         self._told(self, event)
 
     def ask(self, number: int, question: Question) -> None:
-        """These clients are asked nothing: whoever waits gets no answer."""
+        """These clients cannot be asked, so the question gets no answer."""
 
     def charge(self, size: int) -> None:
         self._charged_bytes += size

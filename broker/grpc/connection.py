@@ -43,7 +43,7 @@ class Door(Protocol):
         ...
 
     def serve(self, ready: Ready) -> None:
-        """As much as the time of a turn allows."""
+        """Serves as many calls as the time of a turn allows."""
         ...
 
 

@@ -75,7 +75,7 @@ class Sent(NamedTuple):
 
 
 def checked(message: Any, topic: str, now_ms: int) -> Sent:
-    """In the order of Apache's checks. Raises Fault for the first that fails."""
+    """Checks a message in Apache's order. Raises Fault for the first check that fails."""
     system = message.system_properties
     body = message.body
     if len(body) > MAX_BODY_BYTES:
@@ -212,7 +212,7 @@ def fill(message: Any, record: Record, attempt: int, handle: str = "") -> None:
 
 
 def _fill_body(message: Any, system: Any, record: Record) -> None:
-    """Without its compression: some clients can undo none, others only one kind."""
+    """Fills in the decompressed body: some clients can undo no compression, others only one kind."""
     body, encoding = record.body, _IDENTITY
     if record.sys_flag & SYS_COMPRESSED:
         try:

@@ -60,7 +60,7 @@ class Receiving:
     given: tuple[Delivered, ...] = ()
 
     def aborted(self) -> None:
-        """Nobody takes the answer."""
+        """The call has ended: nobody takes the answer."""
         if self.wait is not None:
             self.wait.cancel()
         if self.given:

@@ -65,7 +65,7 @@ def query_assignment(hall: Hall, call: Call, request: Any) -> Any:
 
 
 def _answer(hall: Hall, name: str, make: Callable[[list[Holding]], Any]) -> Any:
-    """At once, or when a name server in another process has answered."""
+    """Answers at once, or when a name server in another process has answered."""
     servers = hall.broker.name_servers
     if servers.are_elsewhere:
         return _answer_later(hall, name, make)

@@ -116,7 +116,7 @@ def _add_entry(response: Any, sent: Sent, placed: Placed) -> None:
 
 
 def transaction_id(placed: Placed) -> str:
-    """By which a half message is found: clients do not look into it."""
+    """The id by which a half message is found. Clients do not look into it."""
     return f"{placed.position:016X}{placed.queue_offset:016X}"
 
 

@@ -160,7 +160,7 @@ class Entrance(asyncio.Protocol, Generic[C]):
         self._use(encrypted)
 
     def _take_records(self, raw: asyncio.Transport, first: bytes) -> None:
-        """From now on, what the client sends goes through `Records`."""
+        """From now on, the client's bytes go through `Records`."""
         if raw.is_closing():
             return
         tls = cast("asyncio.BufferedProtocol", raw.get_protocol())

@@ -1,5 +1,5 @@
-"""Until when certificates are valid. Python's `ssl` does not tell: the few fields of X.509's DER that lie before the validity
-are stepped over here (RFC 5280, 4.1)."""
+"""Reads until when certificates are valid, which Python's `ssl` does not tell. It steps over the few fields of X.509's DER
+before the validity (RFC 5280, 4.1)."""
 
 from __future__ import annotations
 

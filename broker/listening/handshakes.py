@@ -1,4 +1,4 @@
-"""Which TLS handshakes run, and which wait.
+"""Decides which TLS handshakes run, and which wait.
 
 Every client that connects can ask for a private-key operation, and copying a hello costs it nothing. 400 at once stopped
 the event loop for 223 ms. So a few begin at a time; the others wait, and each client address has one in turn, so that an

@@ -96,11 +96,11 @@ class Delays:
         self._timers.clear()
 
     def queue(self, level: int) -> ConsumeQueue:
-        """Where the messages of a level wait."""
+        """The queue in which the messages of a level wait."""
         return self._store.queue(SCHEDULE_TOPIC, level - 1)
 
     def place_of(self, level: int, topic: str, queue_id: int, text: str) -> tuple[ConsumeQueue, str, int]:
-        """Where a message for a queue waits, its properties there, and when it is due (ms), for the index."""
+        """The queue in which a message waits, its properties there, and its due time (ms) for the index."""
         return self.queue(level), with_real_queue(text, topic, queue_id), self.due_ms(level, self._store.now_ms)
 
     def level(self, wanted: int) -> int:

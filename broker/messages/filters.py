@@ -33,7 +33,7 @@ class Filters:
         self.failed = 0
 
     def find(self, expression: str) -> Filter | None:
-        """None if it has to be parsed first. Raises Refusal if it is no filter."""
+        """The filter of an expression; None if it must be parsed first. Raises Refusal if it is no filter."""
         found = self._known.pop(expression, None)
         if found is not None:
             self._known[expression] = found  # the last to be forgotten

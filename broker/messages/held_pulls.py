@@ -34,7 +34,7 @@ class Until(Enum):
     TURN = auto()
     """The queue is another member's now, and becomes its own."""
     TIME = auto()
-    """Nothing else."""
+    """Only time ends it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +166,7 @@ class HeldPulls:
         return [pull for pull in self._of.get(session, ()) if group in (None, pull.group)]
 
     def answer_all(self) -> None:
-        """Before the broker closes: clients learn at once that nothing came. No more are held."""
+        """Answers all pulls before the broker closes: clients learn at once that nothing came. Holds no more."""
         self._is_stopped = True
         for waiting in list(self._of.values()):
             for pull in list(waiting):

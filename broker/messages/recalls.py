@@ -14,7 +14,7 @@ from .timers import Timers
 
 class Fault(Enum):
     ILLEGAL_HANDLE = "illegal handle"
-    """It is none, or of another topic or broker."""
+    """The handle is none, or another topic's or broker's."""
     NOT_WAITING = "not waiting"
     """The message was delivered, or recalled before, or never was there."""
 

@@ -44,8 +44,9 @@ TO_A_TIME: Final = -1  # in the place of a delay level
 
 
 class Placed(NamedTuple):
-    """Where a message is staged: its position in the log, its queue, and its offset there; of a half message, in the half
-    queue. `positions`: of each message of a batch. `recall_handle`: of one that waits for a time, and perhaps empty."""
+    """The place of a staged message: its position in the log, its queue, and its offset there. A half message's queue is
+    the half queue. `positions` are those of a batch's messages. `recall_handle` may be empty, unless the message waits for
+    a time."""
 
     position: int
     queue_id: int
@@ -57,7 +58,7 @@ class Placed(NamedTuple):
 
 
 class _Later(NamedTuple):
-    """Where a message waits, and until when. `level`: of its delay, or TO_A_TIME."""
+    """The queue in which a message waits, and until when. `level` is that of its delay, or TO_A_TIME."""
 
     queue: ConsumeQueue | None
     due_ms: int
@@ -211,7 +212,7 @@ class Sending:
         return _new_tuple(Placed, (position, queue_id, offset, None, later.level, is_half, later.recall_handle))
 
     def _later(self, text: str, name: str, queue_id: int, is_half: bool) -> tuple[_Later, str]:
-        """Where a message waits that may be sent to a later time, and its properties there. Raises Refusal."""
+        """The place in which a message with a later time waits, if it has one, and its properties there. Raises Refusal."""
         level = 0
         # A half message is not delayed, as in Apache's CommitLog.putMessage: its producer ends it when it wants.
         if _DELAY_MARK in text and not is_half:
@@ -287,7 +288,7 @@ class Sending:
         return Placed(positions[0], queue_id, first_offset, positions)
 
     def _batch_properties(self, header: SendMessage) -> bytes:
-        """Those of each of its messages."""
+        """The properties that each message of a batch gets."""
         return props.appended(header.properties, props.CLUSTER, self._cluster).encode()
 
 

@@ -76,7 +76,7 @@ def parse_filter(expression: str) -> Filter:
 
 
 def parsing(expression: str) -> Work[Filter]:
-    """As `parse_filter`, in pieces."""
+    """Like `parse_filter`, in pieces."""
     parser = _Parser(expression)
     term = yield from parser.whole()
     return Filter(parser.words, term)

@@ -170,7 +170,7 @@ class Statistics:
         return Rate(count, count / max(now_s - then_s, 1.0))
 
     def today(self, name: str, of: str) -> Rate:
-        """Since midnight, or since the start if that was later."""
+        """The count and rate since midnight, or since the start if that was later."""
         count = self._now((name, of)) - self._midnight.of.get((name, of), 0)
         return Rate(count, count / max(self._clock.monotonic_s() - self._midnight_s, 1.0))
 
@@ -183,7 +183,7 @@ class Statistics:
         return {name: count - self._start[name] for name, count in now.sums.items()}
 
     def rate_of_all(self, name: str, now: Totals, window_s: float) -> Rate:
-        """As `rate`, of all keys together."""
+        """Like `rate`, for all keys together."""
         now_s = self._clock.monotonic_s()
         then = next((sample for sample in self._samples if sample.time_s >= now_s - window_s), self._samples[-1])
         count = now.sums[name] - then.sums[name]

@@ -123,7 +123,7 @@ class Timers:
 
     @property
     def queue(self) -> ConsumeQueue:
-        """Where the messages wait."""
+        """The queue in which the messages wait."""
         return self._store.queue(TIMER_TOPIC, 0)
 
     # Waiting messages, by time

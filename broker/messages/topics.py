@@ -72,7 +72,7 @@ class Topics:
         self._load()
 
     def _built_in(self) -> Iterator[TopicConfig]:
-        """As Apache's TopicConfigManager makes them at the start, with as many queues."""
+        """The topics that Apache's TopicConfigManager makes at the start, with as many queues."""
         config, levels = self._config, len(self._config.delay_levels_ms)
         yield TopicConfig(names.SELF_TEST_TOPIC, 1, 1)
         if config.auto_create_topics:
@@ -116,8 +116,8 @@ class Topics:
         return topic.read_queues if topic else 0
 
     def queue_now(self, name: str, queue_id: int) -> int | None:
-        """Where a message goes that has waited for this queue: there, or to another one if the topic was made anew with
-        fewer; None if there is no such topic any more."""
+        """The queue for a message that has waited for this one: the same, or another one if the topic was made anew with
+        fewer; None if the topic is gone."""
         topic = self._topics.get(name)
         if topic is None:
             return None

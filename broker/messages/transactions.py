@@ -165,7 +165,7 @@ class Transactions:
         return None
 
     def _target(self, record: Record) -> tuple[str, int] | None:
-        """Where a committed message goes; None if its topic is not there any more."""
+        """The queue for a committed message; None if its topic is gone."""
         topic, wanted = real_queue(record)
         queue_id = self._topics.queue_now(topic, wanted)
         if queue_id is None:
@@ -175,7 +175,8 @@ class Transactions:
         return topic, queue_id
 
     def _set_aside(self, offset: int, half: Half, record: Record, why: str) -> None:
-        """As DefaultTransactionalMessageCheckListener.resolveDiscardMsg: kept for somebody to look at, not delivered."""
+        """Keeps a message for somebody to look at, and does not deliver it, like
+        DefaultTransactionalMessageCheckListener.resolveDiscardMsg."""
         log.warning("transaction_set_aside", topic=real_queue(record)[0], checks=half.checks, hint=why)
         self._resolve(offset, record, (names.CHECK_MAX_TIME_TOPIC, 0))
 
@@ -248,7 +249,8 @@ class Transactions:
         return self._settings.now.transaction_timeout_s * 1000
 
     def _ask(self, half: Half, record: Record) -> None:
-        """Without a producer of the group it is not counted: the message waits until one is back."""
+        """Asks a producer of the group for the outcome. Without one the check does not count: the message waits until one
+        is back."""
         session = self._clients.any_producer(
             props.find(record.properties, props.PRODUCER_GROUP) or "", real_queue(record)[0]
         )

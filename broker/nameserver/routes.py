@@ -243,7 +243,7 @@ class Routes:
         self._tells_reached = False
 
     def route(self, topic: str, to: Session | None = None) -> Route | None:
-        """Where a topic's queues are, with the addresses for the client that asks."""
+        """A topic's queues, with the brokers' addresses for the client that asks."""
         with_topic = [name for name, broker in self._brokers.items() if topic in broker.topics]
         if not with_topic:
             return None

@@ -112,11 +112,11 @@ class MetricsPort:
         self._thread.start()
 
     def describe(self) -> list[Metric]:
-        """Nothing is collected before the first request."""
+        """Collects nothing before the first request."""
         return []
 
     def collect(self) -> list[Metric]:
-        """For prometheus-client, in its thread."""
+        """Collects the metrics for prometheus-client, in its thread."""
         found: list[Metric] = self._ask(self._measured.snapshot())
         return found
 

@@ -62,7 +62,7 @@ class Book:
     # Events
 
     def popped(self, deliveries: Deliveries, taken: Sequence[Taken]) -> None:
-        """As they are now: all with the same times."""
+        """Notes deliveries as they are now, all with the same times."""
         if deliveries.fresh_behind:
             self.waiting(deliveries)
         first = taken[0].delivery

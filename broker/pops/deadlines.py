@@ -33,7 +33,7 @@ class Deadlines:
         self._is_stopped = False
 
     def put(self, deliveries: Deliveries, batch: Sequence[Delivery], deadline_s: float) -> None:
-        """All of the batch are due then."""
+        """The whole batch is due then."""
         heap = self._heap
         if len(heap) > 2 * self._compacted + _MIN_ENTRIES:
             self._compact()

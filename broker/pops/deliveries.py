@@ -143,7 +143,7 @@ class Deliveries:
                 heappop(self._visible)
 
     def record(self, offset: int) -> bytes | None:
-        """None if it is damaged or was dropped with the beginning of the queue."""
+        """The record at an offset; None if it is damaged or was dropped with the beginning of the queue."""
         if not self.queue.begin <= offset < self.queue.next:
             return None
         fetched = self._fetch(self.queue, offset, 1)
@@ -203,7 +203,7 @@ class Deliveries:
         looked.append(delivery)
 
     def _keep_in_order(self, looked: Iterable[Delivery]) -> None:
-        """Those of groups in order stay where they are in the queue, whether they can be popped now or not."""
+        """Keeps deliveries of groups in order where they are in the queue, whether they can be popped now or not."""
         for delivery in looked:
             self.unfinished[delivery.offset] = delivery
             self._tally.unfinished += 1
@@ -239,7 +239,7 @@ class Deliveries:
     # Outcomes
 
     def release(self, delivery: Delivery) -> None:
-        """It comes again."""
+        """Lets the message come again."""
         delivery.turn(Event.RELEASE)
         self._free(delivery)
 
@@ -259,7 +259,7 @@ class Deliveries:
             self._free(first)
 
     def finish(self, deliveries: Iterable[Delivery]) -> None:
-        """They are on the disk as finished. One that was popped again since stays."""
+        """Forgets deliveries that the disk has as finished, except one that was popped again since."""
         if self._order is None:
             for delivery in deliveries:
                 self._finish(delivery)

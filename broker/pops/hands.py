@@ -29,14 +29,14 @@ class Hands:
         self._of[client_id][delivery] = deliveries
 
     def take(self, delivery: Delivery) -> None:
-        """It is in nobody's hands any more, or nobody prolongs it."""
+        """Takes a delivery out of its client's hands, or ends its prolonging."""
         delivery.renewals = -1
         held = self._of.get(delivery.client_id)
         if held is not None and held.pop(delivery, None) is not None and not held:
             del self._of[delivery.client_id], self._heard_s[delivery.client_id]
 
     def prolonged_s(self, delivery: Delivery) -> float | None:
-        """Until when a delivery is prolonged whose time is over; None if it is not."""
+        """The new deadline of a delivery whose time is over; None if it is not prolonged."""
         if delivery.renewals < 0 or not self._is_heard(delivery.client_id):
             return None
         now_s, end_s = self._clock.monotonic_s(), delivery.since_s + MAX_RENEWED_S

@@ -1,4 +1,5 @@
-"""Which messages of a queue wait for an earlier one: in groups in order, those of the same message group (`__SHARDINGKEY`).
+"""Knows which messages of a queue wait for an earlier one: in groups in order, those of the same message group
+(`__SHARDINGKEY`).
 
 Messages without one count as one message group. A *run* is what is not finished of a message group, in the queue's order.
 Its first message alone can be popped, and those behind it together with it. So an acknowledgement behind one that is missing
@@ -41,7 +42,7 @@ class Order:
         return run is not None and run[0] is delivery
 
     def run(self, delivery: Delivery) -> list[Delivery]:
-        """From its first message on."""
+        """The run of a delivery, from its first message on."""
         return list(self._runs[delivery.key])
 
     def done(self, key: str | None) -> Iterator[Delivery]:
@@ -53,7 +54,7 @@ class Order:
             self._runs.pop(key, None)
 
     def remove(self, delivery: Delivery) -> None:
-        """One that can be read no more."""
+        """Removes a message that can no longer be read."""
         run = self._runs[delivery.key]
         run.remove(delivery)
         if not run:

@@ -47,7 +47,7 @@ class Wait:
         self._answer(received)
 
     def cancel(self) -> None:
-        """Nothing is answered any more. After an answer this does nothing."""
+        """Ends the wait without an answer. After an answer this does nothing."""
         if not self.is_over:
             self._cancel(self)
 
@@ -80,7 +80,7 @@ class Pool:
             self.clients[client_id] = now_s
 
     def forget_clients(self, before_s: float) -> None:
-        """Those that have not asked since."""
+        """Forgets the clients that have not asked since."""
         self.clients = {client_id: asked_s for client_id, asked_s in self.clients.items() if asked_s >= before_s}
 
     def hold(self, wait: Wait) -> None:

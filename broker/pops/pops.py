@@ -202,7 +202,7 @@ class Pops:
         return Delivered(record, queue.topic, queue.queue_id, delivery.offset, attempt, handle, delivery.pop_ms)
 
     def _give_again(self, deliveries: Deliveries, delivery: Delivery, request: Request) -> Delivered | None:
-        """To a client that asks again in the same attempt, because the answer did not reach it."""
+        """Gives messages again to a client that repeats its attempt, because the answer did not reach it."""
         record = deliveries.record(delivery.offset)
         if record is None:
             return None
@@ -326,7 +326,7 @@ class Pops:
         self._changed(deliveries, delivery)
 
     def _come_again(self, deliveries: Deliveries, delivery: Delivery, reason: str) -> None:
-        """It can be popped again, or is given up if it was tried often enough."""
+        """The message can be popped again, or is given up if it was tried often enough."""
         settings = self._settings.ensure(deliveries.group)
         if settings is None or delivery.attempts <= settings.retry_max_times:
             self._release(deliveries, delivery)
@@ -478,14 +478,14 @@ class Pops:
         return self._pools.peek(Request(group, topic, "", count, 0, queue_id=queue_id))
 
     def offsets_of(self, group: str, topic: str) -> dict[int, tuple[int, int]]:
-        """By queue id, of what is popped: the offset behind which as many messages lie as are not finished, and the lowest
-        that is not finished."""
+        """Two offsets by queue id, for queues that are popped: the one that has as many messages behind it as are not
+        finished, and the lowest that is not finished."""
         pool = self._pools.find(group, topic)
         queues = pool.queues.items() if pool is not None else ()
         return {queue_id: (of.next - len(of.unfinished), of.committed) for queue_id, of in queues}
 
     def numbers(self, group: str, topic: str) -> dict[int, Numbers]:
-        """By queue id, of those of which something was popped. The others are where the group's offsets say."""
+        """The numbers by queue id, for queues that were popped. The others are where the group's offsets say."""
         pool = self._pools.find(group, topic)
         return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.queues.items()}
 

@@ -54,7 +54,7 @@ class Settling:
         self._is_writing = False
 
     def acknowledge(self, deliveries: Deliveries, delivery: Delivery) -> Outcome:
-        """It is finished when it is on the disk."""
+        """Acknowledges a delivery. It is finished when that is on the disk."""
         if delivery.state is State.ACKNOWLEDGED:
             return Outcome.DONE
         outcome = Outcome.LATE if delivery.state is State.VISIBLE else Outcome.DONE
@@ -85,7 +85,7 @@ class Settling:
             self._soon(self.write)
 
     def write(self) -> None:
-        """Once in a turn of the loop, for all that happened in it."""
+        """Writes once in a turn of the loop, for everything that happened in it."""
         self._is_writing = False
         acked, self._acked = self._acked, {}
         waiting, self._waiting = self._waiting, []

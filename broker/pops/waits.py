@@ -41,7 +41,7 @@ class Waits:
         wait.timer = self._clock.call_later(wait_s, self.end, wait, Received(Why.NOTHING_NEW))
 
     def drop(self, wait: Wait) -> None:
-        """It is not answered any more."""
+        """Drops a wait without an answer."""
         if not wait.end():
             return
         self._pools.pop(wait).drop(wait)
@@ -51,7 +51,7 @@ class Waits:
             del self._of[wait.request.client_id]
 
     def end(self, wait: Wait, received: Received) -> None:
-        """It is answered. A door that fails must not harm who sent the message."""
+        """Answers a wait. A door that fails must not harm the sender of the message."""
         if wait.is_over:
             return
         self.drop(wait)

@@ -160,7 +160,7 @@ class Connection(Client):
 
     @property
     def reached(self) -> str:
-        """Which of our addresses the client has connected to, as `host:port`; empty once the connection is gone."""
+        """The address of ours that the client has connected to, as `host:port`; empty once the connection is gone."""
         found = None if self._transport is None else self._transport.get_extra_info("sockname")
         if not found:
             return ""
@@ -365,7 +365,7 @@ class Connection(Client):
         self._host.closed(self)
 
     def pause_reading(self) -> None:
-        """Until `go_on`."""
+        """Reads nothing more until `go_on`."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 

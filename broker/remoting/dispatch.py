@@ -284,7 +284,7 @@ class Dispatch:
             return self._fault(connection, frame, error)
 
     def _handle_synced(self, flusher: Flusher, connection: Connection, frame: Frame, handler: Handler) -> Reply:
-        """With `--flush sync`: the answer to a request that stored something waits until that is on the device."""
+        """Handles a request with `--flush sync`: if it stored something, its answer waits until that is on the device."""
         written = flusher.written
         reply = handler(connection, frame)
         if self._answering >= MAX_ANSWERING:

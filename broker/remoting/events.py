@@ -101,7 +101,7 @@ def _asked(question: Question) -> Content:
 
 
 def _handed_on(by: Asked) -> Ext:
-    """Without the credentials of the tool: whoever gets them could use them."""
+    """Leaves out the credentials of the tool, which the receiver could use."""
     fields: Ext = {name: value for name, value in by.fields.items() if name not in CREDENTIALS}
     return {**fields, "consumerGroup": by.group, "clientId": by.client_id}
 

@@ -102,7 +102,7 @@ def _extents(frame: Frame, records: Records | None) -> list[Need]:
 
 
 def _corrected(frame: Frame, records: Records | None) -> list[Need]:
-    """Without `filterGroups` all groups of the topic are compared."""
+    """The topic and the groups that are compared. Without `filterGroups` those are all groups of the topic."""
     others = [name for name in named(frame, "filterGroups").split(",") if name]
     compared = named(frame, "compareGroup")
     return [topic(named(frame, "topic"), SUB), *(group(name) for name in (compared, *others) if name)]
@@ -116,7 +116,7 @@ def _message_at(position: int, records: Records | None) -> list[Need]:
 
 
 def _ended(frame: Frame, records: Records | None) -> list[Need]:
-    """Where a half message is meant to go."""
+    """The topic that a half message is meant for."""
     position = read(EndTransaction, frame.ext).commit_log_offset
     record = records.record_at(position) if records is not None else None
     if record is None:

@@ -16,7 +16,7 @@ Job = Generator[Call | None, None, T]
 
 
 def make_all(calls: Iterable[Call]) -> None:
-    """One after the other, with nothing between them."""
+    """Makes the calls one after the other, with nothing between them."""
     for call in calls:
         call()
 

@@ -108,7 +108,7 @@ class Line:
         self._begin()
 
     def stop(self) -> None:
-        """Nothing begins any more, and what is under way ends with the piece that it is at."""
+        """Begins nothing more. Work that is under way ends with its current piece."""
         self._is_stopped = True
         self._waiting.clear()
 

@@ -63,7 +63,7 @@ class Clients:
         self._groups[session] = fresh
 
     def forget_producer(self, group: str, session: Session) -> None:
-        """One that a client has left."""
+        """Forgets a producer group that a client has left."""
         known = self._groups.get(session, _NONE)
         if group in known:
             self._groups[session] = known - {group}

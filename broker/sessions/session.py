@@ -37,7 +37,7 @@ class Session(Protocol):
 
     @property
     def born_host(self) -> bytes:
-        """The same as a message's record has it."""
+        """The peer's address in the form of a message's record."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class Session(Protocol):
 
     @property
     def is_left(self) -> bool:
-        """If it is gone: whether the client has ended it, and knows."""
+        """Whether the client has ended the session itself; only counts once it is gone."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Session(Protocol):
 
     @property
     def reached(self) -> str:
-        """Which of our addresses the client has connected to, as `host:port`; empty once it is gone."""
+        """The address of ours that the client has connected to, as `host:port`; empty once it is gone."""
         ...
 
     @property

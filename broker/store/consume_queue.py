@@ -163,7 +163,7 @@ class ConsumeQueue:
         return file.has_sums(state.sums)
 
     def known_end(self) -> int:
-        """Where the log must end at least by the last entry in the file; 0 if it is none."""
+        """The least end of the log, by the last entry in the file; 0 without one."""
         try:
             position, size, _ = self.entry(self.next - 1)
         except StoreError:

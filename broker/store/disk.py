@@ -68,7 +68,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove_folder(path: Path | str) -> None:
-    """With all that is in it; what cannot be removed stays."""
+    """Removes a folder with its contents. Files that cannot be removed stay."""
     shutil.rmtree(path, ignore_errors=True)
 
 

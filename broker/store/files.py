@@ -113,7 +113,7 @@ def read_state(path: Path, *, is_derivable: bool = False) -> Any:
 
 
 def find_state(path: Path, *, is_derivable: bool = False) -> State:
-    """As `read_state`, and says whether the value is current."""
+    """Like `read_state`, and says whether the value is current."""
     faults: list[str] = []
     for source in (path, path.with_suffix(_OLD)):
         try:
@@ -165,7 +165,7 @@ def _state_of(data: bytes) -> Any:
 
 
 def write_state(path: Path, value: Any, *, sync: bool = True, mode: int = 0o644) -> None:
-    """As `replace_state`, of a value that is small."""
+    """Like `replace_state`, for a small value."""
     replace_state(path, orjson.dumps(value), sync=sync, mode=mode)
 
 

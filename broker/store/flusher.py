@@ -79,7 +79,7 @@ class Flusher:
         self._store.fail(f"what was written cannot be synced: {error.strerror}")
 
     def sync(self) -> bool:
-        """As a sync by itself, while everybody waits. False if it failed."""
+        """Syncs at once, while everybody waits. False if it failed."""
         try:
             for call in self._calls():
                 call()

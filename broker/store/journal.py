@@ -24,8 +24,8 @@ _TRIES: Final = 3  # to shorten a journal while changes come
 
 
 class Journal:
-    """Beside the state file at `path`. `lines` is how many changes it holds, `written` how many bytes were appended since
-    it was opened. With `--flush sync` a change may be acknowledged when the calls of `syncs` were made."""
+    """The journal beside the state file at `path`. `lines` is how many changes it holds, `written` how many bytes were
+    appended since it was opened. With `--flush sync` a change may be acknowledged when the calls of `syncs` were made."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.with_suffix(".journal")

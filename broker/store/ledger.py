@@ -1,4 +1,4 @@
-"""Which leases were granted, on the disk before a member is told.
+"""Keeps granted leases on the disk, before a member is told.
 
 A broker that is killed and restarts must know every lease that a member believes in. A lease that it has forgotten it would
 give to somebody else; a lease whose queue has changed hands since it would give back to the former owner. So each request

@@ -1,4 +1,4 @@
-"""Where records begin, said so that no client can say it.
+"""Marks that say where records begin, and that no client can make.
 
 The first record of each append ends its properties with a mark: a keyed hash of the record's position. The key is made by
 chance at each start, kept in `marks.json`, and told to nobody. A client may read the mark of any record. It learns no mark

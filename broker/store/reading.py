@@ -51,7 +51,7 @@ log = structlog.get_logger("rocketlet.store")
 
 @lru_cache(32)
 def _unpacker(count: int) -> Callable[[bytes], tuple[int, ...]]:
-    """For so many index entries. struct keeps formats itself, but the text of each must be made to find it."""
+    """Unpacks so many index entries. struct keeps formats itself, but needs the text of each to find it."""
     return struct.Struct(">" + "QIq" * count).unpack
 
 
@@ -195,7 +195,7 @@ class Reader:
         return data
 
     def _read_runs(self, positions: Sequence[int], sizes: Sequence[int]) -> list[Buffer]:
-        """One read over a small gap is cheaper than two, and it checks what lies between, too."""
+        """Reads over small gaps: one read is cheaper than two, and checks the bytes between, too."""
         pieces: list[Buffer] = []
         first, last = 0, len(positions)
         for number in range(1, last + 1):

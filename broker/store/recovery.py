@@ -182,7 +182,7 @@ class Recovery:
             self._rebuilt.append(f"{key[0]}@{key[1]}")
 
     def _start(self, checkpoint: Checkpoint | None) -> int:
-        """Where to read the log from; what is missing of it is noted."""
+        """The position from which to read the log. Notes the parts that are missing."""
         log = self._log
         self._is_complete = log.begin == 0 or (checkpoint is not None and checkpoint.begin is not None)
         self._damage += [Damage(*gap) for gap in log.gaps()]

@@ -29,7 +29,7 @@ class RetentionTime:
 
     @property
     def ahead_s(self) -> float:
-        """By how much the wall clock jumped, while the time before counts on; else 0."""
+        """How far the wall clock jumped, while the time before counts on; else 0."""
         return self._ahead_s if self._clock.monotonic_s() < self._doubted_until_s else 0.0
 
     def now_s(self) -> float:

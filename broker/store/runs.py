@@ -1,4 +1,4 @@
-"""Which messages wait for their time, sorted by it: a file per run, as an LSM tree's.
+"""The messages that wait for their time, sorted by it: a file per run, as in an LSM tree.
 
 A key is a due time and an offset in the queue where the message waits; the queue's index has both, so what is here can always
 be made again from it. A run holds the keys of a range of offsets and never changes. Its file's name says the range and how
@@ -90,7 +90,7 @@ class Run:
         return first + bisect_left(self._block(low), key) if first < self.count else self.count
 
     def keys(self, number: int = 0) -> Iterator[int]:
-        """From the one with this number on."""
+        """The keys from the one with this number on."""
         if self._path is None:
             yield from islice(self._keys, number, None)
             return

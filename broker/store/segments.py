@@ -217,7 +217,7 @@ class SegmentedFile:
         return data
 
     def read_up_to_damage(self, position: int, size: int) -> bytes:
-        """As `read`; where the file is damaged, what comes before. Raises StoreError for other faults."""
+        """Like `read`, but where the file is damaged, returns the bytes before. Raises StoreError for other faults."""
         data, fault = self._read(position, size)
         if fault is not None and not isinstance(fault, Damaged):
             raise fault
@@ -247,7 +247,7 @@ class SegmentedFile:
         return (parts[0] if len(parts) == 1 else b"".join(parts)), fault
 
     def next_start(self, position: int) -> int:
-        """Where the segment after `position` begins; the end if there is none."""
+        """The beginning of the segment after `position`; the end if there is none."""
         index = bisect_right(self._starts, position)
         return self._starts[index] if index < len(self._starts) else self.end
 

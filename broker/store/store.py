@@ -157,7 +157,7 @@ class Store:
             log.error("marks_not_renewed", reason=str(error), hint="free space, then start the broker again")
 
     def sync_log(self, sync: bool = True) -> None:
-        """With `sync`: returns when everything committed is on the device. Raises StoreFailed."""
+        """With `sync`, returns when everything committed is on the device. Raises StoreFailed."""
         if sync and self.fault is None:
             try:
                 self._log.sync()
@@ -166,7 +166,7 @@ class Store:
                 raise
 
     def checkpoint(self, sync: bool = False, *, closes: bool = False) -> None:
-        """As `checkpointing`, at once."""
+        """Like `checkpointing`, but at once."""
         run(self.checkpointing(sync, closes=closes))
 
     def checkpointing(self, sync: bool = False, *, closes: bool = False) -> Job[None]:
@@ -213,7 +213,7 @@ class Store:
         return entries
 
     def syncing(self, sync: bool = True) -> Job[None]:
-        """With `sync`: puts everything committed on the device. Raises StoreFailed."""
+        """With `sync`, puts everything committed on the device. Raises StoreFailed."""
         if not sync or self.fault is not None:
             return
         if not self._log.is_synced_apart:
@@ -254,7 +254,7 @@ class Store:
         return queue
 
     def delete_topic(self, topic: str) -> None:
-        """As `deleting`, at once."""
+        """Like `deleting`, but at once."""
         run(self.deleting(topic))
 
     def deleting(self, topic: str) -> Job[None]:
@@ -400,7 +400,7 @@ class Store:
 
     @property
     def staged(self) -> int:
-        """In how many pieces messages are staged: a batch is one."""
+        """The number of pieces in which messages are staged: a batch is one."""
         return len(self._staged)
 
     def roll_back(self, kept: int = 0) -> None:
@@ -444,7 +444,7 @@ class Store:
         return self._log.read(position, size)
 
     def search(self, topic: str) -> Search:
-        """For the topic's messages that hold a text."""
+        """A search for the topic's messages that hold a text."""
         return Search(self._log, self._reader, self._of_topic.get(topic, ()), self._is_there)
 
     def _is_there(self, queue: ConsumeQueue) -> bool:
@@ -453,7 +453,7 @@ class Store:
     # Expiring
 
     def expire(self, *, older_than_s: float, total_bytes: int | None) -> int:
-        """As `expiring`, at once."""
+        """Like `expiring`, but at once."""
         return run(self.expiring(older_than_s=older_than_s, total_bytes=total_bytes))
 
     def expiring(self, *, older_than_s: float, total_bytes: int | None, carry: Carry | None = None) -> Job[int]:

@@ -1,4 +1,4 @@
-"""Which header fields a request may have (RFC 9113, 8.2 and 8.3)."""
+"""Checks the header fields of a request (RFC 9113, 8.2 and 8.3)."""
 
 from __future__ import annotations
 

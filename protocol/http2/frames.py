@@ -10,7 +10,7 @@ from struct import Struct
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""With which a client begins (3.4)."""
+"""A client's first bytes (3.4)."""
 HEAD_BYTES: Final = 9
 DEFAULT_WINDOW_BYTES: Final = 65_535
 MAX_WINDOW_BYTES: Final = 0x7FFF_FFFF

@@ -149,7 +149,7 @@ class Talk:
 
     @property
     def asked(self) -> Iterable[_Peer]:
-        """Those that are waited for."""
+        """The peers that are waited for."""
         if self.stage in (TalkStage.DONE, TalkStage.SILENT):
             return ()
         return (peer for peer in self.peers.values() if not peer.is_away)
@@ -196,18 +196,18 @@ class Agreement:
         return group.stage in (TalkStage.DONE, TalkStage.SILENT)
 
     def address(self, name: str, broker_name: str) -> str | None:
-        """Where another broker is that has topics of the group; None if it has none."""
+        """The address of another broker that has topics of the group; None if it has none."""
         group = self._groups.get(name)
         return group.peers[broker_name].address if group is not None and broker_name in group.peers else None
 
     def token(self, listener: str) -> str:
-        """By which the broker of that name can ask whether this one said something."""
+        """The token by which the broker of that name can ask whether this one said something."""
         return blake2b(listener.encode(), digest_size=16, key=self._secret).hexdigest()
 
     # Changes here
 
     def finding_others(self, group: ConsumerGroup, routes: Mapping[str, Route]) -> Work[Others]:
-        """Nobody where brokers do not agree."""
+        """Finds the other brokers of the group; none where brokers do not agree."""
         addresses: dict[str, str] = {}
         digests: dict[str, blake2b] = {}
         if len(group.foreign) > MAX_AGREEING_MEMBERS:
@@ -227,7 +227,7 @@ class Agreement:
         return Others(brokers, (yield from self._finding_lists(group)))
 
     def _finding_lists(self, group: ConsumerGroup) -> Work[Lists]:
-        """By each set of topics. One at a time, because each is compared with those of all members."""
+        """Finds the list for each set of topics, one at a time, because each is compared with those of all members."""
         lists: dict[frozenset[str], MemberList] = {}
         ids = 0
         for connection, member in list(group.foreign.items()):
@@ -275,7 +275,7 @@ class Agreement:
         self._speak(name, group)
 
     def waits(self, name: str, waiting: Iterable[str]) -> None:
-        """These members are drained; fewer than before."""
+        """Only these members are still being drained."""
         group = self._groups.get(name)
         if group is not None and group.speaks:
             left = frozenset(waiting)

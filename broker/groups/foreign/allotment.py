@@ -1,4 +1,5 @@
-"""Whose each queue here is by the last change of its group, in groups with foreign members, and who is bound by that.
+"""The owner of each queue here by the last change of its group, in groups with foreign members, and the members bound by
+that.
 
 Apache's clients ask for one list of members, and share each of their topics out by it. Where members subscribe to different
 topics, no list gives each topic to its own subscribers. There a foreign member is told of itself alone, by which it claims
@@ -144,7 +145,7 @@ class Allotment:
         self._looked_s.pop(name, None)
 
     def put(self, group: ConsumerGroup, owners: OfTopics) -> None:
-        """They are found by a change."""
+        """Stores the owners that a change has found."""
         if group.is_uneven:
             self.bound.add(group.name)
         self.owners.put(group.name, owners)
@@ -153,7 +154,7 @@ class Allotment:
     # Finding owners
 
     async def routes_of(self, group: ConsumerGroup) -> Routes:
-        """By topic; without those that none is known of."""
+        """The known routes of the group's topics."""
         found = {topic: await self._find_route(topic) for topic in sorted(group.topics)}
         return {topic: route for topic, route in found.items() if route is not None}
 
@@ -170,7 +171,7 @@ class Allotment:
         self._turns.do(self._finding(group, change, routes))
 
     def _finding(self, group: ConsumerGroup, change: int | None, routes: Routes) -> Work[None]:
-        """Those of topics without a route stay as they are, and all if they are too many by now."""
+        """Finds the owners. Those of topics without a route stay as they are, and so do all if they are too many by now."""
         taken, former = 0, self.owners.of_group(group.name)
         found = dict(former)
         try:

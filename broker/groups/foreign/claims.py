@@ -1,5 +1,5 @@
-"""Which foreign members take themselves for the reader of a queue: by the list that each was given last, or because it
-reads."""
+"""Finds the foreign members that take themselves for the reader of a queue: by the list that each was given last, or
+because it reads."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class Claims:
         self._watch = watch
 
     def finding(self, group: ConsumerGroup, queues: TopicQueues) -> Work[Readers | None]:
-        """Which foreign members take themselves for the reader of each queue here; None if they are too many. Several may do
-        so for one queue: who has let go of it but not of others, and who was told first that it is its own."""
+        """Finds the foreign members that take themselves for the reader of each queue here; None if they are too many.
+        Several may do so for one queue: one that has let go of it but not of others, and one that was told first that it is
+        its own."""
         claims: Readers = {}
         left = MAX_CLAIMS
         for number, of_list in enumerate(self._given.claims(group.name, queues)):

@@ -101,7 +101,7 @@ class Drain:
         self.since_s = {item: began_s for item, began_s in self.since_s.items() if item[0] in members}
 
     def lose(self, losing: Iterable[tuple[Place, Session]], now_s: float) -> None:
-        """Which reader loses which queue is known. A reader that was drained of a queue before need not be drained of it
+        """It is known which reader loses which queue. A reader that was drained of a queue before need not be drained of it
         again; but it gets nothing of it."""
         before, since_s = self.waiting, self.since_s
         held = {place for places in before.values() for place in places}
@@ -124,7 +124,7 @@ class Drain:
                 del rounds[place]
 
     def read_again(self, reader: Session) -> None:
-        """By a list that it was given just now, a reader may read again what it has let go of."""
+        """A reader may read queues again that it has let go of, by a list that it was given just now."""
         self.drained.pop(reader, None)
         self.rounds.pop(reader, None)
         for place in self.returning.pop(reader, ()):
@@ -136,7 +136,7 @@ class Drain:
         self._wait_no_more(reader, place)
 
     def give_up(self, given_up: Iterable[tuple[Session, Place]]) -> None:
-        """These are not waited for any more."""
+        """Stops waiting for these."""
         for reader, place in given_up:
             self._wait_no_more(reader, place)
 
@@ -159,7 +159,7 @@ class Drain:
         self.timer = timer
 
     def end(self) -> None:
-        """It is over, and nothing more is held of it."""
+        """Ends, and holds nothing more."""
         if self.timer is not None:
             self.timer.cancel()
         self.let_all_on()

@@ -1,4 +1,4 @@
-"""Which list of members each foreign member was given last: by it the member shares the queues out.
+"""Remembers the list of members that each foreign member was given last: by it the member shares the queues out.
 
 All who ask between two changes are given the same list. So what is kept grows with the changes, not with members times
 members, and who takes a queue for its own is found without a look at most of them: the queues go to the first of a list.
@@ -28,13 +28,13 @@ class MemberList:
 
     @property
     def order(self) -> list[str]:
-        """In Java's order, as all members sort them."""
+        """The ids in Java's order, as all members sort them."""
         if self._order is None:
             self._order = sorted_ids(self.ids)
         return self._order
 
     def told(self, client_id: str) -> list[str]:
-        """As this member is told it."""
+        """The list as this member is told it."""
         return self.ids or [client_id]
 
 

@@ -1,4 +1,4 @@
-"""Which queues a change of a group moves away from their foreign readers."""
+"""Finds the queues that a change of a group moves away from their foreign readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose each queue here is by the last change, in groups with foreign members.
+"""The owner of each queue here by the last change, in groups with foreign members.
 
 A queue takes 8 bytes, because there may be very many: a topic's owners are a list, in the order of its queues.
 """
@@ -50,7 +50,7 @@ def _count(owners: OfTopics) -> int:
 
 
 def owners_of(members: Mapping[str, int], queues: TopicQueues, broker_name: str) -> list[str]:
-    """Whose each queue of one broker is to be, in their order, among members in these places; nothing if nobody stays."""
+    """The future owners of one broker's queues, in their order, among members in these places; nothing if nobody stays."""
     owners: list[str] = []
     for index, client_id in enumerate(islice(members, len(queues))):  # those behind get nothing
         share = AVG.allocate_at(index, len(members), queues)

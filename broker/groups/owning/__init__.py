@@ -1,4 +1,4 @@
-"""Which member owns which queue of its group, and how far it is.
+"""The owners of queues in their groups, and how far they are.
 
 locks     which client owns which queue
 offsets   committed offsets

@@ -1,4 +1,4 @@
-"""Which client owns which queue in a group: LOCK_BATCH_MQ and UNLOCK_BATCH_MQ.
+"""The locks by which clients own queues in a group: LOCK_BATCH_MQ and UNLOCK_BATCH_MQ.
 
 Apache's clients lock queues only to consume in order; such locks last 60 s and survive a closed connection. They end when
 their member unregisters: a Java member unlocks before, but its rebalance may lock once more on its way out.
@@ -124,7 +124,7 @@ class Locks:
             yield from self._ledger.saving(self._leases, closes=closes)
 
     def _leases(self) -> tuple[Iterator[Change], int]:
-        """As they are now, also if they are looked at later."""
+        """The leases as they are now, also if they are looked at later."""
         locks = list(self._locks.items())
         # Apache's locks are not kept: its broker forgets them, too (RebalanceLockManager), and its clients lock
         # again within 20 s.
@@ -460,7 +460,7 @@ def _is_its_own(lock: Lock, connection: Session, epoch: int | None) -> bool:
 
 
 def _lines(key: Key, lock: Lock) -> Iterator[Change]:
-    """As the ledger keeps a lease."""
+    """The lines in which the ledger keeps a lease."""
     yield *key, lock.client_id, lock.epoch
     if lock.former_end is not None:
         yield *key, lock.client_id, lock.epoch, lock.former_end

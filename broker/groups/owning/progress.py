@@ -44,7 +44,8 @@ class GroupProgress:
     def _offset(
         self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: Mapping[int, tuple[int, int]]
     ) -> tuple[int, int]:
-        """Where the group goes on in a queue, and how many messages before that were deleted before it had committed them."""
+        """The offset at which the group goes on in a queue, and how many messages were deleted before it had committed
+        them."""
         begin = queue.begin if queue is not None else 0
         found = popped.get(queue_id)
         offset = found[0] if found is not None else self._offsets.get(group, topic, queue_id)
@@ -60,7 +61,7 @@ class GroupProgress:
             yield Queue(topic, self._broker_name, queue_id), Progress(end, offset, self._last_ms(queue, offset), lost)
 
     def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:
-        """As `of`, in lists. Without `times` nothing is read."""
+        """Like `of`, in lists. Without `times` it reads nothing."""
         found = ProgressColumns(topic, self._broker_name, [], [], [], [])
         queues, popped = self._store.queues, self._popped(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
@@ -99,7 +100,7 @@ class GroupProgress:
         return messages, oldest_ms
 
     def noting_lost(self) -> Work[None]:
-        """After segments were deleted: names the groups that had not committed what was in them."""
+        """Names the groups that had not committed the messages of deleted segments."""
         for group in self.groups():
             online = self._groups.get(group)
             for topic in self._offsets.topics_of(group):
@@ -120,7 +121,7 @@ class GroupProgress:
             yield
 
     def groups(self) -> list[str]:
-        """Those with members and those with offsets."""
+        """The groups with members or offsets."""
         return sorted({group.name for group in self._groups} | self._offsets.groups())
 
     def topics_of(self, group: str) -> list[str]:

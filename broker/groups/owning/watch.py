@@ -81,12 +81,12 @@ class Watch:
         return found[0] if found else None
 
     def let_go(self, connection: Session, group: str, topic: str, queue_id: int) -> None:
-        """It has handled all of a queue that moves away from it."""
+        """The reader has handled everything of a queue that moves away from it."""
         if self.reader(group, topic, queue_id) is connection:
             self._readers[group, topic, queue_id] = (None, None, self._clock.monotonic_s())
 
     def let_all_go(self, connection: Session, group: str, topic: str) -> None:
-        """It does not pull the topic any more."""
+        """The reader does not pull the topic any more."""
         for key in self._keys.get(connection, ()):
             if key[:2] == (group, topic):
                 self.let_go(connection, *key)

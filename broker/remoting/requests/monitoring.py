@@ -156,7 +156,7 @@ def _delays(broker: Broker) -> Iterator[tuple[str, str]]:
 
 
 def _ours(broker: Broker) -> dict[str, Any]:
-    """For `rocketlet doctor`."""
+    """Our own values, for `rocketlet doctor`."""
     return {
         "residentBytes": resident_bytes(),
         "writeFault": broker.store.write_fault() or "",
@@ -175,7 +175,7 @@ def _json(value: object) -> str:
 
 
 def _spelled(duration_ms: int) -> str:
-    """As Apache's StoreStatsService.getFormatRuntime."""
+    """A duration in words, like Apache's StoreStatsService.getFormatRuntime."""
     minutes, seconds = divmod(duration_ms // 1000, 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

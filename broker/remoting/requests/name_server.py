@@ -75,7 +75,7 @@ def unregister_broker(routes: Routes, connection: Connection, frame: Frame) -> B
 
 
 def _refuse_if_ours(routes: Routes, connection: Connection, name: str, address: str) -> None:
-    """One frame of a stranger would send all clients elsewhere. Raises Refused."""
+    """Refuses a stranger that names our own broker: one frame would send all clients elsewhere. Raises Refused."""
     fault = routes.ownership_fault(name, address)
     if fault:
         if connection.is_news("registration_refused"):
