@@ -79,7 +79,7 @@ def check_shared(start: Any, invisible_s: Any) -> None:
 
 
 def check_delay(delay: Any) -> None:
-    """After which a message comes again; None: by the level."""
+    """The seconds after which a message comes again; None for the delay of its level."""
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     if seconds is not None and (type(seconds) not in (int, float) or not 0 <= seconds <= MAX_INVISIBLE_S):
         raise ConfigError(f"delay: {delay!r} is not a time from 0 to {MAX_INVISIBLE_S / 3600:.0f} hours")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 Start = Literal["last", "first"] | int
-"""Where a new group begins: at the end as it is when the first member joins, at the start, or at a store time in ms since
-the epoch. Queues that come into being later are read from their start."""
+"""The begin of a new group: the end as it is when the first member joins, the start, or a store time in ms since the epoch.
+Queues that come into being later are read from their start."""
 
 
 class At(NamedTuple):

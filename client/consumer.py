@@ -443,7 +443,8 @@ class Consumer(Receiver):
         self._puller.pull(process_queue)
 
     async def _send_back(self, message: Message, delay_level: int, reason: str) -> None:
-        """To the broker, which delivers it again or keeps it as a dead letter. Raises RocketletError."""
+        """Sends a message back to the broker, which delivers it again or keeps it as a dead letter. Raises
+        RocketletError."""
         if self._broadcasting:
             log.warning("message_dropped", message=message.message_id, hint="broadcasting has no retries")
             return
@@ -480,7 +481,8 @@ def _check_callables(
 def _with_retries(
     group: str, subscriptions: dict[str, Subscription], *, broadcasting: bool
 ) -> Mapping[str, Subscription]:
-    """With the group's retry topic, as Apache's DefaultMQPushConsumerImpl.copySubscription: broadcasting has no retries."""
+    """Adds the group's retry topic, like Apache's DefaultMQPushConsumerImpl.copySubscription: broadcasting has no
+    retries."""
     if broadcasting:
         return subscriptions
     retry = names.retry_topic(group)

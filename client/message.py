@@ -33,9 +33,9 @@ class Outgoing:
 
 
 class SendResult(NamedTuple):
-    """Where a message was stored. `message_id` is the sender's id, `offset_id` the broker's. A batch has several of both,
-    separated by commas. For a one-way send, whose result only middleware sees, `status` is "unknown", `offset_id` is empty,
-    and `queue_offset` is -1. A message that was sent to a time has a `recall_handle`."""
+    """The place where a message was stored. `message_id` is the sender's id, `offset_id` the broker's. A batch has several
+    of both, separated by commas. For a one-way send, whose result only middleware sees, `status` is "unknown", `offset_id`
+    is empty, and `queue_offset` is -1. A message that was sent to a time has a `recall_handle`."""
 
     message_id: str
     offset_id: str
@@ -162,7 +162,7 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """Which try of the group this is; 1 the first time."""
+        """The number of this try in the group, from 1."""
         return self.record.reconsume_times + 1
 
     @property

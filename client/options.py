@@ -16,7 +16,7 @@ from .sending.transactions import Check
 from .wire.access import Access
 
 Place = Literal["first", "last"] | int | Mapping[Queue, int]
-"""Where to go on: the first message, the end, a store time in ms since the epoch, or an offset for each queue."""
+"""The target of a `seek`: the first message, the end, a store time in ms since the epoch, or an offset for each queue."""
 
 
 class Options(TypedDict, total=False):

@@ -180,7 +180,8 @@ class Producer(Sender):
                 log.info("unregister_failed", broker=connection.address, reason=str(error))
 
     async def _heartbeat(self) -> None:
-        """To every broker that it has a connection to; of transactions to all, from the start, because each may ask."""
+        """Sends heartbeats to every broker that it has a connection to; with transactions to all, from the start, because
+        each may ask."""
         body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))
         while True:
             if self._transactions is not None:

@@ -49,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def configure_logs(level: str) -> None:
-    """At once for what has loggers of structlog, such as a broker. The others seldom log, and structlog takes as long to
-    import as all the rest of them."""
+    """Configures logs at once for commands with loggers of structlog, such as a broker. The others seldom log, and
+    structlog takes as long to import as all the rest of them."""
     if "structlog" in sys.modules:
         from .plumbing import logs
 
@@ -98,8 +98,8 @@ def parser(command: str = "") -> argparse.ArgumentParser:
 
 
 def _import_structlog() -> None:
-    """Without rich, which it imports wherever that is installed, for errors with their locals. Our logs do not show those
-    (`logs.py`), and rich is a sixth of the time in which a server is ready."""
+    """Imports structlog without rich, which it imports wherever that is installed, for errors with their locals. Our logs
+    do not show those (`logs.py`), and rich is a sixth of the time in which a server is ready."""
     if "structlog" in sys.modules or "rich" in sys.modules:
         return
     sys.modules["rich"] = None  # type: ignore[assignment] # an import of it raises ImportError, as where it is missing

@@ -61,7 +61,7 @@ class Timeline:
 
 
 def lines(points: Points, *, width: int = 1100, height: int = 150, what: str = "messages") -> Lines | None:
-    """None for fewer than two points."""
+    """The lines of a chart; None for fewer than two points."""
     if len(points) < 2:
         return None
     begin, end = points[0][0], points[-1][0]
@@ -135,7 +135,7 @@ def timeline(
 
 
 def time_ticks(begin_ms: int, end_ms: int, left: int, right: int) -> tuple[Tick, ...]:
-    """At round times, five or so."""
+    """About five ticks, at round times."""
     span_s = max((end_ms - begin_ms) / 1000, 1)
     step_s = next((step for step in (5, 10, 30, 60, 120, 300, 600, 1800) if span_s / step <= 6), 0)
     step_s = step_s or math.ceil(span_s / 6 / 3600) * 3600

@@ -133,7 +133,7 @@ class GroupWatch:
         del self.events[:-MAX_EVENTS]
 
     def _fresh(self, broker: str, events: list[Event]) -> list[Event]:
-        """Those of the newest ms come again: they are known."""
+        """The new events. Those of the newest ms come again, and are known."""
         newest_ms, known = self._heard.get(broker, (0, frozenset[bytes]()))
         told: list[Event] = [{"broker": broker, **event} for event in events]
         fresh = [event for event in told if event["ms"] > newest_ms or _text_of(event) not in known]
@@ -182,7 +182,7 @@ class GroupWatch:
         del self.events[:-MAX_EVENTS]
 
     def _add(self, ms: int, event: str, client_id: str) -> None:
-        """In the form of Rocketlet's events."""
+        """Adds an event in the form of Rocketlet's."""
         self.events.append({"ms": ms, "event": event, "client": client_id, "broker": ""})
 
     def _note_lags(self) -> None:

@@ -118,7 +118,7 @@ def _plain(value: Any) -> Any:
 
 
 def _indented(name: str, value: Any) -> BodyForm:
-    """As far as a page shows it: lines that are deep inside are indented by more than they hold."""
+    """The indented text, as far as a page shows it: lines that are deep inside are indented by more than they hold."""
     parts: list[str] = []
     length = 0
     for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):

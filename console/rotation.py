@@ -44,7 +44,7 @@ class Rotation(Generic[S]):
         self.found: dict[str, S] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled. A cluster that is away is asked again."""
+        """Asks until it is cancelled. A cluster that is away is asked again."""
         while True:
             began_s = time.monotonic()
             try:

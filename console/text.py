@@ -37,7 +37,7 @@ def size(value: float) -> str:
 
 
 def local_time(ms: int | None) -> str:
-    """In this machine's zone, with milliseconds."""
+    """The time in this machine's zone, with milliseconds."""
     if not ms or ms <= 0:
         return "–"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000)) + f".{ms % 1000:03d}"
@@ -66,7 +66,7 @@ def age(ms: int | None) -> str:
 
 
 def visible(text: str) -> str:
-    """Without characters that hide, or turn a line around: they are shown as escapes."""
+    """Escapes characters that hide text or turn a line around."""
     return text.translate(_INVISIBLE)
 
 
@@ -96,7 +96,8 @@ _LANGUAGES: Final = {language.name: language.name.title() for language in Langua
 
 
 def client_version(ordinal: int) -> str:
-    """By Apache's MQVersion, where 4.9.0 is 393 and each release of 4.9 comes two later; other ordinals as they are."""
+    """A version by Apache's MQVersion, where 4.9.0 is 393 and each release of 4.9 comes two later; other ordinals as they
+    are."""
     micro, is_snapshot = divmod(ordinal - 393, 2)
     return f"4.9.{micro}" if 0 <= micro <= 9 and not is_snapshot else f"no. {ordinal}"
 

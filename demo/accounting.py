@@ -130,7 +130,7 @@ def _minutes(figures: Figures) -> str:
 
 
 def differences(file: Mapping[Key, Figures], spark: Mapping[Key, Figures]) -> list[str]:
-    """Where Spark's table differs from the file's."""
+    """The differences between Spark's table and the file's."""
     return [
         f"{carrier} month {month}: file {file.get((carrier, month))}, Spark {spark.get((carrier, month))}"
         for carrier, month in sorted(file.keys() | spark.keys())

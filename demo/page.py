@@ -27,7 +27,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Between two owners of a queue."""
+    """The gap between two owners of a queue."""
 
     queue: int
     before: str

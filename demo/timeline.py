@@ -48,7 +48,7 @@ class Told:
 
 
 def double_owned_ms(spans: Sequence[Ownership]) -> int:
-    """For how long queues had two owners, in all. The brokers' locks should make it 0."""
+    """How long queues had two owners, in all. The brokers' locks should make it 0."""
     total = 0
     for queue in {span.queue for span in spans}:
         mine = sorted((span for span in spans if span.queue == queue), key=lambda span: span.begin_ms)
@@ -120,7 +120,7 @@ def strips_of(samples: Sequence[Sample], begin_ms: float) -> tuple[Strip, ...]:
 
 
 def _rates(counts: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
-    """By a window of a second: a look now and then sees jumps."""
+    """Rates over a window of a second: a look now and then would see jumps."""
     rates: list[tuple[float, float]] = []
     first = 0
     for index in range(1, len(counts)):

@@ -206,5 +206,6 @@ def _worker_fault(spark: SparkSession) -> str | None:
 
 
 def _folder(program: str) -> Path:
-    """Where a program is called from, however that is spelled; links are kept: a virtual environment's Python is one."""
+    """The folder that a program is called from, however that is spelled. Links are kept: a virtual environment's Python is
+    one."""
     return Path(program).parent.resolve()

@@ -36,7 +36,7 @@ class RocketletReader(DataSourceReader):
             planner.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On an executor."""
+        """Reads on an executor."""
         with plainly():
             yield from read_task(partition)
 

@@ -30,7 +30,7 @@ class TooLarge(MessageError):
 
 
 class Rows:
-    """Those of a queue's records that have offsets from `begin` up to `end`.
+    """A queue's records with offsets from `begin` up to `end`.
 
     tags: rows have one of them, if any is given. strict: a body that cannot be decompressed raises MessageError, which
     names the offset; else it is null. Raises MessageError for bytes that are not records.
@@ -160,4 +160,4 @@ _COLUMNS: Final[dict[str, tuple[Any, Callable[[Rows], Array]]]] = {
     "timestampType": (_INT, lambda rows: rows.repeated(pa.scalar(CREATE_TIME, _INT))),
     "headers": (_HEADERS, lambda rows: rows.properties.as_headers()),
 }
-"""Those of `schema`: Arrow's type, and how a column is made."""
+"""The columns of `schema`: Arrow's type, and how a column is made."""

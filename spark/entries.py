@@ -41,7 +41,7 @@ class MessageIds:
         self._next = 0
 
     def take(self, count: int) -> Array:
-        """In Arrow's binary array."""
+        """Takes ids in Arrow's binary array."""
         now_ms = int(time.time() * 1000) - self._began_ms & 0x7FFFFFFF
         first = max(self._next, now_ms << 16)
         self._next = first + count
@@ -64,7 +64,7 @@ class Entries:
         return Entries(self.data.take(pa.array(order)), self.body_sizes[order], self.faulty[order])
 
     def bounds(self) -> Array:
-        """Where entries begin in the bytes of all, and where the last one ends."""
+        """The positions where entries begin in the bytes of all, and where the last one ends."""
         offsets = np.frombuffer(self.data.buffers()[1], np.int32)
         return offsets[self.data.offset : self.data.offset + len(self.data) + 1]
 
@@ -132,7 +132,7 @@ def _named(name: str, texts: Array, faulty: Array, end: str) -> Array:
 
 
 def _checked(texts: Array, faulty: Array) -> Array:
-    """The same. Marks rows as faulty whose text is blank, but not empty, or holds a separator."""
+    """Returns the texts, and marks rows as faulty whose text is blank, but not empty, or holds a separator."""
     faulty |= _is_illegal(texts) & (_sizes(texts) > 0)
     return texts
 
@@ -177,7 +177,7 @@ def _filled(values: Array, with_value: Any = b"") -> Array:
 
 
 def _sizes(values: Array) -> Array:
-    """In bytes; 0 for a null."""
+    """The sizes in bytes; 0 for a null."""
     return _filled(pc.binary_length(values), 0).to_numpy(zero_copy_only=False)
 
 

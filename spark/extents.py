@@ -1,4 +1,4 @@
-"""Where queues begin and end, and how their topics are recognized: asked with one request for each broker.
+"""Asks where queues begin and end, and how their topics are recognized, with one request for each broker.
 
 An Apache broker does not know that request. It is asked for the statistics of each topic, all at once, which are its
 shortest answer to the question; and, where those leave a queue out, for that queue.

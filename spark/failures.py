@@ -26,7 +26,7 @@ _HIDE = "SPARK_HIDE_TRACEBACK"  # looked at when a worker has failed, which then
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """In Spark's Python workers, an error of ours comes without a trace."""
+    """Shows an error of ours in Spark's Python workers without a trace."""
     try:
         yield
     except SAID:
@@ -38,8 +38,8 @@ def plainly() -> Iterator[None]:
 
 @contextmanager
 def known_within() -> Iterator[None]:
-    """Where names are used that PySpark does not document. Raises RuntimeError if they are gone. To stand around nothing
-    else: what is missing in our own modules is no fault of PySpark's."""
+    """Marks code that uses names which PySpark does not document. Raises RuntimeError if they are gone. It must stand
+    around nothing else: a name missing in our own modules is no fault of PySpark's."""
     try:
         yield
     except (AttributeError, ImportError, TypeError) as error:

@@ -112,7 +112,7 @@ class Given:
         return self.number(name) if self.has(name) else None
 
     def choice(self, name: str, *words: str) -> str:
-        """One of the words, the first by default."""
+        """The chosen one of the words, the first by default."""
         value = self.get(name, words[0])
         if value not in words:
             raise self._wrong(name)

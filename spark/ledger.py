@@ -1,4 +1,4 @@
-"""Which batches Spark has finished, told by the driver to the planner.
+"""The batches that Spark has finished, told by the driver to the planner.
 
 Spark tells a Python source that a batch is finished only when it asks for the next one: not when the query is stopped
 before that. A listener in the driver's own Python process hears it at once, and notes it here, in a folder that the driver
@@ -37,7 +37,7 @@ class Ledger:
 
     @classmethod
     def found(cls) -> Ledger | None:
-        """That of the JVM which this process works for: an ancestor; None if its driver makes none."""
+        """The ledger of the JVM which this process works for, an ancestor; None if its driver makes none."""
         for process in _ancestors():
             for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{process}-*"):
                 if folder.stat().st_uid == os.getuid():

@@ -28,7 +28,8 @@ def shown(queue: Queue) -> str:
 
 
 def outside(queue: Queue, wanted: int, extent: Extent, *, is_same: bool, fail: bool) -> int:
-    """Where to continue from a position that is not in its queue. Raises DataLossError if that is to end the query.
+    """The offset at which to continue from a position that is not in its queue. Raises DataLossError if that is to end the
+    query.
 
     is_same: whether the queue is known to be the one that the position is of. The end of the same queue went back only with
     a broker that lost what it had not yet written; of another queue everything is new.
@@ -42,7 +43,7 @@ def outside(queue: Queue, wanted: int, extent: Extent, *, is_same: bool, fail: b
 
 
 def made_anew(queue: Queue, wanted: int, extent: Extent, *, fail: bool) -> int:
-    """Where to continue if the topic was created again. Raises DataLossError if that is to end the query."""
+    """The offset at which to continue if the topic was created again. Raises DataLossError if that is to end the query."""
     reason = (
         f"these are other messages: the topic {queue.topic} on {queue.broker_name} was made anew, or this is another "
         f"cluster. {MOVED}"

@@ -203,7 +203,7 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
 
 
 def columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Those of rows that are read, whatever the other options are worth. Raises ConfigError."""
+    """The columns of rows that are read, even if other options are wrong. Raises ConfigError."""
     given = {name.lower(): value.strip() for name, value in options.items()}
     wanted = given.get("columns", "")
     included = given.get("includeproperties", str(wanted != "kafka")).lower()

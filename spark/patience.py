@@ -26,7 +26,7 @@ class Patience:
         self._failing_s, self._looked_s = 0.0, None
 
     def is_over(self) -> bool:
-        """To be asked at each failure."""
+        """Whether patience is over. Ask at each failure."""
         now_s = self._clock()
         if self._looked_s is not None:
             self._failing_s += min(now_s - self._looked_s, MAX_PATIENCE_STEP_S, self._limit_s / 2)

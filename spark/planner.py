@@ -154,8 +154,8 @@ class Planner(ABC):
         return batch.ranges if batch == self._batch else self._call(self._readable(batch))
 
     def set_targets(self) -> None:
-        """From now on nothing that arrives is read: what is there is the end (Trigger.AvailableNow). Raises ConnectionFailed
-        if a broker cannot be asked: its messages would be passed over."""
+        """From now on, reads only messages that are there already (Trigger.AvailableNow). Raises ConnectionFailed if a
+        broker cannot be asked: its messages would be skipped."""
         self._targets = self._call(self._all_ends())
 
     def progress(self) -> tuple[Mapping[Queue, int], Mapping[Queue, int]]:
@@ -189,7 +189,7 @@ class Planner(ABC):
 
     @abstractmethod
     async def _settle(self, seen: Seen) -> None:
-        """Before a batch is planned: applies what was heard since the last one."""
+        """Applies the events since the last batch, before the next one is planned."""
 
     @abstractmethod
     def _planned_of(self, available: Ranges, cut: Ranges) -> Ranges:
@@ -252,7 +252,7 @@ class Planner(ABC):
         return queues
 
     async def _check_start(self, queues: Iterable[Queue]) -> None:
-        """Where a query begins is said once. Raises ConfigError for a start that no queue has."""
+        """Checks the start of a query, once. Raises ConfigError for a start that no queue has."""
         if self._resumed.membership is None:
             starts = Starts(self._options.start, self._extents, self._cluster)
             await starts.check(set(queues), needs_message=self._options.needs_message)

@@ -37,7 +37,8 @@ class Prefetch:
         self._most_rows = most_rows
 
     def rows(self, tasks: Sequence[InputPartition]) -> list[pa.RecordBatch] | None:
-        """Those of the batch; None if tasks are to read it. It has one task then at most: Spark takes rows of one only."""
+        """The rows of the batch, which then has one task at most, because Spark takes rows of one only; None if tasks are
+        to read it."""
         if len(tasks) != 1 or SimpleReader is DataSourceStreamReader:
             return None
         (task,) = cast("Sequence[Task]", tasks)
@@ -54,7 +55,7 @@ class Prefetch:
 
 
 def _read(task: Task) -> list[pa.RecordBatch] | None:
-    """None if the rows are too large."""
+    """Reads the rows; None if they are too large."""
     from .reading import Task, read_task
 
     hurried = Task(tuple(replace(span, timeout_s=min(span.timeout_s, PREFETCH_PATIENCE_S)) for span in task.ranges))

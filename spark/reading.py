@@ -107,7 +107,7 @@ class _Reader:
 
 
 def _batches(span: QueueRange, data: bytes) -> Iterator[pa.RecordBatch]:
-    """One, or more where the bodies are much larger than they are stored. Those that are not empty."""
+    """The batches that are not empty: one, or more where bodies are much larger than stored."""
     from .columns import TooLarge  # numpy and Arrow's functions: for workers, not for the driver
 
     begin = span.begin

@@ -1,4 +1,4 @@
-"""Where the parts of message records are: records, bodies, and the names and values of properties.
+"""Finds the parts of message records: records, bodies, and the names and values of properties.
 
 The answer to a pull is record after record (`protocol/message`). Its bytes are one Arrow buffer: the places where parts
 begin and end are computed for all records at once, and Arrow copies the pieces between them.
@@ -41,7 +41,7 @@ _NAME_END, _PAIR_END = ord(props.NAME_END), ord(props.PAIR_END)
 
 
 class Records:
-    """Where the parts of records are. `at`: their first bytes."""
+    """The places of the parts of records. `at`: their first bytes."""
 
     def __init__(self, data: bytes, at: Array = None) -> None:
         self.data = data
@@ -70,7 +70,7 @@ class Records:
         return Records(self.data, self.at[which])
 
     def bodies(self) -> Array:
-        """As stored, in Arrow's binary array."""
+        """The bodies as stored, in Arrow's binary array."""
         return _cut(self.data, [self._body_at, self._topic_at])
 
     def properties(self) -> Array:
@@ -84,8 +84,8 @@ def _read(data: bytes, at: Array, kind: np.dtype[Any]) -> Array:
 
 
 def _begins(data: bytes, octets: Array) -> Array:
-    """Where records begin. Their magic numbers are found all at once; each record's size must lead to the next. A body may
-    hold that number, too: then the sizes are followed one by one. Raises MessageError."""
+    """The positions where records begin. Their magic numbers are found all at once; each record's size must lead to the
+    next. A body may hold that number, too: then the sizes are followed one by one. Raises MessageError."""
     at = np.flatnonzero(octets[4:-3] == _MAGIC_BYTES[0])
     for number, octet in enumerate(_MAGIC_BYTES[1:], 5):
         at = at[octets[at + number] == octet]

@@ -65,7 +65,7 @@ class RocketletWriter(DataSourceArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """On an executor. Raises RocketletError; Spark then tries the task again."""
+        """Writes on an executor. Raises RocketletError; Spark then tries the task again."""
         with plainly():
             return send_all(self._options, iterator)
 
@@ -333,7 +333,7 @@ def _message(row: pa.RecordBatch) -> Outgoing:
 
 
 def _is_late(batch: pa.RecordBatch) -> Array | None:
-    """Which rows have a delay; None if no row has one."""
+    """Marks the rows with a delay; None if no row has one."""
     levels = _delay_levels(batch)
     return levels != 0 if levels is not None and levels.any() else None
 
@@ -344,7 +344,7 @@ def _has_wrong_delay(batch: pa.RecordBatch) -> Array:
 
 
 def _delay_levels(batch: pa.RecordBatch) -> Array | None:
-    """None if rows have no such column."""
+    """The delay levels of rows; None without such a column."""
     return None if "delayLevel" not in batch.schema.names else batch.column("delayLevel").fill_null(0).to_numpy()
 
 

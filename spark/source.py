@@ -93,7 +93,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @plainly()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
-        """Nothing was read. Where a queue begins is known when it is assigned."""
+        """Nothing was read yet. A queue's begin is known when it is assigned."""
         self._check()
         return {}
 
@@ -123,7 +123,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_bounded = True
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """For Spark's progress: what the queues hold, and how many messages are not planned yet."""
+        """Reports for Spark's progress what the queues hold, and how many messages are not planned yet."""
         if self._planner is None:
             return None
         ends, positions = self._planner.progress()
@@ -144,7 +144,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Comes after the next batch was planned, or never; `latestOffset` has committed `end` already."""
 
     def stop(self) -> None:
-        """At the end of the query; Spark calls it in a process whose socket was closed."""
+        """Stops at the end of the query. Spark calls it in a process whose socket was closed."""
         planner, self._planner = self._planner, None
         if planner is None:
             return
@@ -185,7 +185,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On an executor."""
+        """Reads on an executor."""
         from .reading import read_task
 
         with plainly():

@@ -100,7 +100,7 @@ class Standalone(Planner):
         return set(self._missing)
 
     async def _owed(self) -> set[Queue]:
-        """Also queues of the checkpoint that no route names: nobody knows how much they hold."""
+        """Adds queues of the checkpoint that no route names: nobody knows how much they hold."""
         owed = await super()._owed()
         return owed | self._missing if self._options.fail_on_data_loss else owed
 

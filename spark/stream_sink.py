@@ -22,7 +22,7 @@ class RocketletStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """On an executor. Raises RocketletError; Spark then tries the task again."""
+        """Writes on an executor. Raises RocketletError; Spark then tries the task again."""
         with plainly():
             return send_all(self._options, iterator)
 

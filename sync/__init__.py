@@ -55,7 +55,7 @@ def _threaded(function: Callable[[Any], Any] | None) -> Any:
 
 
 class Producer:
-    """As `rocketlet.Producer`; `check` is a plain function."""
+    """Like `rocketlet.Producer`; `check` is a plain function."""
 
     def __init__(self, name_server: str, group: str = "rocketlet", **options: Unpack[ProducerOptions]) -> None:
         if "check" in options:
@@ -92,15 +92,15 @@ class Producer:
         queue_key: str | None = None,
         queue: Queue | None = None,
     ) -> SendResult:
-        """As that of `rocketlet.Producer`."""
+        """Like `rocketlet.Producer`'s."""
         return _loop.run(self._producer.send_batch(topic, messages, queue_key=queue_key, queue=queue))
 
     def send_oneway(self, topic: str, body: bytes, **options: Unpack[MessageOptions]) -> None:
-        """As that of `rocketlet.Producer`: sends without an answer, fast, but perhaps lost."""
+        """Like `rocketlet.Producer`'s: sends without an answer, fast, but perhaps lost."""
         _loop.run(self._producer.send_oneway(topic, body, **options))
 
     def recall(self, sent: SendResult | str) -> bool:
-        """As that of `rocketlet.Producer`: takes back a message that waits for its time."""
+        """Like `rocketlet.Producer`'s: takes back a message that waits for its time."""
         return _loop.run(self._producer.recall(sent))
 
     def queue_for(self, topic: str, queue_key: str) -> Queue:
@@ -110,15 +110,15 @@ class Producer:
     def request(
         self, topic: str, body: bytes, *, timeout_s: float = REQUEST_TIMEOUT_S, **options: Unpack[MessageOptions]
     ) -> Message:
-        """As that of `rocketlet.Producer`: sends a message and returns the reply. Raises RequestTimeout."""
+        """Like `rocketlet.Producer`'s: sends a message and returns the reply. Raises RequestTimeout."""
         return _loop.run(self._producer.request(topic, body, timeout_s=timeout_s, **options))
 
     def reply(self, request: Message, body: bytes, *, properties: Mapping[str, str] | None = None) -> None:
-        """As that of `rocketlet.Producer`."""
+        """Like `rocketlet.Producer`'s."""
         _loop.run(self._producer.reply(request, body, properties=properties))
 
     def resend(self, message: Message, topic: str | None = None) -> SendResult:
-        """As that of `rocketlet.Producer`."""
+        """Like `rocketlet.Producer`'s."""
         return _loop.run(self._producer.resend(message, topic))
 
     @contextmanager
@@ -135,7 +135,7 @@ class Producer:
 
 
 class Consumer:
-    """As `rocketlet.Consumer`. With a handler, which is a plain function and runs in threads, the consumer works until the
+    """Like `rocketlet.Consumer`. With a handler, which is a plain function and runs in threads, the consumer works until the
     block ends; without one, ask for messages."""
 
     def __init__(
@@ -262,7 +262,7 @@ class Consumer:
         return _loop.run(self._consumer.assigned(timeout_s))
 
     def pause(self, queues: Iterable[Queue] | None = None) -> None:
-        """As that of `rocketlet.Consumer`: nothing of these queues, or of all, is handed out any more."""
+        """Like `rocketlet.Consumer`'s: nothing of these queues, or of all, is handed out any more."""
         _loop.run(self._consumer.pause(queues))
 
     def resume(self, queues: Iterable[Queue] | None = None) -> None:
@@ -270,7 +270,7 @@ class Consumer:
         _loop.run(self._consumer.resume(queues))
 
     def seek(self, to: Place, queues: Iterable[Queue] | None = None) -> None:
-        """As that of `rocketlet.Consumer`."""
+        """Like `rocketlet.Consumer`'s."""
         _loop.run(self._consumer.seek(to, queues))
 
     def commit(self) -> None:
@@ -278,7 +278,7 @@ class Consumer:
         _loop.run(self._consumer.commit())
 
     def positions(self) -> dict[Queue, Position]:
-        """As that of `rocketlet.Consumer`."""
+        """Like `rocketlet.Consumer`'s."""
         return _loop.run(self._consumer.positions())
 
     def lag(self) -> int:

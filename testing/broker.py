@@ -96,16 +96,16 @@ class Broker(BrokerUnderTest):
 
     @property
     def folder(self) -> Path:
-        """Where its data lies."""
+        """The folder of its data."""
         return self._rig.folder
 
     def clear(self) -> None:
-        """As new: without topics, groups, messages, faults and requests; clients that are still connected are cut off. The
+        """Makes the broker as new: without topics, groups, messages, faults and requests. Cuts connected clients off. The
         address stays. In a running loop use `await aclear()`."""
         self._in_thread(self._rig.clear, "aclear")
 
     async def aclear(self) -> None:
-        """As `clear`, in a running loop."""
+        """Like `clear`, in a running loop."""
         await self._rig.clear()
 
     def restart(self) -> None:
@@ -113,7 +113,7 @@ class Broker(BrokerUnderTest):
         self._in_thread(self._rig.restart, "arestart")
 
     async def arestart(self) -> None:
-        """As `restart`, in a running loop."""
+        """Like `restart`, in a running loop."""
         await self._rig.restart()
 
     def kill(self, *, lose: int = 0) -> None:
@@ -122,7 +122,7 @@ class Broker(BrokerUnderTest):
         self._in_thread(lambda: self._rig.kill(lose=lose), "akill")
 
     async def akill(self, *, lose: int = 0) -> None:
-        """As `kill`, in a running loop."""
+        """Like `kill`, in a running loop."""
         await self._rig.kill(lose=lose)
 
     def stop(self) -> None:
@@ -130,15 +130,15 @@ class Broker(BrokerUnderTest):
         self._in_thread(self._rig.stop, "astop")
 
     async def astop(self) -> None:
-        """As `stop`, in a running loop."""
+        """Like `stop`, in a running loop."""
         await self._rig.stop()
 
     def start(self) -> None:
-        """After `stop`, on the same data and address. In a running loop use `await astart()`."""
+        """Starts again after `stop`, on the same data and address. In a running loop use `await astart()`."""
         self._in_thread(self._rig.start, "astart")
 
     async def astart(self) -> None:
-        """As `start`, in a running loop."""
+        """Like `start`, in a running loop."""
         await self._rig.start()
 
     def _in_thread(self, work: Callable[[], Coroutine[Any, Any, None]], other: str) -> None:

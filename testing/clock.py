@@ -57,7 +57,7 @@ class BrokerClock(MovableClock):
         super().advance(0.0)
 
     def _leap(self, most_s: float) -> None:
-        """To the next delayed message, without a turn for each second of idle sweeps."""
+        """Moves to the next delayed message, without a turn for each second of idle sweeps."""
         due_s = self.next_due_s()
         step_s = most_s if due_s is None else min(most_s, max(due_s, 0.001))
         self._ahead_s += step_s

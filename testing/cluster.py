@@ -48,6 +48,6 @@ class Cluster:
         return await settled(self.address, group, members=members, timeout_s=timeout_s)
 
     async def create_topic(self, topic: str, queues: int = TOPIC_QUEUES) -> None:
-        """On each broker."""
+        """Creates a topic on each broker."""
         async with AdminClient(self.address) as admin:
             await admin.create_topic(topic, queues=queues)

@@ -185,7 +185,7 @@ def _fault(action: Action, code: str | int, which: dict[str, object], **settings
 
 
 def request_code(code: str | int) -> int:
-    """By name or number. Raises ValueError, which names the nearest."""
+    """The request code of a name or number. Raises ValueError, which names the nearest."""
     if isinstance(code, int) and not isinstance(code, bool):
         if code < 0:
             raise ValueError(f"code is {code}; 0 or more is allowed")
@@ -289,7 +289,7 @@ class Faults:
 
     @property
     def in_force(self) -> list[Ordered]:
-        """In the order in which they were added."""
+        """The faults in force, in the order in which they were added."""
         return list(self._ordered)
 
     def frozen(self) -> frozenset[str]:

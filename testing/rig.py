@@ -100,7 +100,7 @@ class Rig:
             self._temporary.cleanup()
 
     async def clear(self) -> None:
-        """As new: without topics, groups, messages, faults and requests; clients that are still connected are cut off."""
+        """Makes the broker as new: without topics, groups, messages, faults and requests. Cuts connected clients off."""
         if self._temporary is None and not self._empties:
             raise RuntimeError("a broker with a folder of its own keeps it; delete topics and groups instead")
         self.faults.clear()
@@ -127,12 +127,12 @@ class Rig:
         await self.start()
 
     async def stop(self) -> None:
-        """As by SIGTERM. The clock, the faults and what was asked so far stay."""
+        """Stops as by SIGTERM. The clock, the faults and the requests so far stay."""
         assert self.running
         await self._end()
 
     async def start(self) -> None:
-        """After `stop`, on the same data and address. Raises RuntimeError if the broker runs."""
+        """Starts again after `stop`, on the same data and address. Raises RuntimeError if the broker runs."""
         if self._server is not None:
             raise RuntimeError("the broker runs; stop it first")
         if self._folder is None:
@@ -201,12 +201,12 @@ class Rig:
 
     @property
     def name_server(self) -> str:
-        """Where clients of the cluster ask: here, or at the name server that the broker registers with."""
+        """The name server of the cluster's clients: here, or the one that the broker registers with."""
         return self._settings.name_servers[0] if self._settings.name_servers else self.address
 
     @property
     def folder(self) -> Path:
-        """Where the data lies."""
+        """The folder of the data."""
         if self._folder is None:
             raise RuntimeError("the broker was never started; use it inside of its `with` block")
         return self._folder
@@ -319,7 +319,7 @@ def _empty(folder: Path) -> None:
 
 
 def _end_without(broker: RunningBroker, lose: int) -> int:
-    """Where the commit log ends without its last messages. Raises ValueError if it has fewer."""
+    """The end of the commit log without its last messages. Raises ValueError if it has fewer."""
     if lose < 0:
         raise ValueError(f"lose is {lose}; 0 or more is allowed")
     entries = (

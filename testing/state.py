@@ -22,7 +22,7 @@ class Stored(NamedTuple):
 
 
 def messages(broker: Broker, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Stored]:
-    """In the order of their storing; those with a key; those that a group has not committed."""
+    """The messages in the order of their storing; those with a key; those that a group has not committed."""
     committed = broker.offsets.of(waiting_for, topic) if waiting_for is not None else {}
     found: list[Stored] = []
     for (name, number), queue in list(broker.store.queues.items()):
@@ -69,7 +69,7 @@ def members(broker: Broker, group: str) -> list[str]:
 
 
 def groups(broker: Broker) -> list[str]:
-    """Those that have members."""
+    """The groups that have members."""
     return [group.name for group in broker.groups]
 
 
@@ -102,7 +102,8 @@ def create_topic(broker: Broker, topic: str, queues: int) -> None:
 
 
 def create_group(broker: Broker, group: str) -> None:
-    """With its retry topic, which a Java consumer otherwise learns of with its next look at the routes, after 30 s."""
+    """Creates a group with its retry topic, which a Java consumer otherwise learns of with its next look at the routes,
+    after 30 s."""
     broker.group_configs.put(GroupConfig(group))
     broker.topics.put(TopicConfig(names.retry_topic(group), 1, 1), broker.store.end)
 

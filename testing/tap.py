@@ -1,4 +1,4 @@
-"""Between the sockets and the broker: notes each request and its answer, and lets faults act on them."""
+"""Stands between the sockets and the broker: notes each request and its answer, and lets faults act on them."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class BrokerUnderTest(ABC):
         """The requests of clients since the last `clear`, oldest first."""
 
     def requests_of(self, name: str, *, client: str | None = None) -> list[Request]:
-        """Those with a name such as `SEND_MESSAGE_V2`."""
+        """The requests with a name such as `SEND_MESSAGE_V2`."""
         return [item for item in self.requests if item.name == name and client in (None, item.client)]
 
     @abstractmethod
@@ -172,7 +172,8 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def create_group(self, group: str) -> None:
-        """With its retry topic, which a Java consumer otherwise learns of with its next look at the routes, after 30 s."""
+        """Creates a group with its retry topic, which a Java consumer otherwise learns of with its next look at the routes,
+        after 30 s."""
 
     @abstractmethod
     def take_lease(self, group: str, topic: str, queue_id: int) -> None:
@@ -184,7 +185,7 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """As new: without topics, groups, messages, faults and requests; clients that are still connected are cut off. The
+        """Makes the broker as new: without topics, groups, messages, faults and requests. Cuts connected clients off. The
         address stays."""
 
     @abstractmethod
@@ -202,7 +203,7 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """After `stop`, on the same data and address."""
+        """Starts again after `stop`, on the same data and address."""
 
     @abstractmethod
     def _skip(self) -> None: ...

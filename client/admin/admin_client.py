@@ -262,7 +262,7 @@ class AdminClient:
         return [body_of(answer, admin_answers.decode_report) for answer in answers.values()]
 
     async def told(self, group: str, masters: Masters) -> list[dict[str, Any]]:
-        """As `history`, without events and lag, and without brokers that tell nothing."""
+        """Like `history`, without events and lag, and without brokers that tell nothing."""
         header, ignored = (
             write(GroupHistory(group, NO_EVENTS_MS, lag=False)),
             (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
@@ -380,7 +380,7 @@ class AdminClient:
         )
 
     async def delay_offsets(self) -> dict[str, dict[int, int]]:
-        """By broker name and delay level (from 1), the offset of the first delayed message that is not delivered yet."""
+        """The offset of the first undelivered message of each delay level (from 1), by broker name."""
         told = await self._each(await self.masters(), RequestCode.GET_ALL_DELAY_OFFSET)
         return {name: body_of(answer, admin_answers.decode_delay_offsets) for name, answer in told.items()}
 

@@ -37,7 +37,7 @@ class Mark(NamedTuple):
 
 
 Marks = Mapping[Queue, list[Mark]]
-"""By queue of a dead-letter topic, oldest first."""
+"""The marks of each queue of a dead-letter topic, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ async def dead_letters(admin: AdminClient, group: str, marks: Marks | None = Non
 
 
 async def all_marks(admin: AdminClient) -> Marks:
-    """Those of all groups. Raises RocketletError."""
+    """The marks of all groups. Raises RocketletError."""
     try:
         ranges = (await admin.topic(names.MARKS_TOPIC)).ranges
     except TopicNotFound:
@@ -102,7 +102,7 @@ def _read(message: Message, broker: str) -> list[tuple[Queue, Mark]]:
 
 
 async def _valid(admin: AdminClient, queue: Queue, span: Range, marks: Iterable[Mark]) -> list[Mark]:
-    """Without those that speak of letters which are gone, or of an earlier topic of the name."""
+    """Drops marks about letters that are gone, or about an earlier topic of the name."""
     near = [mark for mark in marks if mark.end > span.begin and mark.begin < span.end]
     if not near:
         return []

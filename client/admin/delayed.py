@@ -36,7 +36,7 @@ async def _at_levels(admin: AdminClient) -> Counter[str]:
 
 
 async def _to_times(admin: AdminClient) -> Counter[str]:
-    """By the times that the messages have: those that were recalled count, too."""
+    """Counts messages by the times that they have; recalled ones count, too."""
     waiting: Counter[str] = Counter()
     now_ms = time.time() * 1000
     for queue, span in (await _ranges(admin, names.TIMER_TOPIC)).items():

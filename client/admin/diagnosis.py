@@ -192,7 +192,7 @@ def _certificates(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _skew_s(status: Mapping[str, str]) -> float:
-    """By how much the broker's clock is ahead of ours. It says when it started and for how long it has run."""
+    """How far the broker's clock is ahead of ours, by when it started and for how long it has run."""
     running_s = _duration_s(status.get("runtime", ""))
     if running_s is None or "bootTimestamp" not in status:
         return 0.0
@@ -284,7 +284,7 @@ class _Watch:
                 return
 
     async def _waiting(self, seen: Observed) -> dict[Queue, float]:
-        """For how long messages have waited that their owners want, in queues that committed nothing."""
+        """How long messages have waited that their owners want, in queues that committed nothing."""
         waiting_s: dict[Queue, float] = {}
         for queue in suspects_of(seen.group.progress, seen.later)[:SUSPECTS]:
             stored_ms = await self._stored_ms(queue, seen)
@@ -352,7 +352,7 @@ class _Watch:
 
 
 async def _dead_letters(admin: AdminClient, marks: Marks, group: str) -> list[Finding]:
-    """Those that nobody has dealt with."""
+    """The dead letters that nobody has dealt with."""
     try:
         new = (await dead_letters(admin, group, marks)).new
     except RocketletError:  # it has just gone

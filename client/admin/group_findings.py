@@ -116,7 +116,7 @@ def suspects_of(before: Mapping[Queue, Progress], later: Mapping[Queue, Progress
 
 
 def _stuck(seen: Observed) -> Iterator[Finding]:
-    """One finding for each member: its queues have one cause."""
+    """Finds members with stuck queues. A member's queues have one cause, so they are one finding."""
     owned = _owned(seen) if seen.group.members and seen.waiting_s else {}
     of_owner: dict[str, list[Queue]] = {}
     for queue in seen.waiting_s:
@@ -133,7 +133,7 @@ def _stuck(seen: Observed) -> Iterator[Finding]:
 
 
 def _growing(seen: Observed) -> Iterator[Finding]:
-    """One finding for each topic."""
+    """Finds lag that grows, topic by topic."""
     owned = _owned(seen) if seen.group.members else {}
     of_topic: dict[str, list[tuple[Queue, int, int]]] = {}
     for queue, now in seen.later.items():

@@ -62,8 +62,8 @@ _BUSY = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE,
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Where a queue begins that has no copies yet: at the first message, at the newest `last` messages, or at the first one
-    that was stored at `since_ms` (ms since the epoch) or later."""
+    """The begin of a queue that has no copies yet: the first message, the newest `last` messages, or the first one that was
+    stored at `since_ms` (ms since the epoch) or later."""
 
     last: int | None = None
     since_ms: int | None = None
@@ -204,7 +204,7 @@ class Mirror:
         return sum(item.lag for queue, item in progress.items() if queue.topic == retry)
 
     async def _topics(self) -> list[Topic]:
-        """Those to be copied, as they are now at the source."""
+        """The topics to copy, as they are now at the source."""
         return [await self._source.topic(name) for name in self._names or await self._source.topics()]
 
     # Messages
@@ -312,7 +312,7 @@ class Mirror:
             )
 
     async def _groups_of(self, topic: str) -> list[str]:
-        """Those that read a topic, and whose progress is copied."""
+        """The groups that read a topic and whose progress is copied."""
         found = (group for group in await self._source.consumed_by(topic) if not names.is_made_by_brokers(group))
         return [group for group in found if self._groups is None or group in self._groups]
 

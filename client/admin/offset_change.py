@@ -9,7 +9,7 @@ from typing import Literal
 from ...protocol.queue import Queue
 
 To = Literal["first", "last"] | int | Mapping[Queue, int]
-"""Where offsets are set: the first message, the end, a store time in ms since the epoch, or an offset for each queue."""
+"""The target of a reset: the first message, the end, a store time in ms since the epoch, or an offset for each queue."""
 
 
 @dataclass(frozen=True, slots=True)

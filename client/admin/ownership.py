@@ -54,7 +54,7 @@ class HandOver:
 
     @property
     def took_ms(self) -> int:
-        """From its cause, or else the end of the old lease, to the new lease."""
+        """The time from its cause, or else from the end of the old lease, to the new lease."""
         return self.locked_ms - (self.ended_ms if self.cause_ms is None else self.cause_ms)
 
 
@@ -84,8 +84,8 @@ def changes(before: Mapping[Queue, str], after: Mapping[Queue, str], ms: int) ->
 def ownerships(
     events: Sequence[Event], topic: str, now_ms: int, owners: Mapping[Queue, str] = MappingProxyType({})
 ) -> list[Ownership]:
-    """From the brokers' events, oldest first, each with its broker's name. `owners`, of now, tell of leases that are older
-    than the events that brokers keep."""
+    """The ownerships by the brokers' events, oldest first, each with its broker's name. `owners`, of now, tell of leases
+    that are older than the events that brokers keep."""
     open_since: dict[tuple[str, int], Ownership] = {}
     done: list[Ownership] = []
     for event in events:

@@ -31,7 +31,7 @@ _KEPT = frozenset((props.KEYS, props.TAGS, props.UNIQUE_KEY))
 
 
 async def send_again(cluster: Cluster, message: Message, group: str | None) -> None:
-    """To the topic that the message was first sent to, or with `group` only to that group. Raises RocketletError."""
+    """Sends a message again to its first topic, or with `group` to that group alone. Raises RocketletError."""
     if group is not None:
         connection = await cluster.broker(message.queue.broker_name)
         if await _version(connection, message) >= LOCKS_MEAN_ORDER_VERSION:
@@ -76,7 +76,7 @@ async def _send(cluster: Cluster, message: Message, group: str | None) -> None:
 
 
 async def store(cluster: Cluster, queue: Queue, body: bytes) -> None:
-    """In a queue whose topic is there. Raises RocketletError."""
+    """Stores a body in a queue whose topic exists. Raises RocketletError."""
     if cluster.master(queue.broker_name) is None:
         await cluster.find_route(queue.topic)
     connection = await cluster.broker(queue.broker_name)

@@ -38,7 +38,7 @@ async def settled(
 
 
 async def settled_by(look: Look, group: str, *, members: int | None, timeout_s: float) -> dict[str, int]:
-    """As `settled`, by what `look` returns."""
+    """Like `settled`, by the reports that `look` returns."""
     missing = "nothing was heard"
     try:
         async with asyncio.timeout(timeout_s):

@@ -33,7 +33,7 @@ class Track:
 
 
 async def tracks(admin: AdminClient, message: Message) -> list[Track]:
-    """One for each group that reads the message's topic, by name. Raises RocketletError."""
+    """The tracks of a message, one for each group that reads its topic, by name. Raises RocketletError."""
     groups = await admin.consumed_by(message.topic)
     return list(await asyncio.gather(*(_track(admin, message, group) for group in groups)))
 

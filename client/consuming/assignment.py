@@ -43,7 +43,7 @@ class Assignment:
         self.queues: dict[Queue, ProcessQueue] = {}
 
     def some(self, queues: Iterable[Queue] | None) -> list[ProcessQueue]:
-        """These, or all. Raises ConfigError for a queue that is not this member's."""
+        """The given queues, or all. Raises ConfigError for a queue that is not this member's."""
         if queues is None:
             return list(self.queues.values())
         wanted = list(queues)
@@ -53,7 +53,7 @@ class Assignment:
         return [self.queues[queue] for queue in wanted]
 
     def pause(self, queues: Iterable[Queue] | None) -> None:
-        """Without queues also those that come later."""
+        """Pauses the given queues; without queues all, and those that come later."""
         self._is_paused = self._is_paused or queues is None
         for process_queue in self.some(queues):
             process_queue.pause()

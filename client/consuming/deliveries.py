@@ -122,7 +122,8 @@ class Deliveries:
             self._put_back(run)
 
     def drop(self, hand: Hand) -> None:
-        """As `give_back`, soon, from any thread and in the midst of anything: Python collects garbage where it pleases."""
+        """Like `give_back`, but soon, from any thread and in the midst of anything: Python collects garbage where it
+        pleases."""
         self._dropped.append(hand)
         self.home.call_soon(self._take_dropped)
 
@@ -148,7 +149,7 @@ class Deliveries:
             self._on_acknowledged(process_queue)
 
     def forsake(self, message: Message | None) -> None:
-        """Nobody works any more on this message that is in hand, or on any."""
+        """Nobody works any more on this message in hand, or on any."""
         self._take_dropped()
         for hand in [hand for hand in self._hands if message is None or hand.message is message]:
             self.give_back(hand)
@@ -313,7 +314,7 @@ class Receiver:
         self._is_stopped = False
 
     def _fail(self, failure: str) -> None:
-        """It could not be started: who waits for a message already hears of it, and who comes."""
+        """The consumer could not be started: tells those that wait for a message, and those that come later."""
         self._failure, self._is_stopped = failure, True
         if self._deliveries is not None:
             self._deliveries.close()

@@ -225,7 +225,7 @@ class ProcessQueue:
 
 
 def offsets_to_commit(process_queues: Iterable[ProcessQueue]) -> dict[Queue, int]:
-    """Those whose offset has moved since the last commit."""
+    """The offsets that have moved since the last commit, by queue."""
     return {
         process_queue.queue: process_queue.commit_offset
         for process_queue in process_queues

@@ -100,7 +100,7 @@ class Broadcast:
             self._save()
 
     async def abandon(self) -> None:
-        """As that of `Membership`."""
+        """Like `Membership.abandon`."""
         await cancelled(self._tasks)
 
     def unsettled(self) -> str:

@@ -380,7 +380,7 @@ class Leases:
             await self._renew_all(queue for queue in leases if queue in self._suspended or queue.broker_name in due)
 
     async def _renew_all(self, queues: Iterable[Queue]) -> None:
-        """At the brokers that know this member: the others hear a heartbeat first."""
+        """Renews leases at the brokers that know this member: the others hear a heartbeat first."""
         await asyncio.gather(
             *(
                 self._renew(broker_name, part)

@@ -59,8 +59,8 @@ class Locks:
     async def lock(
         self, connection: Connection, queues: Iterable[Queue]
     ) -> tuple[dict[Queue, Lease], dict[Queue, int]]:
-        """Which of the queues are locked for us now, and the group's offsets, as far as the broker says them. They are in
-        doubt until they are `taken` or unlocked. Raises RocketletError and BodyError."""
+        """Asks for locks. Returns the queues that are locked for us now, and the group's offsets, as far as the broker
+        tells them. The queues are in doubt until they are `taken` or unlocked. Raises RocketletError and BodyError."""
         asked = tuple(queues)
         self.doubt(asked)
         try:
@@ -108,17 +108,17 @@ class Locks:
     # Doubt
 
     def doubt(self, queues: Iterable[Queue]) -> None:
-        """These are not owned any more, and not unlocked."""
+        """Notes queues that are not owned any more, and not unlocked."""
         over_s = clock_s() + APACHE_LEASE_S
         self._doubtful |= dict.fromkeys(queues, over_s)
 
     def taken(self, queues: Iterable[Queue]) -> None:
-        """These are owned, or not locked for us: nothing is to be given back."""
+        """These queues are owned, or not locked for us: nothing is to be given back."""
         for queue in queues:
             self._doubtful.pop(queue, None)
 
     def _refused(self, queues: Iterable[Queue]) -> None:
-        """These are not locked for us, unless an earlier request is carried out after this one."""
+        """These queues are not locked for us, unless an earlier request is carried out after this one."""
         self.taken(queue for queue in queues if not self.is_asked_for(queue))
 
     def is_asked_for(self, queue: Queue) -> bool:

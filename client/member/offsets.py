@@ -1,4 +1,4 @@
-"""Where a queue is read from, and how far a group has come: the offsets that its broker keeps."""
+"""The offsets that a broker keeps: where a queue is read from, and how far a group has come."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = get_logger("rocketlet.offsets")
 
 
 async def begin_offset(connection: Connection, queue: Queue, start: Start | At) -> int:
-    """Where `start` is in a queue of this broker. Raises RocketletError."""
+    """The offset of `start` in a queue of this broker. Raises RocketletError."""
     if isinstance(start, At):
         return start.offset
     if isinstance(start, int):
@@ -211,7 +211,7 @@ class GroupOffsets:
         await asyncio.shield(storing)
 
     async def _pull_behind(self, queue: Queue, offset: int) -> None:
-        """One for all queues of the broker that are given up in this turn of the loop."""
+        """Sends one pull for all queues of the broker that are given up in this turn of the loop."""
         await asyncio.sleep(0)
         del self._storing[queue.broker_name]
         connection = self._cluster.connected(queue.broker_name)

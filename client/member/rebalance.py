@@ -180,7 +180,7 @@ class Rebalance:
         return found[1]
 
     def _note(self, topic: str, share: Share, look_up_s: float) -> None:
-        """One event when the result is another than before, with the fields of Apache's `rebalanced result changed`."""
+        """Logs an event if the result has changed, with the fields of Apache's `rebalanced result changed`."""
         mine, before = set(share.mine), self._results.get(topic, set())
         if topic in self._results and mine == before:
             return

@@ -1,5 +1,5 @@
-"""Which queues of a topic are a member's: asks brokers for the members, or only for a place among them, and lets the strategy
-divide the queues.
+"""Finds the queues of a topic that are a member's: asks brokers for the members, or only for a place among them, and lets
+the strategy divide the queues.
 
 A strategy that needs no ids is told a position and a count by Rocketlet's broker, so that the answers to all members
 of a group grow with their number and not with its square. STICKY's shares come from the broker for the same reason.

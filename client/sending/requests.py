@@ -74,7 +74,7 @@ async def reply_failure(cluster: Cluster, group: str, request: Message, reason: 
 
 
 def _one_line(reason: str) -> str:
-    """As a property may hold it: without what separates properties, nor half of a surrogate pair."""
+    """The reason as a property may hold it: without the separators of properties, or half of a surrogate pair."""
     text = " ".join(reason.split()).encode(errors="replace").decode()
     return "".join(char for char in text if char.isprintable())[:FAILURE_CHARS]
 
@@ -113,7 +113,7 @@ class Requests:
 
 
 def _record(header: PushReply, body: bytes) -> Record:
-    """As if the reply had been pulled; where it is stored is not said."""
+    """The reply as if it had been pulled; brokers do not say where it is stored."""
     return Record(
         0,
         0,

@@ -1,4 +1,4 @@
-"""Where a producer's messages go, and what is tried again.
+"""Chooses where a producer's messages go, and tries again.
 
 A send that fails is tried on another queue, if possible of another broker. A broker that cannot be reached is waited for,
 with pauses that grow, as long as the send has time.
@@ -302,7 +302,8 @@ class Sender:
         return answer
 
     async def _send_away(self, topic: str, one: Outgoing, queue_key: str | None) -> tuple[str, Queue]:
-        """One way: the message's key, and the queue. Waits for a broker that reads slower than its senders send."""
+        """Sends one way. Returns the message's key and the queue. Waits for a broker that reads slower than its senders
+        send."""
         ext, wire_body, key = self._prepared(topic, one.body, one.tag, one.keys, one.properties, "", one.message_id)
         target = self._choose(await self.queues(topic), queue_key, None)
         connection = await self._connect(target)
@@ -324,7 +325,7 @@ class Sender:
         self._cluster.check_home()
 
     async def queues(self, topic: str) -> list[Queue]:
-        """Those that may be sent to. Raises TopicNotFound."""
+        """The queues that may be sent to. Raises TopicNotFound."""
         self._check_running()
         queues = self._queues.get(topic)
         if queues is None:
@@ -334,8 +335,8 @@ class Sender:
         return queues
 
     async def _queues_now(self, topic: str, has_failed: bool) -> list[Queue]:
-        """As `queues`, but after a try that failed it raises ConnectionFailed: a broker or name server that restarts
-        does not know all topics yet."""
+        """Like `queues`, but after a try that failed it raises ConnectionFailed: a broker or name server that restarts does
+        not know all topics yet."""
         try:
             return await self.queues(topic)
         except TopicNotFound as error:
@@ -385,7 +386,7 @@ class Sender:
         await connection.request(RequestCode.HEART_BEAT, {}, body)
 
     def _choose(self, queues: list[Queue], queue_key: str | None, failed: Queue | None) -> Queue:
-        """By key, or in turn; after a failure on another broker if there is one."""
+        """Chooses a queue by key, or in turn; after a failure on another broker if there is one."""
         if queue_key is not None:
             if not isinstance(queue_key, str):
                 raise MessageIllegal(f"the queue key {queue_key!r} is not a text; use str({queue_key!r})")

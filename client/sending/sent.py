@@ -1,4 +1,4 @@
-"""Where messages were stored, as the answer to a send says."""
+"""Reads where messages were stored from the answer to a send."""
 
 from __future__ import annotations
 

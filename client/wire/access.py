@@ -63,7 +63,7 @@ class Access:
 
     @cached_property
     def ssl_context(self) -> ssl.SSLContext | None:
-        """None without TLS. Raises ConfigError."""
+        """The settings of TLS; None without TLS. Raises ConfigError."""
         if not self.tls:
             return None
         for name in ("ca_file", "cert_file", "key_file"):

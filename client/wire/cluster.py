@@ -142,7 +142,7 @@ class Cluster:
         return route
 
     def _with_living(self, topic: str, route: Route) -> Route:
-        """For a member of a group: the route with the brokers that were in it before. A broker that restarts is missing for
+        """The route for a member of a group, with the brokers that were in it before. A broker that restarts is missing for
         a moment, and a name server that has just started does not know all; neither may take queues from their owners.
         After a minute the route is believed."""
         if not self.keeps_brokers:
@@ -168,7 +168,8 @@ class Cluster:
         return replace(route, queues=route.queues + queues, brokers=route.brokers + tuple(kept))
 
     async def _refresh_all(self) -> None:
-        """At the interval, and every second while a broker cannot be reached: it may be back at another address."""
+        """Refreshes routes at the interval, and every second while a broker cannot be reached: it may be back at another
+        address."""
         while True:
             await asyncio.sleep(ROUTE_RETRY_S)
             with suppress(TimeoutError):
@@ -273,7 +274,7 @@ def publish_queues(topic: str, route: Route, limit: int | None = None) -> list[Q
 
 
 def parts(queues: Sequence[Queue]) -> list[list[Queue]]:
-    """As many queues in each as one request to lock, renew or commit them takes."""
+    """Splits queues into parts for requests that lock, renew or commit them."""
     return [list(queues[first : first + config.LOCK_QUEUES]) for first in range(0, len(queues), config.LOCK_QUEUES)]
 
 

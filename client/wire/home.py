@@ -1,4 +1,4 @@
-"""Where a client lives: the process that made it, and the event loop that it was started in.
+"""A client's home: the process that made it, and the event loop that it was started in.
 
 Its sockets, timers and futures belong to both. Used from elsewhere it would wait for ever, or lose what it was told; and
 members that were made before a fork would all have one client id, by which brokers tell who owns a queue.
@@ -59,7 +59,7 @@ class Home:
             raise self._elsewhere()
 
     def call_soon(self, action: Callable[[], object]) -> None:
-        """From any thread; nothing once the loop is closed, or in a fork."""
+        """Calls from any thread. Does nothing once the loop is closed, or in a fork."""
         if self._loop is not None and self._process is _process:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(action)

@@ -19,7 +19,8 @@ _LONGEST_S: Final = 1e9  # stands for an endless one
 
 @asynccontextmanager
 async def running_timeout(timeout_s: float) -> AsyncIterator[None]:
-    """As `asyncio.timeout`, in ticks: one that comes late counts as one. Two at least, with a look at the sockets between."""
+    """Like `asyncio.timeout`, but in ticks: one that comes late counts as one. At least two, with a look at the sockets
+    between."""
     loop = asyncio.get_running_loop()
     timeout_s = min(timeout_s, _LONGEST_S)
     left = max(2, math.ceil(timeout_s / DEADLINE_SWEEP_S))

@@ -31,7 +31,7 @@ class Output:
         print(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS, default=str).decode(), flush=True)
 
     def text(self, *lines: str) -> None:
-        """For people only."""
+        """Prints lines for people only."""
         if not self.as_json:
             print(*map(printable, lines), sep="\n", flush=True)
 
@@ -54,7 +54,7 @@ def _is_number(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """Without what a terminal would obey: names, tags and keys are what anybody sent."""
+    """Escapes characters that a terminal would obey: anybody may send names, tags and keys."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

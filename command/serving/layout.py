@@ -1,4 +1,4 @@
-"""Where the brokers of `rocketlet start --brokers N` are: names, ports and folders, and the command line of each.
+"""Lays out the brokers of `rocketlet start --brokers N`: names, ports and folders, and the command line of each.
 
 With the name server on port P, broker a listens on P + 3, b on P + 6, and so on: between them are the ports of their VIP
 channels. Metrics are on consecutive ports. Port 0 takes free ports instead. The folders are called like the brokers.

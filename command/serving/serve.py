@@ -384,7 +384,7 @@ def _told(options: argparse.Namespace) -> tuple[str, str]:
 
 
 def _local(host: str) -> str:
-    """Where this machine reaches what listens on a host."""
+    """The address by which this machine reaches a port that listens on a host."""
     found = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{found}]" if ":" in found else found
 
@@ -402,7 +402,8 @@ def _external(options: argparse.Namespace) -> str | None:
 
 
 def _networks(options: argparse.Namespace) -> Networks | None:
-    """Those of this machine or container, for --advertise auto. Where Linux does not say, nobody comes from outside."""
+    """The networks of this machine or container, for --advertise auto. Where Linux does not say, nobody comes from
+    outside."""
     if options.advertise != AUTO:
         return None
     try:
@@ -472,7 +473,8 @@ def _stop(done: asyncio.Event, stop_s: float) -> None:
 
 
 def _give_up(stop_s: float) -> None:
-    """As after SIGKILL: what was acknowledged is kept. A disk that does not answer would keep the process for ever."""
+    """Ends as after SIGKILL: acknowledged messages are kept. A disk that does not answer would keep the process for
+    ever."""
     hint = "check the disk; the next start reads the log again"
     log.critical("stop_given_up", reason=f"it did not stop within {stop_s:g} s", hint=hint)
     os._exit(1)

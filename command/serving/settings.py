@@ -26,7 +26,7 @@ _TRUTHS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": Fal
 
 
 class SettingsParser(argparse.ArgumentParser):
-    """With `reads_settings`, what the command line does not say comes from the environment and the file."""
+    """With `reads_settings`, options that the command line lacks come from the environment and the file."""
 
     reads_settings = False
 
@@ -35,7 +35,7 @@ class SettingsParser(argparse.ArgumentParser):
         super().__init__(*arguments, **{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
-        """One line: the usage of a server has thirty."""
+        """Prints one line: the usage of a server has thirty."""
         self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` shows what there is\n")
 
     def read_settings(self) -> None:

@@ -149,12 +149,12 @@ class Supervisor:
         await asyncio.gather(*(broker.stop() for broker in self.brokers))
 
     async def readiness(self) -> str | None:
-        """Which brokers are not ready; None if all are."""
+        """Names the brokers that are not ready; None if all are."""
         missing = [broker.name for broker in self.brokers if not broker.is_ready]
         return f"not ready: {', '.join(missing)}" if missing else None
 
     async def snapshot(self) -> list[Metric]:
-        """For the metrics port."""
+        """The metrics, for the metrics port."""
         from .supervisor_metrics import SupervisorMetrics
 
         return SupervisorMetrics(self._cluster).of(self.brokers)

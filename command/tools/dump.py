@@ -131,7 +131,7 @@ class Dump:
                 other.close()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
-        """Until one side hangs up. Raises OSError if a side is gone."""
+        """Passes bytes on until one side hangs up. Raises OSError if a side is gone."""
         while data := await reader.read(READ_BYTES):
             for piece, frame in way.read(data):
                 shown = piece if frame is None else await self._shown(way, piece, frame)
@@ -202,7 +202,7 @@ def _check_open(writer: asyncio.StreamWriter) -> None:
 
 @dataclass(slots=True)
 class Conversation:
-    """One connection: what was asked in each direction and is not answered yet, by opaque number."""
+    """One connection: the unanswered requests in each direction, by opaque number."""
 
     number: int
     to: str

@@ -92,7 +92,7 @@ def _header(frame: Frame, asked: int | None) -> dict[str, Any]:
 
 
 def _messages(frame: Frame, asked: int | None, inflated_bytes: int) -> Iterator[dict[str, Any]]:
-    """Those that the answer to a pull or a query holds."""
+    """The messages in the answer to a pull or a query."""
     if asked not in _PULLS or frame.code or not frame.body:
         return
     try:
@@ -128,7 +128,7 @@ def body_fields(record: message.Record, inflated_bytes: int = MAX_INFLATED_BYTES
 
 
 def _begin_text(begin: bytes) -> str:
-    """As `text_of`, of bytes that may end inside of a character."""
+    """Like `text_of`, for bytes that may end inside of a character."""
     whole = codecs.getincrementaldecoder("utf-8")()
     try:
         return text_of(whole.decode(begin).encode())

@@ -141,7 +141,7 @@ class _Run:
         return Outcome(self._sent, self._consumed, self._failed, self._fault)
 
     async def _send_on(self, producer: Producer, turns: Iterator[int]) -> None:
-        """One of those that are in flight: at its turn by the rate, or as soon as the one before is answered."""
+        """Sends one message after the other: each at its turn by the rate, or as soon as the one before is answered."""
         began_s, filler = self._sent.began_s, os.urandom(self._load.size - _SENT_AT.size)
         end_s = began_s + self._load.seconds
         for turn in turns:

@@ -101,7 +101,7 @@ async def _by_id(console: Console, text: str, topic: str) -> list[Message]:
 
 
 async def _placed(console: Console, message: Message, offset_id: str) -> Message:
-    """With the name of the broker that the id points to."""
+    """The message with the name of the broker that its id points to."""
     masters = {broker.addresses.get(0, ""): broker.name for broker in await console.admin.brokers()}
     host, port = message.record.store_host[:-4], message.record.store_host[-4:]
     address = ".".join(map(str, host)) + f":{int.from_bytes(port, 'big')}" if len(host) == 4 else ""
@@ -196,7 +196,7 @@ async def shown(request: Request) -> Page:
 
 @dataclass(slots=True)
 class _Tail:
-    """Where an open page is in each queue, and what it shows."""
+    """The place of an open page in each queue, and its messages."""
 
     ends: dict[Queue, int]
     messages: list[Message]
@@ -234,7 +234,7 @@ async def _fresh(console: Console, topic: Topic, tail: _Tail, tags: str) -> Asyn
 
 
 def _holding(messages: list[Message], text: str) -> list[Message]:
-    """Those whose body, keys or properties hold a text."""
+    """The messages whose body, keys or properties hold a text."""
     if not text:
         return messages
     wanted = text.encode()

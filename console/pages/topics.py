@@ -112,7 +112,7 @@ async def _queue_row(console: Console, topic: Topic, queue: Queue) -> QueueRow:
 
 
 async def _retention(console: Console, topic: Topic) -> dict[str, str]:
-    """For how many hours each broker of the topic keeps messages; without those that do not say."""
+    """The hours for which each broker of the topic keeps messages; without brokers that do not say."""
     found: dict[str, str] = {}
     for broker in await console.admin.brokers():
         if broker.name in topic.config and 0 in broker.addresses:
