@@ -29,6 +29,8 @@ _MODULES = {
     "console": "serving.console",
     "mirror": "tools.mirror",
     "fsck": "tools.fsck",
+    "backup": "tools.backup",
+    "restore": "tools.backup",
     "completion": "completion",
     "version": "nouns.version",
 }

@@ -112,6 +112,7 @@ IMPURE = frozenset(
 # The store's calls to the operating system, and those for what an operator writes; nothing else of the broker.
 TOUCH_THE_DISK = frozenset(
     (
+        "broker.store.copying",
         "broker.store.disk",
         "broker.store.files",
         "broker.store.journal",

@@ -7,6 +7,7 @@ commit_log     its records: whole ones, and those behind damage
 written        what this process wrote, by sums: reads are checked by them
 marks          where records begin, as no client can say it
 recovery       what happens after a crash
+copying        a data folder to another place, while it is written to
 inspection     what of a folder is whole, for `rocketlet fsck`
 consume_queue  one queue's index into the commit log
 retention      the time by which segments expire

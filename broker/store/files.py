@@ -10,6 +10,7 @@ import os
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +25,10 @@ log = structlog.get_logger("rocketlet.store")
 
 _OLD: Final = ".old"
 _REMOVED: Final = "removed"
+_FORMAT_FILE: Final = "format.json"
+FORMAT: Final = 1
+"""Of all files of a data folder together. Whoever changes how one is written raises it, unless earlier releases read it as
+before."""
 _SUM_MARK: Final = b"\n#crc32 "
 _NO_LOCKS: Final = (errno.EBADF, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
@@ -236,6 +241,13 @@ class Folder:
             raise StoreError(f"another broker uses the data folder {path}; stop it or choose another") from None
         self.path = path
         self._numbers = itertools.count()
+        try:
+            check_format(path)
+        except StoreError:
+            self.unlock()
+            raise
+        if creates:
+            _mark_format(path)
 
     def subfolders(self, name: str) -> list[str]:
         """The names of the folders in one of this folder's, sorted."""
@@ -307,6 +319,24 @@ class Folder:
     def unlock(self) -> None:
         while self._locks:
             os.close(self._locks.pop())
+
+
+def check_format(folder: Path) -> None:
+    """Raises StoreError for a folder that a later release has written, which would pass for damaged."""
+    known = read_state(folder / _FORMAT_FILE, is_derivable=True)
+    if isinstance(known, dict) and isinstance(known.get("format"), int) and known["format"] > FORMAT:
+        raise StoreError(
+            f"{folder} was written by a newer Rocketlet ({known.get('by')}), whose files this one cannot read; "
+            "install that version, or restore a backup that was made before the upgrade"
+        )
+
+
+def _mark_format(folder: Path) -> None:
+    """A disk that takes nothing does not keep a broker from starting."""
+    known = read_state(folder / _FORMAT_FILE, is_derivable=True)
+    if not isinstance(known, dict) or known.get("format") != FORMAT:
+        with contextlib.suppress(StoreFull):
+            write_state(folder / _FORMAT_FILE, {"format": FORMAT, "by": version("rocketlet")})
 
 
 def _lock(descriptor: int) -> None:

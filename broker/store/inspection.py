@@ -142,6 +142,8 @@ def _indexes_of(folder: Folder, files: OpenFiles, checkpoint: Checkpoint | None)
         state = states.get((topic, number))
         if state is not None and not queue.next:
             queue.begin = queue.next = state.begin
+        elif state is not None:
+            queue.begin = max(queue.begin, state.begin)  # a file goes when all of its messages have expired
         found[topic, number] = _Index(queue, state.next if state else queue.next)
     return found
 

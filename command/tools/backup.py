@@ -1,0 +1,94 @@
+"""`rocketlet backup` and `rocketlet restore`: a data folder is copied while its broker runs, and back. Copies are checked."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+
+from ...broker.clock import MACHINE
+from ...broker.config import DELAY_LEVELS_MS, HANDOVER_LEASE_S, BrokerConfig
+from ...broker.messages.delays import tag_code_of
+from ...broker.messages.topics import Topics
+from ...broker.store.copying import copying, finish, partial_of
+from ...broker.store.files import StoreError
+from ...broker.store.inspection import inspect
+from ...broker.store.store import Store
+from ..plumbing import logs
+from ..plumbing.output import complain, printable
+
+_MIB = 1 << 20
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "copy a broker's data folder, while it runs or not, and check the copy"
+    backup = commands.add_parser("backup", help=text, description=text[0].upper() + text[1:] + ".")
+    backup.add_argument("data", type=Path, metavar="DATA", help="the broker's data folder")
+    backup.add_argument("copy", type=Path, metavar="FOLDER", help="where to: a folder that is new or empty")
+    backup.set_defaults(run=_backup)
+    text = "make a data folder of a backup, and check it"
+    restore = commands.add_parser("restore", help=text, description=text[0].upper() + text[1:] + ".")
+    restore.add_argument("copy", type=Path, metavar="FOLDER", help="the backup")
+    restore.add_argument("data", type=Path, metavar="DATA", help="where to: a data folder that is new or empty")
+    restore.set_defaults(run=_restore)
+    for parser in (backup, restore):
+        parser.add_argument("--log-level", choices=logs.LEVELS, default="error")
+
+
+async def _backup(options: argparse.Namespace) -> int:
+    status = copied(options.data, options.copy)
+    if status == 0:
+        print(f"{options.copy} is whole; `rocketlet restore {options.copy} DATA` makes a data folder of it")
+        print("it has secrets as the data folder has: keep it where only the broker's account can read it")
+    return status
+
+
+async def _restore(options: argparse.Namespace) -> int:
+    status = copied(options.copy, options.data)
+    if status == 0:
+        print(f"{options.data} is whole; start the broker with the --name that it had")
+        print(f"not before {HANDOVER_LEASE_S:g} s after the last one ended: for so long its members may still read")
+    return status
+
+
+def copied(source: Path, target: Path) -> int:
+    """0 if the copy is whole, and has its name; 1 if not, and why was said."""
+    try:
+        _copy(source, target)
+        copy = partial_of(target)
+        _settle(copy)
+        faults = [finding for finding in inspect(copy) if finding.fault]
+        if not faults:
+            finish(target)
+            return 0
+    except (StoreError, OSError) as error:
+        complain(error)
+        return 1
+    for finding in faults:
+        complain(f"{printable(finding.part)}: {printable(finding.fault or '')}")
+    complain(f"{source} is not whole: `rocketlet fsck` on the stopped broker's folder says more. The copy is {copy}")
+    return 1
+
+
+def _copy(source: Path, target: Path) -> None:
+    copied, told = 0, 0
+    for size in copying(source, target):
+        copied += size
+        if sys.stderr.isatty() and copied - told >= 64 * _MIB:
+            told = copied
+            print(f"\r{copied / _MIB:,.0f} MiB", end="", file=sys.stderr, flush=True)
+    print(f"{copied / _MIB:,.1f} MiB are copied")
+
+
+def _settle(folder: Path) -> None:
+    """Does what a start would: the log's end may be half a message, and newer than the indexes."""
+    topics = Topics(BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), MACHINE, on_change=lambda topic: None)
+    store = Store(folder, segment_bytes=1 << 28, tag_code_of=partial(tag_code_of, levels_ms=DELAY_LEVELS_MS))
+    try:
+        store.recover(topics.since(), deleted=topics.deleted, knows_topics=topics.is_current)
+        store.checkpoint(closes=True)
+    finally:
+        store.close()
+    shutil.rmtree(folder / "damaged", ignore_errors=True)  # the end that was cut off is whole in the source
