@@ -74,7 +74,9 @@ class RocketletWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Logs the failure: messages that tasks have sent cannot be taken back."""
-        log.warning("write_failed", **total(messages), hint="what was sent stays, and is sent again with the next try")
+        log.warning(
+            "write_failed", **total(messages), hint="rows that were sent stay, and are sent again with the next try"
+        )
 
 
 def total(messages: Sequence[WriterCommitMessage | None]) -> dict[str, int]:

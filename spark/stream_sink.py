@@ -33,5 +33,8 @@ class RocketletStreamWriter(DataSourceStreamArrowWriter):
         """Logs the failure: messages that tasks have sent cannot be taken back."""
         found = total(messages)
         log.warning(
-            "batch_failed", batch=batchId, **found, hint="what was sent stays, and is sent again with the next try"
+            "batch_failed",
+            batch=batchId,
+            **found,
+            hint="rows that were sent stay, and are sent again with the next try",
         )

@@ -28,7 +28,12 @@ class RequestModes:
             try:
                 modes = decode_request_modes(orjson.dumps(state))
             except BodyError as fault:
-                log.error("request_modes_unreadable", file=str(path), reason=str(fault), hint="members pull")
+                log.error(
+                    "request_modes_unreadable",
+                    file=str(path),
+                    reason=str(fault),
+                    hint="all groups pull until their modes are set again",
+                )
                 modes = []
             self._modes = {(mode.group, mode.topic): mode for mode in modes}
 

@@ -296,7 +296,7 @@ class Timers:
                 yield from self._store.syncing()  # messages delivered or stored once more, before that is noted
                 yield partial(save.write, True)
         except StoreFull as error:
-            log.error("timed_messages_not_carried", reason=str(error), hint="what holds them in the log is kept")
+            log.error("timed_messages_not_carried", reason=str(error), hint="the log keeps them where they are")
             self._dirty = True
             return min(position, queue.entry(offset)[0]) if offset < queue.next else position
         return position

@@ -267,7 +267,7 @@ class Store:
         try:
             return self._removing(topic, self.folder.set_aside(topic))
         except OSError as error:
-            log.error("indexes_not_set_aside", topic=topic, reason=str(error), hint="they are removed where they are")
+            log.error("indexes_not_set_aside", topic=topic, reason=str(error), hint="they are removed in their place")
             self._left.add(topic)
             return self._removing(topic, None)
 

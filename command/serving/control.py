@@ -37,7 +37,7 @@ async def controlled(options: argparse.Namespace, config: BrokerConfig, listenin
     if options.control_host != "localhost" and not is_loopback(options.control_host):
         log.warning(
             "control_open_to_other_machines", host=options.control_host, port=options.control_port,
-            hint="whoever reaches it can delete everything",
+            hint="anybody who reaches it can delete everything",
         )  # fmt: skip
     rig = Rig(config, listening, folder=options.data, empties=True)
     await rig.open()

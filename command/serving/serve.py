@@ -442,7 +442,7 @@ def _announce(broker: Broker) -> None:
     if found.torn_bytes:
         log.warning("torn_message_cut_off", bytes=found.torn_bytes, hint="the commit log ended in it")
     for position, size in found.damage:
-        log.error("commit_log_damaged", position=position, bytes=size, hint="what is readable is in damaged/")
+        log.error("commit_log_damaged", position=position, bytes=size, hint="its bytes are kept in damaged/")
     for topic, queue_id, begin, end in found.lost:
         log.error("messages_lost", topic=topic, queue=queue_id, first=begin, last=end - 1)
     if found.rebuilt:

@@ -59,7 +59,7 @@ def _control_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--control-host",
         default="127.0.0.1",
-        help="the address for --control-port; whoever reaches it can delete everything (default: 127.0.0.1)",
+        help="the address for --control-port; anybody who reaches it can delete everything (default: 127.0.0.1)",
     )
 
 
