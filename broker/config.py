@@ -82,7 +82,7 @@ BULK_PULL_BYTES: Final = 1024 * 1024  # for whoever says how many bytes it takes
 BULK_PULL_MESSAGES: Final = 4096
 FOREIGN_PULL_MESSAGES: Final = 32  # as Apache's broker: its clients' tests count on it
 # messages of a batch that are stored at once; beyond, others have their turn between. 2 us each
-BATCH_TURN_MESSAGES: Final = 1024
+BATCH_TURN_MESSAGES: Final = 1024  # a batch with more is stored in pieces
 BATCH_TURN_BYTES: Final = 512 * 1024  # the same in bytes; a hash of long tags takes 50 ns for each
 SCAN_ENTRIES: Final = 800  # index entries that one filtered pull looks at: 16,000 bytes, as Apache's
 READ_GAP_BYTES: Final = 4096  # a gap up to this is read through rather than read around

@@ -13,7 +13,7 @@ from rocketlet.client.message import Message
 from rocketlet.command.tools.frames import body_fields
 from rocketlet.console.message_text import body_of, preview
 from rocketlet.protocol import bodies, group_bodies, properties
-from rocketlet.protocol.batch import Shared, decode_batch, encode_records
+from rocketlet.protocol.batch import Shared, decode_batch, encode_records, split
 from rocketlet.protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB
 from rocketlet.protocol.compression import begin_of
 from rocketlet.protocol.frame import FrameError, FrameReader
@@ -224,7 +224,7 @@ PARSERS: Final[dict[str, Subject]] = {
     "client check": Subject(group_bodies.decode_client_check, MAX_BODY_BYTES, _JSON),
     "registration": Subject(lambda data: finish(decode_registration(data)), MAX_BODY_BYTES, _JSON),
     "batch": Subject(decode_batch, MAX_BODY_BYTES),
-    "records of a batch": Subject(lambda data: encode_records(data, _SHARED, 0, 0), MAX_BODY_BYTES),
+    "records of a batch": Subject(lambda data: encode_records(split(data), _SHARED, 0, 0), MAX_BODY_BYTES),
     "records of an answer": Subject(lambda data: list(decode_records(data)), MAX_BODY_BYTES),
     "body that is shown": Subject(lambda data: _shown(_record(data, is_packed=False)), MAX_BODY_BYTES),
     "compressed body that is shown": Subject(lambda data: _shown(_BOMB), MAX_TEXT_BYTES),

@@ -8,7 +8,7 @@ As on Apache's broker, `magic` and `crc` are 0 and not looked at, and the header
 from __future__ import annotations
 
 from binascii import hexlify
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, count, repeat
 from struct import Struct
 from struct import error as StructError
@@ -26,7 +26,8 @@ ENTRY_BYTES: Final = _ENTRY.size + _SIZE.size  # a message without body and prop
 _SHARED: Final = {(born, store): Struct(f">iq{born}sq{store}siq") for born in (8, 20) for store in (8, 20)}
 _TAGS_MARK: Final = (props.TAGS + props.NAME_END).encode()
 _PAIR_END: Final = props.PAIR_END.encode()
-_PIECE: Final = 512  # messages whose records are made at once
+PIECE_MESSAGES: Final = 512  # whose records are made at once: their columns stay in the processor's cache
+PIECE_BYTES: Final = 512 * 1024  # in which they begin
 _APART: Final = b"\n"  # ASCII, so that no character can begin before it and end behind it
 
 
@@ -53,6 +54,16 @@ class Shared(NamedTuple):
     store_ms: int
     store_host: bytes
     reconsume_times: int
+
+
+class Piece(NamedTuple):
+    """Some of a batch's messages, at least one: their flags, bodies and properties. `is_tagged`: whether one may have a
+    tag."""
+
+    flags: list[int]
+    bodies: list[bytes]
+    texts: list[bytes]
+    is_tagged: bool
 
 
 class Records(NamedTuple):
@@ -84,46 +95,43 @@ def encode_columns(flags: Iterable[int], bodies: Sequence[bytes], texts: Sequenc
 
 def decode_batch(data: bytes) -> list[BatchEntry]:
     """The messages of a batch body. Raises MessageError if it is garbled or holds more than 65,536."""
-    flags, bodies, texts, _ = _split(data)
-    _checked(texts)
-    return [BatchEntry(flag, body, text.decode()) for flag, body, text in zip(flags, bodies, texts, strict=True)]
+    return [
+        BatchEntry(flag, body, text.decode())
+        for piece in split(data)
+        for flag, body, text in zip(*piece[:3], strict=True)
+    ]
 
 
-def piece_of(data: bytes, at: int, most: int, most_bytes: int) -> tuple[int, int]:
-    """The next piece of a batch body, from `at` on: how many messages it has, and where they end. It keeps to both limits,
-    but has at least one message. Garbled bytes belong to the piece; whoever decodes it reports them."""
-    end = len(data)
-    last = min(end, at + most_bytes)
-    messages, behind = 0, at
-    while messages < most and behind < end:
-        next_at = behind + int.from_bytes(data[behind : behind + 4], "big")
-        if next_at < behind + ENTRY_BYTES or next_at > end:
-            return messages + 1, end
-        if next_at > last and messages:
-            break
-        messages, behind = messages + 1, next_at
-    return messages, behind
+def is_long(data: bytes, most: int, most_bytes: int) -> bool:
+    """Whether a batch body has more messages or bytes. Garbled bytes are not looked at."""
+    if len(data) > most_bytes:
+        return True
+    at, end = 0, len(data)
+    for _ in range(most):
+        if at >= end:
+            return False
+        at += max(int.from_bytes(data[at : at + 4], "big"), ENTRY_BYTES)
+    return at < end
 
 
-def check_piece(data: bytes, at: int, before: int, messages: int, shared: bytes) -> None:
-    """Raises MessageError where `encode_records` does, for so many messages from `at` on, with `before` in front of them."""
-    _, _, texts, _ = _split(data, at, before, messages)
-    _checked(texts)
-    _completed(texts, shared)
+def split(data: bytes) -> Iterator[Piece]:
+    """A batch body's messages, cut out. Raises MessageError if it is garbled or holds more than 65,536."""
+    before = at = 0
+    while at < len(data):
+        piece, at = _cut(data, at, before)
+        before += len(piece.flags)
+        yield piece
 
 
-def _split(
-    data: bytes, at: int = 0, before: int = 0, most: int = MAX_BATCH_ENTRIES
-) -> tuple[list[int], list[bytes], list[bytes], int]:
-    """Flags, bodies and properties of a batch's messages, and where the next one begins. `at`: where the first of them is;
-    `before`: how many there are before it; `most`: how many to take. Raises MessageError."""
+def _cut(data: bytes, at: int, before: int) -> tuple[Piece, int]:
+    """The piece that begins at `at`, with `before` messages in front of it; and where it ends."""
     flags: list[int] = []
     bodies: list[bytes] = []
     texts: list[bytes] = []
-    head_at, end = _ENTRY.unpack_from, len(data)
+    head_at, end, last = _ENTRY.unpack_from, len(data), at + PIECE_BYTES
     try:
-        for _ in range(min(most, MAX_BATCH_ENTRIES - before)):
-            if at == end:
+        for _ in range(min(PIECE_MESSAGES, MAX_BATCH_ENTRIES - before)):
+            if at >= last or at == end:
                 break
             size, _, _, flag, body_size = head_at(data, at)
             begin = at + 20
@@ -139,7 +147,7 @@ def _split(
         raise MessageError(f"batch entry {before + len(flags)} is cut off") from None
     if at < end and before + len(flags) == MAX_BATCH_ENTRIES:
         raise MessageError(f"a batch holds at most {MAX_BATCH_ENTRIES} messages")
-    return flags, bodies, texts, at
+    return Piece(flags, bodies, texts, _TAGS_MARK in _checked(texts)), at
 
 
 def _checked(texts: list[bytes]) -> bytes:
@@ -154,52 +162,42 @@ def _checked(texts: list[bytes]) -> bytes:
 
 
 def encode_records(
-    batch: bytes, shared: Shared, queue_offset: int, position: int, mark: Callable[[int], bytes] = _unmarked
-) -> Records:
-    """The records of a batch body's messages, from a queue offset and a commit log position on: the bytes that
-    `encode_record` makes of each. Raises MessageError for a body that is garbled, and for properties that are too long.
-    `mark` gives what the first record of each piece has behind its properties.
-
-    Column by column, because a step for all messages costs a fraction of a step for each; and some hundred messages at a
-    time, because their columns stay in the processor's cache.
-    """
-    flags, bodies, own, at = _split(batch, most=_PIECE)
-    made = _records(flags, bodies, own, shared, queue_offset, position, mark)
-    if at == len(batch):
-        return made
-    data = [made.data]
-    while at < len(batch):
-        done = len(made.sizes)
-        flags, bodies, own, at = _split(batch, at, done, _PIECE)
-        next_at = made.positions[-1] + made.sizes[-1]
-        piece = _records(flags, bodies, own, shared, queue_offset + done, next_at, mark)
-        data.append(piece.data)
-        made.positions.extend(piece.positions)
-        made.sizes.extend(piece.sizes)
-        made.tag_codes.extend(piece.tag_codes)
-    return made._replace(data=b"".join(data))
-
-
-def _records(
-    flags: list[int],
-    bodies: list[bytes],
-    own: list[bytes],
+    pieces: Iterable[Piece],
     shared: Shared,
     queue_offset: int,
     position: int,
-    mark: Callable[[int], bytes],
+    mark: Callable[[int], bytes] = _unmarked,
 ) -> Records:
-    is_tagged = _TAGS_MARK in _checked(own) or _TAGS_MARK in shared.properties
-    texts = _completed(own, shared.properties)
-    if texts:
-        texts[0] += mark(position)
+    """The records of a batch's messages, from a queue offset and a commit log position on: the bytes that `encode_record`
+    makes of each. Raises MessageError for properties that are too long. `mark` gives what the first record of each piece has
+    behind its properties.
+
+    Column by column, because a step for all messages costs a fraction of a step for each.
+    """
+    made = Records(b"", [], [], [])
+    data: list[bytes] = []
+    for piece in pieces:
+        found = _records(piece, shared, queue_offset + len(made.sizes), position, mark)
+        data.append(found.data)
+        position += len(found.data)
+        made.positions.extend(found.positions)
+        made.sizes.extend(found.sizes)
+        made.tag_codes.extend(found.tag_codes)
+    return made._replace(data=data[0] if len(data) == 1 else b"".join(data))
+
+
+def _records(piece: Piece, shared: Shared, queue_offset: int, position: int, mark: Callable[[int], bytes]) -> Records:
+    flags, bodies, _, is_tagged = piece
+    is_tagged = is_tagged or _TAGS_MARK in shared.properties
+    texts = completed(piece, shared.properties)
+    texts[0] += mark(position)
     text_sizes = [len(text) + CHECKSUM_BYTES for text in texts]
     body_sizes = list(map(len, bodies))
     middle = _SHARED[len(shared.born_host), len(shared.store_host)].pack(*shared[3:], 0)
     head = Struct(f">iIIiiqq{len(middle)}si")
     fixed = head.size + len(shared.topic) + 2
     sizes = [fixed + body_size + text_size for body_size, text_size in zip(body_sizes, text_sizes, strict=True)]
-    positions = list(accumulate(sizes[:-1], initial=position)) if sizes else []
+    positions = list(accumulate(sizes[:-1], initial=position))
     crcs = [crc & 0x7FFFFFFF for crc in map(crc32, bodies)]
     places = (repeat(shared.queue_id), flags, count(queue_offset), positions)
     heads = list(map(head.pack, sizes, repeat(MAGIC), crcs, *places, repeat(middle), body_sizes))
@@ -218,10 +216,10 @@ def _checksums(heads: list[bytes], tails: list[bytes]) -> list[bytes]:
     return [CHECKSUM_MARK + digits[at : at + 8] for at in range(0, len(digits), 8)]
 
 
-def _completed(texts: list[bytes], shared: bytes) -> list[bytes]:
+def completed(piece: Piece, shared: bytes) -> list[bytes]:
     """Each message's own properties and those of all. Raises MessageError if they are too long together."""
     joined = _PAIR_END + shared
-    whole = [text + (shared if text[-1] == _PAIR_END[0] else joined) if text else shared for text in texts]
+    whole = [text + (shared if text[-1] == _PAIR_END[0] else joined) if text else shared for text in piece.texts]
     longest = max(map(len, whole), default=0)
     if longest > SENT_PROPERTY_BYTES:
         raise MessageError(

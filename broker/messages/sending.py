@@ -7,11 +7,12 @@ The messages of one socket read are staged one by one and stored together, by on
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.batch import check_piece, piece_of
+from ...protocol.batch import Piece, completed, is_long, split
 from ...protocol.bodies import TopicConfig
 from ...protocol.codes import SYS_TRANSACTION_MASK
 from ...protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES, SENT_PROPERTY_BYTES
@@ -96,13 +97,17 @@ class Sending:
         self._cluster_end = props.PAIR_END + self._cluster_text
         self.placed: list[Placed] = []
 
-    def stage(self, header: SendMessage, body: bytes, born_host: bytes) -> Placed:
-        """Gives a message, or a batch, its place. Whatever this raises, such as Refusal, nothing of it is staged."""
+    def stage(
+        self, header: SendMessage, body: bytes, born_host: bytes, pieces: Sequence[Piece] | None = None
+    ) -> Placed:
+        """Gives a message, or a batch, its place. Whatever this raises, such as Refusal, nothing of it is staged.
+
+        pieces: the part of the batch that is meant, if not all of it."""
         if not self.placed:
             self._appender.begin()
         kept = self._store.staged
         try:
-            placed = self._place(header, body, born_host)
+            placed = self._place(header, body, born_host, pieces)
         except BaseException:
             self._store.roll_back(kept)  # half a batch is no batch
             raise
@@ -115,25 +120,20 @@ class Sending:
         if len(body) > MAX_BODY_BYTES:
             raise too_large("batch", body)
         shared = self._batch_properties(header)
-        ends: list[int] = []
-        at = before = 0
-        while at < len(body):
-            messages, end = piece_of(body, at, BATCH_TURN_MESSAGES, BATCH_TURN_BYTES)
-            try:
-                check_piece(body, at, before, messages, shared)
-            except MessageError as error:
-                raise Refusal(Reason.ILLEGAL_MESSAGE, str(error)) from None
-            ends.append(end)
-            at, before = end, before + messages
-            yield
+        pieces: list[Piece] = []
+        try:
+            for piece in split(body):
+                completed(piece, shared)  # which refuses what is too long
+                pieces.append(piece)
+                yield
+        except MessageError as error:
+            raise Refusal(Reason.ILLEGAL_MESSAGE, str(error)) from None
         stored: list[Placed] = []
-        at = 0
-        for end in ends:
-            placed = self.stage(header, body[at:end], born_host)
+        for piece in pieces:
+            placed = self.stage(header, body, born_host, (piece,))
             self.commit()
             stored.append(placed)
             header = header._replace(queue_id=placed.queue_id)  # the client leaves the choice to the broker
-            at = end
             yield
         return stored
 
@@ -159,7 +159,7 @@ class Sending:
                 self._transactions.expect(queue_offset, position, self._store.now_ms)
         return placed
 
-    def _place(self, header: SendMessage, body: bytes, born_host: bytes) -> Placed:
+    def _place(self, header: SendMessage, body: bytes, born_host: bytes, pieces: Sequence[Piece] | None) -> Placed:
         name = header.topic
         topic = self._topics.get(name)
         if topic is None or name in names.UNSENDABLE_TOPICS:
@@ -175,7 +175,7 @@ class Sending:
             # As SendMessageProcessor: a client may leave the choice to the broker.
             queue_id = random.randrange(topic.write_queues or 1)
         if header.batch:
-            return self._place_batch(header, body, born_host, name, queue_id)
+            return self._place_batch(header, body, born_host, name, queue_id, pieces)
         if len(body) > MAX_BODY_BYTES:
             raise too_large("message body", body)
         text = header.properties
@@ -264,7 +264,15 @@ class Sending:
             )
         return created
 
-    def _place_batch(self, header: SendMessage, body: bytes, born_host: bytes, name: str, queue_id: int) -> Placed:
+    def _place_batch(
+        self,
+        header: SendMessage,
+        body: bytes,
+        born_host: bytes,
+        name: str,
+        queue_id: int,
+        pieces: Sequence[Piece] | None,
+    ) -> Placed:
         if len(body) > MAX_BODY_BYTES:
             raise too_large("batch", body)
         if header.sys_flag & SYS_TRANSACTION_MASK or _DELAY_MARK in header.properties or TIME_MARK in header.properties:
@@ -276,7 +284,7 @@ class Sending:
         try:
             positions, first_offset = self._appender.stage_batch(
                 queue,
-                body,
+                split(body) if pieces is None else pieces,
                 self._batch_properties(header),
                 header.sys_flag,
                 header.born_timestamp,
@@ -294,7 +302,7 @@ class Sending:
 
 def is_long_batch(header: SendMessage, body: bytes) -> bool:
     """Whether it is more than others wait for: then it is stored in pieces."""
-    return header.batch and piece_of(body, 0, BATCH_TURN_MESSAGES, BATCH_TURN_BYTES)[1] < len(body)
+    return header.batch and is_long(body, BATCH_TURN_MESSAGES, BATCH_TURN_BYTES)
 
 
 def too_large(what: str, body: bytes) -> Refusal:

@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from ...protocol.batch import Shared, encode_records
+from ...protocol.batch import Piece, Shared, encode_records
 from ...protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from ...protocol.config import MAX_PROPERTY_BYTES
 from ...protocol.message import BEGIN_BYTES, CHECKSUM_BYTES, MAX_RECORD_BYTES, Record, encode_record, host_flags
@@ -375,14 +375,14 @@ class Store:
     def stage_batch(
         self,
         queue: ConsumeQueue,
-        batch: bytes,
+        pieces: Iterable[Piece],
         properties: bytes,
         sys_flag: int,
         born_ms: int,
         born_host: bytes,
         reconsume_times: int = 0,
     ) -> tuple[list[int], int]:
-        """Gives the messages of a batch body their places, next to each other: commit log positions and the first queue
+        """Gives the messages of a batch their places, next to each other: commit log positions and the first queue
         offset. `properties` are added to those of each. They exist after `commit`.
 
         Whatever this raises, such as MessageError for a body that is garbled, nothing is staged."""
@@ -390,7 +390,7 @@ class Store:
         flags = _flags(sys_flag, born_host, store_host)
         of_all = (flags, born_ms, born_host, self.now_ms, store_host, reconsume_times)
         shared = Shared(queue.topic_record, queue.queue_id, properties, *of_all)
-        data, positions, sizes, tag_codes = encode_records(batch, shared, queue.next, self._next, self._marks.mark)
+        data, positions, sizes, tag_codes = encode_records(pieces, shared, queue.next, self._next, self._marks.mark)
         offset = queue.extend(positions, sizes, tag_codes)
         self._staged.append(data)
         self._staged_queues.append(queue)

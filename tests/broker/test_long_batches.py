@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rocketlet.broker.config import BATCH_TURN_BYTES, BATCH_TURN_MESSAGES
+from rocketlet.broker.config import BATCH_TURN_MESSAGES
 from rocketlet.broker.remoting.requests.sends import store_batch
-from rocketlet.protocol.batch import BatchEntry, encode_batch, piece_of
+from rocketlet.protocol.batch import PIECE_MESSAGES, BatchEntry, encode_batch, split
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.protocol.frame import Frame, encode
@@ -30,7 +30,7 @@ async def test_a_batch_of_very_many_messages_is_stored_in_pieces(node: Node, wir
         peer.send(encode(Frame(Code.SEND_MESSAGE_V2, 2, send_v2())))  # which others do meanwhile
         seen = queue.next
     assert sum(grown) == 5 * BATCH_TURN_MESSAGES
-    assert max(grown) == BATCH_TURN_MESSAGES
+    assert max(grown) == PIECE_MESSAGES
     peer.hang_up()
 
 
@@ -74,8 +74,4 @@ async def test_a_long_batch_with_a_fault_at_its_end_is_no_batch(
 def test_a_piece_of_a_batch_has_few_bytes_or_one_message() -> None:
     sizes = [10, 400_000, 400_000, 3_000_000, 10, 10]
     data = encode_batch([BatchEntry(0, bytes(size), "") for size in sizes])
-    at, found = 0, []
-    while at < len(data):
-        messages, at = piece_of(data, at, BATCH_TURN_MESSAGES, BATCH_TURN_BYTES)
-        found.append(messages)
-    assert found == [2, 1, 1, 2]
+    assert [len(piece.flags) for piece in split(data)] == [3, 1, 2]

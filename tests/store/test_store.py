@@ -28,7 +28,7 @@ from rocketlet.broker.store.files import (
 from rocketlet.broker.store.recovery import Lost
 from rocketlet.broker.store.segments import SegmentedFile
 from rocketlet.broker.store.store import Store
-from rocketlet.protocol.batch import encode_batch
+from rocketlet.protocol.batch import encode_batch, split
 
 from ..support.stores import HOST, TOPICS, bodies, kill, open_store, put
 
@@ -375,7 +375,7 @@ def test_whatever_fails_while_a_message_is_stored_leaves_nothing_behind(
         raise error
 
     def put_batch() -> None:
-        store.stage_batch(store.queue("t", 0), encode_batch([(0, b"lost", "")] * 2), b"", 0, 1, HOST)
+        store.stage_batch(store.queue("t", 0), split(encode_batch([(0, b"lost", "")] * 2)), b"", 0, 1, HOST)
         store.commit()
 
     ways = {"encode_record": lambda: put(store, b"lost"), "encode_records": put_batch}
