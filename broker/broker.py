@@ -49,6 +49,7 @@ from .messages.timers import Timers
 from .messages.topics import Topics
 from .messages.transactions import Transactions
 from .nameserver.routes import Routes
+from .pops.division import Members
 from .pops.mixed import Mixed
 from .pops.pops import Pops
 from .running.engine import Engine
@@ -138,7 +139,7 @@ class Broker:
         self.groups = self._make_groups(config.name)
         self.refusals = Refusals(clock)
         self.locks = self._make_locks(folder / "locks.json")
-        self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock, self._is_popped)
+        self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock, self._is_apart)
         self.draining = self._make_draining()
         self.notifications = Notifications(
             self.groups, self.group_configs, self.history, self.draining, clock, self.turns
@@ -208,8 +209,19 @@ class Broker:
             frames,
             self.clock,
             self.when_kept,
-            self._pulled_by,
+            self._popping_members(),
+        )
+
+    def _popping_members(self) -> Members:
+        return Members(
+            self.groups,
+            self.locks,
+            self.watch,
+            self.request_modes,
             Mixed(self.clock, self.history),
+            Engine(self.tasks, self.turns, self.clock),
+            self.name_servers.find_route,
+            self.topics.queues_of,
         )
 
     def _make_registration(self) -> Registration:
@@ -238,6 +250,7 @@ class Broker:
         self.registration.topic_changed(topic)
 
     def _group_changed(self, group: ConsumerGroup) -> None:
+        self.pops.changed(group)
         self.notifications.changed(group)
 
     def _tell_members(self, group: ConsumerGroup, connections: Iterable[Session]) -> None:
@@ -250,21 +263,10 @@ class Broker:
 
     def _is_draining(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether nobody may have the queue for its own now."""
-        return self.draining.is_draining(group, topic, queue_id) or not self.pops.yields(group, topic)
+        return self.draining.is_draining(group, topic, queue_id) or self.pops.is_apart(group, topic)
 
-    def _is_popped(self, group: str, topic: str) -> bool:
-        return self.pops.is_popped(group, topic)
-
-    def _pulled_by(self, group: str, topic: str) -> str | None:
-        """The client that owns a queue of the topic, so that nobody else may pop its messages; None without one."""
-        members = found.members if (found := self.groups.get(group)) else {}
-        for queue_id in range(self.topics.queues_of(topic)):
-            reader = self.watch.reader(group, topic, queue_id)
-            is_locked = self.locks.is_locked(group, topic, queue_id)
-            if is_locked or reader in members:
-                who = members[reader].client_id if reader in members else "a member"
-                return f"{who} pulls {topic}:{queue_id} in the group {group}; a group either pulls a topic or pops it"
-        return None
+    def _is_apart(self, group: str, topic: str) -> bool:
+        return self.pops.is_apart(group, topic)
 
     def _is_anothers(self, group: str, connection: Session, topic: str, queue_id: int) -> bool:
         return self.draining.allotment.is_anothers(group, connection, topic, queue_id)

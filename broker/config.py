@@ -163,6 +163,8 @@ POP_CLIENT_SILENT_S: Final = 120.0  # after which a client that renews counts as
 MAX_MIXED: Final = 1000  # groups and topics that some pull and others pop, of which it is known when that was said
 POOL_IDLE_S: Final = 30.0  # since the last receive; then members may pull the topic, if nothing is in flight
 POP_CLIENTS_LOOK_S: Final = 5.0
+POOL_LEAVE_S: Final = 30.0  # a queue leaves those who pop: how long what they give back is given to them again
+POOL_LOOK_S: Final = 0.5  # while queues change hands between those who pop and those who pull
 DEAD_LETTER_RETRY_S: Final = 1.0  # before a dead letter that could not be stored is tried again
 POP_JOURNAL_BYTES: Final = 4 * 1024 * 1024  # records of pops and acknowledgements before the file is written anew
 

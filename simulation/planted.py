@@ -159,19 +159,23 @@ def _expiring_with_epoch(self: Locks) -> Work[None]:
     _kept.update((key, epoch) for key, epoch in before.items() if key not in self._locks)
 
 
-def _with_kept_epoch(self: Locks, request: Any, queue: Queue, connection: Any, now_s: float) -> int | None:
+def _with_kept_epoch(
+    self: Locks, request: Any, queue: Queue, connection: Any, now_s: float, *, has_had: bool
+) -> int | None:
     key = (request.group, queue.topic, queue.queue_id)
     is_new = key not in self._locks
-    epoch = _lock_one(self, request, queue, connection, now_s)
+    epoch = _lock_one(self, request, queue, connection, now_s, has_had=has_had)
     if is_new and epoch is not None and key in _kept:
         epoch = self._locks[key].epoch = _kept.pop(key)
     return epoch
 
 
-def _for_everybody(self: Locks, request: Any, queue: Queue, connection: Any, now_s: float) -> int | None:
+def _for_everybody(
+    self: Locks, request: Any, queue: Queue, connection: Any, now_s: float, *, has_had: bool
+) -> int | None:
     """A lock is given to whoever asks."""
     self._locks.pop((request.group, queue.topic, queue.queue_id), None)
-    return _lock_one(self, request, queue, connection, now_s)
+    return _lock_one(self, request, queue, connection, now_s, has_had=has_had)
 
 
 _open_locks = Locks.__init__

@@ -87,7 +87,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.sessions broker.store",
         "broker.groups.foreign": "broker.clock broker.config broker.groups broker.groups.owning broker.messages "
         "broker.running broker.sessions",
-        "broker.pops": "broker.clock broker.config broker.groups broker.groups.owning broker.messages "
+        "broker.pops": "broker.clock broker.config broker.groups broker.groups.owning broker.messages broker.sessions "
         "broker.running broker.store",
         "broker.broker": "broker.access broker.clock broker.cluster broker.config broker.consuming "
         "broker.groups broker.groups.foreign broker.groups.owning broker.listening "

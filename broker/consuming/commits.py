@@ -25,10 +25,10 @@ class Commits:
         self, session: Session, group: str, queue: tuple[str, int], offset: int, epoch: int | None
     ) -> str | None:
         """Why this client may not say how far a group is in a queue; None if it may."""
-        if self._pops.pools and self._pops.is_popped(group, queue[0]):
+        if self._pops.pools and self._pops.is_apart(group, queue[0]):
             found = self._groups.get(group)
             if found is not None and session in found.members:
-                return popped_fault(group, queue[0])
+                return f"clients of the group {group} pop {queue[0]}, and only they say how far it has come"
         fault = self._locks.commit_fault(group, queue, session, epoch)
         allotment = self._draining.allotment
         if fault is None and group in allotment.bound and allotment.is_bystander(group, session, *queue):
@@ -47,7 +47,7 @@ class Commits:
             )  # fmt: skip
         self._offsets.put(group, topic, queue_id, end, by_owner=by_owner)
         if self._pops.pools:
-            self._pops.sent_elsewhere(group, topic)
+            self._pops.sent_elsewhere(group, topic, queue_id)
 
     def _stale_fault(self, session: Session, group: str, queue: tuple[str, int], offset: int) -> str | None:
         """Why a foreign member's commit that goes back is refused; None if it is not. Only who reads the queue may go back:
@@ -84,7 +84,3 @@ class Commits:
         if begin <= offset <= end:
             return None
         return f"{offset} is not between the start {begin} and the end {end} of {queue[0]}:{queue[1]}"
-
-
-def popped_fault(group: str, topic: str) -> str:
-    return f"clients of the group {group} pop {topic}; a group either pulls a topic or pops it: use another group"

@@ -42,7 +42,7 @@ from ..sessions.refusal import Reason, Refusal
 from ..sessions.session import Session
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreError, StoreFull
-from .commits import Commits, popped_fault
+from .commits import Commits
 from .parts import Parts
 from .versions import Versions
 
@@ -137,8 +137,10 @@ class Pulling:
                 look_again = partial(self._look_again, kept, kept.later(), attempt)
                 self._filters.when_parsed(session, subscription.expression, look_again, _text_bytes(header))
                 return None
-        if self._pops.pools and not self._pops.yields(header.consumer_group, header.topic):
-            raise Refusal(Reason.NOT_PERMITTED, popped_fault(header.consumer_group, header.topic))
+        if self._pops.pools:
+            fault = self._pops.pull_fault(session, header.consumer_group, header.topic)
+            if fault is not None:
+                raise Refusal(Reason.NOT_PERMITTED, fault)
         # Whatever the read will find, as in PullMessageProcessor.
         if header.sys_flag & codes.PULL_COMMIT_OFFSET:
             self._commit(session, header)

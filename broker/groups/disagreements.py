@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+from ...protocol.names import RETRY_PREFIX
 from ...protocol.work import SLICE, Work
 from ..config import MAX_NAMED_CHARS, MAX_NAMED_MEMBERS
 from .member import Member
@@ -46,10 +47,12 @@ def finding_faults(members: list[Member], broker_name: str, queues_of: Callable[
 def _differing_topics(
     members: list[Member], topics: Counter[str], expressions: dict[str, dict[str, list[str]]]
 ) -> Iterator[str]:
-    differing = [topic for topic, count in topics.items() if count < len(members) or len(expressions[topic]) > 1]
+    retrying = sum(not member.is_seat for member in members)
+    wanted = {topic: retrying if topic.startswith(RETRY_PREFIX) else len(members) for topic in topics}
+    differing = [topic for topic, count in topics.items() if count < wanted[topic] or len(expressions[topic]) > 1]
     for topic in sorted(differing)[:MAX_NAMED_MEMBERS]:
         count = topics[topic]
-        if count < len(members):
+        if count < wanted[topic]:
             without = [member.client_id for member in members if topic not in member.subscriptions]
             subscribed = [name for names in expressions[topic].values() for name in names]
             yield f"{_named(without)} not subscribed to {topic}, while {_named(subscribed)} are"

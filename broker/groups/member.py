@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from ...protocol.bodies import ConsumerData
 from ...protocol.names import RETRY_PREFIX
@@ -11,13 +12,15 @@ from ...protocol.subscription import Subscription
 from ..config import MEMBER_BYTES, PLACE_BYTES, SUBSCRIPTION_BYTES, TAG_BYTES
 from ..sessions.session import Session
 
+POPS: Final = "CONSUME_POP"  # the kind of a member that stands for a client that pops
+
 Shape = frozenset[tuple[str, str]]  # topics and expressions
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     """One client's membership in one group. Times are of the monotonic clock, in seconds. topics: what it subscribes to,
-    without the retry topic that all members have."""
+    without the retry topic that all members have. has_pulled: though the group's members are to pop."""
 
     client_id: str
     connection: Session
@@ -31,6 +34,7 @@ class Member:
     charged_bytes: int = 0
     has_news: bool = False
     sees_others: bool = False  # other numbers of queues than before
+    has_pulled: bool = False
 
     @property
     def is_foreign(self) -> bool:
@@ -39,6 +43,11 @@ class Member:
         # alone.
         data = self.data
         return not data.strategy and data.message_model == "CLUSTERING" and data.consume_type == "CONSUME_PASSIVELY"
+
+    @property
+    def is_seat(self) -> bool:
+        """Whether it stands for a client that pops."""
+        return self.data.consume_type == POPS
 
     def update(self, data: ConsumerData, now_s: float) -> bool:
         """Takes over a heartbeat. True if a topic came or went, or the member is about to leave."""

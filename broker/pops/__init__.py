@@ -12,7 +12,9 @@ order       which messages of a queue wait for an earlier one of their message g
 batches     what receives in order were given, by attempt
 deadlines   when deliveries that nobody acknowledged come again
 hands       the clients for which the broker prolongs the time
-mixed       groups in which some pull what others pop
+division    topics that some members pull and others pop: which queues are whose
+seats       clients that pop, as members of a group that others pull
+mixed       members that share with nobody, in groups that pop: that is said in the log
 letters     copies for the dead-letter topic
 settling    what was acknowledged in a turn of the loop: one write, then the answers
 book        what of this is on the disk

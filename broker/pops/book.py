@@ -108,9 +108,10 @@ class Book:
         if deliveries.number in self._defined:
             self._content.append(records.forget(deliveries.number))
 
-    def yielded(self, deliveries: Deliveries) -> None:
-        """Members pull now. Acknowledgements are known here alone until the offsets are saved."""
+    def yielded(self, deliveries: Deliveries, offset: int) -> None:
+        """Members pull now, from an offset on. Acknowledgements are known here alone until the offsets are saved."""
         if deliveries.number in self._defined:
+            self._content.append(records.base(deliveries.number, offset, deliveries.floor_ms))
             self._content.append(records.yielded(deliveries.number))
             self._yielded.append(deliveries.number)
 

@@ -57,6 +57,8 @@ class Deliveries:
         self.reported = begin
         self.unfinished: OrderedDict[int, Delivery] = OrderedDict()
         self.is_passed = False  # whether `next` has moved without the disk knowing
+        self.gives_new = True  # not while its queue leaves those who pop
+        self.gives_again = True  # not when that takes long
         self.fresh_behind: list[Delivery] = []  # not on the disk yet
         self._order: Order | None = None
         self._visible: list[int] = []  # a heap; also of some that are not visible any more
@@ -72,7 +74,8 @@ class Deliveries:
     def is_ready(self) -> bool:
         """Whether there is something to look at."""
         self._drop_stale()
-        return bool(self._visible) or (self.next < self.queue.next and len(self.unfinished) < self._limit)
+        has_new = self.next < self.queue.next and len(self.unfinished) < self._limit
+        return (self.gives_again and bool(self._visible)) or (self.gives_new and has_new)
 
     @property
     def _limit(self) -> int:
@@ -97,9 +100,11 @@ class Deliveries:
         """Up to `count` messages of `room` bytes together, of which `allowed` were never popped. The first of an answer, for
         which the room is all that the request has, may be larger. They count as popped when `hand_out` was called."""
         taken: list[Taken] = []
+        if not self.gives_again:
+            return taken
         try:
             room, whole = self._take_visible(taken, request, count, room)
-            if room > 0:
+            if room > 0 and self.gives_new:
                 self._take_new(taken, request, count, room, allowed, whole)
         except BaseException:
             self.put_back(taken)

@@ -1,5 +1,5 @@
-"""Groups in which some want to pull a topic that others pop, or the other way round: the second kind is refused, and that is
-said, in the log and in the group's history, every ten minutes for as long as it goes on."""
+"""Groups in which clients pop a topic, and others read it that share its queues with nobody, or the other way round: the
+second kind is refused. The log and the group's history say that every ten minutes for as long as it goes on."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ class Mixed:
         self._said_s[key] = now_s
         if len(self._said_s) > MAX_MIXED:
             del self._said_s[next(iter(self._said_s))]
-        hint = "stop one kind, or give it a group of its own; 30 s behind the last receive the others may begin"
+        hint = "consumers that broadcast, or that assign queues to themselves, need a group of their own"
         log.warning("group_pulls_and_pops", group=group, topic=topic, reason=reason, hint=hint)
         self._history.add(group, "refused", "", topic=topic, fault=reason)

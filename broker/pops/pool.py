@@ -54,13 +54,16 @@ class Wait:
 
 class Pool:
     """The pool of one group and topic. `queues`: the deliveries by queue id. `ready`: the queues that may have something,
-    the one served longest ago first."""
+    the one served longest ago first. `owned`: the queues that are the pool's; None: all. `leaving`: those of them that are to
+    be others', and since when (`division`)."""
 
     def __init__(self, group: str, topic: str, tally: Tally) -> None:
         self.group = group
         self.topic = topic
         self.tally = tally
         self.queues: dict[int, Deliveries] = {}
+        self.owned: set[int] | None = None
+        self.leaving: dict[int, float] = {}
         self.ready: OrderedDict[int, None] = OrderedDict()
         self._waiting: dict[int | None, OrderedDict[Wait, None]] = {}
         self.waits = 0
@@ -131,8 +134,56 @@ class Pool:
     def note(self, queue_id: int) -> None:
         """A queue has been looked at: it is ready or not, and the last of those that are."""
         deliveries = self.queues.get(queue_id)
-        if deliveries is not None and deliveries.is_ready:
+        if deliveries is not None and deliveries.is_ready and self.serves(queue_id):
             self.ready[queue_id] = None
             self.ready.move_to_end(queue_id)
         else:
             self.ready.pop(queue_id, None)
+
+    def come(self, queue_id: int) -> None:
+        """Something may be in a queue."""
+        if queue_id not in self.ready and self.serves(queue_id):
+            self.ready[queue_id] = None
+
+    # Queues that others pull
+
+    def serves(self, queue_id: int) -> bool:
+        """Whether messages of the queue may be popped. Of one that leaves before anything of it was, nothing is."""
+        return self.owned is None or (
+            queue_id in self.owned and (queue_id not in self.leaving or queue_id in self.queues)
+        )
+
+    def divide(self) -> None:
+        """Others pull, too: nothing is the pool's before it owns it."""
+        self.owned = set()
+        self.ready.clear()
+
+    def rejoin(self) -> None:
+        """Nobody else pulls any more."""
+        self.owned = None
+
+    def own(self, queue_id: int) -> None:
+        assert self.owned is not None
+        self.owned.add(queue_id)
+        self.come(queue_id)
+
+    def disown(self, queue_id: int) -> None:
+        assert self.owned is not None
+        self.owned.discard(queue_id)
+        self.leaving.pop(queue_id, None)
+        self.ready.pop(queue_id, None)
+
+    def leave(self, queue_id: int, now_s: float) -> None:
+        """A queue is to be another's. Nothing new of it is given."""
+        if queue_id not in self.leaving:
+            self.leaving[queue_id] = now_s
+            if queue_id in self.queues:
+                self.queues[queue_id].gives_new = False
+            self.note(queue_id)
+
+    def stay(self, queue_id: int) -> None:
+        """It is not."""
+        del self.leaving[queue_id]
+        if queue_id in self.queues:
+            self.queues[queue_id].gives_new = self.queues[queue_id].gives_again = True
+        self.come(queue_id)

@@ -11,10 +11,11 @@ from ..messages.topics import Topics
 from ..store.consume_queue import ConsumeQueue
 from ..store.store import Store
 from .deliveries import Deliveries, Tally
-from .handles import TOPIC_MARK, Handle
+from .handles import TOPIC_MARK, Handle, decode_handle
 from .pool import Pool
 from .records import KeptQueue
-from .values import Delivered, Request
+from .states import Delivery
+from .values import Delivered, Numbers, Outcome, Request
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -42,11 +43,11 @@ class Pools:
             for queue, offset in begins:
                 if self._offsets.get(request.group, request.topic, queue.queue_id) is None:
                     self._offsets.put(request.group, request.topic, queue.queue_id, offset)
-            pool = self._make(request.group, request.topic)
+            pool = self.make(request.group, request.topic)
             pool.ready.update((queue.queue_id, None) for queue, offset in begins if offset < queue.next)
         return pool
 
-    def _make(self, group: str, topic: str) -> Pool:
+    def make(self, group: str, topic: str) -> Pool:
         pool = self.all[group, topic] = Pool(group, topic, self._tallies.setdefault(group, Tally()))
         self._of_topic.setdefault(topic, {})[group] = pool
         return pool
@@ -98,8 +99,9 @@ class Pools:
                 return True
         return False
 
-    def peek(self, request: Request) -> list[Delivered]:
-        """The messages that would be popped next, without handles."""
+    def peek(self, group: str, topic: str, queue_id: int | None, count: int) -> list[Delivered]:
+        """The messages that would be popped next, without handles. They stay where they are. Raises the errors of reading."""
+        request = Request(group, topic, "", count, 0, queue_id=queue_id)
         pool = self.get(request)
         found: list[Delivered] = []
         for queue_id in [queue_id for queue_id in pool.ready if request.queue_id in (None, queue_id)]:
@@ -113,6 +115,21 @@ class Pools:
         pool = self.all.get((group, topic))
         return pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
 
+    def delivery(self, broker_name: str, group: str, topic: str, text: str) -> tuple[Deliveries, Delivery] | Outcome:
+        """The delivery of a handle, or why there is none."""
+        handle = decode_handle(text)
+        if handle is None:
+            return Outcome.UNREADABLE
+        deliveries = self.deliveries_of(group, topic, handle)
+        if handle.broker_name != broker_name or deliveries is None or handle.offset >= deliveries.next:
+            return Outcome.UNKNOWN
+        delivery = deliveries.unfinished.get(handle.offset)
+        if delivery is None:
+            return Outcome.DONE
+        if delivery.pop_ms != handle.pop_ms:
+            return Outcome.EXPIRED if handle.pop_ms < delivery.pop_ms else Outcome.UNKNOWN
+        return deliveries, delivery
+
     def deliveries(self) -> Iterator[Deliveries]:
         for pool in list(self.all.values()):
             yield from list(pool.queues.values())
@@ -123,8 +140,7 @@ class Pools:
             pools = self._of_topic.get(queue.topic)
             if pools is not None:
                 for pool in list(pools.values()):
-                    if queue.queue_id not in pool.ready:
-                        pool.ready[queue.queue_id] = None
+                    pool.come(queue.queue_id)
                     if pool.waits:
                         yield pool
 
@@ -138,6 +154,28 @@ class Pools:
         """The pools that serve a queue."""
         pool = self.all.get((deliveries.group, deliveries.queue.topic))
         return (pool,) if pool is not None else ()
+
+    def waits(self, group: str, topic: str) -> int:
+        """How many receives wait."""
+        pool = self.find(group, topic)
+        return pool.waits if pool is not None else 0
+
+    def serves(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether a queue's messages are popped."""
+        pool = self.find(group, topic)
+        return pool is not None and pool.serves(queue_id)
+
+    def offsets_of(self, group: str, topic: str) -> dict[int, tuple[int, int]]:
+        """Two offsets by queue id, for queues that are popped: the one that has as many messages behind it as are not
+        finished, and the lowest that is not finished."""
+        pool = self.find(group, topic)
+        queues = pool.queues.items() if pool is not None else ()
+        return {queue_id: (of.next - len(of.unfinished), of.committed) for queue_id, of in queues}
+
+    def numbers(self, group: str, topic: str) -> dict[int, Numbers]:
+        """The numbers by queue id, for queues that were popped. The others are where the group's offsets say."""
+        pool = self.find(group, topic)
+        return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.queues.items()}
 
     def unfinished(self, group: str) -> int:
         """How many messages are in the hands of the group's clients, or to be given again."""
@@ -196,7 +234,7 @@ class Pools:
                     "offset_set_back", group=group, topic=topic, queue=queue_id, offset=item.next, end=queue.next,
                     hint="it was beyond the end of the queue",
                 )  # fmt: skip
-            pool = self.all.get((group, topic)) or self._make(group, topic)
+            pool = self.all.get((group, topic)) or self.make(group, topic)
             deliveries = self._deliveries(pool, queue, 0)
             deliveries.adopt(item, to_monotonic_s)
             deliveries.reported = deliveries.committed
@@ -212,4 +250,4 @@ class Pools:
             if queue_id in pool.queues:
                 pool.note(queue_id)
             elif queue is not None and (self._offsets.get(pool.group, pool.topic, queue_id) or 0) < queue.next:
-                pool.ready[queue_id] = None
+                pool.come(queue_id)

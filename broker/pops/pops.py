@@ -33,15 +33,15 @@ from .batches import Batches
 from .book import Book
 from .deadlines import Deadlines
 from .deliveries import Deliveries, Taken
-from .handles import decode_handle, encode_handle
+from .division import Division, Members
+from .handles import encode_handle
 from .hands import Hands
 from .letters import Letters
-from .mixed import Mixed
 from .pool import Pool, Wait
 from .pools import Pools
 from .settling import Answered, Settling, When
 from .states import Delivery, Event, State
-from .values import Changed, Delivered, Numbers, Outcome, Received, Request, Why
+from .values import Changed, Delivered, Outcome, Received, Request, Why
 from .waits import Waits
 
 log = structlog.get_logger("rocketlet.pops")
@@ -51,8 +51,7 @@ Answer = Callable[[Received], object]
 
 class Pops:
     """when_kept: calls the first as soon as what was written is kept as well as the broker's settings want, the second if it
-    is not. pulled_by: who pulls queues of a topic in a group; None if nobody does. Two kinds of readers would have two truths
-    of how far the group has come, so the second kind is refused. soon: calls what it gets when this turn is over.
+    is not. soon: calls what it gets when this turn is over.
     Raises StoreError if what a run before has left cannot be read."""
 
     def __init__(
@@ -65,14 +64,12 @@ class Pops:
         frames: Frames,
         clock: Clock,
         when_kept: When,
-        pulled_by: Callable[[str, str], str | None],
-        mixed: Mixed,
+        members: Members,
         soon: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
         self._broker_name = broker_name
         self._settings = settings
-        self._pulled_by = pulled_by
-        self._mixed = mixed
+        self._offsets = offsets
         self._clock = clock
         self._soon = soon or _soon
         self._hands = Hands(clock)
@@ -85,8 +82,16 @@ class Pops:
         self.clients = self._pools.clients
         self.unfinished = self._pools.unfinished
         self.topics_of = self._pools.topics_of
+        self.serves = self._pools.serves
+        self.waits = self._pools.waits
+        self.peek = self._pools.peek
+        self.offsets_of = self._pools.offsets_of
+        self.numbers = self._pools.numbers
         self._settling = Settling(self._book, offsets, clock, when_kept, self._soon, self._freed)
         self._waits = Waits(clock, self.put_back)
+        self._division = Division(broker_name, members, self._pools, self._let_go, self._gained, self._yield)
+        self.changed = self._division.changed
+        self.pull_fault = self._division.pull_fault
         self._is_stopped = False
         self._take_over()
 
@@ -98,6 +103,7 @@ class Pops:
                     self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
                     if delivery.renewals >= 0:
                         self._hands.give(deliveries, delivery)
+        self._division.adopt()
         try:
             run(self._book.saving(self._pools.deliveries))
         except StoreFull as error:
@@ -115,9 +121,8 @@ class Pops:
         wait = Wait(request, answer, self._waits.drop)
         if self._is_stopped:
             return _answered(wait, Received(Why.STOPPED))
-        fault = None if self.is_popped(request.group, request.topic) else self._pulled_by(request.group, request.topic)
+        fault = self._division.admit(request)
         if fault is not None:
-            self._mixed.note(request.group, request.topic, fault)
             return _answered(wait, Received(Why.PULLED, fault=fault))
         pool = self._pools.get(request)
         pool.note_client(request.client_id, self._clock.monotonic_s())
@@ -186,6 +191,7 @@ class Pops:
         deliveries.hand_out(taken, now_ms)
         for delivery, _ in taken:
             delivery.client_id, delivery.deadline_s, delivery.since_s = request.client_id, deadline_s, now_s
+            delivery.is_delayed = False
             if request.auto_renew:
                 delivery.renewals = 0
                 self._hands.give(deliveries, delivery)
@@ -278,6 +284,7 @@ class Pops:
             delivery.attempts = max(delivery.attempts - 1, 0)
         if invisible_ms > 0:
             delivery.turn(Event.CHANGE)
+            delivery.is_delayed = True
             delivery.deadline_s = self._clock.monotonic_s() + invisible_ms / 1000
             self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
             self._changed(deliveries, delivery)
@@ -295,30 +302,20 @@ class Pops:
             self._letters.bury(*found, reason)
         self._settling.settle([self._done(found)], answer)
 
-    def _find(self, group: str, topic: str, text: str) -> tuple[Deliveries, Delivery] | Outcome:
-        handle = decode_handle(text)
-        if handle is None:
-            return Outcome.UNREADABLE
-        deliveries = self._pools.deliveries_of(group, topic, handle)
-        if handle.broker_name != self._broker_name or deliveries is None or handle.offset >= deliveries.next:
-            return Outcome.UNKNOWN
-        delivery = deliveries.unfinished.get(handle.offset)
-        if delivery is None:
-            return Outcome.DONE
-        if delivery.pop_ms != handle.pop_ms:
-            return Outcome.EXPIRED if handle.pop_ms < delivery.pop_ms else Outcome.UNKNOWN
-        return deliveries, delivery
+    def _find(self, group: str, topic: str, handle: str) -> tuple[Deliveries, Delivery] | Outcome:
+        return self._pools.delivery(self._broker_name, group, topic, handle)
 
     # Time
 
     def _expire(self, deliveries: Deliveries, due: list[Delivery]) -> None:
         for delivery in due:
-            until_s = self._hands.prolonged_s(delivery)
+            until_s = self._hands.prolonged_s(delivery) if deliveries.gives_again else None
             if until_s is None:
                 self._come_again(deliveries, delivery, "nobody has acknowledged it in time")
             else:
                 self._prolong(deliveries, delivery, until_s)
         self._serve_all(deliveries)
+        self._division.progressed((deliveries,))
 
     def _prolong(self, deliveries: Deliveries, delivery: Delivery, until_s: float) -> None:
         delivery.deadline_s = until_s
@@ -361,12 +358,38 @@ class Pops:
         for deliveries in touched:
             self._pools.refresh(deliveries)
             self._serve_all(deliveries)
+        self._division.progressed(touched)
+
+    # Queues that come and go
+
+    def _gained(self, pool: Pool) -> None:
+        if pool.waits:
+            self._serve(pool)
+
+    def _let_go(self, pool: Pool, queue_id: int) -> None:
+        """Members pull the queue from its lowest offset on that is not finished."""
+        deliveries = pool.queues.pop(queue_id, None)
+        if deliveries is None:
+            return
+        self._settling.report(deliveries)
+        self._book.yielded(deliveries, deliveries.committed)
+        self._forget_deliveries(deliveries)
+        self._offsets.mark(pool.group, pool.topic, queue_id)
+        self._write_now()
+
+    def _yield(self, pool: Pool) -> None:
+        """Members pull the topic, and nothing is in flight: the group goes on from its offsets."""
+        for deliveries in pool.queues.values():
+            self._book.yielded(deliveries, deliveries.next)
+        self._drop_pool(pool)
+        self._write_now()
 
     def look_for_silent_clients(self) -> None:
         """Messages in the hands of clients that went silent come again."""
         for client_id in self._hands.silent():
             self.client_gone(client_id)
         self._pools.forget_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
+        self._division.look()
 
     def heard(self, client_id: str) -> None:
         """Something was heard of a client, such as a heartbeat: what it has in its hands is prolonged if it wants."""
@@ -384,11 +407,13 @@ class Pops:
             touched[deliveries] = None
         for deliveries in touched:
             self._serve_all(deliveries)
+        self._division.clients_gone()
 
-    def sent_elsewhere(self, group: str, topic: str) -> None:
-        """Somebody has changed the group's offsets in a topic. Messages popped before can no longer be acknowledged."""
+    def sent_elsewhere(self, group: str, topic: str, queue_id: int | None = None) -> None:
+        """Somebody has changed the group's offsets in a topic, or in one queue. Messages popped before can no longer be
+        acknowledged."""
         pool = self._pools.find(group, topic)
-        if pool is None:
+        if pool is None or (queue_id is not None and not pool.serves(queue_id)):
             return
         for deliveries in list(pool.queues.values()):
             self._settling.has_left(deliveries)
@@ -410,17 +435,21 @@ class Pops:
                 self._waits.end(wait, Received(why))
             for deliveries in pool.queues.values():
                 self._book.forgotten(deliveries)
+            self._division.forget(pool)
             self._drop_pool(pool)
         self._write_now()
 
     def _drop_pool(self, pool: Pool) -> None:
         for deliveries in pool.queues.values():
-            for delivery in deliveries.unfinished.values():
-                if delivery.renewals >= 0:
-                    self._hands.take(delivery)
-            deliveries.forget()
-            self._settling.forget(deliveries)
+            self._forget_deliveries(deliveries)
         self._pools.drop(pool)
+
+    def _forget_deliveries(self, deliveries: Deliveries) -> None:
+        for delivery in deliveries.unfinished.values():
+            if delivery.renewals >= 0:
+                self._hands.take(delivery)
+        deliveries.forget()
+        self._settling.forget(deliveries)
 
     def _write_now(self) -> None:
         """Writes. Frames that a disk refuses are written with the whole file, as soon as the disk takes it."""
@@ -437,6 +466,7 @@ class Pops:
         """Tells everybody that waits. Messages in flight stay so over a restart."""
         self._is_stopped = True
         self._deadlines.stop()
+        self._division.stop()
         for wait in self._waits.all():
             self._waits.end(wait, Received(Why.STOPPED))
         self._settling.write()
@@ -454,40 +484,10 @@ class Pops:
         pool = self._pools.find(group, topic)
         return pool is not None and pool.is_used(self._clock.monotonic_s())
 
-    def yields(self, group: str, topic: str) -> bool:
-        """Whether members may pull the topic now. If so, nothing is known of former deliveries any more: the group goes on
-        from its offsets."""
+    def is_apart(self, group: str, topic: str) -> bool:
+        """Whether the group's clients pop the topic and nobody else reads it."""
         pool = self._pools.find(group, topic)
-        if pool is None:
-            return True
-        if pool.is_used(self._clock.monotonic_s()):
-            self._mixed.note(group, topic, f"clients pop {topic}, and others want to pull it")
-            return False
-        for deliveries in pool.queues.values():
-            self._book.yielded(deliveries)
-        self._drop_pool(pool)
-        self._write_now()
-        return True
-
-    def waits(self, group: str, topic: str) -> int:
-        pool = self._pools.find(group, topic)
-        return pool.waits if pool is not None else 0
-
-    def peek(self, group: str, topic: str, queue_id: int | None, count: int) -> list[Delivered]:
-        """The messages that would be popped next. They stay where they are. Raises the errors of reading."""
-        return self._pools.peek(Request(group, topic, "", count, 0, queue_id=queue_id))
-
-    def offsets_of(self, group: str, topic: str) -> dict[int, tuple[int, int]]:
-        """Two offsets by queue id, for queues that are popped: the one that has as many messages behind it as are not
-        finished, and the lowest that is not finished."""
-        pool = self._pools.find(group, topic)
-        queues = pool.queues.items() if pool is not None else ()
-        return {queue_id: (of.next - len(of.unfinished), of.committed) for queue_id, of in queues}
-
-    def numbers(self, group: str, topic: str) -> dict[int, Numbers]:
-        """The numbers by queue id, for queues that were popped. The others are where the group's offsets say."""
-        pool = self._pools.find(group, topic)
-        return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.queues.items()}
+        return pool is not None and pool.owned is None and pool.is_used(self._clock.monotonic_s())
 
 
 def _soon(action: Callable[[], object]) -> object:

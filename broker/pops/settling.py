@@ -112,11 +112,14 @@ class Settling:
         """Says how far groups have come, where everybody looks for that."""
         touched, self._touched = self._touched, {}
         for deliveries in touched:
-            committed = deliveries.committed
-            if committed != deliveries.reported and not self.has_left(deliveries):
-                queue = deliveries.queue
-                self._offsets.put(deliveries.group, queue.topic, queue.queue_id, committed)
-                deliveries.reported = committed
+            self.report(deliveries)
+
+    def report(self, deliveries: Deliveries) -> None:
+        committed = deliveries.committed
+        if committed != deliveries.reported and not self.has_left(deliveries):
+            queue = deliveries.queue
+            self._offsets.put(deliveries.group, queue.topic, queue.queue_id, committed)
+            deliveries.reported = committed
 
     def has_left(self, deliveries: Deliveries) -> bool:
         """Whether somebody, such as an administrator, has given the group another offset: it goes on from there."""

@@ -56,13 +56,15 @@ TRANSITIONS: Final = {
 
 class Delivery:
     """A message that was popped. Times in seconds are of the monotonic clock. entry: of the heap of deadlines, that looks
-    after it. renewals: how often the broker has prolonged it; -1: that is not wanted. attempts: 0 for one that only waits."""
+    after it. renewals: how often the broker has prolonged it; -1: that is not wanted. is_delayed: its client has said when
+    it comes again. attempts: 0 for one that only waits."""
 
     __slots__ = (
         "attempts",
         "client_id",
         "deadline_s",
         "entry",
+        "is_delayed",
         "key",
         "offset",
         "pop_ms",
@@ -82,6 +84,7 @@ class Delivery:
         self.entry = -1
         self.renewals = NOT_RENEWED
         self.client_id = ""
+        self.is_delayed = False
 
     def turn(self, event: Event) -> None:
         """Raises KeyError for what cannot happen."""

@@ -65,7 +65,7 @@ class Connection(Client):
     `beat`: the body of its last heartbeat, and what was read from it. `read_bytes` have come from the client, of TLS those
     that were decrypted; `records` has them decrypted. `broker_name`: of the broker that has said that it speaks here;
     `is_proving`: one is being asked. `farewell` tells a client of the other door that the connection ends. `receives`: those
-    that wait for messages to pop."""
+    that wait for messages to pop. `popping`: by client id, who hears that the client is gone."""
 
     __slots__ = (
         "_answering_bytes",
@@ -92,6 +92,7 @@ class Connection(Client):
         "kept",
         "known",
         "number",
+        "popping",
         "receives",
     )
 
@@ -114,6 +115,7 @@ class Connection(Client):
         self.beat: tuple[bytes, Heartbeat] | None = None
         self.active_s = self.heard_s = 0.0
         self.counted_bytes = self.charged_bytes = self.held_pulls = self.read_bytes = 0
+        self.popping: dict[str, Callable[[str], None]] = {}
         self.receives: set[Cancellable] = set()
         self.records: Decryption | None = None
         self.farewell: Callable[[], None] | None = None

@@ -11,7 +11,7 @@ from rocketlet.broker.clock import MovableClock
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.admin.diagnosis import diagnose
 from rocketlet.protocol import group_config
-from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import decode_locked
 from rocketlet.protocol.group_config import GroupConfig
@@ -20,7 +20,7 @@ from rocketlet.protocol.properties import find
 from rocketlet.protocol.work import finish
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
-from ..support.requests import heartbeat, join, lock, pull, send
+from ..support.requests import heartbeat, join, lock, members, pull, send
 
 
 def pop(topic: str = "t", **fields: Any) -> dict[str, Any]:
@@ -262,33 +262,26 @@ async def test_acknowledgements_and_modes_survive_a_restart(nodes: Nodes, connec
     assert node.broker.offsets.get("g", "t", 0) == 2
 
 
-async def test_a_group_either_pulls_a_topic_or_pops_it(nodes: Nodes, connect: Connect) -> None:
-    clock = MovableClock()
-    node = await nodes.start(clock=clock)
-    puller, popper = await connect(node.address), await connect(node.address)
-    await create_topic(puller, "t")
-    await send(puller, b"a", queue=0)
-    await join(puller, "c1")
-    assert (await puller.call(RequestCode.PULL_MESSAGE, pull())).code == 0
-    refused = await popper.call(RequestCode.POP_MESSAGE, pop())
-    assert (refused.code, "c1 pulls t:0" in (refused.remark or "")) == (ResponseCode.NO_PERMISSION, True)
-    await puller.close()
-    while await faults(popper) != 0:
-        await popper.call(RequestCode.POLLING_INFO, {"consumerGroup": "g", "topic": "t", "queueId": -1})
-    again = await connect(node.address)
-    await join(again, "c1")
-    answer = await again.call(RequestCode.PULL_MESSAGE, pull())
-    assert (answer.code, "pop t" in (answer.remark or "")) == (ResponseCode.NO_PERMISSION, True)
-    assert not decode_locked((await lock(again, "c1")).body)
-    commit = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 1}
-    assert (await again.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == ResponseCode.NO_PERMISSION
-    clock.advance(60)  # the message comes again, and nobody asks
-    assert (await again.call(RequestCode.PULL_MESSAGE, pull())).code == ResponseCode.NO_PERMISSION
+async def test_members_that_pull_what_others_pop_get_their_share(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start()
+    popper, puller = await connect(node.address), await connect(node.address)
+    await create_topic(popper, "t")
+    await send(popper, b"a", queue=0)
     (record,) = await popped(popper)
-    await popper.call(RequestCode.ACK_MESSAGE, ack(record))
-    clock.advance(30)
-    assert (await again.call(RequestCode.PULL_MESSAGE, pull(offset=1))).code == ResponseCode.PULL_NOT_FOUND
-    assert (await again.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+    await join(puller, "c1")  # of Apache's: it waits, and is answered nothing, until the queue is its own
+    first = pull(flags=PULL_SUSPEND | PULL_SUBSCRIPTION, suspend_timeout_millis=100)
+    assert (await puller.call(RequestCode.PULL_MESSAGE, first)).code != 0
+    commit = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 1}
+    assert (await puller.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == ResponseCode.NO_PERMISSION
+    assert not decode_locked((await lock(puller, "c2")).body)
+    assert await members(puller) == sorted(await members(puller), key=lambda name: name.startswith("~"))
+    assert (await popper.call(RequestCode.ACK_MESSAGE, ack(record))).code == 0
+    await send(popper, b"b", queue=0)
+    while (answer := await puller.call(RequestCode.PULL_MESSAGE, first)).code != 0:
+        await popped(popper)
+        first |= {"queueOffset": str(answer.ext.get("nextBeginOffset", 0))}
+    assert [record.body for record in decode_records(answer.body)] == [b"b"]
+    assert (await puller.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
 
 
 async def test_a_member_that_pulled_may_pop_when_it_is_told_to(wire: Wire) -> None:

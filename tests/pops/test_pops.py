@@ -280,29 +280,6 @@ def test_a_disk_that_takes_nothing_keeps_acknowledgements_from_being_answered(
     assert world.receive().why is Why.NOTHING_NEW
 
 
-def test_a_group_whose_members_pull_a_topic_does_not_pop_it(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.send("m")
-    world.puller = "somebody pulls it"
-    received = world.receive()
-    assert (received.why, received.fault) == (Why.PULLED, "somebody pulls it")
-    assert world.receive().why is Why.PULLED
-    assert capsys.readouterr().out.count("group_pulls_and_pops") == 1
-    world.puller = None
-    received = world.receive(invisible_ms=60_000)
-    world.puller = "somebody wants to"
-    assert world.receive().why is Why.NOTHING_NEW  # who was first has it
-    assert not world.state.yields("g", "t")
-    world.advance(59)
-    assert not world.state.yields("g", "t")  # the message is in somebody's hands
-    world.ack(*handles(received))
-    assert world.state.yields("g", "t")
-    assert world.receive().why is Why.PULLED
-    world.kill()
-    world.open()
-    world.puller = None
-    assert world.receive().why is Why.NOTHING_NEW
-
-
 def test_who_pops_is_known_for_two_minutes_or_until_it_leaves(world: World) -> None:
     world.receive(client="a")
     world.receive(client="b")

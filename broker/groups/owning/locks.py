@@ -130,20 +130,23 @@ class Locks:
         # again within 20 s.
         return (line for key, lock in locks if lock.handover for line in _lines(key, lock)), self._epoch
 
-    def lock(self, request: LockRequest, connection: Session) -> dict[Queue, int]:
-        """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs."""
+    def lock(self, request: LockRequest, connection: Session, *, has_had: bool = False) -> dict[Queue, int]:
+        """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs. has_had: it had
+        the queues for itself without a lock, so nobody else can have them."""
         if request.group in self._left.get(connection, ()) and not request.handover:
             return {}  # asked for by a Java member that has unregistered meanwhile
         now_s = self._now_s()
         epochs = {
             queue: epoch
             for queue in request.queues
-            if (epoch := self._lock_one(request, queue, connection, now_s)) is not None
+            if (epoch := self._lock_one(request, queue, connection, now_s, has_had=has_had)) is not None
         }
         self._ledger.write()
         return epochs
 
-    def _lock_one(self, request: LockRequest, queue: Queue, connection: Session, now_s: float) -> int | None:
+    def _lock_one(
+        self, request: LockRequest, queue: Queue, connection: Session, now_s: float, *, has_had: bool
+    ) -> int | None:
         key = (request.group, queue.topic, queue.queue_id)
         lock = self._locks.get(key)
         if lock is not None and not lock.is_over(now_s):
@@ -163,9 +166,9 @@ class Locks:
                 return None
         if queue in request.epochs:
             return None  # a renewal takes nothing anew: its sender must first let go of what it has
-        if now_s < self._held_until_s or self._is_closed:
+        if self._is_closed or (now_s < self._held_until_s and not has_had):
             return None  # another member may believe in a lease that this run does not know
-        if request.handover and self._is_held_back(*key):
+        if request.handover and not has_had and self._is_held_back(*key):
             return None  # a foreign member still handles messages of it; the group is notified when it does not
         if not request.handover and self._is_anothers(key[0], connection, *key[1:]):
             return None
@@ -371,6 +374,10 @@ class Locks:
     def is_owner(self, group: str, topic: str, queue_id: int, connection: Session) -> bool:
         lock = self._locks.get((group, topic, queue_id))
         return lock is not None and lock.connection is connection
+
+    def leases_of(self, client_id: str) -> dict[Key, int]:
+        """The epochs of what a client owns, by queue."""
+        return {key: lock.epoch for key, lock in self._locks.items() if lock.handover and lock.client_id == client_id}
 
     def __len__(self) -> int:
         return len(self._locks)

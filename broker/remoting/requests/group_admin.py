@@ -57,7 +57,7 @@ def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -
     if group is None and not popping:
         remark = f"the consumer group[{name}] not online"
         return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
-    members = list(group.members.values()) if group is not None else []
+    members = [member for member in group.members.values() if not member.is_seat] if group is not None else []
     data = members[0].data if members else ConsumerData(name)
     infos = [
         ConnectedClient(member.client_id, member.connection.peer, member.language, member.version) for member in members
@@ -225,9 +225,12 @@ def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[B
             offsets[Queue(header.topic, broker.config.name, queue_id)] = current
         if queue_id % SLICE == SLICE - 1:
             yield
-    if broker.pops.is_popped(header.group, header.topic):
-        return _reset_popped(broker, frame, header, offsets)
     group = broker.groups.get(header.group)
+    is_popped = broker.pops.is_popped(header.group, header.topic)
+    if is_popped:
+        _reset_popped(broker, header, offsets)
+    if group is None and is_popped:
+        return answer(frame, body=admin_bodies.encode_offsets(offsets))
     if group is None:
         remark = f"Consumer not online, so can not reset offset, Group: {header.group} Topic: {header.topic}"
         return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
@@ -235,20 +238,21 @@ def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[B
     event = OffsetsReset(header.topic, header.group, header.timestamp, header.is_force, offsets, is_cpp)
     for queue in offsets:
         broker.offsets.let_go_back(header.group, header.topic, queue.queue_id)
-    for member in list(group.members):
-        member.tell(event)
+    for session, member in list(group.members.items()):
+        if not member.is_seat:
+            session.tell(event)
         yield
     log.info("offsets_reset", group=header.group, topic=header.topic, members=len(group.members))
     return answer(frame, body=admin_bodies.encode_offsets(offsets))
 
 
-def _reset_popped(broker: Broker, frame: Frame, header: ResetOffset, offsets: Mapping[Queue, int]) -> Buffers:
-    """Clients that pop can no longer acknowledge the messages in their hands, and members need not be told."""
+def _reset_popped(broker: Broker, header: ResetOffset, offsets: Mapping[Queue, int]) -> None:
+    """Clients that pop can no longer acknowledge the messages in their hands."""
     for queue, offset in offsets.items():
-        broker.offsets.put(header.group, header.topic, queue.queue_id, offset)
+        if broker.pops.serves(header.group, header.topic, queue.queue_id):
+            broker.offsets.put(header.group, header.topic, queue.queue_id, offset)
     broker.pops.sent_elsewhere(header.group, header.topic)
     log.info("offsets_reset", group=header.group, topic=header.topic, members=0)
-    return answer(frame, body=admin_bodies.encode_offsets(offsets))
 
 
 def _wanted_offset(broker: Broker, queue: ConsumeQueue | None, timestamp_ms: int) -> Work[int]:
@@ -267,7 +271,7 @@ def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buf
     asked = {
         member.client_id: peer
         for peer, member in (group.members.items() if group else ())
-        if header.client_addr in (None, "", member.client_id)
+        if not member.is_seat and header.client_addr in (None, "", member.client_id)
     }
     if not asked:
         remark = f"No Any Consumer online in the consumer group: [{header.group}]"
@@ -373,7 +377,7 @@ def _owners(broker: Broker, name: str, group: Group | None) -> Work[dict[tuple[s
     owners = broker.locks.owners(name)
     looks = 0
     for topic in broker.pops.topics_of(name):
-        for queue_id in range(broker.topics.queues_of(topic) if broker.pops.is_popped(name, topic) else 0):
+        for queue_id in range(broker.topics.queues_of(topic) if broker.pops.is_apart(name, topic) else 0):
             owners.setdefault((topic, queue_id), SHARED_OWNER)
     for topic in _subscribed(group):
         for queue_id in range(broker.topics.queues_of(topic)):

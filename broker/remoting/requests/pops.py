@@ -142,6 +142,8 @@ class _Receive:
 
     def begin(self) -> Buffers | None:
         """The answer if there is one now."""
+        self._connection.popping[self._request.client_id] = self._broker.pops.client_gone
+        self._connection.on_lost(_gone)
         wait = self._broker.pops.receive(self._request, self._answer)
         if wait.is_over:
             return self._now
@@ -149,7 +151,6 @@ class _Receive:
         connection = self._connection
         connection.receives.add(self)
         connection.held_pulls += 1
-        connection.on_lost(_cancel_all)
         return None
 
     def cancel(self) -> None:
@@ -187,9 +188,11 @@ def _record(message: Delivered) -> bytes:
     return with_attempts(message.record, message.attempt - 1, message.handle)
 
 
-def _cancel_all(connection: Connection) -> None:
+def _gone(connection: Connection) -> None:
     for receive in list(connection.receives):
         receive.cancel()
+    for client_id, gone in connection.popping.items():
+        gone(client_id)
 
 
 def _subscription(header: PopMessage) -> Subscription | None:

@@ -1,0 +1,469 @@
+"""Topics that some members of a group pull and others pop. The clients that pop are one owner: their pool leases queues, as
+one of our members does, and nobody pulls a queue of the pool, or pops another.
+
+    apart      only clients pop: the pool has all queues, and nothing is leased
+    divided    others pull: each client that pops has a seat among the members, and what falls to the seats is the pool's
+
+A queue leaves the pool when nothing of it is in flight. Until then nothing new of it is given, but what comes back within
+30 s is given again, because one offset cannot say what was acknowledged behind it. After that the pool waits only for what
+was popped, until its time is over; what a client has asked for at a later time comes at once to who pulls.
+A queue comes to the pool as to one of our members: its former reader unlocks it, or is drained of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Container, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+
+from ...protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY, Strategy, subscribe_queues
+from ...protocol.bodies import Route
+from ...protocol.group_bodies import LockRequest
+from ...protocol.pop_bodies import POP, SHARED_OWNER
+from ...protocol.queue import Queue
+from ...protocol.subscription import Subscription
+from ..clock import Timer
+from ..config import MAX_MEMBERS, POOL_LEAVE_S, POOL_LOOK_S
+from ..groups.member import Member
+from ..groups.members import ConsumerGroup, ConsumerGroups
+from ..groups.modes import RequestModes
+from ..groups.owning.locks import Locks
+from ..groups.owning.watch import Watch
+from ..running.engine import Engine
+from ..sessions.session import Session
+from .deliveries import Deliveries
+from .mixed import Mixed
+from .pool import Pool
+from .pools import Pools
+from .seats import Seat, seat_id
+from .states import State
+from .values import Request
+
+log = structlog.get_logger("rocketlet.pops")
+
+_STRATEGIES: dict[str, Strategy] = {item.name: item for item in (AVG, AVG_BY_CIRCLE, CONSISTENT_HASH)}
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Who else reads the topics of a group. `find_route(topic)`: its queues on all brokers, because members share them all.
+    `queues_of(topic)`: how many are here."""
+
+    groups: ConsumerGroups
+    locks: Locks
+    watch: Watch
+    modes: RequestModes
+    mixed: Mixed
+    engine: Engine
+    find_route: Callable[[str], Awaitable[Route | None]]
+    queues_of: Callable[[str], int]
+
+
+@dataclass(slots=True, eq=False)
+class Divided:
+    """A group of which a topic is divided. owner: the session of the pool's leases. popping: who pops, by topic: ids of
+    members, which are seats' or the clients' own."""
+
+    name: str
+    owner: Seat
+    seats: dict[str, Seat] = field(default_factory=dict)
+    popping: dict[str, dict[str, str]] = field(default_factory=dict)
+    epochs: dict[Queue, int] = field(default_factory=dict)
+    is_looking: bool = False
+    is_stale: bool = False
+    timer: Timer | None = None
+
+
+class Division:
+    """`let_go(pool, queue_id)`: nothing more is given of a queue, and its offset is said. `gained(pool)`: there may be
+    something to pop. `drop(pool)`: nobody pops any more."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        members: Members,
+        pools: Pools,
+        let_go: Callable[[Pool, int], None],
+        gained: Callable[[Pool], None],
+        drop: Callable[[Pool], None],
+    ) -> None:
+        self._broker_name = broker_name
+        self._groups, self._locks, self._watch = members.groups, members.locks, members.watch
+        self._modes, self._mixed = members.modes, members.mixed
+        self._find_route, self._queues_of = members.find_route, members.queues_of
+        self._tasks, _, self._clock = members.engine
+        self._pools = pools
+        self._let_go = let_go
+        self._gained = gained
+        self._drop = drop
+        self._divided: dict[str, Divided] = {}
+        self._is_stopped = False
+
+    def adopt(self) -> None:
+        """What the pool owned in a run before stays its own."""
+        for (name, topic, queue_id), epoch in self._locks.leases_of(SHARED_OWNER).items():
+            divided, queue = self._of(name), Queue(topic, self._broker_name, queue_id)
+            pool = self._pools.find(name, topic) or self._pools.make(name, topic)
+            if pool.owned is None:
+                pool.divide()
+            divided.epochs[queue] = epoch
+            divided.popping.setdefault(topic, {})
+            if self._lease(divided, [queue]):
+                self._locks.forget_former_end(name, topic, queue_id)
+                pool.own(queue_id)
+
+    def stop(self) -> None:
+        """Leases last over a restart."""
+        self._is_stopped = True
+        for divided in self._divided.values():
+            if divided.timer is not None:
+                divided.timer.cancel()
+
+    def _of(self, name: str) -> Divided:
+        if name not in self._divided:
+            self._divided[name] = Divided(name, Seat(partial(self._told, name)))
+        return self._divided[name]
+
+    def _told(self, name: str) -> None:
+        """The group has changed, or a queue is free."""
+        divided = self._divided.get(name)
+        if divided is not None:
+            self._look_soon(divided)
+
+    # What others ask and say
+
+    def admit(self, request: Request) -> str | None:
+        """Why a client may not pop a topic; None if it may. What others pull is divided from now on."""
+        name, topic = request.group, request.topic
+        pool, now_s = self._pools.find(name, topic), self._clock.monotonic_s()
+        if pool is None or pool.owned is None:
+            if pool is not None and pool.is_used(now_s):
+                return None
+            fault = self._fault(name, topic)
+            if fault is not None:
+                self._mixed.note(name, topic, fault)
+                return fault
+            if not self._is_pulled(name, topic, request.client_id):
+                return None
+            pool = self._pools.get(request)
+            pool.divide()
+        self._seat(self._of(name), pool, request)
+        return None
+
+    def pull_fault(self, session: Session, name: str, topic: str) -> str | None:
+        """Why a client may not pull a topic; None if it may, as far as pops go. What others pop is divided from now on, if a
+        member of the kind pulls that knows how to share. Nothing is known any more of what was popped long ago."""
+        pool = self._pools.find(name, topic)
+        if pool is None:
+            return None
+        group = self._groups.get(name)
+        member = group.members.get(session) if group is not None else None
+        if pool.owned is None and not pool.is_used(self._clock.monotonic_s()):
+            self._drop(pool)
+        elif group is not None and member is not None and _shares(member):
+            if pool.owned is None and topic in member.subscriptions:
+                member.has_pulled = True
+                self.changed(group)
+            return None if pool.owned is not None else _fault_of(name, topic)
+        elif pool.owned is None or member is not None:
+            fault = _fault_of(name, topic)
+            self._mixed.note(name, topic, fault)
+            return fault
+        return None
+
+    def changed(self, group: ConsumerGroup) -> None:
+        """Members or their topics have changed. Before anybody else hears of it, the pool leases what it has."""
+        if not self._pools.all:
+            return
+        now_s = self._clock.monotonic_s()
+        for pool in self._pools.of_group(group.name):
+            if pool.owned is None and pool.is_used(now_s) and self._is_pulled(group.name, pool.topic):
+                self._divide(pool)
+        self._told(group.name)
+
+    def progressed(self, touched: Iterable[Deliveries]) -> None:
+        """Something of these queues is finished, or its time is over. Those that leave may be free now."""
+        for deliveries in touched:
+            divided = self._divided.get(deliveries.group)
+            pool = self._pools.find(deliveries.group, deliveries.queue.topic) if divided is not None else None
+            if divided is not None and pool is not None and pool.leaving:
+                self._settle(divided, pool)
+
+    def look(self) -> None:
+        """At intervals: renews leases, and finds clients that have gone and queues that have come."""
+        for divided in list(self._divided.values()):
+            if divided.epochs:
+                self._lease(divided, list(divided.epochs))
+            self._groups.heard_from(divided.seats.values())
+        self.clients_gone()
+
+    def clients_gone(self) -> None:
+        """Some clients may not pop any more. Those that a stopped broker has lost may come back after a restart."""
+        for divided in [] if self._is_stopped else list(self._divided.values()):
+            for topic, popping in list(divided.popping.items()):
+                pool = self._pools.find(divided.name, topic)
+                for client_id in [item for item in popping if pool is None or item not in pool.clients]:
+                    del popping[client_id]
+                    self._leave_seat(divided, topic, client_id)
+            self._look_soon(divided)
+
+    # Who pulls
+
+    def _is_pulled(self, name: str, topic: str, but: str = "") -> bool:
+        """Whether members pull the topic, or will. but: a client that pops."""
+        group = self._groups.get(name)
+        pool = self._pools.find(name, topic)
+        clients = {*(pool.clients if pool is not None else ()), but}
+        if any(self._locks.is_locked(name, topic, queue_id) for queue_id in range(self._queues_of(topic))):
+            return True
+        return group is not None and any(
+            self._pulls(member, topic, clients) for member in group.members.values() if topic in member.subscriptions
+        )
+
+    def _pulls(self, member: Member, topic: str, clients: Container[str]) -> bool:
+        """A remoting client that pops is a member, too. Before it does, nobody knows, where members are to pop."""
+        if member.is_seat or not _shares(member):
+            return False
+        if member.data.strategy or member.has_pulled:
+            return True
+        is_to_pop = self._modes.of(member.data.group, topic).mode == POP
+        return not is_to_pop and member.client_id not in clients
+
+    def _fault(self, name: str, topic: str) -> str | None:
+        """A reader that shares with nobody: there every one who pops would get the same."""
+        group = self._groups.get(name)
+        for queue_id in range(self._queues_of(topic)):
+            reader = self._watch.reader(name, topic, queue_id)
+            member = group.members.get(reader) if group is not None and reader is not None else None
+            if member is not None and not _shares(member):
+                return (
+                    f"{member.client_id} pulls {topic}:{queue_id} in the group {name}, and shares it with nobody; "
+                    "clients that pop need a group of their own"
+                )
+        return None
+
+    # Seats
+
+    def _seat(self, divided: Divided, pool: Pool, request: Request) -> None:
+        popping = divided.popping.setdefault(pool.topic, {})
+        if request.client_id in popping:
+            return
+        group = self._groups.get(divided.name)
+        members = group.members if group is not None else {}
+        is_member = any(member.client_id == request.client_id for member in members.values())
+        if is_member or (request.client_id not in divided.seats and len(members) >= MAX_MEMBERS):
+            popping[request.client_id] = request.client_id
+            self._look_soon(divided)
+            return
+        popping[request.client_id] = seat_id(request.client_id)
+        subscription = request.subscription
+        if subscription is None and request.matches is not None and group is not None:
+            subscription = group.subscription(None, pool.topic)
+        seat = divided.seats.get(request.client_id)
+        if seat is None:
+            seat = divided.seats[request.client_id] = Seat(partial(self._told, divided.name))
+        seat.subscriptions[pool.topic] = subscription or Subscription(pool.topic)
+        self._heartbeat(divided, request.client_id, seat)
+
+    def _heartbeat(self, divided: Divided, client_id: str, seat: Seat) -> None:
+        data = seat.data(divided.name, self._strategy(self._groups.get(divided.name)))
+        self._groups.heartbeat(seat, seat_id(client_id), data, 0, 0)
+        self._look_soon(divided)
+
+    def _leave_seat(self, divided: Divided, topic: str, client_id: str) -> None:
+        seat = divided.seats.get(client_id)
+        if seat is None or seat.subscriptions.pop(topic, None) is None:
+            return
+        if seat.subscriptions:
+            self._heartbeat(divided, client_id, seat)
+        else:
+            del divided.seats[client_id]
+            self._groups.leave(seat, divided.name)
+
+    @staticmethod
+    def _strategy(group: ConsumerGroup | None) -> str:
+        """As our members allocate, where they agree."""
+        members = group.members.values() if group is not None else ()
+        names = {member.data.strategy for member in members if not member.is_seat} - {None}
+        name = names.pop() if len(names) == 1 else None
+        return name if name in (*_STRATEGIES, STICKY.name) else AVG.name
+
+    # Dividing
+
+    def _divide(self, pool: Pool) -> None:
+        """Others begin to pull what only this pool has had. It keeps all of it until they have their shares."""
+        divided = self._of(pool.group)
+        divided.popping.setdefault(pool.topic, {})  # those who pop may have gone
+        pool.divide()
+        queues = [Queue(pool.topic, self._broker_name, number) for number in range(self._queues_of(pool.topic))]
+        for queue in self._lease(divided, queues, has_had=True):
+            pool.own(queue.queue_id)
+        for client_id in pool.clients:
+            self._seat(divided, pool, Request(pool.group, pool.topic, client_id, 0, 0))
+        self._gained(pool)
+        self._look_soon(divided)
+
+    def _lease(self, divided: Divided, queues: Iterable[Queue], *, has_had: bool = False) -> list[Queue]:
+        wanted = tuple(queues)
+        epochs = {queue: divided.epochs[queue] for queue in wanted if queue in divided.epochs}
+        request = LockRequest(SHARED_OWNER, divided.name, wanted, handover=True, epochs=epochs)
+        got = self._locks.lock(request, divided.owner, has_had=has_had)
+        divided.epochs.update(got)
+        for queue in epochs.keys() - got.keys():  # somebody has ended it
+            self._lost(divided, queue)
+        return list(got)
+
+    def _lost(self, divided: Divided, queue: Queue) -> None:
+        log.error("shared_queue_lost", group=divided.name, topic=queue.topic, queue=queue.queue_id)
+        del divided.epochs[queue]
+        pool = self._pools.find(divided.name, queue.topic)
+        if pool is not None and pool.owned is not None:
+            self._let_go(pool, queue.queue_id)
+            pool.disown(queue.queue_id)
+
+    def _look_soon(self, divided: Divided) -> None:
+        divided.is_stale = True
+        if not divided.is_looking and not self._is_stopped:
+            divided.is_looking = True
+            self._tasks.spawn(self._looking(divided))
+
+    async def _looking(self, divided: Divided) -> None:
+        try:
+            while divided.is_stale and not self._is_stopped:
+                divided.is_stale = False
+                for topic in list(divided.popping):
+                    self._share_out(divided, topic, await self._find_route(topic))
+        finally:
+            divided.is_looking = False
+
+    def _share_out(self, divided: Divided, topic: str, route: Route | None) -> None:
+        pool = self._pools.find(divided.name, topic)
+        if pool is None or pool.owned is None:
+            divided.popping.pop(topic, None)
+            return
+        group = self._groups.get(divided.name)
+        wanted = self._wanted(divided, group, topic, route) if group is not None else set()
+        strategy = self._strategy(group)
+        for client_id, seat in divided.seats.items():
+            member = group.members.get(seat) if group is not None else None
+            if member is not None and member.data.strategy != strategy:
+                self._heartbeat(divided, client_id, seat)
+        now_s = self._clock.monotonic_s()
+        for queue_id in pool.owned - wanted:
+            pool.leave(queue_id, now_s)
+        for queue_id in wanted & pool.leaving.keys():
+            pool.stay(queue_id)
+        missing = [Queue(topic, self._broker_name, queue_id) for queue_id in sorted(wanted - pool.owned)]
+        got = self._lease(divided, missing) if missing else []
+        for queue in got:
+            pool.own(queue.queue_id)
+        if got or wanted:
+            self._gained(pool)
+        self._settle(divided, pool)
+        if pool.owned is not None and (pool.leaving or wanted - pool.owned):
+            self._look_later(divided)
+
+    def _look_later(self, divided: Divided) -> None:
+        if divided.timer is None and not self._is_stopped:
+            divided.timer = self._clock.call_later(POOL_LOOK_S, self._look_again, divided)
+
+    def _look_again(self, divided: Divided) -> None:
+        divided.timer = None
+        self._look_soon(divided)
+
+    def _wanted(self, divided: Divided, group: ConsumerGroup, topic: str, route: Route | None) -> set[int]:
+        """The queues here that fall to who pops."""
+        popping = set(divided.popping[topic].values())
+        if STICKY.name in group.strategies() and len(group.strategies()) == 1:
+            shares = [group.share(client_id, topic) for client_id in popping]
+            mine = [queue for share in shares if share is not None for queue in share.of(topic)]
+        else:
+            strategy = _STRATEGIES.get(self._strategy(group), AVG)
+            order, queues = list(group.order(topic)), self._queues(group, topic, route)
+            mine = [queue for client_id in popping for queue in strategy.allocate(client_id, queues, order)]
+        return {queue.queue_id for queue in mine if queue.broker_name == self._broker_name}
+
+    def _queues(self, group: ConsumerGroup, topic: str, route: Route | None) -> list[Queue]:
+        """As members see them: those of a broker that is away are theirs, too, if some have seen them."""
+        queues = subscribe_queues(topic, route) if route is not None else []
+        known = {queue.broker_name for queue in queues}
+        seen = {name: count for name, count in group.seen_queues(topic).items() if name not in known}
+        if route is None:
+            seen.setdefault(self._broker_name, self._queues_of(topic))
+        return sorted(queues + [Queue(topic, name, number) for name, count in seen.items() for number in range(count)])
+
+    # Handing over
+
+    def _settle(self, divided: Divided, pool: Pool) -> None:
+        """Lets go of the queues that leave and of which nothing is in flight."""
+        if pool.owned is None:
+            return
+        now_s = self._clock.monotonic_s()
+        done = [queue_id for queue_id, since_s in pool.leaving.items() if _is_free(pool, queue_id, since_s, now_s)]
+        for queue_id in done:
+            self._let_go(pool, queue_id)
+            pool.disown(queue_id)
+        self._unlease(divided, [Queue(pool.topic, self._broker_name, queue_id) for queue_id in done])
+        if not divided.popping.get(pool.topic) and not pool.waits and not pool.owned:
+            self._end(divided, pool)
+            self._drop(pool)
+        elif len(pool.owned) == self._queues_of(pool.topic) and not pool.leaving and not self._others_pull(pool):
+            self._rejoin(divided, pool)
+
+    def _others_pull(self, pool: Pool) -> bool:
+        group = self._groups.get(pool.group)
+        members = group.members.values() if group is not None else ()
+        return any(self._pulls(item, pool.topic, pool.clients) for item in members if pool.topic in item.subscriptions)
+
+    def _unlease(self, divided: Divided, queues: list[Queue]) -> None:
+        epochs = {queue: divided.epochs.pop(queue) for queue in queues if queue in divided.epochs}
+        if epochs:
+            request = LockRequest(SHARED_OWNER, divided.name, tuple(epochs), handover=True, epochs=epochs)
+            self._locks.unlock(request, divided.owner)
+
+    def _rejoin(self, divided: Divided, pool: Pool) -> None:
+        """Nobody pulls any more: the pool has all, as before."""
+        pool.rejoin()
+        self._unlease(divided, [queue for queue in divided.epochs if queue.topic == pool.topic])
+        self._end(divided, pool)
+        self._pools.make_ready(pool)
+        self._gained(pool)
+
+    def _end(self, divided: Divided, pool: Pool) -> None:
+        for client_id in list(divided.popping.pop(pool.topic, ())):
+            self._leave_seat(divided, pool.topic, client_id)
+        if not divided.popping and self._divided.get(divided.name) is divided:
+            if divided.timer is not None:
+                divided.timer.cancel()
+            del self._divided[divided.name]
+
+    def forget(self, pool: Pool) -> None:
+        """Its group or topic is gone, and the pool with it."""
+        divided = self._divided.get(pool.group)
+        if divided is not None and pool.owned is not None:
+            self._unlease(divided, [queue for queue in divided.epochs if queue.topic == pool.topic])
+            self._end(divided, pool)
+
+
+def _shares(member: Member) -> bool:
+    """Whether a member is one of those that hand queues over."""
+    return member.is_foreign or (bool(member.data.strategy) and member.data.message_model == "CLUSTERING")
+
+
+def _is_free(pool: Pool, queue_id: int, since_s: float, now_s: float) -> bool:
+    """Whether a queue that leaves can be another's. See above."""
+    deliveries = pool.queues.get(queue_id)
+    if deliveries is None or not deliveries.unfinished:
+        return True
+    if now_s - since_s < POOL_LEAVE_S:
+        return False
+    if deliveries.gives_again:
+        deliveries.gives_again = False
+        pool.note(queue_id)
+    return not any(item.state is State.IN_FLIGHT and not item.is_delayed for item in deliveries.unfinished.values())
+
+
+def _fault_of(name: str, topic: str) -> str:
+    return f"clients of the group {name} pop {topic}; members that share no queues need a group of their own"

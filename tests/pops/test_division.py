@@ -1,0 +1,176 @@
+"""Groups in which some pull a topic and others pop it: no queue has two owners, and nothing is lost or given twice when one
+changes hands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rocketlet.broker.pops.values import Outcome, Why
+
+from .world import World, bodies, handles
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "data", queues=4)
+
+
+def owners(world: World) -> dict[int, str]:
+    return {queue_id: client_id for (_, queue_id), client_id in sorted(world.locks.owners("g").items())}
+
+
+def send_all(world: World) -> None:
+    for queue in range(4):
+        world.send(f"m{queue}", queue=queue)
+
+
+def test_who_pops_keeps_all_queues_until_a_member_that_pulls_has_its_share(world: World) -> None:
+    send_all(world)
+    received = world.receive(client="p", invisible_ms=60_000)
+    assert len(received.messages) == 4
+    assert owners(world) == {}
+    puller = world.join("a")
+    assert owners(world) == dict.fromkeys(range(4), "(shared)")
+    assert world.lock(puller, "a", 0, 1) == set()  # all have messages in flight
+    world.ack(*handles(received)[:1])
+    assert world.lock(puller, "a", 0, 1) == {0}
+    assert world.offsets.get("g", "t", 0) == 1
+    world.send("new", queue=1)
+    world.send("mine", queue=2)
+    assert bodies(world.receive(client="p")) == ["mine"]  # nothing new of a queue that leaves
+    world.ack(*handles(received)[1:2])
+    assert world.lock(puller, "a", 0, 1) == {0, 1}
+    assert owners(world) == {0: "a", 1: "a", 2: "(shared)", 3: "(shared)"}
+
+
+def test_who_pops_gets_its_share_of_what_members_pull(world: World) -> None:
+    send_all(world)
+    puller = world.join("a")
+    assert world.lock(puller, "a", 0, 1, 2, 3) == {0, 1, 2, 3}
+    got = world.wait(client="p")
+    assert got == []
+    world.offsets.put("g", "t", 3, 1, by_owner=True)
+    assert world.unlock(puller, "a", 2, 3) == []
+    assert bodies(got[0]) == ["m2"]  # and of the other queue what its owner has not committed
+    world.send("n", queue=3)
+    assert bodies(world.receive(client="p")) == ["n"]
+    assert world.lock(puller, "a", 2) == set()
+
+
+def test_what_is_popped_of_a_queue_that_leaves_is_waited_for_until_its_time_is_over(world: World) -> None:
+    world.send("m", queue=0)
+    received = world.receive(client="p", invisible_ms=100_000)
+    puller = world.join("a")
+    for _ in range(90):
+        world.advance(1)
+        world.state.look_for_silent_clients()
+        world.wait(client="p", wait_ms=500)
+        assert world.lock(puller, "a", 0, 1) <= {1}
+    for _ in range(11):
+        world.advance(1)
+        world.wait(client="p", wait_ms=500)
+    assert 0 in world.lock(puller, "a", 0)
+    assert world.offsets.get("g", "t", 0) == 0
+    assert world.ack(*handles(received)) == [Outcome.UNKNOWN]
+
+
+def test_what_comes_back_of_a_queue_that_leaves_is_given_again_for_a_while(world: World) -> None:
+    world.send("m", queue=0)
+    world.send("n", queue=0)
+    first, second = handles(world.receive(client="p"))
+    puller = world.join("a")
+    world.ack(second)
+    world.state.change("g", "t", first, 0)
+    again = world.receive(client="p")
+    assert bodies(again) == ["m"]
+    assert world.lock(puller, "a", 0) == set()
+    world.ack(*handles(again))
+    assert world.lock(puller, "a", 0) == {0}
+    assert world.offsets.get("g", "t", 0) == 2
+
+
+def test_a_message_that_its_client_wants_hours_later_keeps_no_queue(world: World) -> None:
+    world.send("m", queue=0)
+    (handle,) = handles(world.receive(client="p"))
+    world.state.change("g", "t", handle, 3_600_000)
+    puller = world.join("a")
+    assert world.lock(puller, "a", 0) == set()
+    for _ in range(32):
+        world.advance(1)
+        world.wait(client="p", wait_ms=500)
+    assert world.lock(puller, "a", 0) == {0}
+    assert world.offsets.get("g", "t", 0) == 0
+
+
+def test_the_pool_has_all_again_when_nobody_pulls_any_more(world: World) -> None:
+    world.receive(client="p")
+    puller = world.join("a")
+    assert world.lock(puller, "a", 0, 1) == {0, 1}
+    world.leave(puller)
+    assert owners(world) == {}
+    assert world.members.get("g") is None  # nobody needs a seat
+    send_all(world)
+    assert len(world.receive(client="p").messages) == 4
+
+
+def test_members_that_pull_get_all_when_nobody_pops_any_more(world: World) -> None:
+    puller = world.join("a")
+    world.lock(puller, "a", 0, 1, 2, 3)
+    world.wait(client="p")
+    world.unlock(puller, "a", 2, 3)
+    assert owners(world)[2] == "(shared)"
+    world.state.client_gone("p")
+    assert world.lock(puller, "a", 0, 1, 2, 3) == {0, 1, 2, 3}
+    found = world.members.get("g")
+    assert found is not None
+    assert found.client_ids() == ["a"]
+
+
+def test_members_that_pull_get_all_at_once_when_those_who_popped_have_gone_before(world: World) -> None:
+    world.receive(client="p")
+    world.state.client_gone("p")
+    puller = world.join("a")
+    assert world.lock(puller, "a", 0, 1, 2, 3) == {0, 1, 2, 3}
+    assert world.state.pools == {}
+
+
+def test_shares_are_as_many_as_clients_that_pop(world: World) -> None:
+    for client in "pqr":
+        world.receive(client=client)
+    puller = world.join("a")
+    assert world.lock(puller, "a", 0, 1, 2, 3) == {0}
+
+
+def test_a_restart_keeps_what_the_pool_owns(world: World) -> None:
+    send_all(world)
+    world.receive(client="p")
+    puller = world.join("a")
+    taken = world.receive(client="p")
+    assert owners(world) == dict.fromkeys(range(4), "(shared)")
+    world.save()
+    world.kill()
+    world.open()
+    assert owners(world) == dict.fromkeys(range(4), "(shared)")
+    puller = world.join("a")
+    assert world.lock(puller, "a", 0, 1) == set()
+    assert taken.why is Why.NOTHING_NEW
+    world.advance(11)  # what was in flight comes again
+    again = world.receive(client="p")
+    assert sorted(bodies(again)) == ["m0", "m1", "m2", "m3"]
+    world.ack(*handles(again))
+    assert world.lock(puller, "a", 0, 1) == {0, 1}
+
+
+def test_members_that_share_with_nobody_are_refused(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    from rocketlet.broker.pops.seats import Seat
+    from rocketlet.protocol.bodies import ConsumerData
+    from rocketlet.protocol.subscription import Subscription
+
+    world.receive(client="p")
+    session = Seat(lambda: None)
+    data = ConsumerData("g", message_model="BROADCASTING", subscriptions=(Subscription("t"),))
+    world.members.heartbeat(session, "b", data, 0, 0)
+    assert world.state.pull_fault(session, "g", "t") is not None
+    assert world.state.pull_fault(session, "g", "t") is not None
+    assert capsys.readouterr().out.count("group_pulls_and_pops") == 1
