@@ -98,10 +98,7 @@ _NAMES: Final = {
     ),
     ".admin.message_trace": ("MessageTrace",),
     ".member.offsets": ("Position",),
-    ".producer": (
-        "Producer",
-        "Sending",
-    ),
+    ".producer": ("Producer", "Sending"),
     ".shared_consumer": ("SharedConsumer",),
     ".admin.settling": ("settled",),
     ".signals": ("stop_signal",),

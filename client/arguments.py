@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -100,6 +100,32 @@ def check_callable(name: str, value: Any, *takes: str) -> None:
     except TypeError as error:
         called = getattr(value, "__qualname__", repr(value))
         raise ConfigError(f"{name}: {called}{signature} is called with {' and '.join(takes)}: {error}") from None
+
+
+def takes_message(handler: Callable[..., Any]) -> bool:
+    """Whether a handler of decoded bodies wants the message, too: `async def cook(order, message)`."""
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except (TypeError, ValueError):  # some that are written in C say nothing
+        return False
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(item.kind in places and item.default is item.empty for item in parameters) > 1
+
+
+def check_handler(
+    handler: Callable[..., Any] | None, decode: Any, middleware: Iterable[Any], *, takes_batches: bool = False
+) -> None:
+    taken = "a list of messages" if takes_batches else "a message"
+    if decode is None:
+        check_callable("handler", handler, taken)
+    else:
+        check_callable("decode", decode, "a body")
+        if handler is None:
+            raise ConfigError("decode: only with a handler; decode message.body yourself where you ask for messages")
+        value = "a list of what decode returns" if takes_batches else "what decode returns"
+        check_callable("handler", handler, value, *((taken,) if takes_message(handler) else ()))
+    for index, layer in enumerate(middleware):
+        check_callable(f"middleware[{index}]", layer, taken, "what to call next")
 
 
 def check_start(start: Any) -> None:
@@ -231,3 +257,14 @@ def _subscription(topic: Any, expression: Any) -> Subscription:
             f"subscriptions: {topic}: {odd[0]!r} is not a tag; separate tags by '||', or filter by Sql(\"TAGS = '...'\")"
         )
     return parsed
+
+
+def with_retries(
+    group: str, subscriptions: dict[str, Subscription], *, broadcasting: bool
+) -> Mapping[str, Subscription]:
+    """Adds the group's retry topic, like Apache's DefaultMQPushConsumerImpl.copySubscription: broadcasting has no
+    retries."""
+    if broadcasting:
+        return subscriptions
+    retry = names.retry_topic(group)
+    return {**subscriptions, retry: Subscription(retry, version=int(time.time() * 1000))}

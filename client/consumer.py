@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Self, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 from ..protocol import names
 from ..protocol.allocation import AVG, Strategy
-from ..protocol.codes import RequestCode
-from ..protocol.headers import SendBack, write
 from ..protocol.queue import Queue
-from ..protocol.subscription import Subscription
 from .arguments import (
     batch_limits,
     check_callable,
     check_count,
     check_group,
+    check_handler,
     check_kind,
     check_layers,
     check_models,
@@ -28,13 +26,12 @@ from .arguments import (
     check_start,
     check_strategy,
     parse_subscriptions,
+    with_retries,
 )
 from .config import (
     COMMIT_INTERVAL_S,
     MAX_HANDLER_CONCURRENCY,
     MAX_INT,
-    MAX_RECONSUME_TIMES,
-    OFFSET_TIMEOUT_S,
     SUSPEND_QUEUE_S,
     At,
     PullLimits,
@@ -42,13 +39,14 @@ from .config import (
 )
 from .consuming.assignment import Assignment
 from .consuming.commits import Commits
+from .consuming.decoding import Decode, Decoding, Value, ValueHandler, ValuesHandler
 from .consuming.deliveries import Deliveries, Receiver
 from .consuming.handling import BatchHandler, Handler, MessageHandler, Middleware, Outcome, Reject, RetryLater, Workers
 from .consuming.listeners import Assigned, Listener
 from .consuming.process_queue import ProcessQueue
 from .consuming.pulling import Puller, check_filters
 from .consuming.questions import Questions
-from .consuming.reasons import shown
+from .consuming.returning import hand_back
 from .errors import ConfigError
 from .log import get_logger
 from .member.broadcast import Broadcast, offsets_path
@@ -74,6 +72,8 @@ class Consumer(Receiver):
     - `subscriptions`: a topic, or expressions by topic: `*`, tags such as `TagA || TagB`, or `Sql("price > 5")`.
     - `handler`: gets a `Message`, or with `batch_size` a list of them. Returning None acknowledges, raising or returning
       RetryLater delivers again later, Reject gives the message up. A plain function runs in a thread.
+    - `decode`: makes the handler's argument of a body, as pydantic's `Order.model_validate_json` does. A handler with two
+      parameters gets the `Message`, too. A message that cannot be decoded is rejected, with the reason.
     - `concurrency`: how many handlers run at once. `orderly`: one for each queue, in order; a failed message holds it up for
       `suspend_queue_s`, and is tried again.
     - `broadcasting`: every member gets every message. `offsets_file` keeps this member's offsets between runs.
@@ -111,13 +111,40 @@ class Consumer(Receiver):
         **options: Unpack[Options],
     ) -> None: ...
 
+    @overload
     def __init__(
         self,
         name_server: str,
         group: str,
         subscriptions: Mapping[str, str] | str,
-        handler: Handler | None = None,
+        handler: ValueHandler[Value],
         *,
+        decode: Decode[Value],
+        batch_size: None = None,
+        **options: Unpack[Options],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        name_server: str,
+        group: str,
+        subscriptions: Mapping[str, str] | str,
+        handler: ValuesHandler[Value],
+        *,
+        decode: Decode[Value],
+        batch_size: int,
+        **options: Unpack[Options],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        name_server: str,
+        group: str,
+        subscriptions: Mapping[str, str] | str,
+        handler: Callable[..., Any] | None = None,
+        *,
+        decode: Decode[Any] | None = None,
         batch_size: int | None = None,
         concurrency: int = 20,
         orderly: bool = False,
@@ -137,7 +164,9 @@ class Consumer(Receiver):
     ) -> None:
         check_group(group)
         check_layers(middleware)
-        _check_callables(handler, middleware, on_assigned, on_revoked, takes_batches=batch_size is not None)
+        check_handler(handler, decode, middleware, takes_batches=batch_size is not None)
+        check_callable("on_assigned", on_assigned, "a set of queues")
+        check_callable("on_revoked", on_revoked, "a set of queues")
         check_count("concurrency", concurrency, 1, MAX_HANDLER_CONCURRENCY)
         check_count("max_reconsume_times", 0 if max_reconsume_times is None else max_reconsume_times, 0, MAX_INT)
         check_seconds("commit_interval_s", commit_interval_s)
@@ -150,10 +179,10 @@ class Consumer(Receiver):
         check_kind("access", access, Access)
         super().__init__(takes_batches=batch_size is not None, has_handler=handler is not None)
         self.group = group
-        self.subscriptions = _with_retries(group, parse_subscriptions(subscriptions), broadcasting=broadcasting)
+        self.subscriptions = with_retries(group, parse_subscriptions(subscriptions), broadcasting=broadcasting)
         self._name_server = name_server
         self._run_size = batch_size or 1
-        self._handler = handler
+        self._handler, self._decode = handler, decode
         self._middleware = tuple(middleware)
         self._concurrency = concurrency
         self._orderly, self._broadcasting = orderly, broadcasting
@@ -240,6 +269,7 @@ class Consumer(Receiver):
         return Commits(self.group, assignment.queues, interval_s=interval_s, store=store, spawn=spawn)
 
     def _make_workers(self, handler: Handler) -> Workers:
+        decoding = Decoding(self._decode, handler, self._send_back) if self._decode is not None else None
         return Workers(
             handler,
             takes_batches=self._takes_batches,
@@ -251,6 +281,7 @@ class Consumer(Receiver):
             on_acknowledged=self._acknowledged,
             on_failed=self._failed,
             middleware=self._middleware,
+            inner=decoding.around if decoding is not None else None,
         )
 
     def _failed(self, message: Message, reason: str) -> None:
@@ -448,45 +479,7 @@ class Consumer(Receiver):
         if self._broadcasting:
             log.warning("message_dropped", message=message.message_id, hint="broadcasting has no retries")
             return
-        connection = await self._cluster.broker(message.queue.broker_name)
-        header = SendBack(
-            message.record.physical_offset,
-            self.group,
-            delay_level,
-            message.message_id,
-            message.topic,
-            False,
-            MAX_RECONSUME_TIMES if self._max_reconsume_times is None else self._max_reconsume_times,
-            shown(reason) or None,
-        )
-        await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header), timeout_s=OFFSET_TIMEOUT_S)
-
-
-def _check_callables(
-    handler: Handler | None,
-    middleware: Sequence[Middleware],
-    on_assigned: Assigned | None,
-    on_revoked: Listener | None,
-    *,
-    takes_batches: bool,
-) -> None:
-    taken = "a list of messages" if takes_batches else "a message"
-    check_callable("handler", handler, taken)
-    for index, layer in enumerate(middleware):
-        check_callable(f"middleware[{index}]", layer, taken, "what to call next")
-    check_callable("on_assigned", on_assigned, "a set of queues")
-    check_callable("on_revoked", on_revoked, "a set of queues")
-
-
-def _with_retries(
-    group: str, subscriptions: dict[str, Subscription], *, broadcasting: bool
-) -> Mapping[str, Subscription]:
-    """Adds the group's retry topic, like Apache's DefaultMQPushConsumerImpl.copySubscription: broadcasting has no
-    retries."""
-    if broadcasting:
-        return subscriptions
-    retry = names.retry_topic(group)
-    return {**subscriptions, retry: Subscription(retry, version=int(time.time() * 1000))}
+        await hand_back(self._cluster, self.group, message, delay_level, reason, self._max_reconsume_times)
 
 
 __all__ = ["Consumer", "Reject", "RetryLater"]

@@ -51,6 +51,8 @@ class Message:
     Made of a record or of its bytes, which are decoded when somebody looks: many a message is only counted or passed on."""
 
     __slots__ = ("__dict__", "_stored", "lease", "queue", "size_bytes", "topic")
+    is_given_up = False
+    """Of a batch: this message is a dead letter already, whatever becomes of the others."""
 
     def __init__(self, stored: Record | bytes, queue: Queue, topic: str, lease: Lease = NO_LEASE) -> None:
         self._stored = stored

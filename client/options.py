@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -47,6 +47,7 @@ class ProducerOptions(TypedDict, total=False):
     compress_over_bytes: int
     default_queues: int
     batching: bool
+    encode: Callable[[Any], bytes | str] | None
     check: Check | None
     access: Access | None
     middleware: Sequence[Any]

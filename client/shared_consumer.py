@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal, Self
 
@@ -15,9 +15,9 @@ from ..protocol.names import INNER_PRODUCER_GROUP
 from ..protocol.queue import Queue
 from ..protocol.subscription import Subscription
 from .arguments import (
-    check_callable,
     check_count,
     check_group,
+    check_handler,
     check_kind,
     check_layers,
     check_seconds,
@@ -26,7 +26,8 @@ from .arguments import (
 )
 from .config import INVISIBLE_S, MAX_HANDLER_CONCURRENCY, MAX_INT
 from .consuming.calling import Calling
-from .consuming.handling import MessageHandler, Middleware, Outcome, Reject, RetryLater
+from .consuming.decoding import Decode, Decoding
+from .consuming.handling import Middleware, Outcome, Reject, RetryLater
 from .consuming.process_queue import ProcessQueue
 from .consuming.questions import Questions
 from .consuming.standing import Standing
@@ -59,6 +60,7 @@ class SharedConsumer:
     - `subscriptions`: a topic, or expressions by topic: `*`, tags such as `TagA || TagB`, or `Sql("price > 5")`.
     - `handler`: gets a `Message`. Returning None acknowledges; raising or returning RetryLater delivers again later, after
       any time (`RetryLater(delay=2.5)`); Reject gives the message up. A plain function runs in a thread.
+    - `decode`: as a Consumer's. A message that cannot be decoded is rejected, with the reason.
     - `concurrency`: how many handlers run at once, and the most messages that this member has.
     - `orderly`: messages of one message group (`queue_key`) come one after the other, whoever gets them. On an Apache broker:
       those of one queue.
@@ -74,8 +76,9 @@ class SharedConsumer:
         name_server: str,
         group: str,
         subscriptions: Mapping[str, str] | str,
-        handler: MessageHandler | None = None,
+        handler: Callable[..., Any] | None = None,
         *,
+        decode: Decode[Any] | None = None,
         concurrency: int = 20,
         orderly: bool = False,
         start: Literal["last", "first"] = "last",
@@ -87,9 +90,7 @@ class SharedConsumer:
     ) -> None:
         check_group(group)
         check_layers(middleware)
-        check_callable("handler", handler, "a message")
-        for index, layer in enumerate(middleware):
-            check_callable(f"middleware[{index}]", layer, "a message", "what to call next")
+        check_handler(handler, decode, middleware)
         check_count("concurrency", concurrency, 1, MAX_HANDLER_CONCURRENCY)
         check_count("max_reconsume_times", 0 if max_reconsume_times is None else max_reconsume_times, 0, MAX_INT)
         check_seconds("drain_s", drain_s, may_be_zero=True)
@@ -99,7 +100,7 @@ class SharedConsumer:
         self.client_id = new_client_id()
         self.subscriptions: Mapping[str, Subscription] = parse_subscriptions(subscriptions)
         self._name_server = name_server
-        self._handler = handler
+        self._handler, self._decode = handler, decode
         self._concurrency = concurrency
         self._drain_s = drain_s
         self._middleware = tuple(middleware)
@@ -141,7 +142,8 @@ class SharedConsumer:
             tells=self._handler is None,
         )
         if self._handler is not None:
-            call = Calling(self._handler, self._concurrency, self._middleware)
+            inner = None if self._decode is None else Decoding(self._decode, self._handler).around
+            call = Calling(self._handler, self._concurrency, self._middleware, inner)
             self._workers = Workers(call, self._concurrency, sharing, self._settle, sharing.give_back)
             self._workers.start()
         Questions(self._cluster, self, sharing.spawn)

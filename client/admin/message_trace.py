@@ -21,7 +21,8 @@ from ..consuming.handling import Middleware, Outcome, Settled
 from ..errors import RocketletError
 from ..log import get_logger
 from ..message import Message, Outgoing, SendResult
-from ..producer import Producer, Sending, SendMiddleware
+from ..producer import Producer
+from ..sending.layers import Sending, SendMiddleware
 from ..sending.outgoing import check_topic
 from ..sending.transactions import TransactionEnd
 from ..tasks import cancelled

@@ -4,6 +4,8 @@ pulling        pull requests
 process_queue  pulled messages of one queue that are not yet acknowledged
 calling        the handler as something that can be awaited
 handling       messages to the handler, and the handler's outcome
+decoding       handlers that get what a body says
+returning      hands a message back to its broker
 reasons        why a message was not handled
 deliveries     messages for a consumer without a handler
 assignment     the queues that a consumer owns now

@@ -13,27 +13,34 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 Called = Callable[[Any], Awaitable[Any]]
+Inner = Callable[[Callable[..., Awaitable[Any]]], Called]
 
 
 class Calling:
-    """Calls a handler that is called `at_once` times at the same time, at most. Raises what it raises."""
+    """Calls a handler that is called `at_once` times at the same time, at most. Raises what it raises. `inner` is
+    around the handler, inside of all middleware."""
 
     def __init__(
-        self, handler: Callable[[Any], Any], at_once: int, middleware: Sequence[Callable[[Any, Called], Awaitable[Any]]]
+        self,
+        handler: Callable[..., Any],
+        at_once: int,
+        middleware: Sequence[Callable[[Any, Called], Awaitable[Any]]],
+        inner: Inner | None = None,
     ) -> None:
         self._executor: ThreadPoolExecutor | None = None
         self._threads: set[int] = set()
-        self._call = self._as_coroutine(handler, at_once)
+        coroutine = self._as_coroutine(handler, at_once)
+        self._call: Called = coroutine if inner is None else inner(coroutine)
         for layer in reversed(middleware):
             self._call = _around(layer, self._call)
 
     def __call__(self, argument: Any) -> Awaitable[Any]:
         return self._call(argument)
 
-    def _as_coroutine(self, handler: Callable[[Any], Any], at_once: int) -> Called:
+    def _as_coroutine(self, handler: Callable[..., Any], at_once: int) -> Callable[..., Awaitable[Any]]:
         is_async = inspect.iscoroutinefunction(handler)
         if is_async or inspect.iscoroutinefunction(type(handler).__call__):
-            return cast("Called", handler)
+            return cast("Callable[..., Awaitable[Any]]", handler)
         # As many threads as workers: a handler never waits for a thread, and the loop's own pool stays free for
         # others.
         self._executor = executor = ThreadPoolExecutor(
@@ -41,8 +48,8 @@ class Calling:
         )
         loop = asyncio.get_running_loop()
 
-        async def in_thread(argument: Any) -> Any:
-            outcome, error = await loop.run_in_executor(executor, caught, handler, argument)
+        async def in_thread(*arguments: Any) -> Any:
+            outcome, error = await loop.run_in_executor(executor, caught, handler, *arguments)
             if error is not None:
                 raise error
             if inspect.isawaitable(outcome):
@@ -64,11 +71,11 @@ def _around(layer: Callable[[Any, Called], Awaitable[Any]], call: Called) -> Cal
     return lambda argument: layer(argument, call)
 
 
-def caught(handler: Callable[[Any], Any], argument: Any) -> tuple[Any, BaseException | None]:
+def caught(handler: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
     """A handler's result, or its exception, in its thread. A future cannot hold every exception: StopIteration leaves it
     without an end. Nobody has pressed Ctrl-C here: Python tells that the main thread alone."""
     try:
-        return handler(argument), None
+        return handler(*arguments), None
     except (StopIteration, KeyboardInterrupt) as error:
         failed = RuntimeError(f"the handler raised {type(error).__name__}")
         failed.__cause__ = error

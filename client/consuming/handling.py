@@ -24,7 +24,7 @@ from ..config import DEAD_LETTER_LEVEL, MAX_INT, RECONNECT_S, RESTART_S, SEND_BA
 from ..errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
 from ..log import get_logger
 from ..message import Message
-from .calling import Calling
+from .calling import Calling, Inner
 from .process_queue import ProcessQueue, Run
 from .reasons import reason_of
 
@@ -107,6 +107,7 @@ class Workers:
         on_acknowledged: Callable[[ProcessQueue], None],
         on_failed: Callable[[Message, str], None] = lambda message, reason: None,
         middleware: Sequence[Middleware] = (),
+        inner: Inner | None = None,
     ) -> None:
         self._on_failed = on_failed
         self._takes_batches = takes_batches
@@ -122,7 +123,7 @@ class Workers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._loop = asyncio.get_running_loop()
-        self._call = Calling(handler, concurrency, middleware)
+        self._call = Calling(handler, concurrency, middleware, inner)
 
     def start(self) -> None:
         for number in range(self._concurrency):
@@ -324,7 +325,8 @@ class Workers:
         while not run.is_done:  # also by a seek meanwhile
             count = run.done + 1
             try:
-                await self._send_back(run.messages[run.done], level, outcome.reason)
+                if not run.messages[run.done].is_given_up:
+                    await self._send_back(run.messages[run.done], level, outcome.reason)
             except RocketletError as error:
                 if process_queue.is_stopped and isinstance(error, ConnectionFailed | RequestTimeout):
                     # A hand-over waits for its broker, and for this: else what was handled behind it comes again.

@@ -2,6 +2,7 @@
 
 sender        chooses where messages go, and what is tried again
 accumulator   collects what one turn of the event loop sends to one queue
+layers        what a producer's middleware sees
 outgoing      what a message is on the wire, and what may not be sent
 times         when a message is to be delivered
 unique_keys   the id of a message, which its sender makes

@@ -3,8 +3,8 @@ MessageIllegal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from ...protocol import names
 from ...protocol import properties as props
@@ -12,6 +12,15 @@ from ...protocol.config import MAX_BODY_BYTES, SENT_PROPERTY_BYTES
 from ...protocol.queue import Queue
 from ..errors import MessageIllegal
 from ..message import Outgoing
+
+if TYPE_CHECKING:  # whose stubs every type checker has; it need not be installed
+    from typing_extensions import TypeVar
+
+    Body = TypeVar("Body", default=bytes)
+else:
+    from typing import TypeVar
+
+    Body = TypeVar("Body")
 
 PROPERTY_BYTES: Final = SENT_PROPERTY_BYTES - 100  # the broker adds its own
 
@@ -24,6 +33,19 @@ def checked_body(body: bytes) -> bytes:
     if len(body) > MAX_BODY_BYTES:
         raise MessageIllegal(f"the body has {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
     return body
+
+
+def encoded_by(encode: Callable[[Any], bytes | str], value: Any) -> bytes:
+    """What `Producer(encode=...)` makes of a body."""
+    try:
+        made = encode(value)
+    except Exception as error:
+        raise MessageIllegal(f"the body {value!r:.200} cannot be encoded: {error!r}") from error
+    if isinstance(made, str):
+        return encoded("body", made)
+    if not isinstance(made, bytes):
+        raise MessageIllegal(f"encode returned {type(made).__name__}; it must return bytes or text")
+    return made
 
 
 def properties_text(
@@ -91,12 +113,13 @@ def check_flag(flag: int) -> None:
         raise MessageIllegal(f"the flag {flag!r} is not a number of 32 bits")
 
 
-def outgoing(messages: Iterable[Outgoing | bytes]) -> tuple[Outgoing, ...]:
-    """The messages of a batch."""
+def outgoing(messages: Iterable[Any], encode: Callable[[Any], Any]) -> tuple[Outgoing, ...]:
+    """The messages of a batch. `encode` makes the body of what is neither bytes nor an Outgoing."""
     allowed = "a batch takes a list of bytes or Outgoing(...)"
     if isinstance(messages, str | bytes) or not isinstance(messages, Iterable):
         raise MessageIllegal(f"the batch is {type(messages).__name__}; {allowed}")
-    items = tuple(Outgoing(item) if isinstance(item, bytes) else item for item in messages)
+    bodies = (item if isinstance(item, Outgoing) else encode(item) for item in messages)
+    items = tuple(Outgoing(item) if isinstance(item, bytes) else item for item in bodies)
     odd = [item for item in items if not isinstance(item, Outgoing)]
     if odd:
         raise MessageIllegal(f"{odd[0]!r} is {type(odd[0]).__name__}; {allowed}")

@@ -21,8 +21,8 @@ from rocketlet.client import (
     Producer,
     Reject,
     RequestTimeout,
+    Sending,
 )
-from rocketlet.client.producer import Sending
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.testing import Broker as KitBroker
