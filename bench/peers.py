@@ -228,7 +228,10 @@ async def fetch_fault(version: str) -> str | None:
 
 async def compiled(program: str) -> str:
     """The classpath of one of our Java programs beside Apache's client."""
-    jars = await apache_jars(APACHE_VERSION)
+    return await compiled_with(await apache_jars(APACHE_VERSION), program)
+
+
+async def compiled_with(jars: Path, program: str) -> str:
     classes = jars / "programs"
     source = POM.parent / program
     child = await asyncio.create_subprocess_exec("javac", "-cp", f"{jars}/*", "-d", str(classes), str(source))
@@ -326,7 +329,7 @@ class Apache:
         (home / "broker.properties").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
 
     async def __aenter__(self) -> Apache:
-        self._jars = await apache_jars(self._version)
+        self._jars = await self.jars()
         for tries_left in reversed(range(APACHE_TRIES)):
             try:
                 await self._start()
@@ -340,6 +343,9 @@ class Apache:
                     ) from error
                 self._configure()
         return self
+
+    async def jars(self) -> Path:
+        return await apache_jars(self._version)
 
     async def __aexit__(self, *exception: object) -> None:
         await self._broker.aclose()

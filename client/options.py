@@ -39,6 +39,19 @@ class Options(TypedDict, total=False):
     middleware: Sequence[Middleware]
 
 
+class SharedOptions(TypedDict, total=False):
+    """The options of a SharedConsumer, besides its handler."""
+
+    concurrency: int
+    orderly: bool
+    start: Literal["last", "first"]
+    invisible_s: float
+    max_reconsume_times: int | None
+    drain_s: float
+    access: Access | None
+    middleware: Sequence[Middleware]
+
+
 class ProducerOptions(TypedDict, total=False):
     """The options of a producer besides its name server and group. `SendMiddleware` stays Any: it is producer.py's."""
 

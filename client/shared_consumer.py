@@ -62,8 +62,8 @@ class SharedConsumer:
       any time (`RetryLater(delay=2.5)`); Reject gives the message up. A plain function runs in a thread.
     - `decode`: as a Consumer's. A message that cannot be decoded is rejected, with the reason.
     - `concurrency`: how many handlers run at once, and the most messages that this member has.
-    - `orderly`: messages of one message group (`queue_key`) come one after the other, whoever gets them. On an Apache broker:
-      those of one queue.
+    - `orderly`: messages of one message group (`__SHARDINGKEY`) come one after the other, whoever gets them; those of a queue
+      without one, too. On an Apache broker: those of a queue.
     - `start`: where a group begins that is new to the topic.
     - `invisible_s`: how long a message is this member's without a word from it. It is prolonged as long as the handler runs.
     - `max_reconsume_times`: how often a message is tried again; default: the group's setting.

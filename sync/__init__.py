@@ -27,11 +27,12 @@ from typing import Any, Self, Unpack
 from ..client import consumer as asynchronous
 from ..client.config import REQUEST_TIMEOUT_S
 from ..client.consuming.calling import caught
-from ..client.consuming.handling import Outcome
+from ..client.consuming.handling import Outcome, RetryLater
 from ..client.member.offsets import Position
 from ..client.message import Message, Outgoing, SendResult
-from ..client.options import MessageOptions, Options, Place, ProducerOptions, SendOptions
+from ..client.options import MessageOptions, Options, Place, ProducerOptions, SendOptions, SharedOptions
 from ..client.producer import Producer as AsyncProducer
+from ..client.shared_consumer import SharedConsumer as AsyncSharedConsumer
 from ..client.wire.access import Access
 from ..protocol.queue import Queue
 from .loop import Loop
@@ -134,31 +135,10 @@ class Producer:
         _loop.run(block.__aexit__(None, None, None))
 
 
-class Consumer:
-    """Like `rocketlet.Consumer`. With a handler, which is a plain function and runs in threads, the consumer works until the
-    block ends; without one, ask for messages."""
+class Receiver:
+    """What both kinds of consumers do: messages one by one."""
 
-    def __init__(
-        self,
-        name_server: str,
-        group: str,
-        subscriptions: Mapping[str, str] | str,
-        handler: Callable[[Any], Outcome] | None = None,
-        *,
-        batch_size: int | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        if "on_assigned" in options:
-            options["on_assigned"] = _threaded(options["on_assigned"])
-        if "on_revoked" in options:
-            options["on_revoked"] = _threaded(options["on_revoked"])
-
-        async def made() -> asynchronous.Consumer:
-            if batch_size is None:
-                return asynchronous.Consumer(name_server, group, subscriptions, handler, **options)
-            return asynchronous.Consumer(name_server, group, subscriptions, handler, batch_size=batch_size, **options)
-
-        self._consumer = _loop.run(made())
+    _consumer: asynchronous.Consumer | AsyncSharedConsumer
 
     def __enter__(self) -> Self:
         self.start()
@@ -167,19 +147,12 @@ class Consumer:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def start(self) -> None:
-        _loop.run(self._consumer.start())
-
     def stop(self) -> None:
-        """Drains, commits and leaves. Messages that were received and not settled are delivered again. Raises ConfigError in
-        a handler, which cannot wait for its own end."""
-        self._consumer.check_stop()
+        raise NotImplementedError
 
-        async def stopped() -> None:
-            self._consumer.forsake()
-            await self._consumer.stop()
-
-        _loop.run(stopped())
+    def start(self) -> None:
+        """Raises as that of the asynchronous one."""
+        _loop.run(self._consumer.start())
 
     def receive(self, *, timeout_s: float | None = None) -> Message:
         """The next message, to be settled by `ack`, `retry` or `reject`. Raises TimeoutError."""
@@ -203,17 +176,9 @@ class Consumer:
         """The message has been handled."""
         _loop.run(self._consumer.ack(message))
 
-    def retry(self, message: Message, delay_level: int = 0, *, reason: str = "") -> None:
-        """The message is to be delivered again, after the time of `delay_level`; 0: by how often it was tried."""
-        _loop.run(self._consumer.retry(message, delay_level, reason=reason))
-
-    def reject(self, message: Message, *, reason: str = "") -> None:
-        """The message goes to the dead-letter topic."""
-        _loop.run(self._consumer.reject(message, reason=reason))
-
     def messages(self, *, timeout_s: float | None = None) -> Iterator[Message]:
         """Messages one by one, until none has come for `timeout_s`. One is acknowledged when the next is asked for; a loop
-        that is left by `break` or an exception leaves the last one to be delivered again."""
+        that is left by `break` or an exception has the last one delivered again."""
         while True:
             try:
                 message = self.receive(timeout_s=timeout_s)
@@ -226,6 +191,57 @@ class Consumer:
                 raise
             if self._consumer.is_in_hand(message):
                 self.ack(message)
+
+    def __iter__(self) -> Iterator[Message]:
+        return self.messages()
+
+
+class Consumer(Receiver):
+    """Like `rocketlet.Consumer`. With a handler, which is a plain function and runs in threads, the consumer works until the
+    block ends; without one, ask for messages."""
+
+    _consumer: asynchronous.Consumer
+
+    def __init__(
+        self,
+        name_server: str,
+        group: str,
+        subscriptions: Mapping[str, str] | str,
+        handler: Callable[[Any], Outcome] | None = None,
+        *,
+        batch_size: int | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        if "on_assigned" in options:
+            options["on_assigned"] = _threaded(options["on_assigned"])
+        if "on_revoked" in options:
+            options["on_revoked"] = _threaded(options["on_revoked"])
+
+        async def made() -> asynchronous.Consumer:
+            if batch_size is None:
+                return asynchronous.Consumer(name_server, group, subscriptions, handler, **options)
+            return asynchronous.Consumer(name_server, group, subscriptions, handler, batch_size=batch_size, **options)
+
+        self._consumer = _loop.run(made())
+
+    def stop(self) -> None:
+        """Drains, commits and leaves. Messages that were received and not settled are delivered again. Raises ConfigError in
+        a handler, which cannot wait for its own end."""
+        self._consumer.check_stop()
+
+        async def stopped() -> None:
+            self._consumer.forsake()
+            await self._consumer.stop()
+
+        _loop.run(stopped())
+
+    def retry(self, message: Message, delay_level: int = 0, *, reason: str = "") -> None:
+        """The message is to be delivered again, after the time of `delay_level`; 0: by how often it was tried."""
+        _loop.run(self._consumer.retry(message, delay_level, reason=reason))
+
+    def reject(self, message: Message, *, reason: str = "") -> None:
+        """The message goes to the dead-letter topic."""
+        _loop.run(self._consumer.reject(message, reason=reason))
 
     def batches(self, *, timeout_s: float | None = None) -> Iterator[list[Message]]:
         """Lists of up to `batch_size` messages of one queue, until none has come for `timeout_s`. They are acknowledged as in
@@ -249,9 +265,6 @@ class Consumer:
             except GeneratorExit:
                 _loop.soon(batches.forsake)
                 raise
-
-    def __iter__(self) -> Iterator[Message]:
-        return self.messages()
 
     def assignment(self) -> set[Queue]:
         """The queues that this member owns now."""
@@ -286,4 +299,45 @@ class Consumer:
         return _loop.run(self._consumer.lag())
 
 
-__all__ = ["Access", "Consumer", "Message", "Outgoing", "Producer", "SendResult"]
+class SharedConsumer(Receiver):
+    """Like `rocketlet.SharedConsumer`. With a handler, which is a plain function and runs in threads, the consumer works
+    until the block ends; without one, ask for messages."""
+
+    _consumer: AsyncSharedConsumer
+
+    def __init__(
+        self,
+        name_server: str,
+        group: str,
+        subscriptions: Mapping[str, str] | str,
+        handler: Callable[[Message], Outcome] | None = None,
+        **options: Unpack[SharedOptions],
+    ) -> None:
+        async def made() -> AsyncSharedConsumer:
+            return AsyncSharedConsumer(name_server, group, subscriptions, handler, **options)
+
+        self._consumer = _loop.run(made())
+
+    def stop(self) -> None:
+        """Lets running handlers finish, gives back what is in hand and leaves. Raises ConfigError in a handler."""
+        self._consumer.check_stop()
+        _loop.run(self._consumer.stop())
+
+    def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
+        """The message is to be delivered again: `retry(message, RetryLater(delay=2.5))`."""
+        _loop.run(self._consumer.retry(message, outcome))
+
+    def reject(self, message: Message, *, reason: str = "") -> None:
+        """The message goes to the dead-letter topic, with the reason."""
+        _loop.run(self._consumer.reject(message, reason=reason))
+
+    def pause(self) -> None:
+        """As that of `rocketlet.SharedConsumer`."""
+        _loop.run(self._consumer.pause())
+
+    def resume(self) -> None:
+        """Ends a pause."""
+        _loop.run(self._consumer.resume())
+
+
+__all__ = ["Access", "Consumer", "Message", "Outgoing", "Producer", "SendResult", "SharedConsumer"]

@@ -126,3 +126,12 @@ async def test_taskiq_tasks_run_and_run_again_if_their_worker_dies(node: Node, w
     async with Consumer(node.address, "taskiq", "taskiq", handle):
         await eventually(lambda: any(b"never_ends" in message.body for message in again))
     assert len(again) == 1
+
+
+async def test_jobs_are_shared_by_workers(node: Node, wire: Wire, capsys: pytest.CaptureFixture[str]) -> None:
+    await create_topic(wire, "jobs", 1)
+    await example("share_jobs").main(node.address)
+    said = capsys.readouterr().out
+    assert "job 5, attempt 2" in said
+    assert said.count("job ") == 10
+    await eventually(lambda: node.broker.store.queue("%DLQ%workers", 0).next == 1)

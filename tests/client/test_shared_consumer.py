@@ -6,9 +6,11 @@ import asyncio
 import threading
 from collections import Counter
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rocketlet.broker.listening.tls import Tls
 from rocketlet.client import (
     AdminClient,
     BrokerRefused,
@@ -23,6 +25,8 @@ from rocketlet.client import (
 from rocketlet.client.consuming.handling import Outcome
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
+from ..support.accounts import ADMIN, AccountsFile, access
+from ..support.certificates import Certificates
 from ..support.handlers import Inbox, fill
 
 
@@ -345,6 +349,33 @@ async def test_a_member_is_shown_by_its_name_and_gone_when_it_stops(node: Node, 
         assert [item.client_id for item in (await admin.group("g")).members] == [member.client_id]
     group = node.broker.groups.get("g")
     assert group is None or not group.members
+
+
+async def test_accounts_need_the_topic_and_the_group_over_tls_too(nodes: Nodes, tmp_path: Path) -> None:
+    certificates = Certificates.make(tmp_path)
+    accounts = AccountsFile(tmp_path / "plain_acl.yml")
+    node = await nodes.start(acl=accounts.acl, tls=Tls("permissive", certificates.files))
+    tls = {"tls": True, "ca_file": str(tmp_path / "ca.pem")}
+    sends, reads = access("orders-key", **tls), access("readers-key", **tls)
+    outcomes: dict[bytes, list[Outcome]] = {b"0": [RetryLater(delay=0)], b"1": [Reject("no")]}
+    inbox = Inbox()
+
+    async def work(message: Message) -> Outcome:
+        await inbox(message)
+        return outcomes[message.body].pop() if outcomes.get(message.body) else None
+
+    async with Producer(node.address, access=access(ADMIN, **tls)) as producer:
+        await producer.send("orders", b"first")
+    async with (
+        Producer(node.address, access=sends) as producer,
+        SharedConsumer(node.address, "shipping", "orders", work, access=reads),
+    ):
+        for number in range(5):
+            await producer.send("orders", b"%d" % number)
+        await eventually(lambda: len(inbox.messages) == 6 and unfinished(node, "shipping") == 0)
+    assert node.broker.store.queue("%DLQ%shipping", 0).next == 1
+    with pytest.raises(BrokerRefused, match="No default permission"):
+        await SharedConsumer(node.address, "shipping", "orders", work, access=sends).start()
 
 
 @pytest.mark.parametrize(

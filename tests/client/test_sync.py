@@ -11,8 +11,8 @@ import threading
 from typing import Any
 
 import pytest
-from rocketlet.client import ConfigError, Message
-from rocketlet.sync import Consumer, Producer, _loop
+from rocketlet.client import ConfigError, Message, RetryLater
+from rocketlet.sync import Consumer, Producer, SharedConsumer, _loop
 from rocketlet.sync.loop import Loop
 
 from ..conftest import PATIENCE_S, Node, Wire, create_topic
@@ -312,3 +312,30 @@ async def test_batches_are_acknowledged_when_the_next_is_asked_for_and_come_agai
         return seen
 
     assert await in_thread(script) == [[b"0", b"1"], [b"2", b"3"], [b"2", b"3"], [b"4"]]
+
+
+async def test_members_that_share_messages(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+
+    def script() -> list[bytes]:
+        seen: list[bytes] = []
+        handled = threading.Event()
+        with Producer(node.address) as producer:
+            for number in range(4):
+                producer.send("t", b"%d" % number)
+            with SharedConsumer(node.address, "g", "t", start="first") as consumer:
+                consumer.retry(consumer.receive(timeout_s=PATIENCE_S), RetryLater(delay=0))
+                for message in consumer.messages(timeout_s=PATIENCE_S):
+                    seen.append(message.body)
+                    if len(seen) == 4:
+                        consumer.ack(message)
+                        break
+                with pytest.raises(TimeoutError):
+                    consumer.receive(timeout_s=0.01)
+            with SharedConsumer(node.address, "g", "t", lambda message: handled.set()):
+                producer.send("t", b"last")
+                assert handled.wait(PATIENCE_S)
+        return seen
+
+    assert sorted(await in_thread(script)) == [b"0", b"1", b"2", b"3"]
+    assert node.broker.pops.unfinished("g") == 0
