@@ -40,6 +40,7 @@ from rocketlet.broker.store import commit_log, files, reading, segments, store
 from rocketlet.broker.store.consume_queue import ConsumeQueue
 from rocketlet.broker.store.flusher import Flusher
 from rocketlet.broker.store.journal import Journal
+from rocketlet.broker.store.marks import Marks
 from rocketlet.broker.store.recovery import Recovery
 from rocketlet.broker.store.segments import SegmentedFile
 from rocketlet.broker.store.store import Store
@@ -53,6 +54,7 @@ from rocketlet.protocol.signature import Signer
 
 from ._removal import Change, Lines, Removal
 from ._request_removals import REQUESTS
+from ._waiting_removals import WAITING
 
 PLANT = "ROCKETLET_CAMPAIGN_PLANT"  # the removal, for processes that a campaign starts
 CLIENT_FAULTS = ("HeaderError", "BodyError", "IllegalName", "StoreError", "LimitExceeded")
@@ -257,9 +259,23 @@ REMOVALS: dict[str, Removal] = {
         [Change(commit_log.CommitLog, "_begins", _believed)], "C1",
     ),
     "replies-limited": Removal(
-        "a reply is no longer than what recovery takes", "forge", 100, [
+        "a reply is no longer than what recovery takes", "forge", 400, [
             Change(replies, "MAX_BODY_BYTES", _UNLIMITED), Change(store, "MAX_RECORD_BYTES", _UNLIMITED),
         ], "C1",
+    ),
+    "lost-bounded": Removal(
+        "no more messages are noted as lost than the log can have had", "forge", 400, [Change(Recovery, "_lose_until", Lines(
+            "if queue.begin < queue.next and offset - queue.next > self._most_lost:", "if False:"
+        ))], "C1",
+    ),
+    "key-renewed": Removal(
+        "each start has another key for its marks", "forge", 300, [Change(Marks, "renew", Lines(
+            "key = secrets.token_bytes(_KEY_BYTES)", "key = self._key or secrets.token_bytes(_KEY_BYTES)"
+        ))], "C1",
+    ),
+    "folder-locked": Removal(
+        "the folder is locked, not only the file in it", "files", 20,
+        [Change(files.Folder, "__init__", Lines("in self._locks:", "in self._locks[1:]:"))], "M",
     ),
     "written-checked": Removal(
         "what the broker wrote is checked when it is read", "files", 40,
@@ -286,7 +302,7 @@ REMOVALS: dict[str, Removal] = {
         "an opaque has 32 bits, and what a read has staged is settled with it", "frames", 10_000, [
             Change(frame, "_as_int32", Lines("if number is None or not", "if number is None or False and not")),
             Change(dispatch.Dispatch, "serve", Lines(
-                "finally:  # what is staged belongs to this read: left over, the next client would get its answers",
+                "finally:",
                 "except GeneratorExit:\n        pass\n    else:",
             )),
         ], "C3",
@@ -400,6 +416,7 @@ REMOVALS: dict[str, Removal] = {
         "registrations",
     ),
     **REQUESTS,
+    **WAITING,
 }  # fmt: skip
 
 

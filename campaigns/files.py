@@ -4,7 +4,7 @@ Flushed is what a checkpoint knows: of what a killed broker wrote after it, only
 A fault is: a start that fails with anything but a reason that names the file, a message that is not as it was stored, bit by
 bit, one that was flushed and is gone without a word (unless nothing is left that says what was there), one whose bytes are
 all where they were and that is not found, one that is gone after a second start only, an offset that is given again, an index
-that is rebuilt although it is whole, a delay level that one damaged message stops.
+that is rebuilt although it is whole, a delay level that one damaged message stops, a second broker that gets in.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.store.files import StoreError
+from rocketlet.broker.store.files import Folder, StoreError
 from rocketlet.protocol.bodies import TopicConfig
 
 from ._ledger import LATE, Place, differences, is_said, open_broker, put, read_all
@@ -198,6 +198,7 @@ def _try(template: Template, work: Path, what: str, outcome: Outcome) -> None:
         if ".json is damaged" not in str(error):
             outcome.fault(f"{what}: refused without a file's name: {error}")
         return
+    _lose_lock(work, what, outcome)
     found = _checked(template, broker, what, outcome)
     if any(place not in found for place in intact):
         outcome.fault(f"{what}: a whole message is not found")
@@ -251,6 +252,16 @@ def _flip_written(template: Template, broker: Broker, found: dict[Place, bytes],
     )  # alone: read with older ones, all are checked
     if fetched.pieces or read_all(broker, whole=True) != found or place not in broker.store.damaged:
         outcome.fault(f"{what}: a bit flipped while the broker runs is delivered, or hides other messages")
+
+
+def _lose_lock(work: Path, what: str, outcome: Outcome) -> None:
+    """Somebody tidies up while the broker runs."""
+    (work / "lock").unlink()
+    try:
+        Folder(work).unlock()
+    except StoreError:
+        return
+    outcome.fault(f"{what}: without the file `lock` a second broker gets in")
 
 
 def _check_state(template: Template, broker: Broker, intact: set[Place], what: str, outcome: Outcome) -> None:

@@ -13,16 +13,15 @@ messages that no log can have had, other messages after a second start.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import uvloop
 from rocketlet.broker.broker import Broker
@@ -31,140 +30,63 @@ from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Server
 from rocketlet.broker.store.inspection import inspect
 from rocketlet.command.tools.fsck import fsck
-from rocketlet.protocol import names
 from rocketlet.protocol.batch import encode_batch
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
-from rocketlet.protocol.frame import Ext, Frame, encode
+from rocketlet.protocol.frame import Ext, Frame
 from rocketlet.protocol.message import (
     BEGIN_BYTES,
     BEGIN_MARK,
-    CHECKSUM_BYTES,
     MAGIC,
-    MAX_RECORD_BYTES,
     decode_record,
-    encode_record,
 )
 
-from ._ledger import ADDRESS, HOST, Place, differences, open_broker, read_all
+from ._client import Client
+from ._forged import FAR, FORGED, KEY, VICTIM, contents_of, mark_in
+from ._ledger import ADDRESS, Place, differences, open_broker, read_all
+from ._lost_end import is_forged_behind_a_lost_end
 from .common import Limit, Outcome
-from .frames import Peer
 
 DEFAULT_COUNT = 300
 TRIES_OF_A_FOLDER = 8
 MAX_START_S = 20.0
-FAR_OFFSET: Final = 1 << 22  # 84 MB of entries for messages that are lost before it
 INDEX_ENTRY_BYTES: Final = 20
 SECTOR_BYTES: Final = 512
 QUEUES = 2
-VICTIM = "honest"
-FORGED = b"FORGED"
-KEY = "k"
-ANSWER_S = 60.0
-
-Contents = Callable[[int], bytes]
-"""Makes a body, given the position in the log at which it begins."""
-
-
-def _record(at: int, topic: str, offset: int, text: str = "", body: bytes = FORGED) -> bytes:
-    name = topic.encode()
-    text = f"{text}\x02KEYS\x01{KEY}" if text else f"KEYS\x01{KEY}"
-    place = (0, 0, offset, at, 0, 1, HOST, int(time.time() * 1000), HOST, 0, 0)
-    return encode_record(*place, body, bytes((len(name),)) + name, text.encode())
-
-
-def _row(at: int, count: int, topic: str, offset: int, text: str = "") -> bytes:
-    found = b""
-    for number in range(count):
-        found += _record(at + len(found), topic, offset + number, text)
-    return found
-
-
-def _heads(at: int, count: int) -> bytes:
-    end = at + 36 * count
-    return b"".join(
-        min(end - place + 200, MAX_RECORD_BYTES).to_bytes(4, "big")
-        + MAGIC.to_bytes(4, "big")
-        + bytes(20)
-        + place.to_bytes(8, "big")
-        for place in range(at, end, 36)
-    )
-
-
-def _contents(chance: random.Random, next_offset: int, known_mark: str) -> tuple[str, Contents]:
-    count = chance.randrange(1, 30)
-    half = f"PGROUP\x01p\x02REAL_TOPIC\x01{VICTIM}\x02REAL_QID\x010"
-    kinds: dict[str, Contents] = {
-        "records that go on": lambda at: _row(at, count, VICTIM, next_offset),
-        "records that were": lambda at: _row(at, count, VICTIM, 0),
-        "a record far away": lambda at: _row(at, 1, VICTIM, FAR_OFFSET),
-        "records with a known mark": lambda at: _row(at, count, VICTIM, next_offset, known_mark),
-        "half messages": lambda at: _row(at, count, names.HALF_TOPIC, 0, half),
-        "delayed messages": lambda at: _row(at, count, names.SCHEDULE_TOPIC, 0, half),
-        "heads": lambda at: _heads(at, 200 * count),
-        "a record of many bytes": lambda at: _record(at, VICTIM, next_offset, body=FORGED * 20_000),
-        "bare heads": lambda at: (MAX_RECORD_BYTES.to_bytes(4, "big") + MAGIC.to_bytes(4, "big") + b"\0") * 300 * count,
-    }
-    kind = chance.choice(list(kinds))
-    return kind, kinds[kind]
-
-
-class Attacker:
-    """A client that may send, and no more."""
-
-    def __init__(self, server: Server) -> None:
-        self._peer = Peer(server, 2)
-        self._number = 0
-
-    async def ask(self, code: RequestCode, ext: Ext, body: bytes = b"") -> Frame:
-        """Raises TimeoutError."""
-        self._number += 1
-        text = {name: str(value) for name, value in ext.items()}
-        self._peer.send(encode(Frame(code, self._number, text, body)))
-        async with asyncio.timeout(ANSWER_S):
-            while True:
-                for frame in self._peer.received():
-                    if frame.is_response and frame.opaque == self._number:
-                        return frame
-                await asyncio.sleep(0)
-
-    async def send(self, body: bytes, code: RequestCode = RequestCode.SEND_MESSAGE_V2, **fields: Any) -> Frame:
-        ext = {"a": "p", "b": "t", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", **fields}
-        return await self.ask(code, ext, body)
-
-    def hang_up(self) -> None:
-        self._peer.hang_up()
+LOST_ENDS: Final = 0.15  # of the tries
+UNMARKED: Final = 0.15  # of the others, in which nothing says where records begin
+UNMARKED_FAR: Final = 0.6  # the same where nothing but its offset is wrong with a record
 
 
 def _position(frame: Frame) -> int:
     return int(str(frame.ext["msgId"])[-16:], 16)
 
 
-async def _plain(attacker: Attacker, body: bytes) -> Frame:
+async def _plain(attacker: Client, body: bytes) -> Frame:
     return await attacker.send(body)
 
 
-async def _with_properties(attacker: Attacker, body: bytes) -> Frame:
+async def _with_properties(attacker: Client, body: bytes) -> Frame:
     """With what looks like marks and checksums behind the properties, too."""
     mark, checksum = BEGIN_MARK.decode() + "A" * (BEGIN_BYTES - 2), "\x02\x0300000000"
     return await attacker.send(body, i=f"A\x01b{mark}{checksum}{mark}{checksum}")
 
 
-async def _batch(attacker: Attacker, body: bytes) -> Frame:
+async def _batch(attacker: Client, body: bytes) -> Frame:
     entries = [(0, b"first", ""), (0, body, ""), (0, b"last", "")]
     return await attacker.send(encode_batch(entries), RequestCode.SEND_BATCH_MESSAGE, m="true")
 
 
-async def _reply(attacker: Attacker, body: bytes) -> Frame:
+async def _reply(attacker: Client, body: bytes) -> Frame:
     return await attacker.send(body, RequestCode.SEND_REPLY_MESSAGE_V2, i="REPLY_TO_CLIENT\x01nobody")
 
 
-async def _half(attacker: Attacker, body: bytes) -> Frame:
+async def _half(attacker: Client, body: bytes) -> Frame:
     return await attacker.send(body, i="TRAN_MSG\x01true\x02PGROUP\x01p", f=4)
 
 
-async def _committed(attacker: Attacker, body: bytes) -> Frame:
+async def _committed(attacker: Client, body: bytes) -> Frame:
     half = await _half(attacker, body)
     if half.code:
         return half
@@ -172,11 +94,11 @@ async def _committed(attacker: Attacker, body: bytes) -> Frame:
     return await attacker.ask(RequestCode.END_TRANSACTION, {**end, "commitOrRollback": 8})
 
 
-async def _delayed(attacker: Attacker, body: bytes) -> Frame:
+async def _delayed(attacker: Client, body: bytes) -> Frame:
     return await attacker.send(body, i="DELAY\x012")
 
 
-async def _sent_back(attacker: Attacker, body: bytes) -> Frame:
+async def _sent_back(attacker: Client, body: bytes) -> Frame:
     sent = await attacker.send(body)
     return sent if sent.code else await attacker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, _back(_position(sent)))
 
@@ -238,7 +160,7 @@ class Round:
             self._broker, self._server = broker, server
             for topic in ("t", VICTIM):
                 broker.topics.put(TopicConfig(topic, QUEUES, QUEUES), broker.store.end)
-            self._attacker = Attacker(server)
+            self._attacker = Client(server)
             await self._honest_sends()
             for _ in range(TRIES_OF_A_FOLDER):
                 if next(tries, None) is None:
@@ -265,7 +187,11 @@ class Round:
         async with self._broker._jobs:  # nobody writes a state file meanwhile
             shutil.copytree(self._config.data_dir, work)
         try:
-            self._start_over(work, aimed)
+            if self._chance.random() < LOST_ENDS:
+                if is_forged_behind_a_lost_end(self._broker, work, self._chance):
+                    self._outcome.fault("a mark that was read before the log's end was lost is believed behind it")
+            else:
+                self._start_over(work, aimed)
         finally:
             shutil.rmtree(work)
 
@@ -275,24 +201,23 @@ class Round:
         way = chance.choice(WAYS)
         last = store.queue(VICTIM, 0)
         own = store.read_log(*last.entry(last.next - 1)[:2])  # which everybody can pull
-        known_mark = own[-CHECKSUM_BYTES - BEGIN_BYTES : -CHECKSUM_BYTES].decode("latin-1")
-        kind, contents = _contents(chance, last.next + 4, known_mark)
-        filler = bytes(chance.choice((0, 0, 50, 3000)))
+        kind, contents = contents_of(chance, last.next + 4, mark_in(own))
+        before, filler = bytes(chance.choice((0, 3, 40))), bytes(chance.choice((0, 0, 50, 3000)))
         if way is _reply and chance.random() < 0.3:
             filler += bytes(MAX_BODY_BYTES)
-        size = len(contents(store.end)) + len(filler)
+        size = len(before) + len(contents(store.end)) + len(filler)
         token = chance.randbytes(16)
-        before = store.end
+        base = store.end
         sent = await way(self._attacker, token + bytes(size - 16))
-        if store.end == before:
+        if store.end == base:
             if sent.code != ResponseCode.MESSAGE_ILLEGAL:
                 self._outcome.fault(f"{kind}, {way.__name__[1:]}: refused with {sent.code}, {sent.remark}")
             return None
-        log = store.read_log(before, store.end - before)
+        log = store.read_log(base, store.end - base)
         found = [at for at in range(len(log)) if log.startswith(token, at)] if len(log) < 100_000 else [log.find(token)]
         base = store.end
         at = base + chance.choice(found)
-        body = contents(at) + filler
+        body = before + contents(at + len(before)) + filler
         await way(self._attacker, body)
         places = [place for place in _places(self._broker).values() if place[0] <= at < sum(place)]
         if len(places) != 1 or store.read_log(at, len(body)) != body:
@@ -324,7 +249,8 @@ class Round:
     def _start_over(self, work: Path, aimed: Aimed | None) -> None:
         stored = read_all(self._broker, whole=True)
         places = _places(self._broker)
-        before_marks = self._chance.random() < 0.15
+        is_far = aimed is not None and aimed.what.startswith(FAR)
+        before_marks = self._chance.random() < (UNMARKED_FAR if is_far else UNMARKED)
         damage = self._damaged(work, aimed, before_marks=before_marks) if aimed else "nothing"
         lost = self._lose_indexes(work)
         if before_marks:
@@ -344,7 +270,7 @@ class Round:
             self._outcome.fault(f"{what}: a start took {took_s:.0f} s")
         found = read_all(broker, whole=True)
         _, wrong = differences(stored, found)
-        if wrong:
+        if wrong and not (before_marks and damage == "size"):
             self._outcome.fault(f"{what}: messages that nobody sent")
         if damage == "nothing" and not is_repaired and (broker.recovered.damage or broker.recovered.torn_bytes):
             self._outcome.fault(f"{what}: a whole log is called damaged")
@@ -381,8 +307,8 @@ class Round:
         again.store.close()
 
     def _damaged(self, work: Path, aimed: Aimed, *, before_marks: bool) -> str:
-        """Damages the record that the body is of; what of it, in words. An accident does not lead to a record in the body,
-        unless it is a great one: `size` is as bad as it can be, and before marks nothing tells the two apart."""
+        """Damages the record that the body is of; what of it, in words. `size` leads to a record in the body: before marks
+        nothing tells the two apart, and that record may come, but no more."""
         size = aimed.inside[0] - aimed.outer if aimed.inside else 91
         kinds: dict[str, tuple[int, bytes]] = {
             "nothing": (0, b""),
@@ -394,7 +320,7 @@ class Round:
             "size": (0, size.to_bytes(4, "big")),
             "end": (0, b""),
         }
-        kind = self._chance.choice([name for name in kinds if name != "size" or not before_marks])
+        kind = "size" if before_marks and self._chance.random() < 0.5 else self._chance.choice(list(kinds))
         at, data = kinds[kind]
         start = max(int(path.name) for path in (work / "commitlog").iterdir() if int(path.name) <= aimed.outer)
         log = work / "commitlog" / f"{start:020d}"

@@ -30,6 +30,7 @@ SHORT = {
     "cost": 300,
     "handlers": 3,
     "forge": 60,
+    "waiting": 15,
 }
 PLANTED = ("roll-back", "journal-synced", "index-sums", "names", "marked", "places-indexed")
 """Fixes that are taken out each time; the others by hand."""
