@@ -16,33 +16,35 @@ MAX_CONNECTIONS: Final = 10_000  # fewer if the process may not open as many fil
 ADDRESS_SHARE: Final = 0.5  # the share of connections that one client address may have; loopback may have all
 # the share of the machine's or container's memory that connections may hold together, without --memory
 MEMORY_SHARE: Final = 0.25
-MIN_MEMORY_BYTES: Final = 64 * 1024 * 1024
-MEMORY_SWEEP_S: Final = 1.0
+MIN_MEMORY_BYTES: Final = 64 * 1024 * 1024  # connections may hold so much at least
+MEMORY_SWEEP_S: Final = 1.0  # between two counts of what connections hold
 LARGE_HOLDING_BYTES: Final = 65_536  # connections that hold less are not closed to make room
 STREAM_BYTES: Final = 2048  # counted for a gRPC call that is open, beside its messages
 KEPT_FRAME_BYTES: Final = 1024  # counted for a request that waits, beside its body
 HELD_PULL_BYTES: Final = 2048  # counted for a held pull
 KEPT_BEAT_BYTES: Final = 4096  # a heartbeat's body that is kept: the same one is not parsed again
 RESERVED_FILES: Final = 32  # neither connections nor segments: listening sockets, state files, name servers
-MIN_OPEN_FILES: Final = 64
-LISTEN_BACKLOG: Final = 1024
+MIN_OPEN_FILES: Final = 64  # a broker does not start with fewer
+LISTEN_BACKLOG: Final = 1024  # connections that wait to be accepted
 VIP_DISTANCE: Final = 2  # ports below the broker's, as Apache's clients count
-IDLE_LIMIT_S: Final = 120.0
+IDLE_LIMIT_S: Final = 120.0  # a connection that is silent for longer is closed
 SWEEP_INTERVAL_S: Final = 10.0  # between two looks for idle connections, silent members and silent brokers
 TURN_S: Final = 0.005  # how long one connection's requests are served before the others' turn comes
 LARGE_REQUEST_BYTES: Final = 65_536  # larger bodies, messages' aside, wait for their turn: to read 1 MiB takes 10 ms
 WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # a client that reads slower than this is not read from
 UNWRITTEN_BYTES: Final = 256 * 1024  # answers are written before more are made, so that the reader's pace is felt
 CLIENT_ANSWER_S: Final = 10.0  # how long the broker waits for a client that it asked something
-MAX_ASKED_AT_ONCE: Final = 1000  # members, by one request
-MAX_STATUSES_BYTES: Final = 4 * 1024 * 1024  # all their answers; members beyond are left out
+MAX_ASKED_AT_ONCE: Final = 1000  # members that one request has the broker ask
+MAX_STATUSES_BYTES: Final = 4 * 1024 * 1024  # all their answers together; members beyond are left out
 MAX_ASKED: Final = 2000  # questions to one client, or because of one client, that are not answered yet
-ASKED_BYTES: Final = 1024  # counted for each, for the client because of which another one is asked
+ASKED_BYTES: Final = 1024  # counted for each such question, for the client that caused it
 DRAIN_TIMEOUT_S: Final = 5.0  # how long a broker that stops waits for connections to close
-DEVICE_STOP_S: Final = 20.0  # and for the disk; then it saves nothing, and the next start reads the log again
-GARBAGE_SWEEP_S: Final = 1.0
+DEVICE_STOP_S: Final = (
+    20.0  # how long it waits for the disk; then it saves nothing, and the next start reads the log again
+)
+GARBAGE_SWEEP_S: Final = 1.0  # between two looks of the collector at new objects
 GARBAGE_GROWTH: Final = 2.0  # when memory has grown so many times, all objects are looked at for circles
-GARBAGE_MIN_BYTES: Final = 128 * 1024 * 1024  # and at least by so much
+GARBAGE_MIN_BYTES: Final = 128 * 1024 * 1024  # and when it has grown by so much at least
 METRICS_ANSWER_S: Final = 5.0  # how long a scrape waits for the event loop
 MAX_METRICS_CONNECTIONS: Final = 16  # connections of the metrics port; beyond, the oldest one ends
 METRICS_CLIENT_S: Final = 10.0  # how long the metrics port waits for a client to write or read
@@ -51,76 +53,78 @@ METRICS_CLIENT_S: Final = 10.0  # how long the metrics port waits for a client t
 
 MAX_OPEN_SEGMENTS: Final = 256  # files of the store open at a time; at most half of what the process may open
 JOURNAL_LINES: Final = 1000  # changes of topics or groups before the state file is written anew
-PERSIST_INTERVAL_S: Final = 5.0
-RETENTION_SWEEP_S: Final = 30.0
+PERSIST_INTERVAL_S: Final = 5.0  # between two saves of offsets, indexes and progress
+RETENTION_SWEEP_S: Final = 30.0  # between two looks for segments that have expired
 RETENTION_JUMP_S: Final = 60.0  # the wall clock's jump against the monotonic one, after which segments expire later
 MAX_CLOCK_DOUBT_S: Final = 86_400.0  # how much later at most: for so long the clock may be set right
 DELETE_LIMIT: Final = 10  # segments that one sweep of retention removes
-INDEX_SEGMENT_ENTRIES: Final = 300_000  # as Apache's
+INDEX_SEGMENT_ENTRIES: Final = 300_000  # entries of an index file, as Apache's
 INDEX_TAIL_BYTES: Final = (
     65_536  # a queue's newest index entries in memory; more are written before the next checkpoint
 )
 SUMMED_BYTES: Final = 4096  # written between two sums by which reads are checked, at least
-SUMMED_AT_ONCE_BYTES: Final = 32_768  # and of one append at most
-MAX_SUMS: Final = 1 << 20  # 12 bytes each; what was written before the newest of them is checked record by record
-RECOVERY_READ_BYTES: Final = 8 * 1024 * 1024
+SUMMED_AT_ONCE_BYTES: Final = 32_768  # the same for one append, at most
+MAX_SUMS: Final = 1 << 20  # sums of 12 bytes; data from before the newest of them is checked record by record
+RECOVERY_READ_BYTES: Final = 8 * 1024 * 1024  # read from the log at once at a start
 ROOM_BYTES: Final = 16 * 1024 * 1024  # a disk that was full takes messages again when so much was freed
 DAMAGE_ASIDE_BYTES: Final = 64 * 1024 * 1024  # damaged bytes of the log that are kept for people to look at
 MAX_NOTED_DAMAGE: Final = 10_000  # damaged messages that are said one by one; beyond they are only left out
-DAMAGE_NEIGHBOURS: Final = 64  # how far the time of a message that cannot be read is looked for
+DAMAGE_NEIGHBOURS: Final = 64  # messages before and behind a damaged one that are looked at for its time
 
 # Topics and messages
 
-MAX_TOPICS: Final = 50_000
-MAX_QUEUES_PER_TOPIC: Final = 4096
+MAX_TOPICS: Final = 50_000  # topics of a broker
+MAX_QUEUES_PER_TOPIC: Final = 4096  # queues of a topic at one broker
 MAX_QUEUES: Final = 500_000  # queues of all topics together
 MAX_RETAIN_HOURS: Final = 876_000.0  # a hundred years
 SHARED_READ_BYTES: Final = 65_536  # the last read is kept for others that ask for the same
 PULL_BYTES: Final = 262_144  # messages in one answer, as Apache's maxTransferBytesOnMessageInMemory
-PULL_MESSAGES: Final = 1024
-BULK_PULL_BYTES: Final = 1024 * 1024  # for whoever says how many bytes it takes, such as a task of Spark
-BULK_PULL_MESSAGES: Final = 4096
-FOREIGN_PULL_MESSAGES: Final = 32  # as Apache's broker: its clients' tests count on it
-# messages of a batch that are stored at once; beyond, others have their turn between. 2 us each
+PULL_MESSAGES: Final = 1024  # messages in one answer to a Rocketlet client
+BULK_PULL_BYTES: Final = 1024 * 1024  # the same for clients that say how many bytes they take, such as tasks of Spark
+BULK_PULL_MESSAGES: Final = 4096  # the same in messages
+FOREIGN_PULL_MESSAGES: Final = (
+    32  # messages in one answer to Apache's clients, as Apache's broker: their tests count on it
+)
 BATCH_TURN_MESSAGES: Final = 1024  # a batch with more is stored in pieces
 BATCH_TURN_BYTES: Final = 512 * 1024  # the same in bytes; a hash of long tags takes 50 ns for each
 SCAN_ENTRIES: Final = 800  # index entries that one filtered pull looks at: 16,000 bytes, as Apache's
 READ_GAP_BYTES: Final = 4096  # a gap up to this is read through rather than read around
-CHECKED_GAP_BYTES: Final = 32_768  # the same where all that is read is checked at once
-MAX_HOLD_S: Final = 60.0
-MAX_HELD_PULLS: Final = 100_000
+CHECKED_GAP_BYTES: Final = 32_768  # the same where the whole read is checked at once
+MAX_HOLD_S: Final = 60.0  # how long a pull may wait for a message
+MAX_HELD_PULLS: Final = 100_000  # pulls that wait
 WOKEN_AT_ONCE: Final = 16  # held pulls of one queue; more are answered in turns
 MAX_READ_QUEUES: Final = 65_536  # queues of one connection, in all groups, whose readers are watched
 MAX_ANSWERING: Final = 256  # requests that are answered later, at a time; searches by a key have limits of their own
-OTHERS_QUEUE_WAIT_S: Final = 0.2  # before a foreign member is told again that there is nothing new in another's queue
+# how long a foreign member's pull of another's queue waits before it is answered with nothing
+OTHERS_QUEUE_WAIT_S: Final = 0.2
 DRAINING_WAIT_S: Final = 0.01  # the same for a queue that is being drained
 SUBSCRIPTION_LOOKS: Final = 10  # how often a pull that is older than its member's subscription is looked at again
-SUBSCRIPTION_LOOK_S: Final = 0.01
+SUBSCRIPTION_LOOK_S: Final = 0.01  # between two of these looks
 MAX_RUNNING_INFO_BYTES: Final = 128 * 1024  # a member's report on itself; about 300 queues of a Java member
 SCAN_BYTES: Final = 512 * 1024  # messages that one pull with an SQL92 filter looks at; one is always looked at
 SCAN_WORDS: Final = 16_000  # words of an SQL92 filter, each time that it looks at a message
 MAX_FILTERS: Final = 256  # SQL92 filters that are known; the one that was asked for longest ago is forgotten
 MAX_UNPARSED: Final = 10_000  # requests that wait for their SQL92 filter to be parsed
 KNOWN_FILTER_WORDS: Final = 200_000  # words of all known filters; one takes about 200 bytes
-MAX_FILTER_WORDS: Final = 10_000  # and signs; parsed in pieces, 40 ms in all
+MAX_FILTER_WORDS: Final = 10_000  # words and signs of an SQL92 filter; parsed in pieces, 40 ms in all
 FILTER_WORD_BYTES: Final = 200  # counted for each of a filter by which a held pull looks at messages
-MAX_FILTER_DEPTH: Final = 100
+MAX_FILTER_DEPTH: Final = 100  # levels of parentheses in an SQL92 filter
 MAX_QUERY_ENTRIES: Final = 1024  # index entries of a queue in one answer
-MAX_QUERY_MESSAGES: Final = 64
+MAX_QUERY_MESSAGES: Final = 64  # messages in the answer to a search
 MAX_QUERY_BYTES: Final = 8 * 1024 * 1024  # messages found by a key; one is always given
-UNIQUE_KEY_MESSAGES: Final = 32  # found by a unique key, whatever is asked for: Apache's defaultQueryMaxNum
+UNIQUE_KEY_MESSAGES: Final = 32  # messages found by a unique key, whatever is asked for: Apache's defaultQueryMaxNum
 SEARCHED_ENTRIES: Final = 20_000_000  # the newest entries of a topic's indexes, which one search by a key looks at
 SEARCH_ENTRIES: Final = 256  # entries in one piece of work
 SEARCH_CHUNK_BYTES: Final = 128 * 1024  # messages in one piece of work
-MAX_SEARCHES: Final = 4  # at a time, each of another client
-MAX_WAITING_SEARCHES: Final = 256  # searches of one client
+MAX_SEARCHES: Final = 4  # searches at a time, each of another client
+MAX_WAITING_SEARCHES: Final = 256  # searches of one client that wait
 DELAY_LEVELS_MS: Final = tuple(
     1000 * seconds
     for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 )
-DELAY_DELIVERIES_AT_ONCE: Final = 500
+DELAY_DELIVERIES_AT_ONCE: Final = 500  # delayed messages of a level that are delivered in one piece of work
 CLOCK_TOLERANCE_MS: Final = 1000  # steps back of the machine's clock that nobody needs to know of
-DELAY_RETRY_S: Final = 1.0  # before a level whose messages could not be stored is tried again
+DELAY_RETRY_S: Final = 1.0  # how long a delay level waits if its messages could not be stored
 MAX_TIMER_DELAY_MS: Final = 40 * 86_400_000  # how far ahead a message may be sent to a time; Apache's broker: 3 days
 TIMER_DELIVERIES_AT_ONCE: Final = 50  # messages whose time has come, in one commit; to read one takes 0.1 ms
 TIMER_DELIVERY_BYTES: Final = 4 * 1024 * 1024  # the same in bytes; one is always delivered
@@ -131,11 +135,11 @@ RUNS_TO_MERGE: Final = 8  # files of about one size, which become one
 MAX_RECALLED: Final = 1_000_000  # messages that were recalled and whose time has not come
 MAX_RECALL_LOOKS: Final = 100_000  # messages of the same ms among which one is recalled
 RECALL_LOOKS: Final = 64  # messages of the same time that a recall looks at in one turn
-TRANSACTION_CHECK_MAX: Final = 15
-MAX_HALF_MESSAGES: Final = 100_000  # without an outcome; beyond, transactional sends are refused
-TRANSACTION_SWEEP_S: Final = 60.0
-TRANSACTION_TIMEOUT_S: Final = 6.0
-MAX_TRANSACTION_TIMEOUT_S: Final = 86_400.0
+TRANSACTION_CHECK_MAX: Final = 15  # checks of a transaction before its message is set aside
+MAX_HALF_MESSAGES: Final = 100_000  # half messages without an outcome; beyond, transactional sends are refused
+TRANSACTION_SWEEP_S: Final = 60.0  # between two looks for transactions without an outcome
+TRANSACTION_TIMEOUT_S: Final = 6.0  # how old a transaction is when it is checked for the first time
+MAX_TRANSACTION_TIMEOUT_S: Final = 86_400.0  # the most that an administrator may set instead
 SAMPLE_INTERVAL_S: Final = 10.0  # between two samples of the counters behind the rates
 MAX_SAMPLED: Final = 300_000  # counters in all samples of an hour; beyond, the oldest samples are forgotten
 MAX_COUNTED_READS: Final = 100_000  # topics, by the groups that read them; of more, those that nobody reads now
@@ -145,60 +149,60 @@ MAX_COUNTED_READS: Final = 100_000  # topics, by the groups that read them; of m
 MAX_POP_MESSAGES: Final = 32  # messages of one receive, as Apache's
 MAX_POP_BYTES: Final = 4 * 1024 * 1024  # one answer; its first message is always given
 MAX_UNFINISHED: Final = 20_000  # unacknowledged deliveries of a group in one queue; beyond, receives wait
-MAX_UNFINISHED_OF_GROUP: Final = 200_000  # in all queues; about 350 bytes each
+MAX_UNFINISHED_OF_GROUP: Final = 200_000  # the same in all queues of a group; about 350 bytes each
 MAX_UNFINISHED_IN_ORDER: Final = (
     2000  # the same for a group in order, with those that wait behind others of their message group
 )
-MAX_WAITING_RECEIVES: Final = 100_000
-MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000  # as Apache's
-LATE_POLL_MS: Final = 500  # behind the end of a receive, when it comes; then nobody waits for its answer, as Apache's
+MAX_WAITING_RECEIVES: Final = 100_000  # receives that wait
+MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000  # the longest time for a popped message, as Apache's
+LATE_POLL_MS: Final = 500  # how late a receive may come; then nobody waits for its answer, as with Apache's broker
 MAX_ACKS: Final = 4096  # handles in one acknowledgement
 MAX_REQUEST_MODES: Final = 10_000  # modes of groups and topics that an administrator has set
 POP_LOOKS: Final = 8  # reads of a receive whose filter finds nothing, before others have their turn
 EXPIRED_AT_ONCE: Final = 16  # batches whose time is over, in one turn: 512 messages at most
 MAX_ATTEMPT_IDS: Final = 10_000  # receives in order whose batches are given again to the same attempt
 RENEWAL_STEPS_S: Final = (60.0, 180.0, 300.0, 600.0, 1800.0, 3600.0)  # by which a delivery is prolonged, as Apache's
-MAX_RENEWED_S: Final = 3 * 3600.0  # since it was popped, as Apache's
-POP_CLIENT_SILENT_S: Final = 120.0  # after which a client that renews counts as gone
+MAX_RENEWED_S: Final = 3 * 3600.0  # how long a popped message is prolonged at most, as Apache's
+POP_CLIENT_SILENT_S: Final = 120.0  # a client that is silent for longer counts as gone, and is not prolonged for
 MAX_MIXED: Final = 1000  # groups and topics that some pull and others pop, of which it is known when that was said
-POOL_IDLE_S: Final = 30.0  # since the last receive; then members may pull the topic, if nothing is in flight
-POP_CLIENTS_LOOK_S: Final = 5.0
-POOL_LEAVE_S: Final = 30.0  # a queue leaves those who pop: how long what they give back is given to them again
-POOL_LOOK_S: Final = 0.5  # while queues change hands between those who pop and those who pull
-DEAD_LETTER_RETRY_S: Final = 1.0  # before a dead letter that could not be stored is tried again
+POOL_IDLE_S: Final = 30.0  # how long nobody may pop a topic before members may pull it, if nothing is in flight
+POP_CLIENTS_LOOK_S: Final = 5.0  # between two looks for clients that went silent
+POOL_LEAVE_S: Final = 30.0  # how long clients that pop get their returned messages again when a queue leaves them
+POOL_LOOK_S: Final = 0.5  # between two looks while queues change hands between clients that pop and members that pull
+DEAD_LETTER_RETRY_S: Final = 1.0  # before a dead letter is stored again that the disk refused
 POP_JOURNAL_BYTES: Final = 4 * 1024 * 1024  # records of pops and acknowledgements before the file is written anew
 
 # gRPC
 
 MAX_USER_PROPERTIES: Final = 128  # user properties of a message, as Apache's
-MAX_USER_PROPERTY_BYTES: Final = 16_384  # their names and values, with tag and keys
+MAX_USER_PROPERTY_BYTES: Final = 16_384  # the names and values of user properties, with tag and keys
 MAX_NAMESPACE_CHARS: Final = 255  # a request's namespace, which its answer repeats for each queue
 MAX_ENDPOINTS_BYTES: Final = 2048  # the same for the endpoints at which a client has reached the broker
 MAX_GROUP_KEY_BYTES: Final = 63  # the name of a message group
-MAX_MESSAGE_ID_CHARS: Final = 255  # which clients choose
+MAX_MESSAGE_ID_CHARS: Final = 255  # a message id, which clients choose
 MAX_CONTEXT_CHARS: Final = 1024  # a message's trace context, and the name of its host; longer ones are left out
-MAX_RECOVERY_S: Final = 3600  # after which a transaction without an outcome is asked for, at the latest
-DEADLINE_MARGIN_S: Final = 0.1  # before a client's deadline, in which a receive that waits is answered
+MAX_RECOVERY_S: Final = 3600  # the latest time to ask for a transaction's outcome
+DEADLINE_MARGIN_S: Final = 0.1  # how long before a client's deadline a waiting receive is answered
 MAX_POLL_S: Final = 20.0  # how long a receive waits for messages at most
-POLL_S: Final = 20.0  # and how long clients are told to wait
+POLL_S: Final = 20.0  # how long clients are told to wait
 RECEIVE_BATCH: Final = 32  # messages that clients are told to ask for
-MAX_SEND_MESSAGES: Final = 1024  # in one call
+MAX_SEND_MESSAGES: Final = 1024  # messages in one call
 MIN_INVISIBLE_MS: Final = 10_000  # for received messages, as Apache's; the time may be changed to less
 RENEWED_INVISIBLE_MS: Final = 60_000  # for messages that the broker prolongs
-RECEIVE_AGAIN_S: Final = 1.0  # before a receive is refused whose client would ask again at once
-CLIENT_GONE_S: Final = (
+RECEIVE_AGAIN_S: Final = 1.0  # how long a refusal is held back whose client would ask again at once
+CLIENT_GONE_S: Final = (  # how long after its last connection a client is gone; messages prolonged for it then come again
     5.0  # after the end of a client's connection; messages that the broker prolongs for it then come again
 )
 
 # Groups
 
 MAX_OFFSETS: Final = 1_000_000  # offsets of all groups in all queues; about 100 bytes each
-MAX_GROUPS: Final = 10_000
+MAX_GROUPS: Final = 10_000  # groups of a broker
 MAX_MEMBERSHIPS: Final = 256  # memberships of one connection: all end at once when it closes
-MAX_MEMBERS: Final = 10_000
-MAX_GRPC_CLIENTS: Final = 20_000  # by their ids
+MAX_MEMBERS: Final = 10_000  # members of a group
+MAX_GRPC_CLIENTS: Final = 20_000  # clients of RocketMQ 5, by their ids
 MAX_GRPC_IDS: Final = 64  # clients that share one connection
-MAX_CLIENT_IDS: Final = 16  # that one connection goes by
+MAX_CLIENT_IDS: Final = 16  # client ids that one connection goes by
 MAX_PRODUCER_GROUPS: Final = 256  # producer groups of one connection
 MEMBER_BYTES: Final = 1024  # counted for a membership, a producer's or a consumer's, against --memory
 SUBSCRIPTION_BYTES: Final = 512  # counted for each subscription, beside its expression
@@ -218,7 +222,7 @@ MAX_DRAINED_QUEUES: Final = (
 MAX_CLAIMS: Final = 100_000  # claims of one topic's queues by members; beyond, the same
 MAX_GATED: Final = 16  # pulls of a queue whose former reader is not done
 MAX_LOCKS: Final = 200_000  # locks of all groups together, about 600 bytes each
-MAX_LOCKS_OF_CONNECTION: Final = 16_384  # that a connection has or waits for
+MAX_LOCKS_OF_CONNECTION: Final = 16_384  # locks that a connection has or waits for
 MAX_LOCK_WAITERS: Final = 200_000  # members that are told as soon as a queue is free; others ask again by themselves
 MAX_AGREEING_MEMBERS: Final = 1000  # foreign members of a group whose brokers agree; beyond, each drains for itself
 MAX_PEERS: Final = 64  # brokers of a group's topics; beyond, the same
@@ -227,61 +231,63 @@ MAX_LISTED_IDS: Final = (
 )
 KEPT_LISTS: Final = 4  # lists of members by the last changes, in a group whose brokers agree
 PROGRESS_S: Final = 0.5  # how often a broker says that a drain goes on, though no member is done
-MAX_PEER_LINKS: Final = 256  # connections to other brokers; of more, those on which nothing is under way are closed
+MAX_PEER_LINKS: Final = 256  # connections to other brokers; beyond, idle ones are closed
 MAX_PROOFS: Final = 64  # brokers that are being asked whether they said something, once for each connection
 MAX_STRANGERS: Final = 1000  # brokers that do not know the request; beyond, the first ones are asked again
-PEER_IDLE_S: Final = 60.0  # after which a connection to another broker is closed
-MAX_GIVEN_IDS: Final = 1_000_000  # in the lists that foreign members were given last, each list counted once
+PEER_IDLE_S: Final = 60.0  # an idle connection to another broker is closed after this
+MAX_GIVEN_IDS: Final = 1_000_000  # client ids in the lists that foreign members were given last, each list counted once
 CHECKED_AT_ONCE: Final = 128  # members of a group whose agreement is checked with each change
 MAX_COMPARED: Final = 100  # different sets of topics in a group, each compared with each
-MAX_NAMED_MEMBERS: Final = 10  # in a report of what members disagree in
+MAX_NAMED_MEMBERS: Final = 10  # members that a report of a disagreement names
 MAX_LOGGED_FAULTS: Final = 20  # faults of a group in ten minutes; its history has the others, too
 MAX_REFUSED: Final = 100  # clients whose heartbeats were refused, of which the reason is kept
-REFUSED_S: Final = 90.0  # after which a refusal that does not come again is over
+REFUSED_S: Final = 90.0  # a refusal that does not come again for so long is over
 MAX_NAMED_CHARS: Final = 200  # each of their texts
 MAX_REASON_CHARS: Final = 500  # the reason why a message was not handled, kept with its retry and its dead letter
 MAX_RETRY_QUEUES: Final = 64  # queues of a group's retry topic
-MAX_RETRY_TIMES: Final = 1_000_000
-HEARTBEAT_LIMIT_S: Final = 120.0
+MAX_RETRY_TIMES: Final = 1_000_000  # retries that a group's settings may allow
+HEARTBEAT_LIMIT_S: Final = 120.0  # a member without a heartbeat for longer is gone
 NOTIFY_DELAY_S: Final = 0.005  # changes of a group within this time make one notification
-LOCK_LEASE_S: Final = 60.0  # Apache's, for orderly consumption
-HANDOVER_LEASE_S: Final = 20.0  # Rocketlet members, who renew every 5 s
-LEASE_SWEEP_S: Final = 1.0
+LOCK_LEASE_S: Final = 60.0  # the locks of Apache's clients, for orderly consumption
+HANDOVER_LEASE_S: Final = 20.0  # the leases of Rocketlet's members, which renew every 5 s
+LEASE_SWEEP_S: Final = 1.0  # between two looks for leases that have ended
 STANDSTILL_S: Final = 1.0  # a broker that is this much later than its timers stood still: leases are prolonged by it
-SAVE_LOCKS_DELAY_S: Final = 0.05
+SAVE_LOCKS_DELAY_S: Final = 0.05  # how soon leases that have ended by themselves are written
 FREED_AT_ONCE: Final = 1024  # leases that have ended, in one line of the journal
 DRAIN_ROUNDS: Final = 20  # a reader that pulls one queue that it loses so often, and another not, has dropped the other
 DRAIN_LIMIT_S: Final = 2.0  # how long a change is kept from a foreign member whose handlers make no progress
-DRAIN_MAX_S: Final = 30.0  # and from one whose handlers do
-OWNERS_LOOK_S: Final = 1.0  # how soon a lock that is refused to who is not the owner has the owners found anew
+DRAIN_MAX_S: Final = 30.0  # the same for one whose handlers make progress
+OWNERS_LOOK_S: Final = 1.0  # how soon after a refused lock the owners of queues are found anew
 DRAINED_WAIT_S: Final = 5.0  # how long a foreign member that was told of a change gets nothing of the queues it loses
 BRIDGED_AFTER_S: Final = 0.2  # when a drain takes longer, each queue moves by itself
 MAX_BRIDGED: Final = 100_000  # queues times members that this is done for: each claims all
-TOLD_AGAIN: Final = 5  # times, if it has not asked for the list of members after that
-WATCHED_PER_S: Final = 100_000  # queues of groups that are looked at whether somebody reads them: 0.5 us each
+TOLD_AGAIN: Final = 5  # how often a foreign member is told again that does not ask for the list of members
+WATCHED_PER_S: Final = 100_000  # queues a second that are looked at whether somebody reads them: 0.5 us each
 MAX_REPORTED: Final = 100  # orphaned queues that one look reports; the others are reported by the next ones
 ORPHAN_S: Final = 5.0  # how long nobody may read a queue before that is named
-HISTORY_EVENTS: Final = 10_000
-HISTORY_GROUPS: Final = 1000
+HISTORY_EVENTS: Final = 10_000  # events kept for one group
+HISTORY_GROUPS: Final = 1000  # groups whose events are kept
 HISTORY_ALL_EVENTS: Final = 200_000  # events of all groups, about 500 bytes each; beyond, the oldest are forgotten
 HISTORY_TEXT_CHARS: Final = 1000  # the texts of an event
 
 # TLS and accounts
 
-TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
-TLS_SHUTDOWN_TIMEOUT_S: Final = 2.0  # how long a client may take to say good-bye, too
-MAX_HANDSHAKES: Final = 500  # at once; beyond, the oldest of the address that has most of them is ended
-OPENING_HANDSHAKES: Final = 8  # before their private-key operation, at once; others wait
-MAX_WAITING_HANDSHAKES: Final = 500  # beyond, the newest of the address that has most of them is ended
-MAX_HELLO_BYTES: Final = 32_768  # that a client sends at once before the first answer; those of browsers have 2 KB
+TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0  # a TLS handshake that takes longer is ended
+TLS_SHUTDOWN_TIMEOUT_S: Final = 2.0  # how long a client may take to say good-bye
+MAX_HANDSHAKES: Final = 500  # TLS handshakes at once; beyond, the oldest of the address that has most of them is ended
+OPENING_HANDSHAKES: Final = 8  # handshakes before their private-key operation; others wait
+MAX_WAITING_HANDSHAKES: Final = (
+    500  # handshakes that wait; beyond, the newest of the address that has most of them is ended
+)
+MAX_HELLO_BYTES: Final = 32_768  # bytes of a client before the first answer; those of browsers have 2 KB
 RECORDS_AT_ONCE: Final = (
     32  # TLS records that are decrypted before others are looked at; 30 us each, if they are key updates
 )
 RECORD_BYTES: Final = 16  # data that a record has on average; requests are longer
-MAX_EMPTY_RECORDS: Final = 64  # that a client sends beyond that; then it is cut off
+MAX_EMPTY_RECORDS: Final = 64  # records beyond that; then the client is cut off
 MAX_REPORTED_PEERS: Final = 1000  # addresses whose refusal is in the log
-REPORT_AGAIN_S: Final = 600.0
-MAX_ACL_FILE_BYTES: Final = 1024 * 1024
+REPORT_AGAIN_S: Final = 600.0  # how long the same refusal of an address is not logged again
+MAX_ACL_FILE_BYTES: Final = 1024 * 1024  # the accounts' file
 SELF_SIGNED_DAYS: Final = 3650  # validity of a certificate that the broker makes for itself; a restart makes another
 CERTIFICATE_WARNING_S: Final = 14 * 86_400.0  # how long before a certificate expires the log warns
 MAX_TLS_FILE_BYTES: Final = 1024 * 1024  # a certificate with its chain, a key, or the authorities
@@ -289,17 +295,17 @@ RELOAD_INTERVAL_S: Final = 1.0  # how often certificates and accounts are looked
 
 # Name servers
 
-REGISTER_INTERVAL_S: Final = 30.0
-REGISTER_TIMEOUT_S: Final = 6.0
+REGISTER_INTERVAL_S: Final = 30.0  # between two registrations at name servers
+REGISTER_TIMEOUT_S: Final = 6.0  # how long a name server may take to answer a registration
 REGISTER_LOOK_S: Final = 1.0  # between two looks whether a name server has hung up
-MAX_PENDING_TOPICS: Final = 10_000  # changed ones that name servers do not know yet; others wait for the interval
-MAX_BROKERS: Final = 1000  # by name
-MAX_DEPARTED_BROKERS: Final = 100  # that are gone and remembered; the one that left first makes room
+MAX_PENDING_TOPICS: Final = 10_000  # changed topics that name servers do not know yet; others wait for the interval
+MAX_BROKERS: Final = 1000  # brokers of a name server, by name
+MAX_DEPARTED_BROKERS: Final = 100  # departed brokers that are remembered; the one that left first makes room
 DEPARTED_KEPT_S: Final = 7 * 86_400.0  # how long a broker that is gone is remembered
 MAX_BROKER_ADDRESSES: Final = 16  # addresses of one broker: master and slaves
 MAX_ROUTES: Final = 200_000  # topics of all brokers together; a topic counts once for each broker that has it
-MAX_KV_NAMESPACES: Final = 100
-MAX_KV_KEYS: Final = 10_000
+MAX_KV_NAMESPACES: Final = 100  # namespaces of settings at a name server
+MAX_KV_KEYS: Final = 10_000  # keys in a namespace
 MAX_KV_CHARS: Final = 8 * 1024 * 1024  # characters of all namespaces, keys and values
 
 
@@ -366,5 +372,5 @@ class LiveConfig:
 # Metrics
 REQUEST_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 HANDOVER_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-REBALANCE_REST_S: Final = 5.0  # without a queue that changes hands: the rebalance is over
+REBALANCE_REST_S: Final = 5.0  # a rebalance is over when no queue has changed hands for so long
 MAX_FREE_QUEUES: Final = 50_000  # unlocked queues whose next owner is waited for

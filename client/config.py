@@ -17,62 +17,73 @@ class At(NamedTuple):
 
 
 TOPIC_QUEUES: Final = 4  # for a topic that a client makes; Apache's DefaultMQProducer.defaultTopicQueueNums
-CONNECT_TIMEOUT_S: Final = 3.0
-CLOSE_TIMEOUT_S: Final = 1.0  # for what was written to leave, and for the peer to hang up: over TLS Apache's never does
-REQUEST_TIMEOUT_S: Final = 3.0
-OFFSET_TIMEOUT_S: Final = 5.0
-LOCK_TIMEOUT_S: Final = 1.0
-DEADLINE_SWEEP_S: Final = 0.25
-SILENT_S: Final = 60.0  # without any answer, then a connection is opened anew; TCP alone takes 15 min to notice
+CONNECT_TIMEOUT_S: Final = 3.0  # how long a connection may take to open
+# how long written bytes may take to leave, and the peer to hang up: over TLS Apache's never does
+CLOSE_TIMEOUT_S: Final = 1.0
+REQUEST_TIMEOUT_S: Final = 3.0  # how long an answer may take, unless the caller gives a time
+OFFSET_TIMEOUT_S: Final = 5.0  # the same for an offset
+LOCK_TIMEOUT_S: Final = 1.0  # the same for locks
+DEADLINE_SWEEP_S: Final = 0.25  # between two looks for requests that were not answered in time
+SILENT_S: Final = 60.0  # a connection without any answer for so long is opened anew; TCP alone takes 15 min to notice
 
-ROUTE_INTERVAL_S: Final = 30.0
-ROUTE_RETRY_S: Final = 1.0  # while a broker cannot be reached: it may be back at another address
+ROUTE_INTERVAL_S: Final = 30.0  # between two looks at the routes of topics
+ROUTE_RETRY_S: Final = 1.0  # the same while a broker cannot be reached: it may be back at another address
 ROUTE_PATIENCE_S: Final = 60.0  # how long a member believes in a broker that is missing in a route
-MISSING_ROUTE_INTERVAL_S: Final = 0.5  # a topic without a route yet: the retry topic of a new group, mostly
-HEARTBEAT_INTERVAL_S: Final = 30.0
-HEARTBEAT_RETRY_S: Final = 1.0  # while a broker does not answer: its queues wait for a heartbeat
-HEARTBEAT_BYTES: Final = 512 * 1024  # for the queues that it names; a broker takes 1 MiB in all
+MISSING_ROUTE_INTERVAL_S: Final = (
+    0.5  # the same for a topic without a route yet: the retry topic of a new group, mostly
+)
+HEARTBEAT_INTERVAL_S: Final = 30.0  # between two heartbeats
+HEARTBEAT_RETRY_S: Final = 1.0  # the same while a broker does not answer: its queues wait for a heartbeat
+HEARTBEAT_BYTES: Final = 512 * 1024  # the queues that a heartbeat names; a broker takes 1 MiB in all
 HEARTBEAT_QUEUE_BYTES: Final = 32  # a queue in a heartbeat, beside the two names
-REBALANCE_INTERVAL_S: Final = 20.0
+REBALANCE_INTERVAL_S: Final = 20.0  # between two rebalances by the clock
 PLACE_S: Final = 10.0  # how long a member believes the place that it was told; the next rebalance by the clock asks
 LEASE_S: Final = 20.0  # Rocketlet's leases, from a renewal's arrival at the broker
-APACHE_LEASE_S: Final = 60.0  # Apache's: rocketmq.broker.rebalance.lockMaxLiveTime
+APACHE_LEASE_S: Final = 60.0  # Apache's locks: rocketmq.broker.rebalance.lockMaxLiveTime
 LEASE_MARGIN_S: Final = 1.0  # a member's lease ends so much earlier: the clocks of two machines drift
-LEASE_TICK_S: Final = 1.0
-LAST_COMMIT_LOOKS: Final = 5  # on Apache's broker: so often a hand-over looks for its commit, and says it again
-PULL_COMMIT_S: Final = 0.1  # by then Apache's broker has stored what a pull commits with which it has begun
-LOCK_INTERVAL_S: Final = 5.0
-LOCK_QUEUES: Final = 2000  # in one request; a broker takes 8,192, and 1 MiB, which long names fill sooner
-LOCK_RETRY_S: Final = 0.5  # a queue that another member still holds, where the broker does not tell us
-RECONNECT_S: Final = 0.2
-REGISTER_PATIENCE_S: Final = 0.5  # for brokers that answer no heartbeat; then the others have their turn
+LEASE_TICK_S: Final = 1.0  # between two looks for leases that are over or due
+LAST_COMMIT_LOOKS: Final = 5  # how often a hand-over looks for its commit on Apache's broker, and says it again
+PULL_COMMIT_S: Final = 0.1  # how long Apache's broker may take to store the offset of a pull with which it has begun
+LOCK_INTERVAL_S: Final = 5.0  # between two renewals of leases
+LOCK_QUEUES: Final = (
+    2000  # queues in one request for locks; a broker takes 8,192, and 1 MiB, which long names fill sooner
+)
+LOCK_RETRY_S: Final = (
+    0.5  # before a lock is asked for again that another member holds, where the broker does not tell us
+)
+RECONNECT_S: Final = 0.2  # how long a broken connection, or a request on it, rests before the next try
+REGISTER_PATIENCE_S: Final = 0.5  # how long brokers that answer no heartbeat hold up the others
 HAND_OVER_PATIENCE_S: Final = 15.0  # how long a process that ends waits for a broker that is away, or refuses a commit
-COMMIT_INTERVAL_S: Final = 5.0  # for offsets that neither a pull nor an idle queue has committed
+COMMIT_INTERVAL_S: Final = 5.0  # between two commits of offsets that neither a pull nor an idle queue has committed
 IDLE_COMMIT_S: Final = 0.05  # between looks for queues of which all is handled and nothing came since the last look
-MAX_HANDLER_CONCURRENCY: Final = 10_000
+MAX_HANDLER_CONCURRENCY: Final = 10_000  # handlers of a consumer that run at once
 MAX_BATCH_SIZE: Final = (
     1024  # messages of one pull, as many as a Rocketlet broker brings; Apache's brings 32 by default
 )
 
 INVISIBLE_S: Final = 30.0  # how long a popped message is a member's, without a word of it
-MIN_INVISIBLE_S: Final = 1.0
-MAX_INVISIBLE_S: Final = 12 * 3600.0  # as brokers allow
-RENEWALS: Final = 3  # in that time
-POP_MESSAGES: Final = 32  # of one receive, as many as brokers give
-POP_WAIT_S: Final = 15.0  # as Java's client
-POP_TURN_S: Final = 0.1  # where queues of several brokers or topics have fewer handlers than they are
-POP_TIMEOUT_S: Final = 10.0  # behind that
-ACK_MESSAGES: Final = 1024  # in one request
-ACK_PATIENCE_S: Final = 60.0  # behind the end of its time: nobody may have been given the message again
-POP_STOP_S: Final = 0.5  # for receives to end when a member has said good-bye
+MIN_INVISIBLE_S: Final = 1.0  # the least time for which a received message may be another's
+MAX_INVISIBLE_S: Final = 12 * 3600.0  # the longest such time, as brokers allow
+RENEWALS: Final = 3  # how often a message is prolonged in that time
+POP_MESSAGES: Final = 32  # messages of one receive, as many as brokers give
+POP_WAIT_S: Final = 15.0  # how long a receive waits, as Java's client
+POP_TURN_S: Final = 0.1  # how long it waits where queues of several brokers or topics have fewer handlers than they are
+POP_TIMEOUT_S: Final = 10.0  # how long its answer may take beyond that
+ACK_MESSAGES: Final = 1024  # acknowledgements in one request
+ACK_PATIENCE_S: Final = (
+    60.0  # how long after a message's time it is still acknowledged: nobody may have been given it again
+)
+POP_STOP_S: Final = 0.5  # how long receives may take to end when a member has said good-bye
 DELAY_LEVELS_S: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)  # brokers' default
 
-PULL_HOLD_S: Final = 60.0  # as long as a Rocketlet broker holds one; Apache's hold it for as long as they are told
-PULL_TIMEOUT_S: Final = 75.0
-PULL_ERROR_DELAY_S: Final = 1.0
-PULL_BUSY_DELAY_S: Final = 0.02
-SEND_BACK_RETRY_S: Final = 5.0
-SUSPEND_QUEUE_S: Final = 1.0  # as `suspendCurrentQueueTimeMillis` of Apache's client
+PULL_HOLD_S: Final = 60.0  # how long a broker is asked to hold a pull; a Rocketlet broker holds none for longer
+PULL_TIMEOUT_S: Final = 75.0  # how long the answer to a pull may take
+PULL_ERROR_DELAY_S: Final = 1.0  # how long a queue rests after a pull that failed
+PULL_BUSY_DELAY_S: Final = (  # the same at a broker that is busy, or that answers at once with nothing
+    0.02  # before a queue is pulled again at a broker that is busy, or that answers at once with nothing
+)
+SEND_BACK_RETRY_S: Final = 5.0  # how long a message rests that the broker did not take back
+SUSPEND_QUEUE_S: Final = 1.0  # `suspendCurrentQueueTimeMillis` of Apache's client
 MAX_REASON_CHARS: Final = 300  # the reason why a message was not handled
 MARKED_AT_ONCE: Final = 1000  # ranges of dead letters in one mark: 30 KB
 DEAD_LETTER_LEVEL: Final = -1  # for a message that is handed back and not to be delivered again
@@ -81,15 +92,15 @@ STANDING_S: Final = 60.0  # a queue whose oldest message is in a handler for lon
 BLOCKED_S: Final = 1.0  # an event loop that stood still for longer is named in the log
 BLOCKED_LOOK_S: Final = 0.25  # between looks; a block of less than BLOCKED_S by so much may be named, too
 BLOCKED_NAMING_S: Final = 10.0  # between two such lines of a loop that stands still again and again
-EARLIEST_MS: Final = 10**11  # a time before 1973 is one in seconds
+EARLIEST_MS: Final = 10**11  # a smaller time, before 1973, is taken for one in seconds
 FAILURE_CHARS: Final = 200  # the text that a caller gets of the handler that failed with its request
 
-DISK_LOW_RATIO: Final = 0.75  # Apache's brokers delete old messages at once from here on
-DISK_FULL_RATIO: Final = 0.9
-CERTIFICATE_WARNING_S: Final = 14 * 86_400.0
-CLOCK_SKEW_S: Final = 5.0
+DISK_LOW_RATIO: Final = 0.75  # from this part of a broker's disk on, Apache's brokers delete old messages at once
+DISK_FULL_RATIO: Final = 0.9  # from this part on, `rocketlet doctor` speaks of loss
+CERTIFICATE_WARNING_S: Final = 14 * 86_400.0  # how long before a certificate expires `rocketlet doctor` warns
+CLOCK_SKEW_S: Final = 5.0  # how far a broker's clock may differ before `rocketlet doctor` warns
 SHORT_LAG_S: Final = 5.0  # messages consumed so soon are no growing lag
-LEAST_LAG: Final = 100  # messages; less is no lag that grows
+LEAST_LAG: Final = 100  # messages; less lag does not count as growing
 LOOK_S: Final = 2.0  # between two looks at a group
 WATCH_S: Final = 12.0  # how long a queue is looked at that commits nothing: members commit every 5 s
 STUCK_S: Final = 30.0  # a message that waits for its handler for longer is stuck; many handlers take some seconds
@@ -97,14 +108,16 @@ SUSPECTS: Final = 32  # queues of a group whose next message is looked for
 OLDEST_VERSION: Final = 393  # V4_9_0's ordinal in Apache's MQVersion
 LOCKS_MEAN_ORDER_VERSION: Final = 412  # V5_0_0_SNAPSHOT's: see replay.py
 
-ADMIN_TIMEOUT_S: Final = 10.0
-ASKED_AT_ONCE: Final = 8  # groups or topics; a broker that is slow must answer all of them within the timeout
+ADMIN_TIMEOUT_S: Final = 10.0  # how long the answer to an administrator may take
+ASKED_AT_ONCE: Final = (
+    8  # groups or topics asked about at once; a slow broker must answer all of them within the timeout
+)
 WATCHED_AT_ONCE: Final = 64  # groups between their two looks; each is held in memory with all of its queues
-SEARCH_TIMEOUT_S: Final = 30.0  # a search by key may read much of a commit log
-SEARCH_MESSAGES: Final = 256  # a pull without a group
+SEARCH_TIMEOUT_S: Final = 30.0  # the same for a search by key, which may read much of a commit log
+SEARCH_MESSAGES: Final = 256  # messages of a pull without a group
 
-TRACE_FLUSH_S: Final = 0.1
-TRACE_WAITING: Final = 10_000  # records; what comes when so many wait to be written is dropped, and counted in the log
+TRACE_FLUSH_S: Final = 0.1  # how long records of a trace are collected
+TRACE_WAITING: Final = 10_000  # records that wait to be written; beyond, records are dropped and counted in the log
 TRACE_BYTES: Final = 128_000  # a message's trace records: AsyncTraceDispatcher's maxMsgSize
 TRACE_KEYS_BYTES: Final = 16 * 1024  # the keys of a trace message; brokers allow 32 KB of properties
 
@@ -113,20 +126,20 @@ BATCH_MESSAGES: Final = 1000  # single sends in one SEND_BATCH_MESSAGE
 OVERLAP_MESSAGES: Final = 16  # so many go in two halves, if nothing is in flight
 OVERLAP_BATCHES: Final = 4  # if the halves of so many stayed apart, it was worth it
 MAX_OVERLAP_PAUSE: Final = 256  # batches until it is tried again
-BATCH_BYTES: Final = 72 * 1024  # so that 128 messages of 1 KiB are two batches
+BATCH_BYTES: Final = 72 * 1024  # bytes of a batch of single sends: 128 messages of 1 KiB are two batches
 
-SEND_BACKOFF_S: Final = 0.05  # before a send is tried again; doubled each time
-MAX_SEND_BACKOFF_S: Final = 1.0
-MAX_IN_FLIGHT: Final = 65_536
+SEND_BACKOFF_S: Final = 0.05  # how long a send rests before it is tried again; doubled each time
+MAX_SEND_BACKOFF_S: Final = 1.0  # the longest pause between two tries of a send
+MAX_IN_FLIGHT: Final = 65_536  # requests of a connection that are not answered
 MAX_UNREAD_BYTES: Final = 16 * 1024 * 1024  # answers that a broker does not read; beyond, the client leaves it
 MAX_TRIED_AT_ONCE: Final = 16  # messages that an administrator has tried
 MAX_CHECKED_BYTES: Final = 64 * 1024 * 1024  # messages whose transactions are checked at once; brokers ask again
 MAX_OFFSETS_BYTES: Final = 64 * 1024 * 1024  # a broadcasting consumer's file
 MAX_TLS_FILE_BYTES: Final = 1024 * 1024  # a certificate with its chain, a key, or the authorities
-MAX_NAME_SERVERS: Final = 64
+MAX_NAME_SERVERS: Final = 64  # addresses of name servers
 MAX_INT: Final = 2**31 - 1  # Java's `int`: brokers refuse larger numbers with each request
 MAX_LONG: Final = 2**63 - 1  # Java's `long`: an offset, a time
-MAX_RECONSUME_TIMES: Final = 16  # as of Apache's push consumer
+MAX_RECONSUME_TIMES: Final = 16  # retries of a message, as Apache's push consumer
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +159,11 @@ class PullLimits:
 
 # Mirror
 MIRROR_BATCH_MESSAGES: Final = 256  # copies in one request
-MIRROR_BATCH_BYTES: Final = 1024 * 1024
+MIRROR_BATCH_BYTES: Final = 1024 * 1024  # the bodies of such a request
 MIRROR_LOOK_BACK: Final = 10_000  # messages of others behind the newest copy in a queue
-MIRROR_QUEUES_AT_ONCE: Final = 16
-MIRROR_INDEXED_LIMIT_S: Final = 5.0
+MIRROR_QUEUES_AT_ONCE: Final = 16  # queues that are copied at the same time
+MIRROR_INDEXED_LIMIT_S: Final = 5.0  # how long the target may take to show copies
 MIRROR_INDEXED_S: Final = 0.02  # between two looks whether copies can be read over there
 MIRROR_POLL_S: Final = 0.5  # between two rounds of a mirror that follows
-MIRROR_BACKOFF_S: Final = 1.0
-MIRROR_PATIENCE_S: Final = 60.0
+MIRROR_BACKOFF_S: Final = 1.0  # how long a mirror rests before it asks a cluster again that is away
+MIRROR_PATIENCE_S: Final = 60.0  # how long a cluster may be away before a mirror gives up, unless it follows

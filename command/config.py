@@ -11,23 +11,24 @@ OTHER_VARIABLES: Final = frozenset(
     "ACCESS_KEY SECRET_KEY NEW_SECRET_KEY CONTROL CONFIG FROM_ACCESS_KEY FROM_SECRET_KEY TO_ACCESS_KEY TO_SECRET_KEY".split()
 )
 
-MAX_LOCAL_BROKERS: Final = 26  # a to z
+MAX_LOCAL_BROKERS: Final = 26  # brokers of `--brokers`: a to z
 PORT_STEP: Final = 3  # from one broker's port to the next: each also has the one of its VIP channel, two below
-RESTART_DELAY_S: Final = 0.1  # before a broker that died is started again; doubled each time that it dies soon
-MAX_RESTART_DELAY_S: Final = 10.0
+# how long a broker that died rests before it is started again; doubled each time that it dies soon
+RESTART_DELAY_S: Final = 0.1
+MAX_RESTART_DELAY_S: Final = 10.0  # the longest pause before that
 STEADY_S: Final = 60.0  # a broker that was ready for so long did not die soon
 STOP_S: Final = 25.0  # how long a broker may take to stop, before it is killed, or ends without having saved
-SUPERVISOR_STOP_S: Final = 35.0  # the same of a process whose brokers have so long
+SUPERVISOR_STOP_S: Final = 35.0  # the same for a process whose brokers have so long
 
 REPEAT_INTERVAL_S: Final = 60.0  # between two lines of the log that are alike
-REPEATS_KNOWN: Final = 1_000  # lines; of one that was written before them, another may come sooner
+REPEATS_KNOWN: Final = 1_000  # lines that are remembered for that
 
 MAX_INFLATED_BYTES: Final = 1024 * 1024  # a compressed body that is printed as JSON; 200 characters for people
 MAX_INFLATED_OF_FRAME: Final = 16 * 1024 * 1024  # all compressed bodies in one frame that `rocketlet dump` shows
 
-MAX_BENCH_SECONDS: Final = 600.0
+MAX_BENCH_SECONDS: Final = 600.0  # the longest `rocketlet bench`
 MIN_BENCH_BYTES: Final = 8  # a body begins with the time at which it was sent
 MAX_BENCH_BYTES: Final = 4 * 1024 * 1024 - 1024  # brokers take no larger body
-MAX_BENCH_QUEUES: Final = 1024
-MAX_BENCH_IN_FLIGHT: Final = 4096
+MAX_BENCH_QUEUES: Final = 1024  # queues of its topic
+MAX_BENCH_IN_FLIGHT: Final = 4096  # sends of it that are not answered
 BENCH_DRAIN_S: Final = 30.0  # messages that have not arrived so long after the last send are reported as missing

@@ -2,13 +2,14 @@
 
 <!-- help: start -->              the output of `rocketlet start --help`
 <!-- metrics: broker/observing/metrics.py --> a table of what is measured
-<!-- source: client/config.py --> a file of the repository
+<!-- limits: client/config.py --> a table of its constants, and of the fields of its settings
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import os
 import re
 from pathlib import Path
@@ -26,7 +27,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = re.sub(r"<!-- help -->", lambda _: _commands(parser()), markdown)
     markdown = re.sub(r"<!-- log events: (.*?) -->", lambda found: _events(ROOT / found[1]), markdown)
     markdown = re.sub(r"<!-- metrics: (.*?) -->", lambda found: _metrics(ROOT / found[1]), markdown)
-    return re.sub(r"<!-- source: (.*?) -->", lambda found: _fenced("python", (ROOT / found[1]).read_text()), markdown)
+    return re.sub(r"<!-- limits: (.*?) -->", lambda found: limits(ROOT / found[1]), markdown)
 
 
 def _commands(whole: argparse.ArgumentParser) -> str:
@@ -75,3 +76,45 @@ def _metrics(path: Path) -> str:
                 suffix = "_total" if kind == "_counter" else ""
                 rows.append(f"| `{name}{suffix}` | {kind[1:]} | {', '.join(map(str, said))} | {text} |")
     return "\n".join(("| Metric | Type | Further labels | Meaning |", "|---|---|---|---|", *sorted(rows)))
+
+
+_UNITS = {
+    "S": "s",
+    "SECONDS": "s",
+    "MS": "ms",
+    "BYTES": "bytes",
+    "HOURS": "hours",
+    "CHARS": "characters",
+    "DAYS": "days",
+}
+_SIZES = ((1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def limits(path: Path) -> str:
+    """A table of a module's numbers: name, value with its unit, and the comment beside or above, by section."""
+    lines = path.read_text().splitlines()
+    values = vars(importlib.import_module("rocketlet." + ".".join(path.relative_to(ROOT).with_suffix("").parts)))
+    found: dict[str, list[str]] = {}
+    section = ""
+    starts = {node.lineno: node for node in ast.parse("\n".join(lines)).body if isinstance(node, ast.AnnAssign)}
+    for number, line in enumerate(lines, 1):
+        if line.startswith("# ") and not lines[number - 2] and not lines[number]:
+            section = f"**{line[2:]}**\n\n"
+        node = starts.get(number)
+        if node is None or not isinstance(node.target, ast.Name) or not isinstance(values[node.target.id], int | float):
+            continue
+        beside = re.search(r"  # (.*)$", "\n".join(lines[number - 1 : node.end_lineno]), re.MULTILINE)
+        text = beside[1] if beside else lines[number - 2].removeprefix("# ")
+        name = node.target.id
+        row = f"| `{name}` | {_with_unit(name, values[name])} | {text.replace(chr(124), chr(92) + chr(124))} |"
+        found.setdefault(section, []).append(row)
+    head = "| Limit | Value | |\n|---|---|---|\n"
+    return "\n\n".join(section + head + "\n".join(rows) for section, rows in found.items())
+
+
+def _with_unit(name: str, value: float) -> str:
+    unit = "" if name.endswith("_PER_S") else _UNITS.get(name.rpartition("_")[2], "")
+    for size, larger in _SIZES if unit == "bytes" else ():
+        if value >= size and value % size == 0:
+            return f"{value // size:,} {larger}"
+    return f"{value:,} {unit}".strip() if isinstance(value, int) else f"{value:,.10g} {unit}".strip()
