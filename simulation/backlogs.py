@@ -9,6 +9,7 @@ from rocketlet.client import Producer
 from rocketlet.protocol.queue import Queue
 
 from .foreign import ForeignMember
+from .violations import Violation, raise_later
 
 if TYPE_CHECKING:
     from .world import World
@@ -40,6 +41,8 @@ async def watch(world: World) -> None:
         since_s = {queue: since_s.get(queue, now_s) for queue in idle}
         for queue, began_s in since_s.items():
             world.unread_s[queue] = max(world.unread_s.get(queue, 0.0), now_s - began_s)
+            if now_s - began_s > world.plan.backlog_limit_s:
+                raise_later(Violation(f"{queue} has a backlog that is in nobody's hands since {began_s:.1f}"))
         await asyncio.sleep(LOOK_S)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -12,7 +13,8 @@ LONGEST_HANDLER_S = 60.0
 class Plan:
     """A seed's decisions. long_handlers: the share of messages whose handlers run for 5 to 60 s. apache: brokers keep locks
     as Apache's do. unread_limit_s: how soon a queue has a reader. turns: brokers do long work in pieces, between which time
-    passes, and tell two members of a group in each."""
+    passes, and tell two members of a group in each. peers_delay_s: how much later what brokers tell each other may arrive.
+    backlog_limit_s: how long a queue with a backlog is in nobody's hands at most."""
 
     brokers: int
     topics: int
@@ -31,6 +33,8 @@ class Plan:
     apache: bool = False
     unread_limit_s: float = 2.0
     turns: bool = False
+    peers_delay_s: float = 0.0
+    backlog_limit_s: float = math.inf
 
     @property
     def is_calm(self) -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 from rocketlet.broker.config import HANDOVER_LEASE_S
 from rocketlet.broker.consuming.commits import Commits
 from rocketlet.broker.groups.foreign.agreement import Agreement, Others
+from rocketlet.broker.groups.foreign.allotment import Allotment
+from rocketlet.broker.groups.foreign.claims import Claims
 from rocketlet.broker.groups.foreign.drain import Drain
 from rocketlet.broker.groups.foreign.draining import Draining
 from rocketlet.broker.groups.foreign.notices import Notices
@@ -307,9 +309,28 @@ def _dropped_if_never_read(self: Drain, connection: Any, place: Any) -> list[Any
     return [other for other in self.waiting.get(connection, ()) if rounds.get(other, 0) < count]
 
 
+def _late_lists_ignored(self: Notices, group: ConsumerGroup, given: Any) -> bool:
+    """A list that another broker gave before the last change is not noted."""
+    return _take(self, group, given) if given.is_current else False
+
+
+_take = Notices.take
+
+
+def _list_of_all(self: ConsumerGroup, connection: Any) -> Any:
+    """Apache's members are told of all members, whoever subscribes to what."""
+    return self.companions(connection)
+
+
+def _no_last_reader(self: Claims, group: Any, place: Any, claims: Any) -> Iterator[Any]:
+    """Who was told of itself only is not drained of what it reads."""
+    yield from ()
+
+
 Fault = tuple[Any, str, Any]
 
 FAULTS: dict[str, list[Fault]] = {
+    "allotted-to-everybody": [(Allotment, "is_anothers", lambda self, *about: False)],
     "blind-newcomer": [(shares_module, "_unknown", lambda topic, queues, answer: [])],
     "commit-ahead": [(ProcessQueue, "commit_offset", property(lambda self: self.next_offset))],
     "commit-after-unlock": [(Leases, "_hand_over", _commit_after_unlock)],
@@ -322,6 +343,7 @@ FAULTS: dict[str, list[Fault]] = {
         (Notices, "given", _given_at_once),
     ],
     "connection-loss-ignored": [(Membership, "_lost_connection", lambda self, address: None)],
+    "drained-together": [(Notices, "bridge", lambda self, name, drain: None)],
     "drain-one-early": [(ProcessQueue, "idle", _idle_but_one)],
     "epoch-kept": [(Locks, "expiring", _expiring_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
     "grants-written-later": [(Ledger, "write", _write_later)],
@@ -331,6 +353,9 @@ FAULTS: dict[str, list[Fault]] = {
     "lock-forgotten": [(Leases, "_give_back", _keep_doubtful), (MemberLocks, "abandon", lambda self, held: None)],
     "lock-for-everybody": [(Locks, "_lock_one", _for_everybody)],
     "lost-goes-on": [(Leases, "_lose", _lost_goes_on)],
+    "last-reader-not-drained": [(Claims, "_last_reader", _no_last_reader)],
+    "late-lists-ignored": [(Notices, "take", _late_lists_ignored)],
+    "list-of-all": [(ConsumerGroup, "list_for", _list_of_all)],
     "moved-not-found": [(Cluster, "_doubt_routes", lambda self: None)],
     "no-deadline": [(Lease, "is_over", property(lambda self: False))],
     "no-drain": [(Assignment, "give_queue", _no_drain)],
@@ -350,6 +375,7 @@ FAULTS: dict[str, list[Fault]] = {
     "stale-list": [(Shares, "_members", _stale_list)],
     "start-over": [(GroupOffsets, "begin", _start_over), (group_bodies, "decode_committed", lambda body: {})],
     "suspended-goes-on": [(ProcessQueue, "may_begin", property(_goes_on_suspended))],
+    "not-told-again": [(Allotment, "late", lambda self, group, losing: [])],
     "told-already": [(Notifications, "changed", _told_already)],
     "unlock-overtakes": [(MemberLocks, "_asked", _overtake)],
     "table-overwritten": [
@@ -361,6 +387,12 @@ FAULTS: dict[str, list[Fault]] = {
 
 # In which situation chance would need many seeds to find them.
 SCENARIO_OF = {
+    "allotted-to-everybody": "foreign-of-different-topics",
+    "last-reader-not-drained": "foreign-roll",
+    "late-lists-ignored": "foreign-of-slow-peers",
+    "drained-together": "foreign-roll",
+    "list-of-all": "foreign-of-different-topics",
+    "not-told-again": "foreign-not-reached",
     "blind-newcomer": "broker-away",
     "commit-highest": "handled-out-of-order",
     "commit-not-repeated": "broker-killed",
@@ -394,6 +426,10 @@ SCENARIO_OF = {
 
 # The seeds by which they were found last, where that was not 0. The search begins there.
 FOUND_AT = {
+    "allotted-to-everybody": 3,
+    "late-lists-ignored": 79,
+    "list-of-all": 3,
+    "not-told-again": 10,
     "blind-newcomer": 3,
     "commit-after-unlock": 4,
     "commit-ahead": 10,

@@ -168,6 +168,18 @@ async def _foreign_roll(world: World) -> None:
         await asyncio.sleep(world.rng.uniform(0, 2))
 
 
+async def _foreign_of_slow_peers(world: World) -> None:
+    """Apache's members come and go, several within the time that brokers take to hear from each other."""
+    for _ in range(3):
+        await asyncio.sleep(world.rng.uniform(1, 5))
+        for _ in range(world.rng.choice((2, 3, 4))):
+            await asyncio.sleep(world.rng.uniform(0, 0.4))
+            if world.rng.random() < 0.3:
+                world.spawn(chaos.someone_leaves(world))
+            else:
+                world.spawn(world.join(foreign=world.rng.random() < 0.8))
+
+
 async def _foreign_storm(world: World) -> None:
     """Apache's members start all at once, while messages of many queues wait."""
     for _ in range(world.rng.randint(3, 8)):
@@ -240,6 +252,33 @@ SCENARIOS: dict[str, Scenario] = {
         {**_CALM, "brokers": 2, "orderly": False, "sticky": False, "mixed": False, "members": 2},
         _foreign_members,
     ),
+    "foreign-of-slow-peers": Scenario(
+        {
+            **_CALM,
+            "brokers": 2,
+            "peers_delay_s": 0.3,
+            "unread_limit_s": 12.0,
+            "orderly": False,
+            "sticky": False,
+            "mixed": False,
+            "members": 2,
+            "handler_s": 0.2,
+        },
+        _foreign_of_slow_peers,
+    ),
+    "foreign-not-reached": Scenario(
+        {
+            **_CALM,
+            "lost_notifications": 0.3,
+            "brokers": 1,
+            "orderly": False,
+            "sticky": False,
+            "mixed": False,
+            "members": 2,
+            "handler_s": 0.2,
+        },
+        _foreign_members,
+    ),
     "foreign-of-different-topics": Scenario(
         {**_CALM, "topics": 3, "orderly": False, "sticky": False, "mixed": True, "members": 2}, _foreign_members
     ),
@@ -265,6 +304,7 @@ SCENARIOS: dict[str, Scenario] = {
             "topics": 1,
             "queues": 16,
             "members": 1,
+            "backlog_limit_s": 16.0,
             "handler_s": 0.1,
             "orderly": False,
             "sticky": False,

@@ -207,6 +207,7 @@ class World:
 
     async def start_node(self, node: Node) -> None:
         node.process = Process(node.name)
+        node.process.peers_delay_s = self.plan.peers_delay_s
         config = BrokerConfig(
             data_dir=node.folder,
             address=f"127.0.0.1:{node.port}",

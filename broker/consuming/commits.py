@@ -37,8 +37,10 @@ class Commits:
             return self._stale_fault(session, group, queue, offset)
         return fault
 
-    def store(self, group: str, queue: tuple[str, int], offset: int, *, by_owner: bool) -> None:
+    def store(self, session: Session, group: str, queue: tuple[str, int], offset: int, *, by_owner: bool) -> None:
         topic, queue_id = queue
+        if self._draining.is_pending(group) and offset > (self._offsets.get(group, topic, queue_id) or 0):
+            self._draining.advanced(group, session)
         end = self._locks.note_commit(group, topic, queue_id, offset)
         if end != offset:
             log.warning(

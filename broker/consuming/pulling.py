@@ -352,7 +352,7 @@ class Pulling:
         fault = commits.fence_fault(session, group, queue, offset, None) or commits.offset_fault(group, queue, offset)
         if fault is None:
             by_owner = self._locks.is_leased_to(group, topic, queue_id, session)
-            commits.store(group, queue, offset, by_owner=by_owner)
+            commits.store(session, group, queue, offset, by_owner=by_owner)
 
     # Reading
 

@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 from rocketlet.broker.config import BRIDGED_AFTER_S, DRAIN_LIMIT_S, DRAIN_MAX_S
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Route, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.message import decode_records
+from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Connect, Node, Wire, create_topic, eventually
 from ..support.requests import join, members, pull, send
@@ -80,11 +82,67 @@ async def test_a_reader_that_progresses_for_very_long_holds_up_its_own_queue_onl
     drain = draining._drains["g"]
     assert sorted(place for places in drain.waiting.values() for place in places) == [("t", 0), ("t", 3)]
     while node.clock.monotonic_s() < began_s + DRAIN_MAX_S - 1.0:
-        node.clock.advance(DRAIN_LIMIT_S / 2)
-        draining._progressed("g", drain)
+        for session in list(drain.waiting):
+            draining.advanced("g", session)
+        node.clock.advance(DRAIN_LIMIT_S / 4)
     assert sorted(place for places in drain.waiting.values() for place in places) == [("t", 3)]
     await handled(two, 3, 1)
     assert not draining.is_draining("g", "t", 3)
+
+
+async def test_a_reader_that_is_busy_with_a_queue_that_it_keeps_is_waited_for(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    """Java's handlers take messages in the order in which they were pulled, of whichever queue."""
+    two = await moved_between_busy_members(node, wire, connect)
+    await told_of_itself(node, wire)
+    for queue in (0, 1):
+        await handled(wire, queue, 1)
+    held = two.send(RequestCode.PULL_MESSAGE, pull(queue=3, offset=1, flags=FLAGS))
+    await eventually(lambda: node.broker.held_pulls._count == 1)
+    node.clock.advance(DRAIN_LIMIT_S / 2)
+    assert (await two.answer(held)).code == ResponseCode.PULL_NOT_FOUND, "it is asked how far it is"
+    await handled(two, 3, 1)
+    node.clock.advance(DRAIN_LIMIT_S / 2)
+    assert node.broker.draining.is_draining("g", "t", 2), "its handlers run"
+    node.clock.advance(DRAIN_LIMIT_S / 2)
+    assert not node.broker.draining.is_draining("g", "t", 2)
+
+
+async def test_a_reader_that_stands_is_not_waited_for_because_another_one_goes_on(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    await moved_between_busy_members(node, wire, connect)
+    await told_of_itself(node, wire)
+    draining = node.broker.draining
+    (one,) = [session for session, places in draining._drains["g"].waiting.items() if ("t", 0) in places]
+    for _ in range(9):
+        draining.advanced("g", one)
+        node.clock.advance(DRAIN_LIMIT_S / 4)
+    assert draining.is_draining("g", "t", 0)
+    assert not draining.is_draining("g", "t", 2)
+
+
+async def test_routes_that_take_long_to_find_are_waited_for(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await reading(node, wire)
+    find, looked = node.broker.name_servers.find_route, []
+
+    async def far(topic: str) -> Route | None:
+        node.clock.advance(0.3 * DRAIN_LIMIT_S)
+        looked.append(node.broker.draining._drains["g"].is_finding)
+        return await find(topic)
+
+    monkeypatch.setattr(node.broker.draining.allotment, "_find_route", far)
+    for topic in ("u", "v", "w"):
+        await create_topic(wire, topic, 1)
+    two = await connect(node.address)
+    subscriptions = tuple(parse_subscription(topic, "*", version=1) for topic in ("t", "u", "v", "w"))
+    body = encode_heartbeat(Heartbeat("c2", (ConsumerData("g", subscriptions=subscriptions),)))
+    assert (await two.call(RequestCode.HEART_BEAT, body=body)).code == 0
+    await eventually(lambda: len(looked) == 4)
+    assert all(looked), "nobody is told before it is known what moves"
 
 
 async def test_a_pull_of_who_has_left_does_not_count_as_the_next_readers(

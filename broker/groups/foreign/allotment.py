@@ -153,10 +153,16 @@ class Allotment:
 
     # Finding owners
 
-    async def routes_of(self, group: ConsumerGroup) -> Routes:
-        """The known routes of the group's topics."""
-        found = {topic: await self._find_route(topic) for topic in sorted(group.topics)}
-        return {topic: route for topic, route in found.items() if route is not None}
+    async def routes_of(self, group: ConsumerGroup, goes_on: Callable[[], bool]) -> Routes | None:
+        """The known routes of the group's topics. `goes_on()` is asked after each that is found; None if it does not."""
+        found: Routes = {}
+        for topic in sorted(group.topics):
+            route = await self._find_route(topic)
+            if route is not None:
+                found[topic] = route
+                if not goes_on():
+                    return None
+        return found
 
     def look(self, name: str) -> None:
         """Somebody wants what is not his by the owners as they were at the last change. Topics grow and brokers come and go
@@ -167,8 +173,9 @@ class Allotment:
             self._tasks.spawn(self._find(group, self._change_of(name)))
 
     async def _find(self, group: ConsumerGroup, change: int | None) -> None:
-        routes = await self.routes_of(group)
-        self._turns.do(self._finding(group, change, routes))
+        routes = await self.routes_of(group, lambda: self._change_of(group.name) == change)
+        if routes is not None:
+            self._turns.do(self._finding(group, change, routes))
 
     def _finding(self, group: ConsumerGroup, change: int | None, routes: Routes) -> Work[None]:
         """Finds the owners. Those of topics without a route stay as they are, and so do all if they are too many by now."""

@@ -64,9 +64,9 @@ class Drain:
     handled yet. drained: what it has, since it was given that list. returning: what a member lets go of by its last list,
     and is its own again by the next one. kept: who is to be told later. gated: pulls of queues whose earlier reader is
     not done. rounds: how often each reader came back to each queue that it loses. is_long: who is drained is told of itself
-    alone until all are told, whatever changes come. since_s: how long each reader has been drained of each queue.
-    stands_at_s: when it stands if nothing progresses. refuses_ours: one of ours may have been refused a lock. charged: for
-    how many queues each connection is charged.
+    alone until all are told, whatever changes come. since_s: how long each reader has been drained of each queue. due: of
+    each reader, and of the whole (None), until when it may stand, and whether it was asked. refuses_ours: one of ours may
+    have been refused a lock. charged: for how many queues each connection is charged.
     """
 
     began_s: float
@@ -74,14 +74,13 @@ class Drain:
     waiting: dict[Session, set[Place]] = field(default_factory=dict)
     drained: dict[Session, set[Place]] = field(default_factory=dict)
     returning: dict[Session, set[Place]] = field(default_factory=dict)
-    commits: dict[Place, int] = field(default_factory=dict)
     kept: dict[Session, None] = field(default_factory=dict)
     gated: dict[Place, list[Callable[[], None]]] = field(default_factory=dict)
     rounds: dict[Session, dict[Place, int]] = field(default_factory=dict)
     stage: DrainStage = DrainStage.FINDING
     is_long: bool = False
     since_s: dict[tuple[Session, Place], float] = field(default_factory=dict)
-    stands_at_s: float = 0.0
+    due: dict[Session | None, tuple[float, bool]] = field(default_factory=dict)
     refuses_ours: bool = False
     timer: Timer | None = None
     charged: dict[Session, int] = field(default_factory=dict)
@@ -95,12 +94,12 @@ class Drain:
         if self.stage is DrainStage.TOLD:
             self.began_s = now_s
         self.turn(DrainEvent.CHANGE)
-        for of_readers in (self.waiting, self.drained, self.rounds):
-            for reader in [reader for reader in of_readers if reader not in members]:
+        for of_readers in (self.waiting, self.drained, self.rounds, self.due):
+            for reader in [reader for reader in of_readers if reader is not None and reader not in members]:
                 del of_readers[reader]
         self.since_s = {item: began_s for item, began_s in self.since_s.items() if item[0] in members}
 
-    def lose(self, losing: Iterable[tuple[Place, Session]], now_s: float) -> None:
+    def lose(self, losing: Iterable[tuple[Place, Session]], now_s: float, until_s: float) -> None:
         """It is known which reader loses which queue. A reader that was drained of a queue before need not be drained of it
         again; but it gets nothing of it."""
         before, since_s = self.waiting, self.since_s
@@ -112,6 +111,7 @@ class Drain:
             if place not in self.drained.get(reader, ()) and not has_nothing:
                 self.waiting.setdefault(reader, set()).add(place)
                 self.since_s[reader, place] = since_s.get((reader, place), now_s)
+        self.due = {reader: self.due[reader] if reader in before else (until_s, False) for reader in self.waiting}
         self.refuses_ours = True
         self.turn(DrainEvent.FIND if self.waiting else DrainEvent.FIND_NOBODY)
 
@@ -145,12 +145,40 @@ class Drain:
         self.waiting[reader].discard(place)
         if not self.waiting[reader]:
             del self.waiting[reader]
+            self.due.pop(reader, None)
         if not self.waiting:
             self.turn(DrainEvent.FINISH)
 
     def give_up_all(self) -> None:
         self.waiting.clear()
+        self.due.clear()
         self.turn(DrainEvent.GIVE_UP)
+
+    def come_further(self, until_s: float, reader: Session | None = None) -> None:
+        """A reader has handled something. Where queues do not move singly, the others may stand as long."""
+        if reader is None or not self.is_long:
+            self.due[None] = until_s, False
+        elif reader in self.waiting:
+            self.due[reader] = until_s, False
+
+    def standing(self, now_s: float, *, was_asked: bool) -> list[Session | None]:
+        """Who stands, and was asked about it or was not; None is the whole drain."""
+        due = [(key, *self.due[key]) for key in self._stand_alone]
+        return [key for key, until_s, asked in due if asked is was_asked and until_s <= now_s]
+
+    @property
+    def due_s(self) -> float:
+        """When the next one stands."""
+        return min(self.due[key][0] for key in self._stand_alone)
+
+    @property
+    def _stand_alone(self) -> Iterable[Session | None]:
+        return self.waiting if self.moves_singly else (None,)
+
+    @property
+    def moves_singly(self) -> bool:
+        """Whether a queue moves when its own reader is done."""
+        return self.is_long and self.stage is DrainStage.DRAINING
 
     def set_timer(self, timer: Timer) -> None:
         """Replaces the timer that ends this stage by itself."""

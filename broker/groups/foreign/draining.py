@@ -6,8 +6,9 @@ which carry how far it has come, say when everything is handled. A change comes 
 
 - a member that loses no queue here is told at once; its pulls of a queue that is still drained wait
 - a reader is told when all queues that it loses are drained, and is given the list of members that it had until then
-- a drain takes what it needs as long as it progresses; a reader that stands for 2 s is told anyway. After 0.2 s each
-  queue moves by itself, on one broker (`allotment`)
+- a drain takes what it needs as long as it progresses, for 30 s at most. A reader that has handled nothing for 1 s, of any
+  queue, is asked: its held pulls come back, and say how far it is. A second later it is told anyway
+- after 0.2 s each queue moves by itself, on one broker (`allotment`)
 
 With several brokers a member is told when no broker waits for it any more (`agreement`).
 
@@ -17,7 +18,7 @@ that. Where nobody was given a list, or only of itself (`allotment`), the reader
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -118,19 +119,21 @@ class Draining:
         drain = self._drains.get(header.consumer_group)
         if drain is None or connection not in drain.moving.get(place := (header.topic, header.queue_id), ()):
             return False
-        if place in drain.waiting.get(connection, ()):
-            if has_handled_all(header):
-                self._drained(header.consumer_group, drain, connection, place)
-            elif header.commit_offset > drain.commits.get(place, -1):
-                drain.commits[place] = header.commit_offset
-                self._progressed(header.consumer_group, drain)
-                self.agreement.progressed(header.consumer_group)
+        if place in drain.waiting.get(connection, ()) and has_handled_all(header):
+            self._drained(header.consumer_group, drain, connection, place)
         for dropped in drain.dropped(connection, place):
             self._drained(header.consumer_group, drain, connection, dropped)
         # One that was told of itself only comes back until it has handled all, and is parked then.
         return place in drain.waiting.get(connection, ()) or not self.allotment.is_alone(
             header.consumer_group, connection
         )
+
+    def advanced(self, name: str, session: Session) -> None:
+        """Somebody has come further in a queue, whichever: its handlers run."""
+        drain = self._drains.get(name)
+        if drain is not None and session in drain.waiting:
+            drain.come_further(self._until_s(), session)
+            self.agreement.progressed(name)
 
     def is_gated(self, connection: Session, header: PullMessage) -> bool:
         """Whether this pull is of a queue's next reader, who waits until the earlier one is done; or of a member that claims
@@ -161,7 +164,7 @@ class Draining:
             self.changed(group)
         drain = self._drains.get(group.name)
         if drain is not None and not drain.is_over and self.agreement.agrees(group.name, header.broker_name):
-            self._progressed(group.name, drain)
+            drain.come_further(self._until_s())
         self._peers_changed(group.name)
 
     def _peers_changed(self, name: str) -> None:
@@ -182,7 +185,8 @@ class Draining:
             drain = self._drains.setdefault(group.name, Drain(now_s))
             drain.change(group.members, now_s)
             self.agreement.opened(group.name)
-            self._progressed(group.name, drain)
+            drain.come_further(self._until_s())
+            self._look_later(group.name, drain)
             self._tasks.spawn(self._start(group, drain, change))
             return
         if (former := self._drains.pop(group.name, None)) is not None:
@@ -195,10 +199,16 @@ class Draining:
             self.allotment.forget_owners(group.name)
 
     async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
-        if self._changes.get(group.name) != change:  # among many changes at once, the last one counts
-            return
-        routes = await self.allotment.routes_of(group)
-        self._turns.do(self._finding(group, drain, change, routes))
+        def goes_on() -> bool:
+            """Of many changes at once, the last one counts. A name server may be far, and the topics many."""
+            is_current = self._is_current(group.name, change)
+            if is_current and drain.is_finding:
+                drain.come_further(self._until_s())
+            return is_current
+
+        routes = await self.allotment.routes_of(group, goes_on) if self._is_current(group.name, change) else None
+        if routes is not None:
+            self._turns.do(self._finding(group, drain, change, routes))
 
     def _finding(self, group: ConsumerGroup, drain: Drain, change: int, routes: Routes) -> Work[None]:
         """Finds what moves, in pieces."""
@@ -218,10 +228,11 @@ class Draining:
         return self._changes.get(name) == change
 
     def _begin(self, group: ConsumerGroup, drain: Drain, found: Found) -> None:
-        self._moves.begin(group, drain, found, self._clock.monotonic_s())
+        self._moves.begin(group, drain, found, self._clock.monotonic_s(), self._until_s())
         self.agreement.found(group.name, found.others, drain.waited_for(group.members))
         drain.let_all_on()  # those that still have to wait come back
-        self._progressed(group.name, drain)
+        drain.come_further(self._until_s())
+        self._look_later(group.name, drain)
         self.notices.tell(group.name, drain)
         if drain.waiting and not found.others.brokers and found.taken * len(group.foreign) <= MAX_BRIDGED:
             self._clock.call_later(BRIDGED_AFTER_S, self.notices.bridge, group.name, drain)
@@ -254,36 +265,67 @@ class Draining:
         self._watch.let_go(session, name, *place)
         self._on_drained(name, place, session)
         drain.let_on([place])
-        self._progressed(name, drain)
+        drain.come_further(self._until_s(), session)
         self.notices.tell(name, drain)
 
-    def _progressed(self, name: str, drain: Drain) -> None:
-        # A drain that progresses may go on, but not for ever: behind it the group's change waits.
-        now_s = self._clock.monotonic_s()
-        drain.stands_at_s = now_s + DRAIN_LIMIT_S
-        limit_s = max(min(DRAIN_LIMIT_S, drain.oldest_s + DRAIN_MAX_S - now_s), 0.0)
-        drain.set_timer(self._clock.call_later(limit_s, self._give_up, name, drain))
+    # Who stands
 
-    def _give_up(self, name: str, drain: Drain) -> None:
+    def _until_s(self) -> float:
+        """Until when a reader may stand that has just come further."""
+        return self._clock.monotonic_s() + DRAIN_LIMIT_S / 2
+
+    def _look_later(self, name: str, drain: Drain) -> None:
+        # A drain that goes on may do so, but not for ever: behind it the group's change waits.
+        due_s = min(drain.due_s, drain.oldest_s + DRAIN_MAX_S)
+        delay_s = max(due_s - self._clock.monotonic_s(), 0.0)
+        drain.set_timer(self._clock.call_later(delay_s, self._look, name, drain))
+
+    def _look(self, name: str, drain: Drain) -> None:
+        """Asks who stands how far it is, and gives up who stands on."""
         now_s = self._clock.monotonic_s()
-        progresses = drain.is_long and not drain.is_finding and now_s < drain.stands_at_s
-        old = drain.since(now_s - DRAIN_MAX_S) if progresses else []
-        given_up = old or [(session, place) for session, places in drain.waiting.items() for place in places]
+        for key in drain.standing(now_s, was_asked=False):
+            drain.due[key] = self._until_s(), True
+            for session in list(drain.waiting) if key is None else [key]:
+                self._ask_of_others(name, session)
+        stand = drain.standing(now_s, was_asked=True)
+        is_old = drain.oldest_s + DRAIN_MAX_S <= now_s
+        if drain.moves_singly:
+            given_up = [(key, place) for key in stand if key is not None for place in drain.waiting[key]]
+            given_up += drain.since(now_s - DRAIN_MAX_S) if is_old else []
+            if given_up:
+                self._give_up(name, drain, dict.fromkeys(given_up))
+        elif stand or is_old:
+            self._give_up_all(name, drain)
+        if not drain.is_over:
+            self._look_later(name, drain)
+
+    def _ask_of_others(self, name: str, session: Session) -> None:
+        """A reader may be busy with queues that it keeps. It comes back with those pulls, too, and says how far it is."""
+        for pull in self._held_pulls.of(session, name):
+            if pull.until is Until.MESSAGE and not pull.is_done:
+                self._held_pulls.let_go(pull)
+
+    def _give_up(self, name: str, drain: Drain, given_up: Iterable[tuple[Session, Place]]) -> None:
+        """The others go on."""
+        self._note_given_up(name, given_up)
+        drain.give_up(given_up)
+        drain.let_on(sorted({place for _, place in given_up}))
+        self.notices.tell(name, drain)
+
+    def _give_up_all(self, name: str, drain: Drain) -> None:
+        self._note_given_up(name, [(session, place) for session, places in drain.waiting.items() for place in places])
+        drain.give_up_all()
+        self.agreement.give_up(name)
+        drain.let_all_on()
+        self.notices.tell(name, drain)
+
+    def _note_given_up(self, name: str, given_up: Iterable[tuple[Session, Place]]) -> None:
+        """Their messages are handled twice, as on Apache's broker. To wait longer would stop the whole group for one
+        handler."""
         left = sorted({place for _, place in given_up})
         if left:
-            # Their messages are handled twice, as on Apache's broker. To wait longer would stop the whole group for
-            # one handler.
             hint = "their handlers were still running"
             log.warning("queues_moved_undrained", group=name, queues=left[:MAX_REPORTED], count=len(left), hint=hint)
-        if old:  # the others go on
-            drain.give_up(old)
-            drain.let_on(left)
-            self._progressed(name, drain)
-        else:
-            drain.give_up_all()
-            self.agreement.give_up(name)
-            drain.let_all_on()
-        self.notices.tell(name, drain)
 
 
 def has_handled_all(header: PullMessage) -> bool:

@@ -91,11 +91,11 @@ class Moves:
         found.taken += more if is_taken else 0
         return is_taken
 
-    def begin(self, group: ConsumerGroup, drain: Drain, found: Found, now_s: float) -> None:
+    def begin(self, group: ConsumerGroup, drain: Drain, found: Found, now_s: float, until_s: float) -> None:
         """A member that was told before and lets go just now gets nothing of a queue, even if that is its own again: it
         learns that later."""
         former = drain.moving
-        drain.lose(found.losing, now_s)
+        drain.lose(found.losing, now_s, until_s)
         for place, readers in former.items():
             for reader in readers:
                 member = group.members.get(reader)

@@ -187,7 +187,7 @@ def _commit(
             connection, request.group, place, offset, epoch
         ) or broker.commits.offset_fault(request.group, place, offset)
         if fault is None:
-            broker.commits.store(request.group, place, offset, by_owner=True)
+            broker.commits.store(connection, request.group, place, offset, by_owner=True)
             done[queue] = offset
     return done
 
@@ -218,7 +218,7 @@ def _commit_and_unlock(
             connection, request.group, place, offset, epoch
         ) or broker.commits.offset_fault(request.group, place, offset)
         if fault is None and epoch is not None:
-            broker.commits.store(request.group, place, offset, by_owner=True)
+            broker.commits.store(connection, request.group, place, offset, by_owner=True)
             ready.append(queue)
     broker.locks.unlock(replace(request, queues=tuple(ready)), connection)
     locks, group = broker.locks, request.group

@@ -73,7 +73,7 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the offset is not stored: {fault}")
     if header.sought and header.epoch is not None:
         broker.locks.forget_former_end(group, *queue)
-    broker.commits.store(group, queue, header.commit_offset, by_owner=header.epoch is not None)
+    broker.commits.store(connection, group, queue, header.commit_offset, by_owner=header.epoch is not None)
     return answer(frame, ext={})
 
 
