@@ -44,7 +44,7 @@ class System:
 
 @dataclass(slots=True)
 class Round:
-    """What one client did on one server: seconds by phase, seconds of the server's processor, ms that messages were late."""
+    """One client's run on one server: seconds by phase, seconds of the server's processor, ms that messages were late."""
 
     took_s: dict[str, float] = field(default_factory=dict)
     server_s: dict[str, float] = field(default_factory=dict)

@@ -54,8 +54,8 @@ MAX_START_S = 20.0
 INDEX_ENTRY_BYTES: Final = 20
 SECTOR_BYTES: Final = 512
 QUEUES = 2
-LOST_ENDS: Final = 0.15  # of the tries
-UNMARKED: Final = 0.15  # of the others, in which nothing says where records begin
+LOST_ENDS: Final = 0.15  # this share of the tries
+UNMARKED: Final = 0.15  # this share of the others, in which nothing says where records begin
 UNMARKED_FAR: Final = 0.6  # the same where nothing but its offset is wrong with a record
 
 

@@ -34,7 +34,7 @@ DEFAULT_COUNT = 200
 TOPICS: Final = ("a", "b")
 MOST_QUEUES: Final = 4
 GROUP: Final = "g"
-STEPS: Final = 40  # of a try
+STEPS: Final = 40  # steps of a try
 LEVELS_MS: Final = (2000, 20_000)
 DUE_S: Final = 60.0  # then all that waits has come
 DAY_S: Final = 86_400.0
@@ -102,7 +102,7 @@ class Round:
         self._clock.stop()
 
     async def _kill(self) -> None:
-        """What a checkpoint knows is the only thing that the next start has beside the log."""
+        """Kills the broker: the next start has only the last checkpoint, beside the log."""
         work = self._config.data_dir.with_suffix(".killed")
         async with self._broker._jobs:
             shutil.copytree(self._config.data_dir, work)
@@ -112,7 +112,7 @@ class Round:
         await self._start()
         self._look_for_deleted("after a kill")
 
-    # What clients and administrators do
+    # Clients and administrators
 
     async def _make(self, name: str) -> None:
         queues = self._chance.randrange(1, MOST_QUEUES + 1)
@@ -229,17 +229,17 @@ class Round:
             self._clock.advance(min(seconds, 1.0))
             for _ in range(5):
                 await asyncio.sleep(0)
-            async with self._broker._jobs:  # what a sweep has begun is done
+            async with self._broker._jobs:  # sweeps that have begun are done
                 pass
         await self._broker.turns.done()
-        self._client.hang_up()  # who is silent is cut off
+        self._client.hang_up()  # silent clients are cut off
         self._client = Client(self._server)
         self._meant = {
             body: topic for body, topic in self._meant.items() if topic in self._topics
         }  # others may have come
         self._look_for_deleted("after some time")
 
-    # What must hold
+    # Promises
 
     def _look_for_deleted(self, when: str) -> None:
         for name in TOPICS:

@@ -70,7 +70,7 @@ def check_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> None:
 
 
 def check_shared(start: Any, invisible_s: Any) -> None:
-    """Of a consumer that shares messages."""
+    """Checks the arguments of a consumer that shares messages."""
     if start not in ("last", "first"):
         raise ConfigError(f"start: {start!r} is neither 'last' nor 'first'; a time suits a Consumer only")
     if type(invisible_s) not in (int, float) or not MIN_INVISIBLE_S <= invisible_s <= MAX_INVISIBLE_S:

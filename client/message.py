@@ -52,7 +52,7 @@ class Message:
 
     __slots__ = ("__dict__", "_stored", "lease", "queue", "size_bytes", "topic")
     is_given_up = False
-    """Of a batch: this message is a dead letter already, whatever becomes of the others."""
+    """This message of a batch is a dead letter already, whatever becomes of the others."""
 
     def __init__(self, stored: Record | bytes, queue: Queue, topic: str, lease: Lease = NO_LEASE) -> None:
         self._stored = stored

@@ -67,7 +67,7 @@ class SharedConsumer:
     - `start`: where a group begins that is new to the topic.
     - `invisible_s`: how long a message is this member's without a word from it. It is prolonged as long as the handler runs.
     - `max_reconsume_times`: how often a message is tried again; default: the group's setting.
-    - `drain_s`: how long `stop` waits for running handlers. What still runs then goes to another member.
+    - `drain_s`: how long `stop` waits for running handlers. Messages still in handlers then go to another member.
     - `middleware`: around every call of the handler. `access`: TLS, and the account that signs.
     """
 
@@ -124,7 +124,7 @@ class SharedConsumer:
         return self
 
     async def start(self) -> None:
-        """Joins the group and starts. What is sent from now on is received.
+        """Joins the group and starts. Messages that are sent from now on are received.
 
         Raises ConnectionFailed if no name server can be reached, BrokerRefused if a broker refuses this consumer or does not
         share messages, and ConfigError the second time.
@@ -236,7 +236,7 @@ class SharedConsumer:
         return self._sharing
 
     async def pause(self) -> None:
-        """After it returns no handler begins; those that run finish. What comes meanwhile goes to other members."""
+        """After it returns no handler begins; those that run finish. Messages that come meanwhile go to other members."""
         self._checked().handout.pause()
 
     async def resume(self) -> None:
@@ -296,16 +296,16 @@ class SharedConsumer:
         it. If you leave the loop by `break` or an exception, the last one goes to another member."""
         return SharedMessages(self)
 
-    # What brokers ask (Asked)
+    # Brokers' questions (Asked)
 
     @property
     def queues(self) -> Mapping[Queue, ProcessQueue]:
-        """None: members share messages."""
+        """Empty: members share messages."""
         return {}
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What mqadmin shows of a consumer, by its names."""
+        """The settings that mqadmin shows of a consumer, by its names."""
         return {
             "PROP_NAMESERVER_ADDR": self._name_server,
             "PROP_CONSUMEORDERLY": str(self._wanted.orderly).lower(),
@@ -321,7 +321,7 @@ class SharedConsumer:
             raise ConfigError("this consumer iterates; only one with a handler can try a message")
         return await self._workers.try_one(message)
 
-    # What heartbeats say
+    # Heartbeats
 
     def _described(self) -> Heartbeat:
         start = "CONSUME_FROM_FIRST_OFFSET" if self._wanted.from_first else "CONSUME_FROM_LAST_OFFSET"

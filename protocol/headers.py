@@ -384,8 +384,8 @@ class DepartedCount(NamedTuple):
 
 
 class PutAccount(NamedTuple):
-    """An account as `plain_acl.yml` has it (UPDATE_AND_CREATE_ACL_CONFIG). Permissions of single topics and groups are joined
-    by commas: `orders=PUB|SUB,returns=SUB`. What is None stays as it is."""
+    """An account as `plain_acl.yml` has it (UPDATE_AND_CREATE_ACL_CONFIG). Permissions of single topics and groups are
+    joined by commas: `orders=PUB|SUB,returns=SUB`. A field that is None stays as it is."""
 
     access_key: str
     secret_key: str

@@ -66,7 +66,8 @@ def decode_batch_acks(data: BatchAcksShape) -> list[BatchAck]:
 
 
 def encode_batch_acks(broker_name: str, group: str, acks: Iterable[tuple[str, Receipt, Sequence[int]]]) -> bytes:
-    """Of topics, each with a receipt of a pop and the offsets that are acknowledged of it, none below its start offset."""
+    """The body of acknowledgements: topics, each with a receipt of a pop and the offsets that are acknowledged, none below
+    its start offset."""
     entries = [
         {
             "c": group,

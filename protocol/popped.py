@@ -60,8 +60,8 @@ def reconsume_times_in(record: bytes) -> int:
 
 
 class Receipt(NamedTuple):
-    """What a client acknowledges a message with. Its text is these, joined by blanks (ExtraInfoUtil). `mark`: 0 for the topic
-    itself, others for the retry topics of Apache's brokers."""
+    """A client acknowledges a message by its receipt. Its text is these fields, joined by blanks (ExtraInfoUtil). `mark`: 0
+    for the topic itself, others for the retry topics of Apache's brokers."""
 
     start_offset: int
     pop_ms: int

@@ -136,7 +136,7 @@ class Producer:
 
 
 class Receiver:
-    """What both kinds of consumers do: messages one by one."""
+    """The common part of both kinds of consumers: messages one by one."""
 
     _consumer: asynchronous.Consumer | AsyncSharedConsumer
 

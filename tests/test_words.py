@@ -27,18 +27,19 @@ def texts_of(source: str) -> Iterator[tuple[int, str]]:
             case ast.Expr(ast.Constant(str(text))):
                 yield node.lineno, text
     block: list[str] = []
-    last = 0
+    first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             line, text = token.start[0], token.string.lstrip("# ")
             is_alone = token.line.lstrip().startswith("#")
             if block and not (is_alone and line == last + 1):
-                yield last, " ".join(block)
+                yield first, " ".join(block)
                 block = []
+            first = first if block else line
             block.append(text)
             last = line if is_alone else 0
     if block:
-        yield last, " ".join(block)
+        yield first, " ".join(block)
 
 
 def faults_of(source: str) -> list[str]:
@@ -72,7 +73,8 @@ def test_no_sentence_hides_its_subject() -> None:
     ],
 )
 def test_a_planted_one_is_found(planted: str) -> None:
-    assert len(faults_of(planted)) == 1
+    (fault,) = faults_of(planted)
+    assert int(fault.split(":")[0]) >= 1
 
 
 def test_such_words_within_a_sentence_are_not_meant() -> None:

@@ -48,8 +48,8 @@ _STRATEGIES: dict[str, Strategy] = {item.name: item for item in (AVG, AVG_BY_CIR
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who else reads the topics of a group. `find_route(topic)`: its queues on all brokers, because members share them all.
-    `queues_of(topic)`: how many are here."""
+    """The other readers of a group's topics. `find_route(topic)`: its queues on all brokers, because members share them
+    all. `queues_of(topic)`: how many are here."""
 
     groups: ConsumerGroups
     locks: Locks
@@ -102,7 +102,7 @@ class Division:
         self._is_stopped = False
 
     def adopt(self) -> None:
-        """What the pool owned in a run before stays its own."""
+        """The pool keeps the queues that it owned in an earlier run."""
         for (name, topic, queue_id), epoch in self._locks.leases_of(SHARED_OWNER).items():
             divided, queue = self._of(name), Queue(topic, self._broker_name, queue_id)
             pool = self._pools.find(name, topic) or self._pools.make(name, topic)
@@ -132,10 +132,10 @@ class Division:
         if divided is not None:
             self._look_soon(divided)
 
-    # What others ask and say
+    # Questions and events
 
     def admit(self, request: Request) -> str | None:
-        """Why a client may not pop a topic; None if it may. What others pull is divided from now on."""
+        """Why a client may not pop a topic; None if it may. A topic that others pull is divided from now on."""
         name, topic = request.group, request.topic
         pool, now_s = self._pools.find(name, topic), self._clock.monotonic_s()
         if pool is None or pool.owned is None:
@@ -153,8 +153,8 @@ class Division:
         return None
 
     def pull_fault(self, session: Session, name: str, topic: str) -> str | None:
-        """Why a client may not pull a topic; None if it may, as far as pops go. What others pop is divided from now on, if a
-        member of the kind pulls that knows how to share. Nothing is known any more of what was popped long ago."""
+        """Why a client may not pull a topic; None if it may, as far as pops go. A topic that others pop is divided from now
+        on, if the member that pulls can share. Pops of long ago are forgotten."""
         pool = self._pools.find(name, topic)
         if pool is None:
             return None
@@ -209,7 +209,7 @@ class Division:
                     self._leave_seat(divided, topic, client_id)
             self._look_soon(divided)
 
-    # Who pulls
+    # Members that pull
 
     def _is_pulled(self, name: str, topic: str, but: str = "") -> bool:
         """Whether members pull the topic, or will. but: a client that pops."""

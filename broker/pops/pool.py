@@ -148,7 +148,8 @@ class Pool:
     # Queues that others pull
 
     def serves(self, queue_id: int) -> bool:
-        """Whether messages of the queue may be popped. Of one that leaves before anything of it was, nothing is."""
+        """Whether messages of the queue may be popped. A queue that leaves before any of its messages was popped serves
+        none."""
         return self.owned is None or (
             queue_id in self.owned and (queue_id not in self.leaving or queue_id in self.queues)
         )

@@ -27,8 +27,8 @@ _OLD: Final = ".old"
 _REMOVED: Final = "removed"
 _FORMAT_FILE: Final = "format.json"
 FORMAT: Final = 1
-"""Of all files of a data folder together. Whoever changes how one is written raises it, unless earlier releases read it as
-before."""
+"""The format of all files of a data folder together. If you change how one is written, raise it, unless earlier releases
+read it as before."""
 _SUM_MARK: Final = b"\n#crc32 "
 _NO_LOCKS: Final = (errno.EBADF, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)

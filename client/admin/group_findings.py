@@ -56,7 +56,8 @@ class Observed:
 
 
 def without_deleted(progress: Mapping[Queue, Progress], topics: Mapping[str, Topic]) -> dict[Queue, Progress]:
-    """What was deleted does not wait. Apache's brokers count it, and their 0 may mean that a group has committed nothing."""
+    """Deleted messages do not wait. Apache's brokers count them, and their 0 may mean that a group has committed
+    nothing."""
     found: dict[Queue, Progress] = {}
     for queue, item in progress.items():
         topic = topics.get(queue.topic)

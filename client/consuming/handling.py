@@ -384,7 +384,7 @@ class Workers:
 
 
 def checked_outcome(outcome: Any) -> Outcome:
-    """What a handler returned. Raises TypeError for what nobody understands."""
+    """A handler's outcome. Raises TypeError for a result that is none."""
     if outcome is not None and not isinstance(outcome, RetryLater | Reject):
         raise TypeError(
             f"the handler returned {outcome!r}, a {type(outcome).__name__}; "

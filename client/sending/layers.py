@@ -1,4 +1,4 @@
-"""What a producer's middleware sees."""
+"""A producer's sends, as its middleware sees them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def checked_body(body: bytes) -> bytes:
 
 
 def encoded_by(encode: Callable[[Any], bytes | str], value: Any) -> bytes:
-    """What `Producer(encode=...)` makes of a body."""
+    """The bytes that `Producer(encode=...)` makes of a body."""
     try:
         made = encode(value)
     except Exception as error:

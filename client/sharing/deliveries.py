@@ -20,7 +20,7 @@ from ..lease import Lease, clock_s
 from ..message import Message
 from ..wire.connection import Connection
 
-_MARGIN: Final = 0.1  # of its time: by so much a message is ours for less than the broker says
+_MARGIN: Final = 0.1  # the part of its time by which a message is ours for less than the broker says
 
 
 class Delivery:
@@ -53,14 +53,14 @@ class Asked:
         self._began_s, self._running_s = clock_s(), connection.running_s()
 
     def ends_s(self, invisible_s: float) -> float:
-        """Until when what came now is ours."""
+        """Until when a message that came now is ours."""
         now_s = clock_s()
         stood_s = max(now_s - self._began_s - (self._connection.running_s() - self._running_s), 0.0)
         return now_s - stood_s + invisible_s * (1 - _MARGIN)
 
 
 def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) -> tuple[list[Delivery], int]:
-    """What a receive has brought, and about how many messages are left. Raises MessageError, HeaderError."""
+    """The messages of a receive, and about how many are left. Raises MessageError, HeaderError."""
     result = read(PopMessageResult, answer.ext)
     starts, tried = starts_of(result.start_offset_info or ""), tried_in(result.order_count_info or "")
     found = []

@@ -1,7 +1,7 @@
-"""Who waits for a message, and which messages wait for somebody.
+"""Matches takers that wait for a message with messages that wait for a taker.
 
-A receive takes no more messages than there are takers: what waits in our memory could be with another member. So each
-receive reserves places before it is sent.
+A receive takes no more messages than there are takers: a message that waits in our memory could be with another member. So
+each receive reserves places before it is sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Handout:
         self.is_paused = False
         self.is_closed = False
 
-    # Who takes
+    # Takers
 
     async def take(self) -> Delivery | None:
         """The next message; None behind the end. A wait that is cancelled loses nothing."""
@@ -59,7 +59,7 @@ class Handout:
             return False
         return True
 
-    # Who brings
+    # Bringers
 
     @property
     def _free(self) -> int:
@@ -96,7 +96,7 @@ class Handout:
         return self._free < self.sources - self._holders
 
     def put(self, deliveries: Iterable[Delivery], places: int) -> None:
-        """What came for so many places, which are free again."""
+        """Hands out the messages that came for so many places, which are free again."""
         self._reserved -= places
         self._holders -= 1
         for delivery in deliveries:

@@ -32,7 +32,7 @@ _EMPTY = frozenset((ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_TIMEOUT))
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a member wants of each topic. from_first: a new group begins with the first message, else behind the last."""
+    """A member's settings for each topic. from_first: a new group begins with the first message, else behind the last."""
 
     group: str
     invisible_s: float
@@ -99,7 +99,8 @@ class Source:
         return RECONNECT_S if isinstance(error, ConnectionFailed) else PULL_ERROR_DELAY_S
 
     async def _receive(self, places: int, wait_s: float) -> int:
-        """One receive, for places that were reserved; about how many messages are left. Raises RocketletError."""
+        """Sends one receive, for places that were reserved. Returns about how many messages are left. Raises
+        RocketletError."""
         found: list[Delivery] = []
         self.is_asking = True
         try:
@@ -139,7 +140,7 @@ class Source:
         return props.find(delivery.message.record.properties, props.TAGS) in tags
 
     def _header(self, places: int, wait_s: float) -> PopMessage:
-        """Without its time: a broker would refuse it by its own clock."""
+        """The header without its time: a broker would refuse it by its own clock."""
         wanted, subscription = self._wanted, self._subscription
         return PopMessage(
             wanted.group,

@@ -1,6 +1,7 @@
 """Prolongs messages that are still in our hands, a third of their time after they came or were prolonged last.
 
-What nobody has taken by then is given back: another member may be waiting for it. A handler that takes minutes is named.
+A message that nobody has taken by then is given back: another member may be waiting for it. A handler that takes minutes is
+named.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What we say of messages to their brokers.
+"""Tells brokers the outcomes of their messages.
 
-Acknowledgements of one turn of the loop leave in one request. What a broker has not answered is said again until nobody
-can be waiting for it: the message then comes again.
+Acknowledgements of one turn of the loop leave in one request. An acknowledgement without an answer is sent again until
+nobody can be waiting for it: the message then comes again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .deliveries import Delivery
 
 log = get_logger("rocketlet.sharing")
 
-_OFFSETS_SPAN: Final = 4096  # of one entry of a batch
+_OFFSETS_SPAN: Final = 4096  # offsets that one entry of a batch spans
 _GONE: Final = frozenset(
     (
         ResponseCode.NO_MESSAGE,
@@ -200,7 +200,7 @@ class Settling:
             await asyncio.sleep(RECONNECT_S)
 
     async def change(self, delivery: Delivery, delay_s: float, *, suspend: bool = False) -> None:
-        """It comes again after that time. Raises RocketletError."""
+        """The message comes again after that time. Raises RocketletError."""
         connection = await self._cluster.broker(delivery.receipt.broker_name)
         ext = change_ext(self._group, delivery, delay_s, suspend=suspend)
         await connection.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, timeout_s=OFFSET_TIMEOUT_S)
@@ -246,7 +246,7 @@ def _by_pop(deliveries: Sequence[Delivery], *, is_ours: bool) -> list[tuple[str,
 
 
 def delay_of(outcome: RetryLater, message: Message) -> float:
-    """After how many seconds a message is to come again."""
+    """The seconds after which a message is to come again."""
     delay = outcome.delay
     if delay is not None:
         return delay.total_seconds() if isinstance(delay, timedelta) else float(delay)

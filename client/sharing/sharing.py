@@ -1,4 +1,4 @@
-"""One member of a group that shares messages: receives, what is in hand, and what becomes of it."""
+"""One member of a group that shares messages: its receives, the messages in hand, and their outcomes."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Sharing:
         return message in self._renewing.in_hand
 
     def settle(self, delivery: Delivery, outcome: Outcome) -> None:
-        """What whoever had it says of it."""
+        """Settles a message by the outcome of its holder."""
         message = delivery.message
         limit = self._max_reconsume_times
         if isinstance(outcome, RetryLater) and limit is not None and message.reconsume_times >= limit:

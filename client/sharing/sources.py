@@ -1,4 +1,4 @@
-"""Which topics at which brokers we receive from: those of the routes."""
+"""The topics and brokers that we receive from, by their routes."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Workers:
         self._settle(delivery, outcome)
 
     async def try_one(self, message: Message) -> Outcome:
-        """What the handler says of a message that nobody counts. Raises what the handler raises."""
+        """The handler's outcome for a message that nobody counts. Raises whatever the handler raises."""
         return checked_outcome(await self._call(message))
 
     async def stop(self, drain_s: float) -> None:
@@ -89,7 +89,7 @@ class Workers:
         await self.cancel()
 
     async def cancel(self) -> None:
-        """Nothing of what still runs counts."""
+        """Handlers that still run count for nothing."""
         self._is_stopping = True
         for task in self._tasks:
             task.cancel()
