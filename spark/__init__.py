@@ -11,6 +11,7 @@ starts      whether starting positions are ones that queues have
 given       options as given: found, read and checked
 config      every limit
 source      streams: what Spark calls in the driver
+pushdown    filters of a batch read that Spark hands over
 batch       one read, and how ranges become tasks
 planner     what plans batches: a thread of the driver's Python process
 member      the planner as a member of the group

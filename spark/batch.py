@@ -30,10 +30,13 @@ class RocketletReader(DataSourceReader):
         read = self._options.read
         planner = Standalone(read)
         try:
-            ranges = planner.ranges(read.start, self._options.end)
+            ranges = self._narrowed(planner.ranges(read.start, self._options.end))
             return to_partitions(planner, read, ranges, planner.marks, self._columns)
         finally:
             planner.close()
+
+    def _narrowed(self, ranges: Ranges) -> Ranges:
+        return ranges
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Reads on an executor."""

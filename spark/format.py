@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pyspark
 from pyspark.sql.datasource import (
     DataSource,
@@ -40,7 +42,12 @@ class RocketletDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from .batch import RocketletReader
 
-        return RocketletReader(batch_options(self.options), chosen(self.options, schema))
+        given = batch_options(self.options), chosen(self.options, schema)
+        if not is_pushdown():
+            return RocketletReader(*given)
+        from .pushdown import NarrowedReader
+
+        return NarrowedReader(*given)
 
     @plainly()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
@@ -72,6 +79,11 @@ def lacking() -> str | None:
         f"PySpark {pyspark.__version__} can neither limit a Python stream nor end it: readStream needs pyspark 4.2 or later "
         "(maxRowsPerTrigger, Trigger.AvailableNow), writeStream 4.1; read and write work"
     )
+
+
+def is_pushdown() -> bool:
+    """Whether this is the process in which Spark hands filters over. Elsewhere it refuses a reader that takes them."""
+    return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
 
 
 def _version() -> tuple[int, ...]:

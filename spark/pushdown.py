@@ -1,0 +1,103 @@
+"""Filters of a batch read that Spark hands to the source: queues, offsets and tags that no row can have are not read.
+
+Spark looks at every row once more, so nothing here needs to be exact. PySpark has pushdown for batch reads alone, and only
+where `spark.sql.python.filterPushdown.enabled` is true; it refuses a reader with `pushFilters` where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from ..protocol import names
+from ..protocol.config import MAX_EXPRESSION_TAGS
+from ..protocol.queue import Queue
+from .batch import RocketletReader
+from .failures import plainly
+from .options import BatchOptions
+from .ranges import Range, Ranges
+
+_QUEUE: Final = {"topic": "topic", "brokerName": "broker_name", "queueId": "queue_id", "partition": "queue_id"}
+_OFFSETS: Final = ("queueOffset", "offset")
+
+
+class NarrowedReader(RocketletReader):
+    """A batch read with what Spark wants of it."""
+
+    def __init__(self, options: BatchOptions, columns: tuple[str, ...]) -> None:
+        super().__init__(options, columns)
+        self._filters: list[Filter] = []
+
+    @plainly()
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 (Spark's name)
+        self._filters = filters
+        tags = _tags(filters)
+        read = self._options.read
+        if tags is not None and read.filter == "*":
+            self._options = replace(self._options, read=replace(read, filter=" || ".join(sorted(tags))))
+        return filters
+
+    def _narrowed(self, ranges: Ranges) -> Ranges:
+        return {
+            queue: _clipped(span, self._filters) for queue, span in ranges.items() if _may_have(queue, self._filters)
+        }
+
+
+def _may_have(queue: Queue, filters: Sequence[Filter]) -> bool:
+    """Whether rows of the queue may pass. Those of a retry topic have the topic that they were sent to."""
+    for item in filters:
+        wanted = _values(item)
+        name = _QUEUE.get(_column(item))
+        if wanted is None or name is None or (name == "topic" and queue.topic.startswith(names.RETRY_PREFIX)):
+            continue
+        if getattr(queue, name) not in wanted:
+            return False
+    return True
+
+
+def _clipped(span: Range, filters: Sequence[Filter]) -> Range:
+    begin, end = span
+    for item in filters:
+        value = getattr(item, "value", None)
+        if _column(item) not in _OFFSETS or type(value) is not int:
+            continue
+        if isinstance(item, EqualTo | GreaterThan | GreaterThanOrEqual):
+            begin = max(begin, value + isinstance(item, GreaterThan))
+        if isinstance(item, EqualTo | LessThan | LessThanOrEqual):
+            end = min(end, value + (not isinstance(item, LessThan)))
+    return begin, max(begin, end)
+
+
+def _tags(filters: Sequence[Filter]) -> set[str] | None:
+    """The tags that rows may have; None if they may have any, or one that no tag expression can name."""
+    found = [set(wanted) for item in filters if _column(item) == "tags" and (wanted := _values(item)) is not None]
+    if not found:
+        return None
+    tags = set.intersection(*found)
+    can_be_named = all(
+        type(tag) is str and tag and tag == tag.strip() and "||" not in tag and tag != "*" for tag in tags
+    )
+    return tags if can_be_named and 0 < len(tags) <= MAX_EXPRESSION_TAGS else None
+
+
+def _column(item: Filter) -> str:
+    attribute: tuple[str, ...] = getattr(item, "attribute", ())
+    return attribute[0] if len(attribute) == 1 else ""
+
+
+def _values(item: Filter) -> tuple[Any, ...] | None:
+    """What a column must be one of; None if the filter says something else."""
+    if isinstance(item, EqualTo):
+        return (item.value,)
+    return tuple(item.value) if isinstance(item, In) else None
