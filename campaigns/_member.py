@@ -1,4 +1,4 @@
-"""A member as a process: `python -m campaigns._member ADDRESS GROUP TOPIC NAME`, until its input ends.
+"""A member as a process: `python -m campaigns._member ADDRESS GROUP TOPIC NAME [pops]`, until its input ends.
 
 It writes a line when a handler begins, and one when it ends: B or E, queue, epoch, body, time in ms. Nothing is written of a
 message whose lease is over, and it is not handled: what a handler may know, it heeds.
@@ -13,7 +13,7 @@ import sys
 import time
 
 import uvloop
-from rocketlet.client import Consumer, Message, RetryLater
+from rocketlet.client import Consumer, Message, RetryLater, SharedConsumer
 from rocketlet.command.plumbing import logs
 
 HANDLER_S = (0.002, 0.1)
@@ -21,7 +21,7 @@ LONG_HANDLER_S = 8.0
 LONG_SHARE = 0.002
 
 
-async def main(address: str, group: str, topic: str, name: str) -> None:
+async def main(address: str, group: str, topic: str, name: str, kind: str = "pulls") -> None:
     async def handle(message: Message) -> RetryLater | None:
         begin_ms = time.time() * 1000
         if message.lease_lost:
@@ -33,7 +33,11 @@ async def main(address: str, group: str, topic: str, name: str) -> None:
         return None
 
     logs.configure("error")
-    async with Consumer(address, group, topic, handle, start="first", concurrency=16):
+    async with (
+        SharedConsumer(address, group, topic, handle, start="first", concurrency=16)
+        if kind == "pops"
+        else Consumer(address, group, topic, handle, start="first", concurrency=16)
+    ):
         os.write(1, b"READY\n")
         await asyncio.to_thread(sys.stdin.read)
 

@@ -2,11 +2,12 @@
 flow.
 
 All are processes of their own, on two brokers. A member is cut off by stopping the proxy (`rocketlet dump`) between it and
-the brokers: its sockets stay open and silent. With CHAOS_JAVA=1 an unmodified Java member comes and goes, too.
+the brokers: its sockets stay open and silent. With CHAOS_JAVA=1 an unmodified Java member comes and goes, too; with
+CHAOS_POPS=1 some members pop, and with CHAOS_PYTHON=FOLDER, where pip has put rocketmq-python-client, some are that client.
 
 A fault is: an acknowledged message that nobody has handled in the end, a message that a Rocketlet member begins under an
-epoch that is over, because another member has begun one of the queue under a later one, and anything else that is not over
-240 s after the last event. Every 5 s it then says what it waits for.
+epoch that is over, because another member has begun one of the queue under a later one, a message that two members handle at
+one time, and anything else that is not over 240 s after the last event. Every 5 s it then says what it waits for.
 """
 
 from __future__ import annotations
@@ -34,17 +35,21 @@ from .common import PROGRESS_S, Limit, Outcome
 DEFAULT_COUNT = 200
 SHORT_COUNT = 10  # up to so many events nobody stands still for longer than a lease lasts
 TOPIC, GROUP = "t", "g"
+PEER = Path(__file__).parents[1] / "tests/interop/five/python/peer.py"
 QUEUES = 6
 RATE = 60.0
 MEMBERS = (2, 6)
 PAUSE_S = (0.3, 3.0)
 STANDS_S = (1.0, 4.0, 12.0, 25.0)
 READY_S = 120.0
+SHORT_MS = 900.0  # a handler that takes longer may have stood still
 PATIENCE_S = 240.0  # until everything is over; foreign messages in retry come after a minute
 
 
 class Member:
     """A consumer process, perhaps behind a proxy of its own."""
+
+    kind = "pulls"
 
     def __init__(self, name: str, world: World) -> None:
         self.name = name
@@ -54,6 +59,7 @@ class Member:
         self.proxy: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
+        self._began_ms: dict[str, float] = {}
 
     async def start(self, *, behind_proxy: bool) -> None:
         address = self._world.name_server
@@ -65,7 +71,7 @@ class Member:
             assert self.proxy.stdout is not None
             leads = await self.proxy.stdout.readline()  # give clients 127.0.0.1:PORT; it leads to ...
             address = leads.split(b";")[0].split()[-1].decode()
-        await self._run([sys.executable, "-m", "campaigns._member", address, GROUP, TOPIC, self.name])
+        await self._run([sys.executable, "-m", "campaigns._member", address, GROUP, TOPIC, self.name, self.kind])
 
     async def _run(self, command: list[str], first: bytes = b"") -> None:
         self._process = await asyncio.create_subprocess_exec(
@@ -82,14 +88,18 @@ class Member:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             words = line.decode().split()
-            if words[:1] in (["READY"], ["DONE"]):
+            if words[:1] in (["READY"], ["DONE"], ["STARTED"]):
                 self._ready.set()
             elif words[:1] == ["HANDLED"] and len(words) == 6:
                 self._world.handled[words[3]] += 1
             elif words[:1] == ["B"] and len(words) == 5:
-                self._world.began(self.name, words[1], int(words[2]), words[3], float(words[4]))
+                self._began_ms[words[3]] = float(words[4])
+                if int(words[2]):  # who pops has no epoch
+                    self._world.began(self.name, words[1], int(words[2]), words[3], float(words[4]))
             elif words[:1] == ["E"] and len(words) == 5:
-                self._world.handled[words[3]] += 1
+                self._world.ended(self.name, words[3], self._began_ms.pop(words[3]), float(words[4]))
+            elif words[:1] == ["GOT"] and len(words) == 6:
+                self._world.handled[words[5]] += 1
         self._ready.set()
 
     def signal(self, number: int) -> None:
@@ -120,6 +130,21 @@ class Member:
             with contextlib.suppress(ProcessLookupError):
                 self.proxy.kill()
             await self.proxy.wait()
+
+
+class PoppingMember(Member):
+    kind = "pops"
+
+
+class PythonMember(Member):
+    """The official client of 5.x. It needs the route of the broker that it is given."""
+
+    async def start(self, *, behind_proxy: bool) -> None:
+        folder = os.environ["CHAOS_PYTHON"]
+        options = f"endpoint={self._world.name_server}", f"topic={TOPIC}", f"group={GROUP}"
+        environment = {"PYTHONPATH": folder, "HOME": folder, "GRPC_VERBOSITY": "NONE"}
+        command = ["env", *(f"{name}={value}" for name, value in environment.items())]
+        await self._run([*command, sys.executable, str(PEER), "push", *options])
 
 
 class JavaMember(Member):
@@ -160,6 +185,7 @@ class World:
         self.handled: Counter[str] = Counter()
         self._names = 0
         self._began: dict[str, tuple[int, str, float]] = {}  # the latest epoch of a queue, whose, and since when
+        self._spans: dict[str, list[tuple[str, float, float]]] = {}  # of handlers, by message
         self._tasks: set[asyncio.Task[None]] = set()
 
     def began(self, member: str, queue: str, epoch: int, body: str, begin_ms: float) -> None:
@@ -178,18 +204,40 @@ class World:
                 f"{member} begins {body} of {queue} under {epoch}, {late_ms:.0f} ms after {latest[1]} under {latest[0]}"
             )
 
+    def ended(self, member: str, body: str, began_ms: float, end_ms: float) -> None:
+        """Handlers that took long may have stood still, while their message or its queue became another's."""
+        self.handled[body] += 1
+        if end_ms - began_ms > SHORT_MS:
+            return
+        for other, since_ms, until_ms in self._spans.setdefault(body, []):
+            if other != member and began_ms < until_ms and since_ms < end_ms:
+                self.outcome.fault("a message is in two hands at one time")
+                print(
+                    f"{member} handles {body} from {began_ms:.0f} to {end_ms:.0f}, {other} {since_ms:.0f} to {until_ms:.0f}"
+                )
+        self._spans[body].append((member, began_ms, end_ms))
+
     # Events
 
     async def join(self) -> None:
         if len(self.members) < MEMBERS[1]:
             self._names += 1
-            is_java = os.environ.get("CHAOS_JAVA") == "1" and self.chance.random() < 0.25
-            member = (JavaMember if is_java else Member)(f"m{self._names}", self)
+            member = self._kind()(f"m{self._names}", self)
             self.members.append(member)
             self.started.append(member)
             member.is_busy = True
             await member.start(behind_proxy=self.chance.random() < 0.5)
             member.is_busy = False
+
+    def _kind(self) -> type[Member]:
+        chance = self.chance.random()
+        if os.environ.get("CHAOS_JAVA") == "1" and chance < 0.25:
+            return JavaMember
+        if os.environ.get("CHAOS_POPS") == "1" and 0.25 <= chance < 0.5:
+            return PoppingMember
+        if os.environ.get("CHAOS_PYTHON") and 0.5 <= chance < 0.65:
+            return PythonMember
+        return Member
 
     def _idle(self) -> Member | None:
         idle = [member for member in self.members if not member.is_busy]

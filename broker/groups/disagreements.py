@@ -47,7 +47,7 @@ def finding_faults(members: list[Member], broker_name: str, queues_of: Callable[
 def _differing_topics(
     members: list[Member], topics: Counter[str], expressions: dict[str, dict[str, list[str]]]
 ) -> Iterator[str]:
-    retrying = sum(not member.is_seat for member in members)
+    retrying = sum(not member.pops for member in members)
     wanted = {topic: retrying if topic.startswith(RETRY_PREFIX) else len(members) for topic in topics}
     differing = [topic for topic, count in topics.items() if count < wanted[topic] or len(expressions[topic]) > 1]
     for topic in sorted(differing)[:MAX_NAMED_MEMBERS]:

@@ -12,7 +12,7 @@ from ...protocol.subscription import Subscription
 from ..config import MEMBER_BYTES, PLACE_BYTES, SUBSCRIPTION_BYTES, TAG_BYTES
 from ..sessions.session import Session
 
-POPS: Final = "CONSUME_POP"  # the kind of a member that stands for a client that pops
+POPS: Final = "CONSUME_POP"  # the kind of a member that pops messages and pulls no queue
 
 Shape = frozenset[tuple[str, str]]  # topics and expressions
 
@@ -45,9 +45,19 @@ class Member:
         return not data.strategy and data.message_model == "CLUSTERING" and data.consume_type == "CONSUME_PASSIVELY"
 
     @property
-    def is_seat(self) -> bool:
-        """Whether it stands for a client that pops."""
+    def pops(self) -> bool:
         return self.data.consume_type == POPS
+
+    @property
+    def is_seat(self) -> bool:
+        """Whether it only stands for a client, which cannot be told or asked anything here."""
+        return self.pops and not self.connection.peer
+
+    @property
+    def listed_id(self) -> str:
+        """Its name in the list by which members share queues out. One that pops is the last of all: the first ones are given
+        the group's retry topic, which it does not read."""
+        return f"~{self.client_id}" if self.pops else self.client_id
 
     def update(self, data: ConsumerData, now_s: float) -> bool:
         """Takes over a heartbeat. True if a topic came or went, or the member is about to leave."""

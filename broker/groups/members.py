@@ -121,7 +121,7 @@ class ConsumerGroup:
         """The ids of the members that stay, each once; with a topic only those that subscribe to it."""
         staying = (member for member in self.members.values() if not member.data.leaving)
         # Each id once: a client that reconnects has two connections until the old one is closed.
-        ids = (member.client_id for member in staying if topic is None or topic in member.subscriptions)
+        ids = (member.listed_id for member in staying if topic is None or topic in member.subscriptions)
         return list(dict.fromkeys(ids))
 
     def companions(self, connection: Session) -> MemberList:
@@ -136,7 +136,7 @@ class ConsumerGroup:
         if found is None:
             staying = (member for member in self.members.values() if not member.data.leaving)
             near = (member for member in staying if not topics or not topics.isdisjoint(member.topics))
-            found = MemberList(list(dict.fromkeys(member.client_id for member in near)))
+            found = MemberList(list(dict.fromkeys(member.listed_id for member in near)))
             if len(self._companions) < MAX_COMPARED:
                 self._companions[topics] = found
         return found
@@ -249,9 +249,10 @@ class ConsumerGroup:
             shares.doubt()
 
     def strategies(self) -> frozenset[str]:
-        """How the members allocate; a foreign one does not say."""
+        """How the members that pull allocate; a foreign one does not say."""
         if self._strategies is None:
-            self._strategies = frozenset(member.data.strategy or "foreign" for member in self.members.values())
+            pulling = (member for member in self.members.values() if not member.pops)
+            self._strategies = frozenset(member.data.strategy or "foreign" for member in pulling)
         return self._strategies
 
     def faults(self, broker_name: str, queues_of: Callable[[str], int]) -> frozenset[str]:

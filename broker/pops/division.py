@@ -37,7 +37,7 @@ from .deliveries import Deliveries
 from .mixed import Mixed
 from .pool import Pool
 from .pools import Pools
-from .seats import Seat, seat_id
+from .seats import Seat
 from .states import State
 from .values import Request
 
@@ -111,7 +111,6 @@ class Division:
             divided.epochs[queue] = epoch
             divided.popping.setdefault(topic, {})
             if self._lease(divided, [queue]):
-                self._locks.forget_former_end(name, topic, queue_id)
                 pool.own(queue_id)
 
     def stop(self) -> None:
@@ -196,6 +195,8 @@ class Division:
         for divided in list(self._divided.values()):
             if divided.epochs:
                 self._lease(divided, list(divided.epochs))
+            for queue in divided.epochs:  # the pool knows by its own journal what was lost
+                self._locks.forget_former_end(divided.name, queue.topic, queue.queue_id)
             self._groups.heard_from(divided.seats.values())
         self.clients_gone()
 
@@ -224,7 +225,7 @@ class Division:
 
     def _pulls(self, member: Member, topic: str, clients: Container[str]) -> bool:
         """A remoting client that pops is a member, too. Before it does, nobody knows, where members are to pop."""
-        if member.is_seat or not _shares(member):
+        if not _shares(member):
             return False
         if member.data.strategy or member.has_pulled:
             return True
@@ -252,12 +253,12 @@ class Division:
             return
         group = self._groups.get(divided.name)
         members = group.members if group is not None else {}
-        is_member = any(member.client_id == request.client_id for member in members.values())
-        if is_member or (request.client_id not in divided.seats and len(members) >= MAX_MEMBERS):
-            popping[request.client_id] = request.client_id
+        listed = next((item.listed_id for item in members.values() if item.client_id == request.client_id), None)
+        popping[request.client_id] = listed or f"~{request.client_id}"
+        is_full = request.client_id not in divided.seats and len(members) >= MAX_MEMBERS
+        if is_full or (listed is not None and request.client_id not in divided.seats):
             self._look_soon(divided)
             return
-        popping[request.client_id] = seat_id(request.client_id)
         subscription = request.subscription
         if subscription is None and request.matches is not None and group is not None:
             subscription = group.subscription(None, pool.topic)
@@ -269,7 +270,7 @@ class Division:
 
     def _heartbeat(self, divided: Divided, client_id: str, seat: Seat) -> None:
         data = seat.data(divided.name, self._strategy(self._groups.get(divided.name)))
-        self._groups.heartbeat(seat, seat_id(client_id), data, 0, 0)
+        self._groups.heartbeat(seat, client_id, data, 0, 0)
         self._look_soon(divided)
 
     def _leave_seat(self, divided: Divided, topic: str, client_id: str) -> None:
@@ -286,7 +287,7 @@ class Division:
     def _strategy(group: ConsumerGroup | None) -> str:
         """As our members allocate, where they agree."""
         members = group.members.values() if group is not None else ()
-        names = {member.data.strategy for member in members if not member.is_seat} - {None}
+        names = {member.data.strategy for member in members if not member.pops} - {None}
         name = names.pop() if len(names) == 1 else None
         return name if name in (*_STRATEGIES, STICKY.name) else AVG.name
 
@@ -376,6 +377,7 @@ class Division:
     def _wanted(self, divided: Divided, group: ConsumerGroup, topic: str, route: Route | None) -> set[int]:
         """The queues here that fall to who pops."""
         popping = set(divided.popping[topic].values())
+        popping |= {item.listed_id for item in group.members.values() if item.pops and topic in item.subscriptions}
         if STICKY.name in group.strategies() and len(group.strategies()) == 1:
             shares = [group.share(client_id, topic) for client_id in popping]
             mine = [queue for share in shares if share is not None for queue in share.of(topic)]
@@ -449,7 +451,8 @@ class Division:
 
 def _shares(member: Member) -> bool:
     """Whether a member is one of those that hand queues over."""
-    return member.is_foreign or (bool(member.data.strategy) and member.data.message_model == "CLUSTERING")
+    is_ours = bool(member.data.strategy) and member.data.message_model == "CLUSTERING"
+    return not member.pops and (is_ours or member.is_foreign)
 
 
 def _is_free(pool: Pool, queue_id: int, since_s: float, now_s: float) -> bool:

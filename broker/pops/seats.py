@@ -59,9 +59,3 @@ class Seat:
 
     def data(self, group: str, strategy: str) -> ConsumerData:
         return ConsumerData(group, POPS, subscriptions=tuple(self.subscriptions.values()), strategy=strategy)
-
-
-def seat_id(client_id: str) -> str:
-    """By its first character the last of all members: the first ones are given the group's retry topic, which seats do not
-    read."""
-    return f"~{client_id}"

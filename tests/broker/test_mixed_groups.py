@@ -15,6 +15,7 @@ from rocketlet.protocol.message import Record
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
 from ..support.handlers import Inbox
+from ..support.requests import join
 from .test_pop_requests import ack, popped
 
 
@@ -82,3 +83,27 @@ async def test_who_pulls_and_who_pops_share_a_topic_and_hand_queues_over(nodes: 
         sent += await send(node, (b"pulled-%d" % number for number in range(20)))
         await until_all()
     assert Counter(inbox.bodies + got) == Counter(sent)
+
+
+async def test_the_broker_restarts_with_queues_of_both_kinds(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start()
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    (record,) = [await pop_one(node, wire)]
+    await join(wire, "c1")
+    before = owners(node)
+    assert before["(shared)"] >= 2
+    await node.stop()
+    node = await nodes.start()
+    wire = await connect(node.address)
+    assert owners(node) == before
+    await join(wire, "c1")
+    assert (await wire.call(RequestCode.ACK_MESSAGE, ack(record))).code == 0
+    while owners(node)["(shared)"] > 2:
+        await popped(wire)
+
+
+async def pop_one(node: Node, wire: Wire) -> Record:
+    await send(node, [b"a"])
+    (record,) = await popped(wire, initMode=0)
+    return record

@@ -174,3 +174,21 @@ def test_members_that_share_with_nobody_are_refused(world: World, capsys: pytest
     assert world.state.pull_fault(session, "g", "t") is not None
     assert world.state.pull_fault(session, "g", "t") is not None
     assert capsys.readouterr().out.count("group_pulls_and_pops") == 1
+
+
+def test_a_member_that_pops_needs_no_seat_and_is_the_last_in_the_list(world: World) -> None:
+    from rocketlet.broker.pops.seats import Seat
+    from rocketlet.protocol.bodies import ConsumerData
+    from rocketlet.protocol.subscription import Subscription
+
+    session = Seat(lambda: None)
+    session.peer = "127.0.0.1:1"
+    data = ConsumerData("g", "CONSUME_POP", subscriptions=(Subscription("t"),))
+    world.members.heartbeat(session, "a", data, 0, 0)
+    world.receive(client="a")
+    world.join("b")
+    found = world.members.get("g")
+    assert found is not None
+    assert list(found.order("t")) == ["b", "~a"]
+    assert owners(world) == {2: "(shared)", 3: "(shared)"}
+    assert not found.reported

@@ -307,7 +307,12 @@ def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | N
     header = read(AskMember, frame.ext)
     group = broker.groups.get(header.consumer_group)
     member = next(
-        (asked for asked, one in (group.members if group else {}).items() if one.client_id == header.client_id), None
+        (
+            asked
+            for asked, one in (group.members if group else {}).items()
+            if one.client_id == header.client_id and not one.is_seat
+        ),
+        None,
     )
     if member is None:
         remark = f"The Consumer <{header.consumer_group}> <{header.client_id}> not online"
@@ -420,7 +425,8 @@ def history_of(broker: Broker, name: str, since_ms: int = 0, *, lag: bool = True
     group = broker.groups.get(name)
     members: list[dict[str, Any]] = []
     for number, member in enumerate(list(group.members.values()) if group else (), 1):
-        members.append(_member(member))
+        if not member.is_seat:  # whom tools ask about itself
+            members.append(_member(member))
         if number % SLICE == 0:
             yield
     owned = yield from _owners(broker, name, group)
