@@ -76,7 +76,7 @@ class Server:
         self._external_port = external_port
         self._grpc_port = grpc_port
         self._grpc: asyncio.Server | None = None
-        self._grpc_door = _grpc_door(broker, acl)
+        self.grpc_door = _grpc_door(broker, acl)
         self._tls = tls or Tls()
         self._acl = acl
         self._judged_by = acl.file.policy if acl is not None else None
@@ -191,8 +191,8 @@ class Server:
         """Picks the door by a client's first bytes, those of TLS aside."""
         if not first.startswith(_HTTP2):
             return connection
-        if self._grpc_door is not None:
-            return self._grpc_door.protocol(connection)
+        if self.grpc_door is not None:
+            return self.grpc_door.protocol(connection)
         if connection.is_news("grpc_client_refused"):
             log.warning("grpc_client_refused", peer=connection.peer, reason=_NO_GRPC)
         return connection

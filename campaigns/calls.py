@@ -101,8 +101,8 @@ class Peer:
         self.socket = Socket(port)
         connection = Connection(server)
         connection.connection_made(self.socket)
-        assert server._grpc_door is not None
-        self.protocol = server._grpc_door.protocol(connection)
+        assert server.grpc_door is not None
+        self.protocol = server.grpc_door.protocol(connection)
         self._next_id = 1
         self.send(frames.PREFACE + frames.encode_settings({}))
 

@@ -138,6 +138,7 @@ class SharedConsumer:
             self._wanted,
             self.subscriptions,
             self._max_reconsume_times,
+            self._register,
             self._middleware,
             tells=self._handler is None,
         )
@@ -168,6 +169,11 @@ class SharedConsumer:
         for topic in self.subscriptions:
             await self._cluster.find_route(topic)
         await self._heartbeats.beat()
+
+    async def _register(self, address: str) -> None:
+        """A broker hears who we are before it gives us a message, also on a new connection."""
+        if not self._heartbeats.is_registered(address):
+            await self._heartbeats.register((address,))
 
     def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
         assert self._sharing is not None

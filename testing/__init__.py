@@ -11,6 +11,7 @@ state       what it holds
 report      what one needs to see when a test failed
 clock       the broker's time, which `advance` moves
 faults      what may go wrong, in one line each
+grpc_tap    the same for calls of gRPC
 tap         sees each request and each answer, and lets faults act
 loop        names what a test left open
 ports       free ports, also beside other processes that look for some

@@ -87,6 +87,11 @@ class Broker(BrokerUnderTest):
         return self._rig.address
 
     @property
+    def endpoint(self) -> str:
+        """What clients of 5.x are given, in any language: `endpoints`. Raises RuntimeError without the extra `grpc`."""
+        return self._rig.endpoint
+
+    @property
     def clock(self) -> BrokerClock:
         return self._clock
 

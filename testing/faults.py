@@ -16,9 +16,11 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Any, Final, Literal, get_args
 
 from ..broker.config import MAX_QUEUES_PER_TOPIC
+from ..broker.grpc.codes import Code
 from ..protocol.bodies import Route
 from ..protocol.codes import RequestCode, ResponseCode, code_name, request_name
 from .config import MAX_DELAY_S
@@ -27,6 +29,21 @@ Action = Literal["answer", "late", "silence", "drop", "close", "close_after", "l
 ACTIONS: Final = get_args(Action)
 WHICH: Final = ("client", "group", "topic", "queue_id", "nth", "times", "probability", "seed")
 _ANY: Final = -1
+CALLS: Final = (
+    "AckMessage",
+    "ChangeInvisibleDuration",
+    "EndTransaction",
+    "ForwardMessageToDeadLetterQueue",
+    "Heartbeat",
+    "NotifyClientTermination",
+    "QueryAssignment",
+    "QueryRoute",
+    "RecallMessage",
+    "ReceiveMessage",
+    "SendMessage",
+    "Telemetry",
+)
+"""The calls of gRPC that a fault may name."""
 _OF_BROKERS: Final = frozenset(
     {
         RequestCode.CHECK_TRANSACTION_STATE,
@@ -51,7 +68,7 @@ class Fault:
     """Made by the functions below. `code` is a request code, by name or number; `times` None is without end."""
 
     action: Action
-    code: int = _ANY
+    code: int | str = _ANY
     client: str | None = None
     group: str | None = None
     topic: str | None = None
@@ -98,17 +115,16 @@ class Fault:
             if self.code not in _OF_BROKERS | _OF_BOTH:
                 allowed = ", ".join(sorted(code.name for code in _OF_BROKERS | _OF_BOTH))
                 raise ValueError(
-                    f"lose: {request_name(self.code)} is what a client sends; use Fault.drop, or lose one of {allowed}"
+                    f"lose: {name_of(self.code)} is what a client sends; use Fault.drop, or lose one of {allowed}"
                 )
         elif self.code in _OF_BROKERS:
-            raise ValueError(
-                f"{self.action}: {request_name(self.code)} is what a broker sends on its own; use Fault.lose"
-            )
+            raise ValueError(f"{self.action}: {name_of(self.code)} is what a broker sends on its own; use Fault.lose")
 
     @staticmethod
     def answer(code: str | int, *, response: int | str, remark: str = "ordered by a test", **which: object) -> Fault:
-        """The request is not carried out; it is answered with a response code such as `ResponseCode.SYSTEM_BUSY`."""
-        return _fault("answer", code, which, response=response_code(response), remark=remark)
+        """The request is not carried out; it is answered with a response code such as `ResponseCode.SYSTEM_BUSY`, a call of
+        gRPC with one such as "TOO_MANY_REQUESTS"."""
+        return _fault("answer", code, which, response=response_code(response, code), remark=remark)
 
     @staticmethod
     def late(code: str | int, *, delay_s: float, **which: object) -> Fault:
@@ -172,8 +188,8 @@ class Fault:
             for name in ("client", "group", "topic", "queue_id")
             if (value := getattr(self, name)) is not None
         )
-        what = f" with {code_name(self.response)}" if self.action == "answer" else ""
-        of = "" if self.code == _ANY else f" {request_name(self.code)}"
+        what = f" with {answer_name(self.code, self.response)}" if self.action == "answer" else ""
+        of = "" if self.code == _ANY else f" {name_of(self.code)}"
         return f"{self.action}{of}{what}{f' ({where})' if where else ''}"
 
 
@@ -184,8 +200,21 @@ def _fault(action: Action, code: str | int, which: dict[str, object], **settings
     return Fault(action=action, code=request_code(code), **settings, **which)  # type: ignore[arg-type] # checked by Fault
 
 
-def request_code(code: str | int) -> int:
-    """The request code of a name or number. Raises ValueError, which names the nearest."""
+def name_of(code: int | str) -> str:
+    return code if isinstance(code, str) else request_name(code)
+
+
+def answer_name(code: int | str, response: int) -> str:
+    """A response code's name, as the door of the request says it: that of a call of gRPC has the code 0 in its note."""
+    if code == 0 or isinstance(code, str):
+        return Code(response).name if response in Code._value2member_map_ else str(response)
+    return code_name(response)
+
+
+def request_code(code: str | int) -> int | str:
+    """The request code of a name or number; a call of gRPC is its own. Raises ValueError, which names the nearest."""
+    if code in CALLS:
+        return code
     if isinstance(code, int) and not isinstance(code, bool):
         if code < 0:
             raise ValueError(f"code is {code}; 0 or more is allowed")
@@ -194,17 +223,20 @@ def request_code(code: str | int) -> int:
         return int(RequestCode[code])  # type: ignore[misc] # no text: then it is no name
     except (KeyError, TypeError):
         near = difflib.get_close_matches(str(code).upper(), RequestCode.__members__, 3)
+        near += difflib.get_close_matches(str(code), CALLS, 1)
         hint = f"did you mean {' or '.join(near)}?" if near else "see rocketlet.protocol.codes.RequestCode"
         raise ValueError(f"code: no request is called {code!r}; {hint}") from None
 
 
-def response_code(code: str | int) -> int:
+def response_code(code: str | int, request: str | int = _ANY) -> int:
+    """Of a name or number, as the request's door has it. Raises ValueError."""
+    names: type[IntEnum] = Code if request in CALLS else ResponseCode
     if isinstance(code, int) and not isinstance(code, bool):
         return int(code)
     try:
-        return int(ResponseCode[code])  # type: ignore[misc] # no text: then it is no name
+        return int(names[code])  # type: ignore[index] # no text: then it is no name
     except (KeyError, TypeError):
-        allowed = ", ".join(ResponseCode.__members__)
+        allowed = ", ".join(names.__members__)
         raise ValueError(f"response: no response is called {code!r}; allowed: {allowed}") from None
 
 
@@ -323,7 +355,7 @@ class Faults:
 class Seen:
     """The parts of a request that faults go by."""
 
-    code: int
+    code: int | str
     client: str
     group: str | None
     topic: str | None
@@ -331,7 +363,7 @@ class Seen:
 
     @property
     def name(self) -> str:
-        return request_name(self.code)
+        return name_of(self.code)
 
     def matches(self, fault: Fault) -> bool:
         return (

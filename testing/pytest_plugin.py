@@ -33,6 +33,12 @@ def rocketlet(rocketlet_broker: Broker, request: pytest.FixtureRequest) -> Itera
     rocketlet_broker.clear()
 
 
+@pytest.fixture
+def rocketlet_endpoint(rocketlet: Broker) -> str:
+    """`host:port` for clients of 5.x, in any language, that a test starts. Its clock and faults are `rocketlet`'s."""
+    return rocketlet.endpoint
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Generator[None, Any, Any]:
     report = yield

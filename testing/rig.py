@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..broker.access.acl import Acl
 from ..broker.broker import Broker as RunningBroker
@@ -29,6 +29,9 @@ from .clock import BrokerClock
 from .faults import Faults
 from .ports import free_port
 from .tap import Request, Tap, TappedConnection
+
+if TYPE_CHECKING:
+    from .grpc_tap import GrpcTap
 
 _MEMORY = Path("/dev/shm")  # where there is one, files cost no disk
 
@@ -74,6 +77,7 @@ class Rig:
         self._server: Server | None = None
         self._broker: _MortalBroker | None = None
         self._tap: Tap | None = None
+        self._grpc_tap: GrpcTap | None = None
         self._routes: Routes | None = None
         self.clock.keep_alive, self.clock.next_due_s = self._keep_alive, self.next_due_s
         self.clock.is_anyone_frozen = lambda: bool(self.faults.frozen())
@@ -170,6 +174,7 @@ class Rig:
         seen = [] if self._tap is None or folder != self._folder else self._tap.requests
         tap = Tap(server.serve, self._client_of, self.faults, self.clock, seen)
         server.serve = tap.serve
+        self._grpc_tap = self._tapped_calls(server, tap)
         self._broker, self._server, self._tap, self._folder = broker, server, tap, folder
         try:
             await server.__aenter__()
@@ -177,6 +182,17 @@ class Rig:
             self._broker = self._server = None
             await broker.stop()
             raise
+
+    def _tapped_calls(self, server: Server, tap: Tap) -> GrpcTap | None:
+        """None without the extra."""
+        door = server.grpc_door
+        if door is None:
+            return None
+        from .grpc_tap import GrpcTap
+
+        tapped = GrpcTap(door, self.faults, self.clock, tap.note)
+        door.serve = tapped.serve  # type: ignore[method-assign]
+        return tapped
 
     async def _end(self) -> None:
         server, self._server = self._server, None
@@ -193,6 +209,13 @@ class Rig:
         """`host:port`, as a client on this machine reaches it."""
         host = self._listening.host
         return f"{'127.0.0.1' if host in ('0.0.0.0', '::', '') else host}:{self._listening.port}"
+
+    @property
+    def endpoint(self) -> str:
+        """The address for clients of 5.x. Raises RuntimeError if this broker cannot serve them."""
+        if self._server is not None and self._server.grpc_door is None:
+            raise RuntimeError("clients of 5.x need protobuf here: pip install 'rocketlet[pytest,grpc]'")
+        return self.address
 
     @property
     def name(self) -> str:
@@ -285,6 +308,8 @@ class Rig:
         for connection in self._server.connections:
             if isinstance(connection, TappedConnection) and self._client_of(connection) not in frozen:
                 self._tap.thaw(connection)
+        if self._grpc_tap is not None:
+            self._grpc_tap.thaw()
 
     def _keep_alive(self) -> None:
         """Connected clients count as heard from, but for those that a fault has frozen."""
@@ -298,6 +323,8 @@ class Rig:
             connection.active_s = now_s
         broker.groups.heard_from(living)
         broker.locks.renew(living)
+        for client_id in self._grpc_tap.living() if self._grpc_tap is not None else ():
+            broker.pops.heard(client_id)
 
 
 class _MortalBroker(RunningBroker):

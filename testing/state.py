@@ -42,10 +42,12 @@ def committed(broker: Broker, group: str, topic: str) -> dict[int, int]:
 
 
 def lag(broker: Broker, group: str, topic: str) -> int:
-    """Messages of the topic that the group has not committed."""
-    offsets = broker.offsets.of(group, topic)
+    """Messages of the topic that the group has not committed; of queues whose messages are shared, those not acknowledged."""
+    offsets, shared = broker.offsets.of(group, topic), broker.pops.numbers(group, topic)
     ends = {number: queue.next for (name, number), queue in broker.store.queues.items() if name == topic}
-    return sum(max(end - offsets.get(number, 0), 0) for number, end in ends.items())
+    return sum(
+        shared[number].lag if number in shared else max(end - offsets.get(number, 0), 0) for number, end in ends.items()
+    )
 
 
 def consumed_fault(broker: Broker, group: str, topic: str) -> str:
@@ -63,9 +65,10 @@ def owners(broker: Broker, group: str) -> dict[Queue, str]:
 
 
 def members(broker: Broker, group: str) -> list[str]:
-    """Client ids."""
+    """Client ids, also of those that share messages."""
     found = broker.groups.get(group)
-    return [] if found is None else found.client_ids()
+    named = [] if found is None else found.client_ids()
+    return [*named, *(name for name in broker.pops.clients(group) if name not in named)]
 
 
 def groups(broker: Broker) -> list[str]:

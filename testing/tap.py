@@ -12,22 +12,23 @@ from ..broker.clock import Clock
 from ..broker.remoting.answers import Buffers, answer
 from ..broker.remoting.connection import Connection, Host
 from ..protocol import bodies, properties
-from ..protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, code_name, request_name
+from ..protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, request_name
 from ..protocol.frame import Ext, Frame, FrameReader, encode
 from ..protocol.headers import HeaderError, read_send_v2
 from ..protocol.schema import BodyError
 from .config import KEPT_REQUESTS
-from .faults import Fault, Faults, Seen
+from .faults import Fault, Faults, Seen, answer_name
 
 _SENDS_V2: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
-_BEFORE: Final = ("answer", "drop", "close")
-_AFTER: Final = ("late", "silence", "close_after", "slow", "route")
-_PIECES_PER_S: Final = 20
+BEFORE: Final = ("answer", "drop", "close")
+AFTER: Final = ("late", "silence", "close_after", "slow", "route")
+PIECES_PER_S: Final = 20
 
 
 @dataclass(slots=True)
 class Request:
-    """A request that a client made, decoded. `response` is the code of its answer, None without one (yet)."""
+    """A request that a client made, decoded. Of a call of gRPC `code` is 0 and `body` the message. `response` is the code of
+    its answer, None without one (yet)."""
 
     name: str
     code: int
@@ -43,7 +44,7 @@ class Request:
     at_s: float = field(default_factory=time.monotonic)
 
     def __str__(self) -> str:
-        answered = "no answer" if self.response is None else code_name(self.response)
+        answered = "no answer" if self.response is None else answer_name(self.code, self.response)
         fields = " ".join(f"{name}={value}" for name, value in self._named().items())
         return f"{self.client or self.peer} {self.name} -> {answered}: {fields[:300]} ({len(self.body)} bytes)"
 
@@ -91,9 +92,9 @@ class Tap:
                 continue
             seen = _seen(frame, client)
             request = self._note(connection, frame, seen)
-            fault = self._faults.acting(_BEFORE, seen)
+            fault = self._faults.acting(BEFORE, seen)
             if fault is None:
-                after = self._faults.acting(_AFTER, seen)
+                after = self._faults.acting(AFTER, seen)
                 connection.expected[frame.opaque] = (request, after)
                 passed.append(frame)
                 continue
@@ -123,10 +124,13 @@ class Tap:
             dict(frame.ext),
             bytes(frame.body),
         )
+        self.note(request)
+        return request
+
+    def note(self, request: Request) -> None:
         self.requests.append(request)
         if len(self.requests) > KEPT_REQUESTS:
             del self.requests[: KEPT_REQUESTS // 10]
-        return request
 
     def sent(self, connection: TappedConnection, buffers: Buffers) -> None:
         """Takes the broker's writes: answers, and requests of its own."""
@@ -170,7 +174,7 @@ class Tap:
         return True
 
     def _trickle(self, connection: TappedConnection, raw: bytes, bytes_per_s: int) -> None:
-        size = max(bytes_per_s // _PIECES_PER_S, 1)
+        size = max(bytes_per_s // PIECES_PER_S, 1)
         for number, begin in enumerate(range(0, len(raw), size)):
             piece = [raw[begin : begin + size]]
             self._clock.call_later(number * size / bytes_per_s, partial(connection.pass_on, piece))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ...protocol import grpc
 from ...protocol.grpc import MessageReader, Status
 from ...protocol.http2.fields import Fields
-from ...protocol.http2.flow import Answers, Stream
+from ...protocol.http2.flow import Stream
 from ..access.needs import Need
 from ..listening.carrier import Carrier
 from .codes import OK_TEXT, Code
@@ -29,16 +29,26 @@ class Method(NamedTuple):
     is_open: bool = False
 
 
+class Way(Protocol):
+    """Takes an answer to a client."""
+
+    def send_headers(self, stream: Stream, block: bytes) -> None: ...
+
+    def send_data(self, stream: Stream, data: bytes) -> None: ...
+
+    def send_end(self, stream: Stream, block: bytes) -> None: ...
+
+
 class Call:
     """`session`: the client's connection. `aborted` is called if the call is over before it was answered; `due_s`: when its
-    client gives up, in the loop's time."""
+    client gives up, in the loop's time. `answers`: the way to the client, in which the test kit may stand."""
 
     __slots__ = (
-        "_answers",
-        "_flush_soon",
         "_has_begun",
         "aborted",
+        "answers",
         "due_s",
+        "flush_soon",
         "has_request",
         "method",
         "reader",
@@ -52,7 +62,7 @@ class Call:
         stream: Stream,
         method: Method,
         due_s: float | None,
-        answers: Answers,
+        answers: Way,
         flush_soon: Callable[[], None],
     ) -> None:
         self.session = session
@@ -63,8 +73,8 @@ class Call:
         self.aborted: Callable[[], None] | None = None
         self.has_request = False
         self._has_begun = False
-        self._answers = answers
-        self._flush_soon = flush_soon
+        self.answers = answers
+        self.flush_soon = flush_soon
 
     @property
     def fields(self) -> Fields:
@@ -97,19 +107,19 @@ class Call:
     def begin(self) -> None:
         if not self._has_begun:
             self._has_begun = True
-            self._answers.send_headers(self.stream, grpc.HEAD)
-            self._flush_soon()
+            self.answers.send_headers(self.stream, grpc.HEAD)
+            self.flush_soon()
 
     def send(self, message: Any) -> None:
         self.begin()
-        self._answers.send_data(self.stream, grpc.encode_message(message.SerializeToString()))
-        self._flush_soon()
+        self.answers.send_data(self.stream, grpc.encode_message(message.SerializeToString()))
+        self.flush_soon()
 
     def end(self, status: int = Status.OK, reason: str = "") -> None:
         block = grpc.trailers(status, reason) if self._has_begun else grpc.only_trailers(status, reason)
         self._has_begun = True
-        self._answers.send_end(self.stream, block)
-        self._flush_soon()
+        self.answers.send_end(self.stream, block)
+        self.flush_soon()
 
 
 def set_status(status: Any, code: int = Code.OK, reason: str = OK_TEXT) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ...protocol import properties as props
@@ -30,6 +30,9 @@ log = get_logger("rocketlet.sharing")
 _EMPTY = frozenset((ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_TIMEOUT))
 
 
+Register = Callable[[str], Awaitable[None]]
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A member's settings for each topic. from_first: a new group begins with the first message, else behind the last."""
@@ -41,8 +44,8 @@ class Wanted:
 
 
 class Source:
-    """A topic at a broker. `on_arrived` is told of each message; one whose tag has only the hash of a wanted one goes to
-    `on_other`."""
+    """A topic at a broker. `register(address)` says there who we are. `on_arrived` is told of each message; one whose tag has
+    only the hash of a wanted one goes to `on_other`."""
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class Source:
         broker_name: str,
         handout: Handout,
         *,
+        register: Register,
         on_arrived: Callable[[Delivery], None],
         on_other: Callable[[Delivery], None],
     ) -> None:
@@ -60,6 +64,7 @@ class Source:
         self._subscription = subscription
         self.broker_name = broker_name
         self._handout = handout
+        self._register = register
         self._on_arrived = on_arrived
         self._on_other = on_other
         self._attempt = uuid.uuid4().hex
@@ -114,6 +119,7 @@ class Source:
 
     async def _ask(self, places: int, wait_s: float) -> tuple[list[Delivery], int]:
         connection = await self._cluster.broker(self.broker_name)
+        await self._register(connection.address)
         asked = Asked(connection)
         answer = await connection.ask(
             RequestCode.POP_MESSAGE, write(self._header(places, wait_s)), timeout_s=wait_s + POP_TIMEOUT_S

@@ -16,7 +16,7 @@ from ..tasks import cancelled
 from ..wire.cluster import Cluster
 from .deliveries import Delivery
 from .handout import Handout
-from .popping import Source, Wanted
+from .popping import Register, Source, Wanted
 from .renewing import Renewing
 from .settling import Settling
 from .sources import Sources
@@ -32,12 +32,14 @@ class Sharing:
         wanted: Wanted,
         subscriptions: Mapping[str, Subscription],
         max_reconsume_times: int | None,
+        register: Register,
         middleware: Sequence[object] = (),
         *,
         tells: bool = False,
     ) -> None:
         self._cluster = cluster
         self._wanted = wanted
+        self._register = register
         self._max_reconsume_times = max_reconsume_times
         self._watches = [layer for layer in middleware if tells and isinstance(layer, DeliveryWatch)]
         self._told: dict[Message, list[Settled]] = {}
@@ -61,6 +63,7 @@ class Sharing:
             subscription,
             broker_name,
             self.handout,
+            register=self._register,
             on_arrived=self._arrived,
             on_other=self._settling.ack,
         )

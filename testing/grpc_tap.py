@@ -1,0 +1,160 @@
+"""The tap of the other door: notes each call of gRPC and its answer, and lets faults act on them.
+
+A fault names a call as clients do: `Fault.answer("SendMessage", response="TOO_MANY_REQUESTS")`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from ..broker.clock import Clock
+from ..broker.grpc.calls import Call, Way
+from ..broker.grpc.connection import Ready
+from ..broker.grpc.door import Door
+from ..broker.listening.carrier import Carrier
+from ..protocol.http2.flow import Stream
+from .faults import Fault, Faults, Seen
+from .tap import AFTER, BEFORE, PIECES_PER_S, Request
+
+_PREFIX_BYTES: Final = 5  # of a message: whether it is compressed, and its size
+
+
+class GrpcTap:
+    """Stands where the door's `serve` is. `note` takes each call to the list of requests."""
+
+    def __init__(self, door: Door, faults: Faults, clock: Clock, note: Callable[[Request], None]) -> None:
+        self._serve = door.serve
+        self._faults = faults
+        self._clock = clock
+        self._note = note
+        self._frozen: dict[str, Ready] = {}
+        self.unsent: dict[str, list[Callable[[], None]]] = {}
+        self.clients: dict[str, Carrier] = {}
+
+    def serve(self, ready: Ready) -> None:
+        passed: Ready = deque()
+        while ready:
+            call, message = ready.popleft()
+            self.clients[call.client_id] = call.session
+            if self.is_frozen(call):
+                self._frozen.setdefault(call.client_id, deque()).append((call, message))
+            elif message is None or self._passes(call, message):
+                passed.append((call, message))
+        while passed:  # the door serves as much as a turn allows
+            self._serve(passed)
+
+    def _passes(self, call: Call, message: bytes) -> bool:
+        """Whether the call is to be served."""
+        seen = _seen(call, message)
+        request = Request(
+            seen.name, 0, seen.client, call.session.peer, seen.group, seen.topic, seen.queue_id, {}, message
+        )
+        self._note(request)
+        fault = self._faults.acting(BEFORE, seen)
+        if fault is None:
+            call.answers = TappedAnswers(self, call, request, self._faults.acting(AFTER, seen))
+            return True
+        if fault.action == "close":
+            call.session.abort()
+        elif fault.action == "answer":
+            request.response, request.remark = fault.response, fault.remark
+            call.refuse(fault.response, fault.remark)
+        return False
+
+    def is_frozen(self, call: Call) -> bool:
+        return call.client_id in self._faults.frozen()
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._clock.call_later(delay_s, action)
+
+    def thaw(self) -> None:
+        """Clients that are not frozen any more go on: what was sent to them arrives, and what they sent."""
+        frozen = self._faults.frozen()
+        for client_id in [client_id for client_id in self.unsent if client_id not in frozen]:
+            for action in self.unsent.pop(client_id):
+                action()
+        for client_id in [client_id for client_id in self._frozen if client_id not in frozen]:
+            self.serve(self._frozen.pop(client_id))
+
+    def living(self) -> list[str]:
+        """The clients that are connected, but for those that a fault has frozen."""
+        self.clients = {name: session for name, session in self.clients.items() if not session.is_closed}
+        return [name for name in self.clients if name not in self._faults.frozen()]
+
+
+class TappedAnswers:
+    """The way of a call's answer to its client, on which a fault may act."""
+
+    def __init__(self, tap: GrpcTap, call: Call, request: Request, fault: Fault | None) -> None:
+        self._tap = tap
+        self._call = call
+        self._answers: Way = call.answers._answers if isinstance(call.answers, TappedAnswers) else call.answers
+        self._request = request
+        self._fault = fault
+        self._delay_s = fault.delay_s if fault is not None and fault.action == "late" else 0.0
+
+    def send_headers(self, stream: Stream, block: bytes) -> None:
+        self._send(partial(self._answers.send_headers, stream, block))
+
+    def send_data(self, stream: Stream, data: bytes) -> None:
+        self._note(data)
+        fault = self._fault
+        if fault is None or fault.action != "slow":
+            self._send(partial(self._answers.send_data, stream, data))
+            return
+        size = max(fault.bytes_per_s // PIECES_PER_S, 1)
+        for begin in range(0, len(data), size):
+            piece = data[begin : begin + size]
+            self._delay_s += len(piece) / fault.bytes_per_s
+            self._send(partial(self._answers.send_data, stream, piece))
+
+    def send_end(self, stream: Stream, block: bytes) -> None:
+        if self._fault is not None and self._fault.action == "close_after":
+            self._call.session.abort()
+            return
+        self._send(partial(self._answers.send_end, stream, block))
+
+    def _note(self, data: bytes) -> None:
+        if self._request.response is None:
+            status = getattr(self._call.method.response.FromString(data[_PREFIX_BYTES:]), "status", None)
+            if status is not None and status.code:
+                self._request.response, self._request.remark = status.code, status.message
+
+    def _send(self, action: Callable[[], None]) -> None:
+        if self._fault is not None and self._fault.action in ("silence", "close_after"):
+            return
+        if self._tap.is_frozen(self._call):
+            self._tap.unsent.setdefault(self._call.client_id, []).append(partial(self._now, action))
+        elif self._delay_s:
+            self._tap.later(self._delay_s, partial(self._send_late, action))
+        else:
+            action()
+
+    def _send_late(self, action: Callable[[], None]) -> None:
+        self._delay_s = 0.0
+        self._send(partial(self._now, action))
+
+    def _now(self, action: Callable[[], None]) -> None:
+        action()
+        self._call.flush_soon()
+
+
+def _seen(call: Call, message: bytes) -> Seen:
+    try:
+        request = call.method.request.FromString(message)
+    except DecodeError:
+        return Seen(call.method.name, call.client_id, None, None, None)
+    queue = getattr(request, "message_queue", None)
+    of = next(iter(getattr(request, "messages", ())), queue if queue is not None else request)
+    queue_id = queue.id if queue is not None and queue.id >= 0 else None
+    return Seen(call.method.name, call.client_id, _name(request, "group"), _name(of, "topic"), queue_id)
+
+
+def _name(of: Any, field: str) -> str | None:
+    named = getattr(of, field, None)
+    return None if named is None else named.name or None
