@@ -1,6 +1,7 @@
 """Producer and push consumer for RocketMQ 4.9 brokers, Rocketlet's or Apache's, in asyncio.
 
 consumer, shared_consumer, producer   what applications use
+application, dependencies   handlers that are declared where they are written
 wire        servers: sockets, TLS, routes
 sending     where a message goes, and what is tried again
 member      one client in one consumer group: heartbeats, rebalance, leases, offsets
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from .admin.message_trace import MessageTrace
     from .admin.offset_change import OffsetChange
     from .admin.settling import settled
+    from .application import Health, Rocketlet
     from .config import PullLimits, Start
     from .consumer import Consumer, Reject, RetryLater
+    from .dependencies import Depends
     from .errors import (
         AnswerUnreadable,
         BrokerRefused,
@@ -71,6 +74,8 @@ _NAMES: Final = {
         "Topic",
     ),
     ".admin.offset_change": ("OffsetChange",),
+    ".application": ("Health", "Rocketlet"),
+    ".dependencies": ("Depends",),
     ".config": (
         "PullLimits",
         "Start",
@@ -117,8 +122,10 @@ __all__ = [
     "ConfigError",
     "ConnectionFailed",
     "Consumer",
+    "Depends",
     "Group",
     "GroupConfig",
+    "Health",
     "Message",
     "MessageIllegal",
     "MessageTrace",
@@ -133,6 +140,7 @@ __all__ = [
     "RequestFailed",
     "RequestTimeout",
     "RetryLater",
+    "Rocketlet",
     "RocketletError",
     "SendResult",
     "Sending",

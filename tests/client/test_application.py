@@ -1,0 +1,167 @@
+"""Applications: declared handlers, on a broker in the test's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+import pydantic
+import pytest
+from rocketlet import ConfigError, Depends, Message, RetryLater, Rocketlet
+from rocketlet.testing import Broker
+
+from ..conftest import PATIENCE_S, Node, eventually
+
+
+class Order(pydantic.BaseModel):
+    number: int
+
+
+class Dish(pydantic.BaseModel):
+    name: str
+
+
+class Database:
+    def __init__(self) -> None:
+        self.rows: list[str] = []
+        self.ended = 0
+
+
+database = Database()
+
+
+async def connection() -> AsyncIterator[Database]:
+    yield database
+    database.ended += 1
+
+
+def cursor(db: Annotated[Database, Depends(connection)]) -> Iterator[list[str]]:
+    yield db.rows
+
+
+ended: list[str] = []
+
+
+async def lease() -> AsyncIterator[str]:
+    try:
+        yield "lease"
+    finally:
+        ended.append("lease")
+
+
+async def test_an_application_runs_in_the_memory_of_a_test() -> None:
+    events: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Rocketlet) -> AsyncIterator[None]:
+        app.state.kitchen = "open"
+        events.append("begins")
+        yield
+        events.append("ends")
+
+    app = Rocketlet(lifespan=lifespan)
+    served: list[str] = []
+
+    @app.subscriber("orders", group="kitchen", start="first")
+    @app.publisher("dishes", tag="hot")
+    async def cook(
+        order: Order,
+        message: Message,
+        rows: Annotated[list[str], Depends(cursor)],
+        db: Annotated[Database, Depends(connection)],
+    ) -> Dish:
+        assert rows is db.rows, "a dependency is called once for a message"
+        rows.append(f"{order.number} {message.tag}")
+        return Dish(name=f"dish {order.number}")
+
+    @app.subscriber({"dishes": "hot"}, group="waiters", start="first", sharing=True)
+    def serve(dish: Dish) -> None:
+        served.append(dish.name)
+
+    fake = Database()
+
+    async def faked() -> Database:
+        return fake
+
+    app.replaced[connection] = faked
+    async with Broker() as broker, app.at(broker.address):
+        await app.publish("orders", Order(number=7), tag="new")
+        await broker.until(lambda: served == ["dish 7"])
+        assert (await app.health()).is_well
+        assert (app.state.kitchen, fake.rows) == ("open", ["7 new"])
+    assert events == ["begins", "ends"]
+    assert (await app.health()).fault == "it does not run"
+
+
+async def test_a_handler_that_takes_too_long_is_ended_and_its_dependencies_too(node: Node) -> None:
+    app = Rocketlet(node.address)
+
+    @app.subscriber("t", group="g", timeout_s=0.01, start="first")
+    async def hang(message: Message, held: Annotated[str, Depends(lease)]) -> None:
+        await asyncio.sleep(3600)
+
+    async with app:
+        await app.publish("t", b"x")
+        await eventually(lambda: ended == ["lease"])
+        await eventually(lambda: node.broker.store.queue("SCHEDULE_TOPIC_XXXX", 2).next == 1)
+
+
+def test_mistakes_are_told_where_they_are_declared() -> None:
+    app = Rocketlet()
+    with pytest.raises(ConfigError, match="runs in a thread, which cannot be ended"):
+
+        @app.subscriber("t", group="g", timeout_s=1)
+        def work(message: Message) -> None: ...
+
+    def local() -> int:
+        return 1
+
+    with pytest.raises(ConfigError, match="its annotations cannot be read: name 'local' is not defined"):
+
+        @app.subscriber("t", group="g")
+        async def lost(message: Message, number: Annotated[int, Depends(local)]) -> None: ...
+
+    with pytest.raises(ConfigError, match="this application does not run"):
+        app.producer  # noqa: B018
+
+
+async def test_two_subscribers_of_one_group_and_topic_are_refused(node: Node) -> None:
+    app = Rocketlet(node.address)
+    for _ in range(2):
+        app.subscriber("t", group="g")(lambda message: RetryLater())
+    with pytest.raises(ConfigError, match="two subscribers are g: t"):
+        await app.__aenter__()
+    assert not (await app.health()).is_well
+
+
+PROGRAM = """
+from rocketlet import Message, Rocketlet
+app = Rocketlet({address!r})
+
+@app.subscriber("t", group="g", start="first")
+def show(message: Message) -> None:
+    print("got", message.body.decode(), flush=True)
+
+app.run()
+print("ended", flush=True)
+"""
+
+
+async def test_run_ends_with_sigterm_and_leaves_the_group(node: Node, tmp_path: Path) -> None:
+    program = tmp_path / "service.py"
+    program.write_text(PROGRAM.format(address=node.address))
+    async with Rocketlet(node.address) as app:
+        await app.publish("t", "one")
+    process = await asyncio.create_subprocess_exec(sys.executable, str(program), stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE_S):
+        assert await process.stdout.readline() == b"got one\n"
+        process.send_signal(signal.SIGTERM)
+        assert await process.stdout.readline() == b"ended\n"
+        assert await process.wait() == 0
+    assert node.broker.groups.get("g") is None
