@@ -76,8 +76,8 @@ log = structlog.get_logger("rocketlet.broker")
 class Broker:
     """Opens the data folder and recovers it. Raises StoreError if that fails.
 
-    routes: the table of the name server in the same process, if there is one. Everything that is made here gets what it
-    needs, and knows nothing else. `clock` is what all of it reads and waits by.
+    routes: the table of the name server in the same process, if there is one. Each part that is made here gets the parts
+    that it needs, and knows nothing else. `clock` is what all of it reads and waits by.
     """
 
     def __init__(
@@ -370,7 +370,7 @@ class Broker:
         run(self.saving(closes))
 
     def saving(self, closes: bool = False) -> Job[None]:
-        """Offsets, delay progress and the indexes; what a full disk refuses is tried again the next time.
+        """Saves offsets, delay progress and indexes. A save that a full disk refuses is tried again the next time.
 
         closes: all of it is on the device, so that the next start needs to read nothing again."""
         is_synced = closes or self.flusher is not None
@@ -397,7 +397,7 @@ class Broker:
                 log.error("save_failed", reason=str(error))
 
     async def do(self, job: Job[T]) -> T:
-        """Does a job in turns, what waits for the device in a thread; one job after the other. Raises what it raises."""
+        """Does a job in turns, and waits for the device in a thread; one job after the other. Raises its exceptions."""
         async with self._jobs:
             return await do(job, self._make)
 

@@ -29,7 +29,7 @@ class Clock:
         return time.monotonic()
 
     def time_s(self) -> float:
-        """Seconds since the epoch, for what is stored or shown."""
+        """Seconds since the epoch, for times that are stored or shown."""
         return time.time()
 
     def time_ms(self) -> int:
@@ -67,7 +67,7 @@ class MovableClock(Clock):
         return timer
 
     def advance(self, seconds: float) -> None:
-        """Moves on, and runs what is due on the way, each at its time and in order, also what that makes due."""
+        """Moves on, and runs everything that falls due on the way, each at its time and in order."""
         end_s = self.monotonic_s() + seconds
         self._is_advancing = True
         try:

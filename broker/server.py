@@ -260,7 +260,7 @@ class Server:
             self._turns.do_alone("routes", self._routes.freeing)
 
     def _reload(self) -> None:
-        """Has a thread read what has changed: neither a long file nor a slow device stops anybody."""
+        """Has a thread read changed files: neither a long file nor a slow device stops anybody."""
         self._tls.warn_of_expiry(self._clock.time_ms() / 1000)
         for settings in (self._tls, self._acl):
             if settings is not None and settings.look():

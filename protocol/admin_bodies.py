@@ -1,4 +1,4 @@
-"""The bodies of administration: what mqadmin asks brokers, and what brokers then ask their clients.
+"""The bodies of administration: mqadmin's questions to brokers, and the brokers' questions to their clients.
 
 Maps whose keys are message queues are written as fastjson writes them (`fastjson_text.object_keys`): Java also reads
 text keys, Go does not.

@@ -169,8 +169,8 @@ def encode_records(
     mark: Callable[[int], bytes] = _unmarked,
 ) -> Records:
     """The records of a batch's messages, from a queue offset and a commit log position on: the bytes that `encode_record`
-    makes of each. Raises MessageError for properties that are too long. `mark` gives what the first record of each piece has
-    behind its properties.
+    makes of each. Raises MessageError for properties that are too long. `mark` gives the mark behind the properties of each
+    piece's first record.
 
     Column by column, because a step for all messages costs a fraction of a step for each.
     """

@@ -1,7 +1,7 @@
 """The JSON bodies of requests and answers.
 
-Bodies are written without blanks (a Go client takes a blank inside `brokerAddrs` for a part of the address), and read
-as leniently as fastjson reads. `decode_*` raise BodyError with the body's name and what is wrong with it.
+Bodies are written without blanks (a Go client takes a blank inside `brokerAddrs` for a part of the address), and read as
+leniently as fastjson reads. `decode_*` raise BodyError, which names the body and its fault.
 """
 
 from __future__ import annotations

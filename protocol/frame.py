@@ -301,7 +301,7 @@ _DECODERS: Final = {JSON: _decode_json, ROCKETMQ: _decode_binary, MSGPACK: _deco
 
 
 class FrameReader:
-    """Cuts what a socket delivers into frames. Keeps one unfinished frame (16 MiB) at most. max_header_bytes: of requests;
+    """Cuts the bytes of a socket into frames. Keeps one unfinished frame (16 MiB) at most. max_header_bytes: of requests;
     an answer may have what a frame takes."""
 
     __slots__ = ("_max_header_bytes", "_needed", "waiting")

@@ -18,7 +18,7 @@ from .subscription import Subscription
 @dataclass(frozen=True, slots=True)
 class LockRequest:
     """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ. The rest is ours. `handover`: the lock is ownership, freed when the socket closes.
-    `offsets`: what is committed of a queue before it is unlocked, or while it is renewed."""
+    `offsets`: committed before a queue is unlocked, or while it is renewed."""
 
     client_id: str
     group: str

@@ -246,8 +246,8 @@ def properties_in(data: bytes) -> str:
 
 
 def is_intact(data: bytes, position: int, record: Record, *, is_summed: bool = False) -> bool:
-    """Whether the record decoded from `data` at `position` is what was written. Records of earlier releases, and of
-    other brokers, have a checksum over the body only; `is_summed`: this one has one over all of it."""
+    """Whether the record decoded from `data` at `position` is intact. Records of earlier releases, and of other brokers,
+    have a checksum over the body only; `is_summed`: this one has one over all of it."""
     if crc32(record.body) & 0x7FFFFFFF != record.crc:
         return False
     if has_checksum(data, position, record):
@@ -258,7 +258,7 @@ def is_intact(data: bytes, position: int, record: Record, *, is_summed: bool = F
         return False
     if is_summed:
         return len(record.properties.encode()) + CHECKSUM_BYTES > MAX_PROPERTY_BYTES
-    # No checksum, unless what is damaged is the mark: no property looks so.
+    # No checksum, unless the mark itself is damaged: no property looks so.
     return not (_HEX.issuperset(checksum) and (mark[:1] == CHECKSUM_MARK[:1] or mark[1:] == CHECKSUM_MARK[1:]))
 
 
@@ -294,8 +294,8 @@ def is_certainly(data: bytes, topic: bytes, queue_id: int, queue_offset: int, ph
 def stored_ms(
     parts: bytes, size: int, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int
 ) -> int | None:
-    """When the record of that place and size was stored, by what it has before its body and behind it. None if its checksum
-    does not say so, and for records without one."""
+    """When the record of that place and size was stored, by its bytes before and behind the body. None if its checksum does
+    not say so, and for records without one."""
     if len(parts) < FIXED_BYTES:
         return None
     total, magic, _, found_id, _, found_offset, position, _ = _PLACE.unpack_from(parts)

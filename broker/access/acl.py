@@ -1,8 +1,8 @@
 """If the broker or name server has accounts, every request is judged here before it is staged or handled.
 
 In Apache's order (PlainPermissionManager.validate): a global white address passes; the account must be known; from the
-account's white address it passes; the signature must be its own; then what the request needs. A door says which account a
-request names, how it is signed, and what it needs.
+account's white address it passes; the signature must be its own; then the permissions that the request needs. A door says
+which account a request names, how it is signed, and what it needs.
 
 The address of a session cannot change, so it is checked once. The signature is computed for every request, because it also
 protects the request's content, and because a frame may come from anybody on a connection without TLS. A session that has
@@ -158,7 +158,7 @@ class Acl:
             log.info("former_secret_used", peer=session.peer, account=account.access_key)
 
     def check(self, account: Account, request: object, needs: Iterable[Need] | None, *, is_admin: bool = False) -> None:
-        """Whether the account may do what a request needs. request: its code or name. Raises Unauthorized."""
+        """Whether the account has the permissions that a request needs. request: its code or name. Raises Unauthorized."""
         if is_admin and not account.is_admin:
             key = account.access_key
             raise Unauthorized("admin", f"Need admin permission for request code={request}, but accessKey={key} is not")

@@ -33,8 +33,8 @@ class _Unsettled(AclError):
 
 
 class AclFile:
-    """`policy` is what the file says now. Raises AclError if it cannot be used at the start; a later version that cannot
-    be used is reported, and the former stays."""
+    """`policy` is the file's present content. Raises AclError if it cannot be used at the start; a later version that
+    cannot be used is reported, and the former stays."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -146,8 +146,8 @@ class AclFile:
         self._change(change)
 
     def _change(self, change: Callable[[Document], None]) -> None:
-        """Changes what the file says now, which may be newer than what is in force. The file is written first: a change
-        that cannot be kept does not take effect."""
+        """Changes the file's present content, which may be newer than the policy in force. The file is written first: a
+        change that cannot be kept does not take effect."""
         with self._reading:
             self._change_file(change)
 

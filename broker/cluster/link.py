@@ -84,7 +84,7 @@ class Link:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether who is there may be a new one: it has hung up, or was never told."""
+        """Whether the server may be a new one: it has hung up, or was never told."""
         return self._streams is None or self._streams[0].at_eof()
 
     def close(self) -> None:

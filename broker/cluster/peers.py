@@ -100,8 +100,8 @@ class Peers:
         return self._asking < MAX_PROOFS
 
     async def confirms(self, address: str, question: Frame) -> bool:
-        """Whether the broker at this address says yes. By a connection of its own: what is said on the other one may wait for
-        an answer that waits for this."""
+        """Whether the broker at this address says yes. Asks by a connection of its own: a request on the other one may wait
+        for an answer that waits for this."""
         link = Link(address, self._tls, self._sign)
         self._asking += 1
         try:

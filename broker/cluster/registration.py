@@ -26,8 +26,9 @@ log = structlog.get_logger("rocketlet.registration")
 
 
 class Registration:
-    """is_registered: whether a name server took what it was told last. `on_known(topic)` is called when the name servers know
-    a topic as it is now, `on_all_known()` when they know all topics: one of them may have been away when a topic changed."""
+    """is_registered: whether a name server took the last registration. `on_known(topic)` is called when the name servers
+    know a topic as it is now, `on_all_known()` when they know all topics: one of them may have been away when a topic
+    changed."""
 
     def __init__(
         self,
@@ -110,8 +111,7 @@ class Registration:
 
     async def _register_due(self) -> None:
         self._due_s = self._clock.monotonic_s() + REGISTER_INTERVAL_S
-        # A name server that has hung up may have restarted, with no routes: it hears all of them, the others what is
-        # new.
+        # A name server that has hung up may have restarted, with no routes: it hears all of them, the others the new ones.
         changed, self._changed = self._changed, {}
         all_are_due = self._name_servers.any_is_fresh or not changed
         await self._register(list(self._topics) if all_are_due else list(changed.values()))

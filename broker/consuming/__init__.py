@@ -1,7 +1,7 @@
 """Consuming, for all doors: which member may read a queue, from where, and what it may commit.
 
 parts     the state that the others look at
-pulling what a pull gets, or why it waits
-commits   who may say how far a group is, and what is kept of it
-versions  what a foreign member subscribes to, where its heartbeat was lost
+pulling a pull's messages, or why it waits
+commits   who may commit, and the offsets that are kept
+versions  a foreign member's subscriptions, where its heartbeat was lost
 """

@@ -1,4 +1,4 @@
-"""Commits: who may say how far a group is in a queue, and what is kept of it."""
+"""Commits: who may say how far a group is in a queue, and the offsets that are kept."""
 
 from __future__ import annotations
 

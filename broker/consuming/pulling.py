@@ -87,7 +87,7 @@ Answer = Callable[[Pulled | Fault], None]
 
 
 class Pull(NamedTuple):
-    """`limit` is of messages. `later` is called if the pull has to wait; what it returns gets the outcome."""
+    """`limit` is of messages. `later` is called if the pull has to wait; the function that it returns gets the outcome."""
 
     session: Session
     header: PullMessage
@@ -200,7 +200,7 @@ class Pulling:
     def _look_again(self, pull: Pull, answer: Answer, attempt: int) -> None:
         """A client pulls before the heartbeat that has its new subscription; refused, a Java client would wait for a
         second."""
-        if pull.session.is_closed:  # nothing is kept any more for who is gone
+        if pull.session.is_closed:  # nothing is kept for a client that is gone
             return
         outcome: Pulled | Fault | None
         try:

@@ -1,4 +1,4 @@
-"""Asks a foreign member what it subscribes to, where its heartbeat was lost.
+"""Asks a foreign member for its subscriptions, where its heartbeat was lost.
 
 Java's client changes the version of a subscription with each rebalance, and says so in a heartbeat. It gives that up if
 another heartbeat is under way (MQClientInstance.sendHeartbeatToAllBrokerWithLock), as when members join within milliseconds.

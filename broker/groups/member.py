@@ -1,4 +1,4 @@
-"""One client's membership in one group: what it says of itself, and what that takes."""
+"""One client's membership in one group: its own word on itself, and the memory that it takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shape = frozenset[tuple[str, str]]  # topics and expressions
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One client's membership in one group. Times are of the monotonic clock, in seconds. topics: what it subscribes to,
+    """One client's membership in one group. Times are of the monotonic clock, in seconds. topics: its subscribed ones,
     without the retry topic that all members have. has_pulled: though the group's members are to pop."""
 
     client_id: str

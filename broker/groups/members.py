@@ -147,8 +147,9 @@ class ConsumerGroup:
         return first is not None and any(member.topics != first.topics for member in self.members.values())
 
     def binding(self, *, is_uneven: bool, retry_queues: int) -> Work[None]:
-        """Whose the queues are to be is known: what a foreign member is told from now on. Members that share all their topics
-        with the same others are told of those; of several queues of the retry topic they would leave some to nobody."""
+        """The future owners of the queues are known, so foreign members are told by them from now on. Members that share
+        all their topics with the same others are told of those; of several queues of the retry topic they would leave some
+        to nobody."""
         kinds = {member.topics for member in self.foreign.values()} if is_uneven else set()
         alone: set[frozenset[str]] = set()
         for topics in kinds:
@@ -216,7 +217,8 @@ class ConsumerGroup:
             self.sees_others()
 
     def share(self, client_id: str, topic: str) -> BrokerShare | None:
-        """A member's queues of a topic, where all members use STICKY; None where not, and for who is no member."""
+        """A member's queues of a topic, where all members use STICKY; None where not, and for a session that is no
+        member."""
         if topic not in self.topics or self.strategies() != {STICKY.name}:
             return None
         if self.seen_count(topic) > MAX_SHARED_QUEUES:
@@ -387,7 +389,7 @@ class ConsumerGroups:
                 yield group.name, member.connection, topic
 
     def _note(self, group: ConsumerGroup, member: Member, before: Mapping[str, Subscription]) -> None:
-        """A member has said what it is; this it subscribed to before."""
+        """A member's heartbeat has come; these were its subscriptions before."""
         self._charge(member, size_of(member.data))
         if before != member.subscriptions or not before:
             group.take_shape(member, shape_of(member.subscriptions.values()))

@@ -1,9 +1,9 @@
 """The shares of a topic whose readers all use STICKY: the broker shares the queues out, because it costs every member the
 list of all owners to do so itself, and that grows with the square of the members.
 
-The members ask the first broker of a topic, so that they are told parts of one whole. It starts from what it shared out
-before, and from what members say that they own: after a restart, or when another broker is asked, that is all there is.
-Locks keep owners single whatever members are told.
+The members ask the first broker of a topic, so that they are told parts of one whole. It starts from the shares of before,
+and from the queues that members say they own: after a restart, or when another broker is asked, that is all there is. Locks
+keep owners single whatever members are told.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class StickyShares:
     def of(
         self, client_id: str, seen_queues: Mapping[str, int], sorted_ids: Callable[[], list[str]]
     ) -> BrokerShare | None:
-        """The member's share, computed for all members when the first of them asks; None for who is no member."""
+        """The member's share, computed for all members when the first of them asks; None for a client that is no member."""
         if self._is_doubtful:
             self._is_doubtful = False
-            # For the same queues they stay: some members were told, and what was claimed since could divide them otherwise.
+            # For the same queues they stay: some members were told, and claims since then could divide them otherwise.
             now = dict(seen_queues), sorted_ids()
             if now != self._of:
                 self._of, self._shares = now, self._share_out(*now)

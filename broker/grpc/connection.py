@@ -34,7 +34,7 @@ _NO_GRPC: Final = encode(
 
 
 class Door(Protocol):
-    """Knows the methods, and serves what was read."""
+    """Knows the methods, and serves the calls that were read."""
 
     def now_s(self) -> float: ...
 
@@ -158,7 +158,7 @@ class GrpcConnection(asyncio.Protocol):
     # Turns
 
     def go_on(self) -> None:
-        """Serves what is ready, as much as the time of a turn allows."""
+        """Serves ready calls, as many as the time of a turn allows."""
         connection = self.connection
         if not self.ready or connection.is_paused or connection.is_closed:
             return

@@ -78,7 +78,7 @@ class Sends:
         return topic
 
     def settle(self) -> None:
-        """Stores what is staged, and answers: with `--flush sync` when it is on the device."""
+        """Stores the staged messages, and answers: with `--flush sync` when they are on the device."""
         staged, self.staged = self.staged, []
         broker = self._hall.broker
         try:

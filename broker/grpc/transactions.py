@@ -1,4 +1,4 @@
-"""EndTransaction, and what the broker asks when it does not come."""
+"""EndTransaction, and the broker's question when it does not come."""
 
 from __future__ import annotations
 

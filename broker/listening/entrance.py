@@ -39,7 +39,7 @@ C = TypeVar("C", bound=Client)
 
 
 class Entrance(asyncio.Protocol, Generic[C]):
-    """A socket's protocol until it is known what the client speaks; while TLS is being set up, it stands behind that."""
+    """A socket's protocol until the client's protocol is known; while TLS is being set up, it stands behind that."""
 
     __slots__ = ("_door", "_early", "_handshakes", "_in_turn", "_is_lost", "_tls", "_transport", "connection")
 

@@ -28,7 +28,7 @@ def expires_s(path: Path) -> float | None:
 
 
 def _not_after_s(der: bytes) -> float:
-    """Raises ValueError or IndexError for what is no certificate."""
+    """Raises ValueError or IndexError for bytes that are no certificate."""
     _, fields, _ = _element(der, 0)  # the certificate
     _, fields, _ = _element(fields, 0)  # the signed part
     at = 0

@@ -43,7 +43,7 @@ class Handshakes:
         return len(self._running)
 
     def begin(self, entering: Entering, first: bytes) -> None:
-        """Starts a handshake, or has it wait. first: what the client has sent."""
+        """Starts a handshake, or has it wait. first: the client's first bytes."""
         self._waiting.setdefault(entering.address, deque()).append((entering, first))
         self.waiting += 1
         if self.waiting > MAX_WAITING_HANDSHAKES:
@@ -51,7 +51,7 @@ class Handshakes:
         self._go_on()
 
     def opened(self, entering: Entering) -> None:
-        """The private-key operation is done; what is left takes no longer than a request."""
+        """The private-key operation is done; the rest takes no longer than a request."""
         self._opening.discard(entering)
         self._go_on()
 

@@ -93,7 +93,7 @@ class Records(asyncio.Protocol):
             self._has_paused = True
 
     def _next(self) -> tuple[int, int]:
-        """How many records begin in what is to be decrypted next, and its size."""
+        """How many records begin in the next bytes to decrypt, and their size."""
         rest, place, records = self._rest, self._reach, 0
         while records < RECORDS_AT_ONCE and place + _HEAD_BYTES <= len(rest):
             place += _HEAD_BYTES + (rest[place + 3] << 8 | rest[place + 4])

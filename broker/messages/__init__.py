@@ -1,7 +1,7 @@
 """The state around messages. Nothing here knows its broker.
 
 topics        the topics' settings
-sending       what sending means: checks, topic, queue, and where a message waits
+sending sends: checks, topic, queue, and where a message waits
 retries       messages that are tried again, or given up
 properties    the limit of properties, and where a message that waits is meant to go
 appender      the only way into the store

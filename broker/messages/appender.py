@@ -30,7 +30,7 @@ class Appender:
 
     @contextmanager
     def batch(self) -> Iterator[int]:
-        """Commits what the block stages. If the block raises, nothing is kept. Yields the store time in ms."""
+        """Commits the messages that the block stages. If the block raises, nothing is kept. Yields the store time in ms."""
         kept = self.store.staged
         try:
             yield self.begin()

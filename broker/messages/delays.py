@@ -1,7 +1,7 @@
 """Delayed messages: kept in SCHEDULE_TOPIC_XXXX, a queue per level, and stored again in their own topic when due.
 
 The index of a schedule queue holds the due time (ms) where others hold the tag's hash, so waiting reads no message.
-Progress is saved like offsets, for each level. After a crash, what was delivered since the last save is delivered again.
+Progress is saved like offsets, for each level. After a crash, messages delivered since the last save are delivered again.
 
 Due times are of the machine's clock. If that was ahead and is set right, what was stored meanwhile seems to be due later,
 and all that stands behind it in its level with it, retries of all groups among them. So nothing waits longer than its level
@@ -81,7 +81,7 @@ class Delays:
                 self.expect(level)
 
     def _clamp(self) -> None:
-        """Progress behind the end of a level was lost with it; what comes there is not delivered yet."""
+        """Progress behind the end of a level was lost with it; messages that come there are not delivered yet."""
         for level, offset in self.progress.items():
             queue = self._store.queues.get((SCHEDULE_TOPIC, level - 1))
             end = queue.next if queue else 0

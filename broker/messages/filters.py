@@ -42,8 +42,8 @@ class Filters:
         return found
 
     def when_parsed(self, session: Session, expression: str, action: Callable[[], None], size: int) -> None:
-        """Calls `action` when `find` knows the expression, unless the session is gone by then. size: of what waits, in
-        bytes. Raises Refusal if too much waits."""
+        """Calls `action` when `find` knows the expression, unless the session is gone by then. size: bytes of the waiting
+        requests. Raises Refusal if too much waits."""
         if self._waiting >= MAX_UNPARSED:
             text = f"{MAX_UNPARSED} requests wait for their SQL92 filter to be parsed; try again later"
             raise Refusal(Reason.BUSY, text)

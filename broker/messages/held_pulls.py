@@ -39,8 +39,8 @@ class Until(Enum):
 
 @dataclass(slots=True, eq=False)
 class HeldPull:
-    """`answer` reads once more and writes what it finds; `seen` is the offset up to which nothing matched; `size` is what
-    its texts take, in bytes; `is_done` says that its member has handled all that it was given of the queue."""
+    """`answer` reads once more and writes the messages; `seen` is the offset up to which nothing matched; `size` is that of
+    its texts, in bytes; `is_done` says that its member has handled all messages that it got from the queue."""
 
     session: Session
     group: str
@@ -57,7 +57,7 @@ class HeldPull:
         """Whether a message that may match has arrived since the last look."""
         queue = self.queue
         if queue.next <= self.seen:
-            # A queue that ends before what the client has seen was deleted and made anew: it must hear of that.
+            # A queue that ends before messages that the client has seen was deleted and made anew: it must hear of that.
             return self.seen > queue.next
         if self.subscription is None or self.subscription.takes_all:
             return True

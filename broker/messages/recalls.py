@@ -1,4 +1,4 @@
-"""Messages that their producer takes back before their time: what a door needs to give handles out and to take them."""
+"""Recalls of messages by their producer before their time, with the handles that doors give out and take."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ _AT_ONCE: Final = _Later(None, 0, 0)
 
 
 class Sending:
-    """`placed` is what is staged and not stored yet: each door stores what it has staged
-    before it returns to the event loop."""
+    """`placed` has the messages that are staged and not stored yet: each door stores its own before it returns to the event
+    loop."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Sending:
         pieces: list[Piece] = []
         try:
             for piece in split(body):
-                completed(piece, shared)  # which refuses what is too long
+                completed(piece, shared)  # which refuses longer ones
                 pieces.append(piece)
                 yield
         except MessageError as error:
@@ -142,7 +142,7 @@ class Sending:
         return self._store.staged if self.placed else 0, len(self.placed)
 
     def undo(self, mark: tuple[int, int]) -> None:
-        """Forgets what was staged since."""
+        """Forgets messages staged since."""
         self._store.roll_back(mark[0])
         del self.placed[mark[1] :]
 

@@ -1,8 +1,8 @@
 """Counters behind the rates that administration shows: messages put per topic, got per topic and group.
 
 Puts are computed from the ends of queues, so a send costs nothing here; a pull costs one addition. A sample is taken every
-10 s and kept for one hour, if there is room: it has what was counted since the one before. A broker has 500,000 queues at
-most, so what looks at all of them does so in pieces.
+10 s and kept for one hour, if there is room: it has the counts since the one before. A broker has 500,000 queues at most,
+so what looks at all of them does so in pieces.
 """
 
 from __future__ import annotations

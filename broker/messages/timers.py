@@ -3,8 +3,8 @@
 The index of that queue holds the time (ms) where others hold the tag's hash, so waiting reads no message. A key is a time
 and an offset in that queue; `store/schedule.py` has them in order, most of them on disk.
 
-Progress is the last key that was delivered; it is saved like offsets. After a crash, what was delivered since the last save
-is delivered again. A time that is before it, because the clock went back, is noted by itself (`_behind`).
+Progress is the last key that was delivered; it is saved like offsets. After a crash, messages delivered since the last save
+are delivered again. A time that is before it, because the clock went back, is noted by itself (`_behind`).
 
 Retention drops the log's oldest segments. Messages in them that wait are stored once more at its end first (`carrying`).
 """
@@ -62,7 +62,8 @@ class IllegalTime(ValueError):
 def time_asked(text: str, now_ms: int) -> int:
     """When a message with these properties is to be delivered, ms; 0 for at once. Raises IllegalTime.
 
-    As Apache's HookUtils.handleScheduleMessage: a time in the past is at once, and so is what has waited already."""
+    Like Apache's HookUtils.handleScheduleMessage: a time in the past is at once, and so is a message that has waited
+    already."""
     if props.find(text, props.TIMER_RECALL) is not None:
         raise IllegalTime("messages are recalled by a request of their own, RECALL_MESSAGE (370)")
     if props.find(text, props.TIMER_OUT_MS) is not None:
@@ -353,7 +354,7 @@ class Timers:
         self._saved = 0
 
     def saving_recalled(self) -> Job[None]:
-        """Writes who was recalled whole when the journal has become long. Raises StoreFull."""
+        """Writes all recalled messages when the journal has become long. Raises StoreFull."""
         if self.journal.lines > JOURNAL_LINES + self._kept:
             # A message that the saved progress does not have as done may come up again.
             self._recalled = {item: end for item, end in self._recalled.items() if item[0] >= due_of(self._saved)}

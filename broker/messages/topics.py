@@ -245,7 +245,7 @@ class Topics:
         )
 
     def _touch(self) -> None:
-        """Name servers take over what has another version than they know."""
+        """Name servers take over topics whose version is new to them."""
         self.version = DataVersion(self._clock.time_ms(), self.version.counter + 1)
 
     def _keep(self, change: dict[str, Any]) -> None:

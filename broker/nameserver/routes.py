@@ -190,7 +190,7 @@ class Routes:
         return bool(self._gone)
 
     def freeing(self) -> Work[None]:
-        """Frees what brokers that are gone have left: 50,000 topics at once would take 10 ms."""
+        """Frees the topics of brokers that are gone: 50,000 at once would take 10 ms."""
         while self._gone:
             topics = self._gone[-1]
             for _ in range(min(LOOKS, len(topics))):

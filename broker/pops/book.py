@@ -34,7 +34,7 @@ class Book:
         self._saved: list[int] = []  # before
         self._clients: dict[str, int] = {}
         self._last = 0
-        self.journal_bytes = POP_JOURNAL_BYTES  # beyond twice what the file had when it was written anew
+        self.journal_bytes = POP_JOURNAL_BYTES  # beyond twice its size when it was written anew
         self._is_behind = False  # whether the file lacks something that was not acknowledged to anybody
 
     def read(self) -> list[KeptQueue]:
@@ -138,7 +138,7 @@ class Book:
     # Writing
 
     def write(self) -> None:
-        """Writes what has happened. Raises StoreFull; nothing is acknowledged then until the file was written anew."""
+        """Writes the events. Raises StoreFull; nothing is acknowledged then until the file was written anew."""
         content, self._content = self._content, []
         if self._is_behind:
             raise StoreFull(f"{self.frames.path} lacks what happened before; it is written anew within some seconds")

@@ -225,7 +225,7 @@ class Deliveries:
         return [Delivered(record, topic, queue_id, offset_in(record), 1, "", 0) for record in records]
 
     def hand_out(self, taken: Sequence[Taken], now_ms: int) -> int:
-        """Adds what is new and makes all of it IN_FLIGHT; the pop time, which no earlier delivery of these has."""
+        """Adds new deliveries and makes all IN_FLIGHT. Returns the pop time, which no earlier delivery of these has."""
         unfinished = self.unfinished
         pop_ms = max(now_ms, self.floor_ms)
         before = len(unfinished)

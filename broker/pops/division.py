@@ -173,7 +173,7 @@ class Division:
         return None
 
     def changed(self, group: ConsumerGroup) -> None:
-        """Members or their topics have changed. Before anybody else hears of it, the pool leases what it has."""
+        """Members or their topics have changed. Before anybody else hears of it, the pool leases its queues."""
         if not self._pools.all:
             return
         now_s = self._clock.monotonic_s()

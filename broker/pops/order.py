@@ -1,9 +1,9 @@
 """Knows which messages of a queue wait for an earlier one: in groups in order, those of the same message group
 (`__SHARDINGKEY`).
 
-Messages without one count as one message group. A *run* is what is not finished of a message group, in the queue's order.
-Its first message alone can be popped, and those behind it together with it. So an acknowledgement behind one that is missing
-is provisional: if the first one comes again, all of them do.
+Messages without one count as one message group. A *run* has the unfinished messages of a message group, in the queue's
+order. Its first message alone can be popped, and those behind it together with it. So an acknowledgement behind one that is
+missing is provisional: if the first one comes again, all of them do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Order:
         return list(self._runs[delivery.key])
 
     def done(self, key: str | None) -> Iterator[Delivery]:
-        """Takes out what is acknowledged at the beginning of a run."""
+        """Takes out the acknowledged messages at the beginning of a run."""
         run = self._runs.get(key, ())
         while run and run[0].state is State.ACKNOWLEDGED:
             yield run.popleft()

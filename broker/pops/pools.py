@@ -219,7 +219,7 @@ class Pools:
     # A restart
 
     def adopt(self, kept: Iterable[KeptQueue], to_monotonic_s: Callable[[int], float]) -> Iterator[Deliveries]:
-        """Takes over what a run before has left, of topics that are still the same."""
+        """Takes over the state of the last run, for topics that are still the same."""
         for item in kept:
             _, group, topic, queue_id = item.place
             queue = self._store.queues.get((topic, queue_id))

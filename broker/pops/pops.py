@@ -1,6 +1,6 @@
 """Messages shared among the clients of a group: each is in the hands of one at a time, until it is done with it.
 
-A door says what a client wants, in values, and hands in where the answer goes, which comes at once or later, and once.
+A door hands in the client's wish, in values, and a function for the answer, which comes at once or later, and once.
 Acknowledgements are answered when they are on the disk, all those of one turn of the loop behind one write.
 """
 
@@ -50,9 +50,9 @@ Answer = Callable[[Received], object]
 
 
 class Pops:
-    """when_kept: calls the first as soon as what was written is kept as well as the broker's settings want, the second if it
-    is not. soon: calls what it gets when this turn is over.
-    Raises StoreError if what a run before has left cannot be read."""
+    """when_kept: calls the first as soon as the written data is kept as well as the broker's settings want, the second if
+    it is not. soon: calls a function when this turn is over. Raises StoreError if the state of the last run cannot be
+    read."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Pops:
 
     def receive(self, request: Request, answer: Answer) -> Wait:
         """Gives messages to a client: at once, or the first that come within `request.wait_ms`. `answer` is called once,
-        perhaps before this returns; not at all after `cancel` of what is returned.
+        perhaps before this returns; not at all after `cancel` of the returned wait.
 
         An answer that did not reach its client goes back with `put_back`. Raises what reading raises (StoreError, OSError),
         and LimitExceeded for a group that has too many offsets."""
@@ -392,7 +392,7 @@ class Pops:
         self._division.look()
 
     def heard(self, client_id: str) -> None:
-        """Something was heard of a client, such as a heartbeat: what it has in its hands is prolonged if it wants."""
+        """Something was heard of a client, such as a heartbeat: messages in its hands are prolonged if it wants."""
         self._hands.heard(client_id)
 
     def client_gone(self, client_id: str) -> None:

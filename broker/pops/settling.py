@@ -64,7 +64,7 @@ class Settling:
         return outcome
 
     def settle(self, outcomes: list[Outcome], answer: Answered) -> None:
-        """Answers when what was acknowledged is on the disk."""
+        """Answers when the acknowledgements are on the disk."""
         if any(outcome.is_done for outcome in outcomes):
             self._waiting.append(_Waiting(outcomes, answer))
             self.write_soon()

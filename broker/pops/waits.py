@@ -1,4 +1,4 @@
-"""The receives that wait, of all groups: who waits, and how each of them ends."""
+"""The waiting receives of all groups, and how each of them ends."""
 
 from __future__ import annotations
 

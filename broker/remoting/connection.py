@@ -39,7 +39,7 @@ _UNREACHED = (
 
 
 class Host(Protocol):
-    """The server: knows its connections, and serves what they read."""
+    """The server: knows its connections, and serves the frames that they read."""
 
     memory: Memory
     reports: Reports
@@ -60,12 +60,12 @@ class Cancellable(Protocol):
 
 
 class Connection(Client):
-    """`active_s` is when it was last read from or written to, in the loop's time; `known` is what the check of accounts
-    keeps of it. `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection.
-    `beat`: the body of its last heartbeat, and what was read from it. `read_bytes` have come from the client, of TLS those
-    that were decrypted; `records` has them decrypted. `broker_name`: of the broker that has said that it speaks here;
-    `is_proving`: one is being asked. `farewell` tells a client of the other door that the connection ends. `receives`: those
-    that wait for messages to pop. `popping`: by client id, who hears that the client is gone."""
+    """`active_s` is when it was last read from or written to, in the loop's time; `known` belongs to the check of accounts.
+    `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection. `beat`: the body of
+    its last heartbeat, and its content. `read_bytes` have come from the client, of TLS those that were decrypted; `records`
+    has them decrypted. `broker_name`: of the broker that has said that it speaks here; `is_proving`: one is being asked.
+    `farewell` tells a client of the other door that the connection ends. `receives`: those that wait for messages to pop.
+    `popping`: by client id, who hears that the client is gone."""
 
     __slots__ = (
         "_answering_bytes",
@@ -203,7 +203,8 @@ class Connection(Client):
         return self._host.reports.is_due(self.peer, event)
 
     def charge(self, size: int) -> None:
-        """Others keep so much more, or less, for this client until it hangs up: what it is a member of, and reads."""
+        """Others keep so much more, or less, for this client until it hangs up: its memberships, and the queues that it
+        reads."""
         self.charged_bytes += size
         if not size or self._transport is None or self._transport.is_closing():
             return
@@ -331,7 +332,7 @@ class Connection(Client):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Serves what waits, unless the client does not read again, or is gone."""
+        """Serves waiting frames, unless the client does not read again, or is gone."""
         if self.is_paused or self.is_held or self._transport is None or self._transport.is_closing():
             return
         end_s = time.perf_counter() + TURN_S

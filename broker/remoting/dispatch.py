@@ -110,7 +110,7 @@ class Dispatch:
                         break
                     self._stage(sends, connection, frame, out)
                     continue
-                # Another request of the same client must see what it sent before.
+                # Another request of the same client must see its earlier sends.
                 if sends is not None and sends.staged:
                     self._settle(sends, connection, out, began_s)
                     out = []
@@ -187,11 +187,11 @@ class Dispatch:
 
     @property
     def _written(self) -> int:
-        """Grows with what has to be on the device before it is acknowledged."""
+        """Grows with data that has to be on the device before it is acknowledged."""
         return self._flusher.written if self._flusher is not None else 0
 
     def _write(self, connection: Connection, frame: Frame, reply: Buffers, written: int) -> None:
-        """Answers, with `--flush sync` when what was written since then is on the device."""
+        """Answers, with `--flush sync` when the data written since then is on the device."""
         if frame.flag & ONEWAY_FLAG:
             reply = []
         if self._flusher is None or self._flusher.written == written:
@@ -219,8 +219,8 @@ class Dispatch:
             out += reply
 
     def _settle(self, sends: Sends, connection: Connection, out: Buffers, began_s: float) -> None:
-        """Commits what is staged and writes the answers, with `--flush sync` when it is on the device. All requests of a
-        read count as having taken as long as the read."""
+        """Commits the staged messages and writes the answers, with `--flush sync` when they are on the device. All requests
+        of a read count as having taken as long as the read."""
         code, count = sends.staged[0].code, len(sends.staged)
         frames = [small(frame) for frame in sends.staged] if self._flusher is not None else []
         out += sends.settle()
@@ -231,7 +231,7 @@ class Dispatch:
             self._flusher.after_sync(partial(connection.write, out), partial(self._refuse, connection, frames))
 
     def _refuse(self, connection: Connection, frames: list[Frame]) -> None:
-        """Tells that it is not known whether what was stored is kept."""
+        """Tells that the stored data may not be kept."""
         remark = FULL_REMARK + str(self._broker.store.fault if self._broker else "")
         for frame in frames:
             if not frame.flag & ONEWAY_FLAG:

@@ -19,7 +19,7 @@ from .rules import Records, Rule
 
 
 def authorize(acl: Acl, connection: Connection, frame: Frame, rule: Rule, records: Records | None) -> None:
-    """Raises Refused, and what a handler raises for a request that it cannot read. `records`: the broker's, if there is
+    """Raises Refused, and a handler's errors for a request that it cannot read. `records`: the broker's, if there is
     one."""
     try:
         account = acl.account_of(connection, frame.ext.get(ACCESS_KEY), partial(_has_signed, frame))

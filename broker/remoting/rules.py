@@ -132,7 +132,7 @@ def _sent_back(frame: Frame, records: Records | None) -> list[Need]:
 
 
 def _batch_ack(frame: Frame, records: Records | None) -> list[Need]:
-    """The topic may be a group's retry topic; that needs what the group needs."""
+    """The topic may be a group's retry topic, which needs the group's permissions."""
     acks = pop_bodies.decode_batch_acks(frame.body)
     return [need for ack in acks for need in (group(ack.group), topic(ack.topic, SUB))]
 

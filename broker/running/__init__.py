@@ -1,7 +1,7 @@
 """How the process runs: timers and tasks, long work in pieces, and its share of the machine. Nothing here knows messages.
 
-tasks           what runs at intervals, and what waits for something
-engine          what makes things happen later: tasks, turns and the clock
+tasks           work at intervals, and work that waits for something
+engine          makes things happen later: tasks, turns and the clock
 turns           long work, done in pieces, so that nobody waits for it
 jobs            work that also waits for the device
 garbage         keeps the collector from looking at everything while a server runs

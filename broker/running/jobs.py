@@ -22,7 +22,7 @@ def make_all(calls: Iterable[Call]) -> None:
 
 
 async def do(job: Job[T], make: Callable[[Call | None], Awaitable[object]]) -> T:
-    """Does the job: `make` makes its calls, and does what it wants where the job yields None. Raises what the job raises."""
+    """Does the job: `make` makes its calls, and is free where the job yields None. Raises the job's exceptions."""
     fault: Exception | None = None
     while True:
         try:
@@ -38,7 +38,7 @@ async def do(job: Job[T], make: Callable[[Call | None], Awaitable[object]]) -> T
 
 
 def run(job: Job[T]) -> T:
-    """Does the job without doing anything else meanwhile. Raises what it raises."""
+    """Does the job without doing anything else meanwhile. Raises its exceptions."""
     try:
         do(job, _make_at_once).send(None)
     except StopIteration as end:

@@ -30,7 +30,7 @@ class OpenFileShares(NamedTuple):
 
 
 def raise_limit() -> None:
-    """Raises the soft limit of open files up to the hard one, and logs what is missing."""
+    """Raises the soft limit of open files up to the hard one, and logs a shortage."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

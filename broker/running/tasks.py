@@ -1,4 +1,4 @@
-"""A broker's background tasks: what runs at intervals, and what waits for something. One owner, one way to end them."""
+"""A broker's background tasks: work at intervals, and work that waits for something. One owner, one way to end them."""
 
 from __future__ import annotations
 

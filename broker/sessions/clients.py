@@ -1,4 +1,4 @@
-"""The clients behind the sessions: producers by group, sessions by client id, and what the broker asks of clients."""
+"""The clients behind the sessions: producers by group, sessions by client id, and the broker's questions to clients."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Clients:
             self._producers.pop(group, None)
 
     def drop(self, session: Session) -> None:
-        """The session is gone; who waits for its answer gets None."""
+        """The session is gone; callers that wait for its answer get None."""
         for group in self._groups.pop(session, ()):
             self._drop_producer(group, session)
         for client_id in self._ids.pop(session, ()):
@@ -130,7 +130,7 @@ class Clients:
         session.ask(number, question)
 
     def is_asked(self, session: Session) -> bool:
-        """Whether the client has not answered yet what it was asked."""
+        """Whether the client has an unanswered question."""
         return session in self._asked
 
     def answer(self, session: Session, number: int, answer: Answer) -> None:

@@ -12,9 +12,9 @@ from ...protocol.queue import Queue
 
 
 class GroupChanged(NamedTuple):
-    """The group of a member is another than before, or `topic` has other queues. By topic: which of the members the receiver
-    is, or its share where the broker shares out, so that it need not ask. Where there are none for it any more, what was told
-    before is over."""
+    """The group of a member is another than before, or `topic` has other queues. By topic: which of the members the
+    receiver is, or its share where the broker shares out, so that it need not ask. Where there are none for it any more,
+    its earlier shares are over."""
 
     group: str
     topic: str | None = None

@@ -20,7 +20,7 @@ log = structlog.get_logger("rocketlet.memory")
 
 
 class Holder(Protocol):
-    """A connection. `counted_bytes` is what it was last found to hold, `heard_s` when its client was last heard of."""
+    """A connection. `counted_bytes` is its memory at the last count, `heard_s` when its client was last heard of."""
 
     counted_bytes: int
     heard_s: float

@@ -1,4 +1,4 @@
-"""Why a client does not get what it asks for. Each door has its own code for each reason."""
+"""Why a client's request is refused. Each door has its own code for each reason."""
 
 from __future__ import annotations
 

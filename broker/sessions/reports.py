@@ -1,4 +1,4 @@
-"""Logs what clients do wrong. A client that keeps trying does not fill the log."""
+"""Logs clients' faults. A client that keeps trying does not fill the log."""
 
 from __future__ import annotations
 

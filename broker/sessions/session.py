@@ -1,8 +1,8 @@
 """A client, whichever door it came in by.
 
-State keeps sessions as the identity of members, owners, readers and waiters. It charges them for what it keeps, and tells
-and asks them in values (`events`). A door writes those, and decides what a session is: a connection of the remoting
-protocol, or a client id over several HTTP/2 connections.
+State keeps sessions as the identity of members, owners, readers and waiters. It charges them for its memory, and tells and
+asks them in values (`events`). A door writes those, and decides what a session is: a connection of the remoting protocol,
+or a client id over several HTTP/2 connections.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Session(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is gone, or will be at once: what is told it is lost."""
+        """Whether it is gone, or will be at once: events for it are lost."""
         ...
 
     def tell(self, event: Event) -> None:

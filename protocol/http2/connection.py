@@ -1,7 +1,7 @@
 """One client's connection (RFC 9113), without its socket.
 
-`receive` takes what was read and returns what has happened; `answers` says how to answer; `take` gives what is to be written.
-A fault of a request ends its stream. A fault of the connection ends that: it writes GOAWAY, and `is_over` is set.
+`receive` takes bytes and returns events; `answers` says how to answer; `take` gives the bytes to write. A fault of a
+request ends its stream. A fault of the connection ends that: it writes GOAWAY, and `is_over` is set.
 
     a stream:  HEADERS -> open -> END_STREAM -> the answer's end -> gone
                             RST_STREAM of either side: gone at once

@@ -145,7 +145,7 @@ class Answers:
         return frames.headers_frames(stream_id, block, end_stream, self.max_frame_bytes)
 
     def _flush_stream(self, stream: Stream) -> None:
-        """Writes what the windows allow."""
+        """Writes as much as the windows allow."""
         pending = stream.pending
         while pending:
             data = pending[0]

@@ -243,7 +243,7 @@ class Agreement:
         return lists
 
     def opened(self, name: str) -> None:
-        """A change has come, and what it moves is not known yet."""
+        """A change has come; the queues that it moves are not known yet."""
         group = self._groups.get(name)
         if group is not None:
             group.turn(TalkEvent.CHANGE)

@@ -165,7 +165,7 @@ class Allotment:
         return found
 
     def look(self, name: str) -> None:
-        """Somebody wants what is not his by the owners as they were at the last change. Topics grow and brokers come and go
+        """Somebody wants a queue that is another's by the owners of the last change. Topics grow and brokers come and go
         without one, so they are found anew, but not at every try."""
         group, now_s = self._groups.get(name), self._clock.monotonic_s()
         if group is not None and now_s - self._looked_s.get(name, now_s) >= OWNERS_LOOK_S:

@@ -1,11 +1,11 @@
-r"""A change of a group that not all foreign members know yet, and what it moves.
+r"""A change of a group that not all foreign members know yet, and the queues that it moves.
 
     FINDING --find--> DRAINING --finish--> AGREEING --agree--> TOLD --(members have dropped their queues)--> forgotten
        \--find nobody-----------------------^                   ^
         FINDING, DRAINING, AGREEING --give up-------------------/
 
-A further change takes a drain of any stage back to FINDING. If all were told before it is known what moves, FIND begins
-anew from TOLD, with what the members claim by then.
+A further change takes a drain of any stage back to FINDING. If all were told before the moving queues are known, FIND
+begins anew from TOLD, with the members' claims by then.
 """
 
 from __future__ import annotations
@@ -61,12 +61,13 @@ class Drain:
     """A change that not all foreign members know yet.
 
     moving: who gets nothing more of which queue: all whose last list gives it to them. waiting: what each reader has not
-    handled yet. drained: what it has, since it was given that list. returning: what a member lets go of by its last list,
-    and is its own again by the next one. kept: who is to be told later. gated: pulls of queues whose earlier reader is
-    not done. rounds: how often each reader came back to each queue that it loses. is_long: who is drained is told of itself
-    alone until all are told, whatever changes come. since_s: how long each reader has been drained of each queue. due: of
-    each reader, and of the whole (None), until when it may stand, and whether it was asked. refuses_ours: one of ours may
-    have been refused a lock. charged: for how many queues each connection is charged.
+    handled yet. drained: the queues that it has handled, since it was given that list. returning: queues that a member lets
+    go of by its last list, and that are its own again by the next one. kept: the members to be told later. gated: pulls of
+    queues whose earlier reader is not done. rounds: how often each reader came back to each queue that it loses. is_long:
+    members that are drained are told of themselves alone until all are told, whatever changes come. since_s: how long each
+    reader has been drained of each queue. due: of each reader, and of the whole (None), until when it may stand, and
+    whether it was asked. refuses_ours: one of ours may have been refused a lock. charged: for how many queues each
+    connection is charged.
     """
 
     began_s: float
@@ -107,7 +108,9 @@ class Drain:
         self.moving, self.waiting, self.since_s, self.returning = {}, {}, {}, {}
         for place, reader in losing:
             self.moving.setdefault(place, set()).add(reader)
-            has_nothing = place in held and place not in before.get(reader, ())  # it waited for who is drained
+            has_nothing = place in held and place not in before.get(
+                reader, ()
+            )  # it waited for a member that is drained
             if place not in self.drained.get(reader, ()) and not has_nothing:
                 self.waiting.setdefault(reader, set()).add(place)
                 self.since_s[reader, place] = since_s.get((reader, place), now_s)
@@ -162,7 +165,7 @@ class Drain:
             self.due[reader] = until_s, False
 
     def standing(self, now_s: float, *, was_asked: bool) -> list[Session | None]:
-        """Who stands, and was asked about it or was not; None is the whole drain."""
+        """The readers that stand, and were asked about it or were not; None is the whole drain."""
         due = [(key, *self.due[key]) for key in self._stand_alone]
         return [key for key, until_s, asked in due if asked is was_asked and until_s <= now_s]
 

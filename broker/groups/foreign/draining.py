@@ -240,7 +240,7 @@ class Draining:
             self._ask(group.name, drain, session)
 
     def _ask(self, name: str, drain: Drain, session: Session) -> None:
-        """A reader comes back at once with its held pulls of what it loses, and says how far it is."""
+        """A reader comes back at once with its held pulls of the queues that it loses, and says how far it is."""
         for pull in self._held_pulls.of(session, name):
             place = (pull.queue.topic, pull.queue.queue_id)
             if session in drain.moving.get(place, ()):

@@ -1,7 +1,8 @@
 """Remembers the list of members that each foreign member was given last: by it the member shares the queues out.
 
-All who ask between two changes are given the same list. So what is kept grows with the changes, not with members times
-members, and who takes a queue for its own is found without a look at most of them: the queues go to the first of a list.
+All who ask between two changes are given the same list. So memory grows with the changes, not with members times members,
+and the members that take a queue for their own are found without a look at most of them: the queues go to the first of a
+list.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Notices:
 
     def given(self, group: ConsumerGroup, session: Session) -> list[str]:
         """The list of members that a member gets. A reader that is being drained gets the one that it had; it drops queues
-        by what it is given here."""
+        by the list that it gets here."""
         members = group.list_for(session)
         member = group.foreign.get(session)
         if member is None:
@@ -111,7 +111,7 @@ class Notices:
     # When members are told
 
     def tell(self, name: str, drain: Drain) -> None:
-        """Tells those that are not kept back any more; at the end also who was refused a lock of what was drained."""
+        """Tells members that are no longer kept back; at the end also those that were refused a lock of a drained queue."""
         if drain.is_finding:  # they would be given the lists that they had
             return
         group = self._groups.get(name)
@@ -140,7 +140,7 @@ class Notices:
         drain.set_timer(self._clock.call_later(DRAINED_WAIT_S, self._let_read_on, name, drain, TOLD_AGAIN))
 
     def _let_read_on(self, name: str, drain: Drain, times: int) -> None:
-        """Members have dropped by now what they lose, unless they were not reached: those are told again."""
+        """Members have dropped the queues that they lose by now, unless they were not reached: those are told again."""
         group = self._groups.get(name)
         late = self._allotment.late(group, drain.moving.values()) if group is not None else []
         if group is None or not late or not times:

@@ -15,7 +15,7 @@ OfTopics = Mapping[str, list[str]]  # the owner of each of a topic's queues here
 
 
 class Owners:
-    """`count` is of the queues in all groups, and of what is being found."""
+    """`count` is the number of queues in all groups, with those that are being found."""
 
     def __init__(self) -> None:
         self._groups: dict[str, OfTopics] = {}
@@ -35,7 +35,7 @@ class Owners:
             self._groups[group] = owners
 
     def takes(self, more: int) -> bool:
-        """Counts what is found for a group, until it is given back, unless that is too much."""
+        """Counts the owners found for a group, until they are given back, unless they are too many."""
         if self.count + more > MAX_DRAINED_QUEUES:
             return False
         self.count += more

@@ -81,7 +81,7 @@ class Around:
 
 
 class Locks:
-    """`refused` counts what was too much."""
+    """`refused` counts locks beyond the limits."""
 
     def __init__(self, history: History, path: Path, clock: Clock, around: Around) -> None:
         self._path = path
@@ -131,8 +131,8 @@ class Locks:
         return (line for key, lock in locks if lock.handover for line in _lines(key, lock)), self._epoch
 
     def lock(self, request: LockRequest, connection: Session, *, has_had: bool = False) -> dict[Queue, int]:
-        """Locks or renews what is free or the client's own; the queues that it holds now, with their epochs. has_had: it had
-        the queues for itself without a lock, so nobody else can have them."""
+        """Locks or renews queues that are free or the client's own. Returns the queues that it holds now, with their
+        epochs. has_had: it had the queues for itself without a lock, so nobody else can have them."""
         if request.group in self._left.get(connection, ()) and not request.handover:
             return {}  # asked for by a Java member that has unregistered meanwhile
         now_s = self._now_s()
@@ -165,7 +165,7 @@ class Locks:
                     self._wait(connection, key, lock)
                 return None
         if queue in request.epochs:
-            return None  # a renewal takes nothing anew: its sender must first let go of what it has
+            return None  # a renewal takes nothing anew: its sender must first let go of the queue
         if self._is_closed or (now_s < self._held_until_s and not has_had):
             return None  # another member may believe in a lease that this run does not know
         if request.handover and not has_had and self._is_held_back(*key):
@@ -231,14 +231,14 @@ class Locks:
                     lock.connection = None
 
     def let_go(self, group: str, topic: str, queue_id: int, connection: Session) -> None:
-        """A foreign reader has handled all of a queue that moves away from it. Apache's Go client does not unlock what it
-        drops (pushConsumer.removeUnnecessaryMessageQueue), which would keep the next reader out for 60 s."""
+        """A foreign reader has handled all of a queue that moves away from it. Apache's Go client does not unlock queues
+        that it drops (pushConsumer.removeUnnecessaryMessageQueue), which would keep the next reader out for 60 s."""
         lock = self._locks.get((group, topic, queue_id))
         if lock is not None and not lock.handover and lock.connection is connection:
             self._free((group, topic, queue_id), "unlocked")
 
     def leave(self, connection: Session, group: str, *, is_foreign: bool) -> None:
-        """A member unregisters: frees what it has not unlocked. A foreign one locks nothing more."""
+        """A member unregisters: frees the queues that it has not unlocked. A foreign one locks nothing more."""
         for key in list(self._keys.get(connection, ())):
             lock = self._locks.get(key)
             if lock is not None and key[0] == group and lock.connection is connection:
@@ -282,8 +282,8 @@ class Locks:
                 yield
 
     def _now_s(self) -> float:
-        """The time. If nothing has asked for it for longer than `expiring` is apart, this process stood still, and what
-        members sent meanwhile waits in its sockets: every lease gets that time back."""
+        """The time. If nothing has asked for it for longer than `expiring` is apart, this process stood still, and renewals
+        that came meanwhile wait in its sockets: every lease gets that time back."""
         now_s = self._clock.monotonic_s()
         stood_s = now_s - self._awake_s - LEASE_SWEEP_S
         if stood_s > STANDSTILL_S:
@@ -376,7 +376,7 @@ class Locks:
         return lock is not None and lock.connection is connection
 
     def leases_of(self, client_id: str) -> dict[Key, int]:
-        """The epochs of what a client owns, by queue."""
+        """The epochs of a client's queues."""
         return {key: lock.epoch for key, lock in self._locks.items() if lock.handover and lock.client_id == client_id}
 
     def __len__(self) -> int:

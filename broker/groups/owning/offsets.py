@@ -26,7 +26,7 @@ _IDENTITIES = "identities"
 
 
 class Offsets:
-    """`identity_of(topic)` is what a topic of the same name that is made later does not have; empty if it is not known."""
+    """`identity_of(topic)` is an id that no later topic of the same name has; empty if it is not known."""
 
     def __init__(self, path: Path, identity_of: Callable[[str], str]) -> None:
         self._path = path

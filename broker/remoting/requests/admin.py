@@ -92,7 +92,7 @@ def update_broker_config(broker: Broker, connection: Connection, frame: Frame) -
 
 
 def clean(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG: drops now what is expired."""
+    """CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG: drops expired segments now."""
     broker.tasks.spawn(broker.expire_segments())
     return answer(frame)
 

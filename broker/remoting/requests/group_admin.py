@@ -1,4 +1,4 @@
-"""Administration of groups: connections, progress, offsets set from outside, and what is asked of the members."""
+"""Administration of groups: connections, progress, offsets set from outside, and questions to the members."""
 
 from __future__ import annotations
 

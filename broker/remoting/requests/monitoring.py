@@ -26,7 +26,7 @@ from ...running.machine import resident_bytes
 from ..answers import Buffers, answer
 from ..connection import Connection
 
-# BrokerConfig's defaults: dashboards divide what waits by how much may.
+# BrokerConfig's defaults: dashboards divide the number that waits by the number that may.
 _POOLS: Final = {"send": 10_000, "pull": 100_000, "query": 20_000, "EndTransaction": 100_000}
 _OF_BROKER: Final = {"BROKER_PUT_NUMS": PUT, "BROKER_GET_NUMS": GOT}
 _STATS: Final = (PUT, PUT_BYTES, GOT, GOT_BYTES, SENT_BACK)

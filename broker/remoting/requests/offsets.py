@@ -30,7 +30,7 @@ log = structlog.get_logger("rocketlet.broker")
 
 def query_consumer_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """Apache's broker answers 0 for a group that has no offset and a queue whose start is still there
-    (ConsumerManageProcessor.queryConsumerOffset), so "latest" starts at 0. A Rocketlet client says what it wants instead:
+    (ConsumerManageProcessor.queryConsumerOffset), so "latest" starts at 0. A Rocketlet client says which it wants instead:
     an error, or the latest, which is then fixed for all queues of the topic, so that members who start together agree."""
     header = read(QueueOffset, frame.ext)
     group, topic = header.consumer_group, header.topic

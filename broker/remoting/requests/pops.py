@@ -248,7 +248,7 @@ def _check_group(broker: Broker, name: str, *, in_order: bool = False) -> None:
 
 
 def ack_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
-    """ACK_MESSAGE. As Apache's: 0 also for what is not in anybody's hands. Answers when it is on the disk."""
+    """ACK_MESSAGE. Like Apache's: 0 also for messages that are in nobody's hands. Answers when it is on the disk."""
     header = read(AckMessage, frame.ext)
     queue = _queue(broker, header.topic, header.queue_id)
     if not (queue is not None and queue.begin <= header.offset <= queue.next):
@@ -364,7 +364,7 @@ def polling_info(broker: Broker, connection: Connection, frame: Frame) -> Buffer
 
 
 def peek_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """PEEK_MESSAGE: what the group would be given next. It stays where it is."""
+    """PEEK_MESSAGE: the messages that the group would get next. It stays where it is."""
     header = read(PeekMessage, frame.ext)
     _check_reading(broker)
     if header.max_msg_nums > MAX_POP_MESSAGES:

@@ -1,4 +1,4 @@
-"""PULL_MESSAGE: what a pull gets, as Apache's broker says it."""
+"""PULL_MESSAGE: a pull's outcome, in the words of Apache's broker."""
 
 from __future__ import annotations
 
