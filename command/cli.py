@@ -28,6 +28,7 @@ _MODULES = {
     "dump": "tools.dump",
     "console": "serving.console",
     "mirror": "tools.mirror",
+    "move": "tools.move",
     "fsck": "tools.fsck",
     "backup": "tools.backup",
     "restore": "tools.backup",

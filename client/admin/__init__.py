@@ -13,5 +13,6 @@ replay          sends a stored message again
 dead_letters    which dead letters are new, replayed or discarded
 offset_change   offsets that are set from outside
 mirror          copies topics and groups to another cluster
+move            moves producers and groups to another cluster, on top of it
 settling        waits for a group to come to rest
 """

@@ -419,6 +419,10 @@ class AdminClient:
         """Stores a message in one queue, for administration. A `Producer` chooses among the queues that take messages."""
         await replay.store(self._cluster, queue, body)
 
+    async def send_to_retry(self, message: Message, group: str) -> None:
+        """Sends another cluster's message that waits to be tried again to the group here, with the tries that it has had."""
+        await replay.send_to_retry(self._cluster, message, group)
+
     # Accounts
 
     async def accounts(self) -> dict[str, dict[str, Any]]:

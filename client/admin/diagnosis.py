@@ -135,6 +135,7 @@ async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, fl
         *_refused(broker.name, status),
         *_unauthorized(broker.name, status),
         *_certificates(broker.name, status),
+        *_damaged(broker.name, status),
     ]
 
 
@@ -160,6 +161,14 @@ def _refused(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
         what = f"it refuses the heartbeats of {text}"
         cure = "change what the client subscribes to, or the limit that the reason names; it reads nothing until then"
         yield Finding(Harm.STANDS, "heartbeat_refused", broker, what, cure)
+
+
+def _damaged(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
+    damaged = status.get("damagedMessages", "0")
+    if damaged != "0":
+        text = f"{damaged} messages cannot be read and were left out, since its start"
+        cure = "its log names them; check the disk, then `rocketlet fsck DIR` on the stopped broker"
+        yield Finding(Harm.LOSS, "damaged", broker, text, cure)
 
 
 def _told(status: Mapping[str, str], name: str, kind: type[K]) -> K:

@@ -24,7 +24,7 @@ from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.admin_bodies import Range
 from ...protocol.batch import BatchEntry
-from ...protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_MASK, ResponseCode
+from ...protocol.codes import PERM_WRITE, SYS_COMPRESSED, SYS_COMPRESSION_MASK, ResponseCode
 from ...protocol.queue import Queue
 from ..arguments import check_count, check_seconds
 from ..config import (
@@ -104,6 +104,7 @@ class Mirror:
     - `topics`: default all.
     - `groups`: whose settings and progress are copied; default all that read these topics.
     - `begin`: where queues begin that have no copies yet.
+    - `returns`: messages of the source that are copies of the target's are not copied back.
     - `patience_s`: how long `run` waits for a cluster that is away; with `follow` it waits for ever.
 
     Raises RocketletError.
@@ -117,6 +118,7 @@ class Mirror:
         topics: Sequence[str] = (),
         groups: Sequence[str] | None = None,
         begin: Begin | None = None,
+        returns: bool = False,
         source_access: Access | None = None,
         target_access: Access | None = None,
         patience_s: float = MIRROR_PATIENCE_S,
@@ -131,6 +133,7 @@ class Mirror:
         self._names = tuple(topics)
         self._groups = groups
         self._begin = begin or Begin()
+        self._returns = returns
         self._patience_s = patience_s
         self._stack = AsyncExitStack()
         self._busy = asyncio.Semaphore(MIRROR_QUEUES_AT_ONCE)
@@ -234,7 +237,7 @@ class Mirror:
             found = None
         has = min((config.read_queues for config in found.config.values()), default=0) if found else 0
         if found is None or set(found.config) != set(brokers) or has < count:
-            perm = max(config.perm for config in topic.config.values())
+            perm = max(config.perm for config in topic.config.values()) | PERM_WRITE  # copies are written
             await self._target.create_topic(topic.name, queues=max(count, has), perm=perm)
         return [
             Queue(topic.name, brokers[number % len(brokers)], number // len(brokers))
@@ -250,12 +253,16 @@ class Mirror:
                 log.warning("mirror_too_late", queue=str(copy.source), first=copy.next, last=span.begin - 1)
                 copy.next = span.begin
             async for messages in self._source.read(copy.source, copy.next, span.end):
-                for sys_flag, batch in _batches(copy, messages):
+                for sys_flag, batch in _batches(copy, (one for one in messages if not self._is_from(copy, one))):
                     stored = await self._producer.send_stored(copy.target, batch, sys_flag)
                     copy.end = stored.queue_offset + len(batch)
                     copy.copied += len(batch)
                 if messages:
                     copy.next = messages[-1].queue_offset + 1
+
+    def _is_from(self, copy: QueueCopy, message: Message) -> bool:
+        """Whether the target has the original."""
+        return self._returns and _origin_of(message) == (copy.target.broker_name, copy.target.queue_id)
 
     async def _place(self, copy: QueueCopy, span: Range) -> int:
         """The offset behind the original of the newest copy, or where a queue without copies begins."""
@@ -344,7 +351,12 @@ class Mirror:
                 break
 
     async def _first_copy(self, copy: QueueCopy, there: Range, offset: int) -> int:
-        """The offset over there of the first copy of an original at `offset` or behind it; the end if there is none."""
+        """The offset over there of the first copy of an original at `offset` or behind it; the end if there is none. What has
+        its original over there has that offset."""
+        if self._returns:
+            async for messages in self._source.read(copy.source, offset, offset + 1):
+                if messages and self._is_from(copy, messages[0]):
+                    return int(messages[0].properties[ORIGIN].rpartition(":")[2])
         low, high = there.begin, there.end
         while low < high:
             middle = (low + high) // 2
@@ -405,16 +417,22 @@ def _entry(copy: QueueCopy, message: Message) -> BatchEntry:
 def _offset_of(copy: QueueCopy, message: Message) -> int | None:
     """The original's offset; None of a message that somebody else sent, who may give it any properties. Raises ConfigError
     for a copy of another queue."""
-    origin = _ORIGIN.fullmatch(message.properties.get(ORIGIN, ""))
+    origin = _origin_of(message)
     if origin is None:
         return None
-    broker_name, queue_id, offset = origin.groups()
-    if (broker_name, int(queue_id)) != (copy.source.broker_name, copy.source.queue_id):
+    broker_name, queue_id = origin
+    if origin != (copy.source.broker_name, copy.source.queue_id):
         raise ConfigError(
             f"{copy.target} holds copies of queue {queue_id} of {broker_name}, and should hold those of {copy.source}: the "
             "brokers of one side have changed since; delete the topic over there, or mirror to another cluster"
         )
-    return int(offset)
+    return int(message.properties[ORIGIN].rpartition(":")[2])
+
+
+def _origin_of(message: Message) -> tuple[str, int] | None:
+    """The broker and queue of the original."""
+    origin = _ORIGIN.fullmatch(message.properties.get(ORIGIN, ""))
+    return None if origin is None else (origin[1], int(origin[2]))
 
 
 def _now_s() -> float:

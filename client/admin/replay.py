@@ -40,6 +40,12 @@ async def send_again(cluster: Cluster, message: Message, group: str | None) -> N
     await _send(cluster, message, group)
 
 
+async def send_to_retry(cluster: Cluster, message: Message, group: str) -> None:
+    """A message of another cluster that waits to be tried again, with the tries that it has had. The group has no members
+    here, and so no locks. Raises RocketletError."""
+    await _send(cluster, message, group, message.record.reconsume_times)
+
+
 async def _version(connection: Connection, message: Message) -> int:
     """The broker's; each answer has it."""
     place = TopicQueue(message.topic, message.queue_id)
@@ -59,7 +65,7 @@ async def _hand_back(connection: Connection, message: Message, group: str) -> No
     await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header))
 
 
-async def _send(cluster: Cluster, message: Message, group: str | None) -> None:
+async def _send(cluster: Cluster, message: Message, group: str | None, tries: int = 0) -> None:
     own = {name: value for name, value in message.properties.items() if name in _KEPT or name not in props.RESERVED}
     if group is not None:
         own[props.RETRY_TOPIC] = message.origin  # by which a consumer knows which topic it stands for
@@ -69,6 +75,7 @@ async def _send(cluster: Cluster, message: Message, group: str | None) -> None:
     header = _header(queue)._replace(
         sys_flag=record.sys_flag & (SYS_COMPRESSED | SYS_COMPRESSION_MASK),
         flag=record.flag,
+        reconsume_times=tries,
         properties=props.encode(own),
     )
     connection = await cluster.broker(queue.broker_name)

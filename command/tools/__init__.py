@@ -6,6 +6,7 @@ load    that load, and how it went
 dump    shows what clients and brokers say to each other
 frames  frames as people and programs read them
 mirror  copies to another cluster
+move    producers and groups to another cluster
 fsck    checks a data folder, repairs it
 backup  copies a data folder while its broker runs, and back
 """

@@ -1,0 +1,266 @@
+"""Moves a cluster's users to another cluster, Rocketlet's or Apache's, in steps that may each be repeated, and back again.
+
+1. `copy`: topics, groups and messages are there over there, too (`mirror`); everybody goes on at the source.
+2. `close`: the source takes no more messages; what came last is copied. Producers go on over there.
+3. `take`, group by group, after its members have stopped: its offsets, the messages that wait to be tried again, and its
+   dead letters. Its members go on over there.
+
+Nothing is deleted at the source. Going back is the same in the other direction, with `returns`: messages that came from there
+are not copied again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Self
+
+from ...protocol import names
+from ...protocol.codes import PERM_WRITE
+from ..config import MOVE_LOOK_S
+from ..errors import ConfigError, TopicNotFound
+from ..wire.access import Access
+from .admin_client import AdminClient
+from .delayed import delayed
+from .mirror import Mirror
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """`lag`: messages that it has not committed; `retries`: that wait to be tried again; `dead`: its dead letters."""
+
+    name: str
+    members: int
+    lag: int
+    retries: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`topics`: how many messages each has. `stays`: what is not moved, in words; `blocks`: why nothing can begin."""
+
+    topics: dict[str, int]
+    groups: list[GroupPlan]
+    stays: list[str]
+    blocks: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A group that may go on over there: how many messages wait for it, and how many of them are to be tried again."""
+
+    name: str
+    lag: int
+    retries: int
+    dead: int
+
+
+class Move:
+    """`async with Move("a:9876", "b:9876") as move: ...`; `say` hears how far it is. Raises RocketletError."""
+
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        *,
+        returns: bool = False,
+        source_access: Access | None = None,
+        target_access: Access | None = None,
+        say: Say = lambda text: None,
+    ) -> None:
+        if source == target:
+            raise ConfigError(f"source and target are both {source}")
+        self._addresses = source, target
+        self._access = source_access, target_access
+        self._returns = returns
+        self._say = say
+        self._source = AdminClient(source, access=source_access)
+        self._target = AdminClient(target, access=target_access)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._source)
+        await self._stack.enter_async_context(self._target)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    # What there is
+
+    async def plan(self) -> Plan:
+        """Changes nothing."""
+        later = await delayed(self._source)
+        topics = {name: (await self._source.topic(name)).messages for name in await self._source.topics()}
+        groups = [await self._plan_of(name, later[names.retry_topic(name)]) for name in await self._source.groups()]
+        return Plan(topics, groups, await self._stays(later), await self._blocks([group.name for group in groups]))
+
+    async def _plan_of(self, name: str, later: int) -> GroupPlan:
+        group = await self._source.group(name)
+        retry = names.retry_topic(name)
+        due = sum(item.lag for queue, item in group.progress.items() if queue.topic == retry)
+        lag = sum(max(item.lag, 0) for queue, item in group.progress.items() if queue.topic != retry)
+        return GroupPlan(name, len(group.members), lag, due + later, await self._dead(name))
+
+    async def _dead(self, group: str) -> int:
+        try:
+            return (await self._source.topic(names.dlq_topic(group))).messages
+        except TopicNotFound:
+            return 0
+
+    async def _stays(self, later: dict[str, int]) -> list[str]:
+        stays = [
+            f"{count} messages of {topic} wait for their time: they are copied when they are due; repeat the first step then"
+            for topic, count in sorted(later.items())
+            if count and not topic.startswith(names.RETRY_PREFIX)
+        ]
+        stays += [
+            "brokers' settings and the accounts of --acl: set them up over there",
+            "messages in transactions without an outcome: let their producers end them first",
+            "what broadcasting members have read: they keep that themselves",
+            "the times and places of messages: copies have those of their storing over there; their ids, keys and tags stay",
+        ]
+        if len(await self._target.brokers()) != len(await self._source.brokers()):
+            stays.append("queues' places: the other side has another number of brokers; the order in each queue stays")
+        return stays
+
+    async def _blocks(self, groups: Sequence[str]) -> list[str]:
+        blocks = []
+        for name in groups:
+            members = await self._target.connections(name)
+            if any(known.members for known in members.values()):
+                blocks.append(
+                    f"the group {name} has members over there already: stop them, or its offsets cannot be set"
+                )
+        return blocks
+
+    # Steps
+
+    async def copy(self, groups: Sequence[str] | None = None) -> int:
+        """Copies what is not over there yet; how many messages that were. groups: default all."""
+        dead = [names.dlq_topic(name) for name in groups or await self._source.groups() if await self._dead(name)]
+        topics = await self._source.topics()
+        await self._open(topics)
+        copied = 0
+        for chosen in (topics, dead):
+            if not chosen:
+                continue
+            async with Mirror(
+                *self._addresses,
+                topics=chosen,
+                groups=groups,
+                returns=self._returns,
+                source_access=self._access[0],
+                target_access=self._access[1],
+            ) as mirror:
+                await mirror.run()
+            copied += sum(copy.copied for copy in mirror.copies.values())
+        return copied
+
+    async def _open(self, topics: Sequence[str]) -> None:
+        """Topics over there take messages: a move in the other direction may have closed them."""
+        for name in topics:
+            try:
+                there = await self._target.topic(name)
+            except TopicNotFound:
+                continue
+            for broker, config in there.config.items():
+                if not config.perm & PERM_WRITE:
+                    perm, queues = config.perm | PERM_WRITE, config.write_queues
+                    await self._target.create_topic(name, queues=queues, perm=perm, brokers=[broker])
+
+    async def close(self) -> int:
+        """The source takes no more messages, and all that it has is copied; how many were."""
+        copied = await self.copy()
+        for name in await self._source.topics():
+            for broker, config in (await self._source.topic(name)).config.items():
+                if config.perm & PERM_WRITE:
+                    perm, queues = config.perm & ~PERM_WRITE, config.write_queues
+                    await self._source.create_topic(name, queues=queues, perm=perm, brokers=[broker])
+        await asyncio.sleep(MOVE_LOOK_S)  # brokers store what they had taken before
+        return copied + await self.copy()
+
+    async def is_closed(self) -> bool:
+        """Whether no topic of the source takes messages."""
+        topics = [await self._source.topic(name) for name in await self._source.topics()]
+        return not any(config.perm & PERM_WRITE for topic in topics for config in topic.config.values())
+
+    async def take(self, group: str) -> Taken:
+        """Waits until the group has no members at the source, and takes what is its own over there."""
+        if not await self.is_closed():
+            raise ConfigError("the source still takes messages: move the producers first (--producers)")
+        told = -1
+        while members := sum(len(known.members) for known in (await self._source.connections(group)).values()):
+            if members != told:
+                self._say(f"{group} has {members} members at the source: stop them")
+                told = members
+            await asyncio.sleep(MOVE_LOOK_S)
+        blocks = await self._blocks([group])
+        if blocks:
+            raise ConfigError(blocks[0])
+        await self.copy((group,))
+        retries = await self._retries(group)
+        lag = await self._checked(group)
+        return Taken(group, lag, retries, await self._dead(group))
+
+    async def _retries(self, group: str) -> int:
+        """Sends what waits to be tried again to the group over there; each message once: the source's offset says how far."""
+        retry, moved, told = names.retry_topic(group), 0, -1
+        while True:
+            moved += await self._due_retries(group, retry)
+            later = (await delayed(self._source))[retry]
+            if not later:
+                return moved + await self._due_retries(group, retry)
+            if later != told:
+                self._say(f"{later} messages of {group} wait to be tried again; they are moved when they are due")
+                told = later
+            await asyncio.sleep(MOVE_LOOK_S)
+
+    async def _due_retries(self, group: str, retry: str) -> int:
+        try:
+            ranges = (await self._source.topic(retry)).ranges
+        except TopicNotFound:
+            return 0
+        progress, moved = await self._source.progress(group, retry, times=False), 0
+        for queue, span in ranges.items():
+            begin = max(progress[queue].consumer_offset if queue in progress else span.begin, span.begin)
+            async for messages in self._source.read(queue, begin, span.end):
+                for message in messages:
+                    if not moved:
+                        await self._make(retry)
+                    await self._target.send_to_retry(message, group)
+                    await self._source.reset(group, retry, {queue: message.queue_offset + 1})
+                    moved += 1
+        return moved
+
+    async def _make(self, retry: str) -> None:
+        try:
+            await self._target.topic(retry)
+        except TopicNotFound:
+            await self._target.create_topic(retry, queues=1)
+
+    async def _checked(self, group: str) -> int:
+        """How many messages wait for the group over there; raises ConfigError if they are fewer than at the source."""
+        here, there = await self._waiting(self._source, group), await self._waiting(self._target, group)
+        for topic, count in here.items():
+            if there.get(topic, 0) < count:
+                raise ConfigError(
+                    f"{count} messages of {topic} wait for {group} at the source, and {there.get(topic, 0)} over there: "
+                    "repeat this step; do not start its members there before"
+                )
+        return sum(there.values())
+
+    async def _waiting(self, admin: AdminClient, group: str) -> dict[str, int]:
+        waiting: dict[str, int] = {}
+        for queue, item in (await admin.progress(group, times=False)).items():
+            if not queue.topic.startswith(names.RETRY_PREFIX):
+                waiting[queue.topic] = waiting.get(queue.topic, 0) + max(item.lag, 0)
+        return waiting
+
+
+__all__ = ["GroupPlan", "Move", "Plan", "Taken"]

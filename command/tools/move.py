@@ -1,0 +1,90 @@
+"""`rocketlet move`: the users of a cluster go on at another one, and back again."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from ...client.admin.move import Move, Plan
+from ...client.errors import RocketletError
+from ..plumbing.access import access_of, add_client_options
+from ..plumbing.output import Output, complain
+
+_FROM, _TO = "from-", "to-"
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "move",
+        help="move producers and groups to another cluster, step by step, or back",
+        description="Move producers and groups to another cluster. Without a step it copies what is not over there yet. "
+        "Then --producers, and --group for one group after the other. Each step may be repeated.",
+    )
+    parser.add_argument("--from", dest="source", required=True, metavar="HOST:PORT", help="the name servers to leave")
+    parser.add_argument("--to", dest="target", required=True, metavar="HOST:PORT", help="the name servers to go to")
+    step = parser.add_mutually_exclusive_group()
+    step.add_argument(
+        "--dry-run", action="store_true", help="say what there is and what cannot be moved; change nothing"
+    )
+    step.add_argument(
+        "--producers", action="store_true", help="let the source take no more messages, and copy what came last"
+    )
+    step.add_argument(
+        "--group", metavar="GROUP", help="wait until the group's members have stopped, and take it over there"
+    )
+    parser.add_argument(
+        "--back", action="store_true", help="--to is where the messages came from: they are not copied again"
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each record")
+    add_client_options(parser, _FROM)
+    add_client_options(parser, _TO)
+    parser.set_defaults(run=_move, log_level="warning")
+
+
+async def _move(options: argparse.Namespace) -> int:
+    output = Output(as_json=options.json)
+    try:
+        async with Move(
+            options.source,
+            options.target,
+            returns=options.back,
+            source_access=access_of(options, _FROM),
+            target_access=access_of(options, _TO),
+            say=output.text,
+        ) as move:
+            return await _step(options, move, output)
+    except (RocketletError, OSError) as error:
+        complain(error)
+        return 1
+
+
+async def _step(options: argparse.Namespace, move: Move, output: Output) -> int:
+    if options.group:
+        taken = await move.take(options.group)
+        output.records(("name", "lag", "retries", "dead"), [asdict(taken)])
+        output.text(f"start the members of {options.group} with {options.target} now")
+        return 0
+    plan = await move.plan()
+    if options.dry_run or plan.blocks:
+        _show(plan, output)
+        return 1 if plan.blocks else 0
+    if options.producers:
+        output.records(("copied",), [{"copied": await move.close()}])
+        output.text(f"{options.source} takes no more messages: start the producers with {options.target} now,")
+        output.text("then move group by group: --group " + ", --group ".join(group.name for group in plan.groups))
+        return 0
+    _show(plan, output)
+    output.records(("copied",), [{"copied": await move.copy()}])
+    output.text("everything that could be copied is over there, too; repeat this as you like, then --producers")
+    return 0
+
+
+def _show(plan: Plan, output: Output) -> None:
+    output.records(("topic", "messages"), [{"topic": name, "messages": count} for name, count in plan.topics.items()])
+    output.records(("name", "members", "lag", "retries", "dead"), [asdict(group) for group in plan.groups])
+    for text in plan.stays:
+        output.text(f"stays: {text}")
+    for text in plan.blocks:
+        output.text(f"first: {text}")
+    if output.as_json:
+        output.json({"stays": plan.stays, "blocks": plan.blocks})

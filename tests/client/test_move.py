@@ -1,0 +1,116 @@
+"""The users of a cluster go on at another one, and back: nothing is lost, nothing is handed out twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from rocketlet.client import AdminClient, ConfigError, Consumer, Message, Producer, Reject, RetryLater, RocketletError
+from rocketlet.client.admin.move import Move
+from rocketlet.protocol.names import dlq_topic
+from rocketlet.testing import Broker
+
+from ..conftest import eventually
+from ..support.handlers import Inbox
+
+
+@pytest.fixture
+async def there() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        yield broker
+
+
+async def handled(address: str, count: int, group: str = "shop") -> list[str]:
+    """What a group's member gets, that acknowledges so much and stops."""
+    inbox = Inbox()
+    async with Consumer(address, group, "orders", inbox, start="first") as consumer:
+        await eventually(lambda: len(inbox.messages) >= count)
+        await consumer.commit()
+    return [message.body.decode() for message in inbox.messages]
+
+
+async def test_a_group_goes_to_another_cluster_and_back(rocketlet: Broker, there: Broker) -> None:
+    here = rocketlet
+    tries: list[Message] = []
+
+    def fails(message: Message) -> object:
+        tries.append(message)
+        return {b"bad": Reject("no"), b"later": RetryLater()}.get(message.body)
+
+    async with AdminClient(here.address) as admin:
+        await admin.create_topic("orders", queues=1)
+    async with Producer(here.address) as producer:
+        for body in (b"bad", b"later", *(b"a%d" % number for number in range(5))):
+            await producer.send("orders", body)
+        async with Consumer(here.address, "shop", "orders", fails, start="first") as consumer:
+            await eventually(lambda: len(tries) >= 7)
+            await consumer.commit()
+        for number in range(5, 10):
+            await producer.send("orders", b"a%d" % number)
+    async with Move(here.address, there.address) as move:
+        plan = await move.plan()
+        assert plan.topics == {"orders": 12}
+        assert [(one.name, one.members, one.lag, one.retries, one.dead) for one in plan.groups] == [
+            ("shop", 0, 5, 1, 1)
+        ]
+        assert plan.blocks == []
+        assert await move.copy() == 13, "and the dead letter"
+        with pytest.raises(ConfigError, match="--producers"):
+            await move.take("shop")
+        assert await move.close() == 0
+        taking = asyncio.create_task(move.take("shop"))
+        while not taking.done():  # the retry is due in 10 s
+            here.clock.advance(5)
+            await asyncio.sleep(0.05)
+        taken = await taking
+    assert (taken.lag, taken.retries, taken.dead) == (5, 1, 1)
+    with pytest.raises(RocketletError):
+        async with Producer(here.address, retries=0) as producer:
+            await producer.send("orders", b"too late")
+    async with AdminClient(there.address) as admin:
+        assert (await admin.topic(dlq_topic("shop"))).messages == 1
+    assert sorted(await handled(there.address, 6)) == sorted(["later", *(f"a{number}" for number in range(5, 10))])
+    async with Producer(there.address) as producer:
+        for number in range(10, 15):
+            await producer.send("orders", b"a%d" % number)
+    assert await handled(there.address, 3) == [f"a{number}" for number in range(10, 15)]
+    async with Producer(there.address) as producer:
+        await producer.send("orders", b"last")
+    async with Move(there.address, here.address, returns=True) as back:
+        assert await back.copy() == 6, "without what came from there"
+        await back.close()
+        assert (await back.take("shop")).lag == 1
+        assert await back.copy() == 0
+    assert await handled(here.address, 1) == ["last"]
+    async with Producer(here.address) as producer:
+        await producer.send("orders", b"again here")
+    assert await handled(here.address, 1) == ["again here"]
+
+
+async def test_a_group_with_members_over_there_is_not_taken(rocketlet: Broker, there: Broker) -> None:
+    async with Producer(rocketlet.address) as producer:
+        await producer.send("orders", b"x")
+    await handled(rocketlet.address, 1)
+    async with (
+        Consumer(there.address, "shop", "orders", Inbox()),
+        Move(rocketlet.address, there.address) as move,
+    ):
+        await move.close()
+        assert "has members over there already" in (await move.plan()).blocks[0]
+        with pytest.raises(ConfigError, match="members over there"):
+            await move.take("shop")
+
+
+async def test_members_at_the_source_are_waited_for(rocketlet: Broker, there: Broker) -> None:
+    said: list[str] = []
+    async with Producer(rocketlet.address) as producer:
+        await producer.send("orders", b"x")
+    async with Move(rocketlet.address, there.address, say=said.append) as move:
+        async with Consumer(rocketlet.address, "shop", "orders", Inbox(), start="first") as consumer:
+            await consumer.assigned()
+            await move.close()
+            taking = asyncio.create_task(move.take("shop"))
+            await eventually(lambda: said == ["shop has 1 members at the source: stop them"])
+            assert not taking.done()
+        await taking
