@@ -31,6 +31,7 @@ SHORT = {
     "handlers": 3,
     "forge": 60,
     "waiting": 15,
+    "incidents": 4,
 }
 PLANTED = ("roll-back", "journal-synced", "index-sums", "names", "marked", "places-indexed")
 """Fixes that are taken out each time; the others by hand."""

@@ -34,9 +34,9 @@ async def test_a_group_goes_to_another_cluster_and_back(rocketlet: Broker, there
     here = rocketlet
     tries: list[Message] = []
 
-    def fails(message: Message) -> object:
+    def fails(message: Message) -> Reject | RetryLater | None:
         tries.append(message)
-        return {b"bad": Reject("no"), b"later": RetryLater()}.get(message.body)
+        return Reject("no") if message.body == b"bad" else RetryLater() if message.body == b"later" else None
 
     async with AdminClient(here.address) as admin:
         await admin.create_topic("orders", queues=1)

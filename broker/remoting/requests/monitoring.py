@@ -161,6 +161,7 @@ def _ours(broker: Broker) -> dict[str, Any]:
         "residentBytes": resident_bytes(),
         "writeFault": broker.store.write_fault() or "",
         "clockAheadSeconds": round(broker.retention_time.ahead_s),
+        "damagedMessages": len(broker.store.damaged),
         "leases": len(broker.locks),
         "refusedHeartbeats": _json(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]),
         "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),
