@@ -102,18 +102,6 @@ def decode_batch(data: bytes) -> list[BatchEntry]:
     ]
 
 
-def is_long(data: bytes, most: int, most_bytes: int) -> bool:
-    """Whether a batch body has more messages or bytes. Garbled bytes are not looked at."""
-    if len(data) > most_bytes:
-        return True
-    at, end = 0, len(data)
-    for _ in range(most):
-        if at >= end:
-            return False
-        at += max(int.from_bytes(data[at : at + 4], "big"), ENTRY_BYTES)
-    return at < end
-
-
 def split(data: bytes) -> Iterator[Piece]:
     """A batch body's messages, cut out. Raises MessageError if it is garbled or holds more than 65,536."""
     before = at = 0

@@ -7,12 +7,12 @@ The messages of one socket read are staged one by one and stored together, by on
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.batch import Piece, completed, is_long, split
+from ...protocol.batch import Piece, completed, split
 from ...protocol.bodies import TopicConfig
 from ...protocol.codes import SYS_TRANSACTION_MASK
 from ...protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES, SENT_PROPERTY_BYTES
@@ -42,6 +42,10 @@ _TRANSACTION_MARK: Final = props.TRANSACTION + props.NAME_END
 
 
 TO_A_TIME: Final = -1  # in the place of a delay level
+
+
+class LongBatch(Exception):
+    """A batch is stored in pieces, because others would wait for too long."""
 
 
 class Placed(NamedTuple):
@@ -101,6 +105,7 @@ class Sending:
         self, header: SendMessage, body: bytes, born_host: bytes, pieces: Sequence[Piece] | None = None
     ) -> Placed:
         """Gives a message, or a batch, its place. Whatever this raises, such as Refusal, nothing of it is staged.
+        Raises LongBatch for a batch that takes longer than others wait: `storing_batch` stores it in pieces.
 
         pieces: the part of the batch that is meant, if not all of it."""
         if not self.placed:
@@ -150,7 +155,7 @@ class Sending:
         """Stores everything that is staged, in order. If this raises, such as StoreFull, nothing of it is kept."""
         placed, self.placed = self.placed, []
         self._appender.commit()
-        for position, _, queue_offset, _, delay_level, is_half, _ in placed:
+        for position, _, queue_offset, _, delay_level, is_half, _ in [item for item in placed if item[4] or item[5]]:
             if delay_level == TO_A_TIME:
                 self._timers.take()
             elif delay_level:
@@ -284,7 +289,7 @@ class Sending:
         try:
             positions, first_offset = self._appender.stage_batch(
                 queue,
-                split(body) if pieces is None else pieces,
+                _short(body) if pieces is None else pieces,
                 self._batch_properties(header),
                 header.sys_flag,
                 header.born_timestamp,
@@ -300,9 +305,14 @@ class Sending:
         return props.appended(header.properties, props.CLUSTER, self._cluster).encode()
 
 
-def is_long_batch(header: SendMessage, body: bytes) -> bool:
-    """Whether it is more than others wait for: then it is stored in pieces."""
-    return header.batch and is_long(body, BATCH_TURN_MESSAGES, BATCH_TURN_BYTES)
+def _short(body: bytes) -> Iterator[Piece]:
+    """A batch that others wait for. Raises LongBatch."""
+    messages = 0
+    for piece in split(body):
+        messages += len(piece.flags)
+        if len(body) > BATCH_TURN_BYTES or messages > BATCH_TURN_MESSAGES:
+            raise LongBatch
+        yield piece
 
 
 def too_large(what: str, body: bytes) -> Refusal:

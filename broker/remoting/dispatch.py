@@ -24,6 +24,7 @@ from ...protocol.work import Work
 from ..access.acl import Acl
 from ..broker import Broker
 from ..config import KEPT_FRAME_BYTES, LARGE_REQUEST_BYTES, MAX_ANSWERING, TURN_S, UNWRITTEN_BYTES, LimitExceeded
+from ..messages.sending import LongBatch
 from ..nameserver.routes import Routes
 from ..running.histogram import Histogram
 from ..running.turns import Turns
@@ -35,7 +36,7 @@ from .answers import Buffers, Refused, Reply, answer, refused, small
 from .connection import Connection
 from .events import answered
 from .identification import authorize
-from .requests.sends import FULL_REMARK, REGION_EXT, Sends, is_long, store_batch
+from .requests.sends import FULL_REMARK, REGION_EXT, Sends, store_batch
 from .rules import Rule
 from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS, SENDS
 
@@ -102,14 +103,13 @@ class Dispatch:
         end_s = began_s + TURN_S
         try:
             for index, frame in enumerate(frames):
-                is_send = frame.code in SENDS and not frame.flag & RESPONSE_FLAG
-                if is_send and sends is not None and not is_long(frame):
+                if sends is not None and frame.code in SENDS and not frame.flag & RESPONSE_FLAG:
                     # To ask the clock for each send would cost more than it saves.
                     if index & 15 == 15 and time.perf_counter() > end_s:
                         connection.put_off(frames[index:])
                         break
-                    self._stage(sends, connection, frame, out)
-                    continue
+                    if self._stage(sends, connection, frame, out):
+                        continue
                 # Another request of the same client must see its earlier sends.
                 if sends is not None and sends.staged:
                     self._settle(sends, connection, out, began_s)
@@ -123,7 +123,7 @@ class Dispatch:
                         self._broker.clients.answer(connection, frame.opaque, answered(frame))
                         began_s = time.perf_counter()
                     continue
-                is_large = len(frame.body) > LARGE_REQUEST_BYTES and not is_send
+                is_large = len(frame.body) > LARGE_REQUEST_BYTES and frame.code not in SENDS
                 reply = self._in_turn(connection, frame) if is_large else self._handle(connection, frame)
                 ended_s = time.perf_counter()
                 if (times := self._times.get(frame.code)) is not None:
@@ -201,7 +201,8 @@ class Dispatch:
         refuse = partial(self._refuse, connection, [small(frame)])
         self._flusher.after_sync(write, write if frame.code in READS else refuse)
 
-    def _stage(self, sends: Sends, connection: Connection, frame: Frame, out: Buffers) -> None:
+    def _stage(self, sends: Sends, connection: Connection, frame: Frame, out: Buffers) -> bool:
+        """Whether the send is done with; a long batch is not."""
         try:
             if self._acl is not None:
                 authorize(self._acl, connection, frame, SENDS[frame.code], self._records)
@@ -211,12 +212,15 @@ class Dispatch:
             reply = refusal.answer(frame)
         except Refusal as refusal:
             reply = refused(refusal, REGION_EXT).answer(frame)
+        except LongBatch:
+            return False
         except Exception as error:
             reply = self._fault(connection, frame, error)
         else:
-            return
+            return True
         if not frame.flag & ONEWAY_FLAG:
             out += reply
+        return True
 
     def _settle(self, sends: Sends, connection: Connection, out: Buffers, began_s: float) -> None:
         """Commits the staged messages and writes the answers, with `--flush sync` when they are on the device. All requests

@@ -6,15 +6,13 @@ from typing import Final
 
 import structlog
 
-from ....protocol.batch import ENTRY_BYTES
 from ....protocol.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from ....protocol.frame import Ext, Frame
-from ....protocol.headers import HeaderError, SendBack, SendMessage, read, read_send_v2
+from ....protocol.headers import SendBack, SendMessage, read, read_send_v2
 from ....protocol.sent import encode_sent
 from ....protocol.work import Work
 from ...broker import Broker
-from ...config import BATCH_TURN_MESSAGES, REGION
-from ...messages.sending import is_long_batch
+from ...config import REGION
 from ...store.store import StoreFull
 from ..answers import Buffers, answer, reply_type
 from ..connection import Connection
@@ -24,7 +22,6 @@ log = structlog.get_logger("rocketlet.sending")
 REGION_EXT: Final[Ext] = {"MSG_REGION": REGION, "TRACE_ON": "true"}
 
 _SEND_MESSAGE: Final = int(RequestCode.SEND_MESSAGE)  # Python 3.11 takes 0.2 us to find a member of an enum
-_SHORT_BYTES: Final = BATCH_TURN_MESSAGES * ENTRY_BYTES  # a batch of this size cannot be long
 FULL_REMARK: Final = "service not available now, the broker's disk may be full; free space or send to another broker: "
 
 
@@ -37,8 +34,9 @@ class Sends:
         self.staged: list[Frame] = []
 
     def stage(self, connection: Connection, frame: Frame) -> None:
-        """Gives the message its place. Whatever this raises, such as Refusal, nothing of it is staged."""
-        self._sending.stage(_header(frame), frame.body, connection.born_host)
+        """Gives the message its place. Whatever this raises, such as Refusal or LongBatch, nothing of it is staged."""
+        header = read(SendMessage, frame.ext) if frame.code == _SEND_MESSAGE else read_send_v2(frame.ext)
+        self._sending.stage(header, frame.body, connection.born_host)
         self.staged.append(frame)
 
     def settle(self) -> Buffers:
@@ -67,17 +65,10 @@ class Sends:
         return out
 
 
-def is_long(frame: Frame) -> bool:
-    """Whether a send is a batch that is stored in pieces, by `store_batch`."""
-    try:
-        return len(frame.body) > _SHORT_BYTES and is_long_batch(_header(frame), frame.body)
-    except HeaderError:  # which is said where it is read again
-        return False
-
-
 def store_batch(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """A batch of very many messages: half of it may be stored when others have their turn."""
-    pieces = yield from broker.sending.storing_batch(_header(frame), frame.body, connection.born_host)
+    header = read(SendMessage, frame.ext) if frame.code == _SEND_MESSAGE else read_send_v2(frame.ext)
+    pieces = yield from broker.sending.storing_batch(header, frame.body, connection.born_host)
     host_hex = broker.store.store_host.hex().upper()
     ids: list[str] = []
     for placed in pieces:
@@ -86,10 +77,6 @@ def store_batch(broker: Broker, connection: Connection, frame: Frame) -> Work[Bu
     first = pieces[0]
     sent = encode_sent(reply_type(frame), frame.opaque, ",".join(ids), first.queue_id, first.queue_offset, REGION)
     return [sent]
-
-
-def _header(frame: Frame) -> SendMessage:
-    return read(SendMessage, frame.ext) if frame.code == _SEND_MESSAGE else read_send_v2(frame.ext)
 
 
 def _ids(host_hex: str, positions: list[int]) -> str:
