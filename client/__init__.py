@@ -156,7 +156,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the module of a public name when it is asked for, and keeps what was found."""
+    """Loads the module of a public name when it is asked for, and keeps the name."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(_HOMES[name], __name__), name)

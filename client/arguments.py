@@ -86,7 +86,7 @@ def check_delay(delay: Any) -> None:
 
 
 def check_callable(name: str, value: Any, *takes: str) -> None:
-    """`takes` says what it is called with, such as "a message"."""
+    """`takes` names its argument, such as "a message"."""
     if value is None:
         return
     if not callable(value):

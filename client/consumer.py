@@ -336,8 +336,8 @@ class Consumer(Receiver):
         return set(self._membership.owned)
 
     async def assigned(self, timeout_s: float = 30.0) -> set[Queue]:
-        """Waits until this member holds what the last rebalance gave it; its queues. Raises TimeoutError, saying why, and
-        ConfigError for a consumer that does not run."""
+        """Waits until this member holds its share of the last rebalance. Returns its queues. Raises TimeoutError, saying
+        why, and ConfigError for a consumer that does not run."""
         self._check_running()
         try:
             async with asyncio.timeout(timeout_s):
@@ -404,7 +404,7 @@ class Consumer(Receiver):
         return sum(position.lag for position in (await self.positions()).values())
 
     async def commit(self) -> None:
-        """Commits what was acknowledged, and returns when the brokers have answered."""
+        """Commits acknowledged messages, and returns when the brokers have answered."""
         self._cluster.check_home()
         await self._commits.commit()
 

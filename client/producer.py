@@ -72,8 +72,8 @@ class Producer(Sender, Generic[Body]):
     - `batching`: send messages of one turn of the event loop to one queue in one request, or in two if client and broker
       then work side by side. Nothing waits for it, and each message has its own result. Delayed, compressed and
       transactional messages travel alone.
-    - `encode`: makes bytes, or text for UTF-8, of what is sent, as pydantic's `Order.model_dump_json` does. Bytes are sent as
-      they are.
+    - `encode`: makes bytes, or text for UTF-8, of sent values, as pydantic's `Order.model_dump_json` does. Bytes are sent
+      as they are.
     - `check`: for transactions. Called with a `Message` whose outcome the broker has not heard. Return True to commit, False
       to roll back, None if it is not known yet. The broker may ask any producer of the group, also after a restart.
     - `middleware`: around every `send`, `send_batch`, `send_oneway`, and the sends of transactions: `async def layer(sending,
@@ -302,7 +302,7 @@ class Producer(Sender, Generic[Body]):
         first = None
         if self._accumulator is not None and queue_key is None and queue is None:
             batch = self._accumulator.batch_of_turn.get(topic)
-            first = batch.queue if batch is not None else None  # this one goes alone, behind what was sent before
+            first = batch.queue if batch is not None else None  # this one goes alone, behind earlier messages
         ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, later, message_id)
         code, to_a_time = RequestCode.SEND_MESSAGE_V2, needs_time(later)
         answer, sent_to = await self._send(
@@ -457,7 +457,7 @@ class Producer(Sender, Generic[Body]):
 
     async def reply(self, request: Message, body: Body | bytes, *, properties: Mapping[str, str] | None = None) -> None:
         """Answers a message that was sent by `request`, here or by Apache's clients. Raises ConfigError if it was not, and
-        BrokerRefused if whoever waits for it is gone."""
+        BrokerRefused if the caller that waits for it is gone."""
         self._check_running()
         topic, text = reply_properties(request, properties)
         ext = self._header(topic, text, int(time.time() * 1000))

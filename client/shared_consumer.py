@@ -187,7 +187,7 @@ class SharedConsumer:
         await self.stop()
 
     async def stop(self) -> None:
-        """Lets running handlers finish, gives back what is in hand and leaves the group. Harmless if not running. Raises
+        """Lets running handlers finish, gives back messages in hand and leaves the group. Harmless if not running. Raises
         ConfigError in a handler, which cannot wait for its own end, and in another event loop."""
         if self._is_stopped or not self._is_started:
             return
@@ -293,7 +293,7 @@ class SharedConsumer:
         return self._sharing is not None and self._sharing.is_held(message)
 
     def forsake(self, message: Message) -> None:
-        """Gives back a message that is in hand: whoever had it works on it no more."""
+        """Gives back a message in hand: its holder works on it no more."""
         if self._sharing is not None:
             self._sharing.forsake(message)
 

@@ -1,8 +1,8 @@
-"""A change: it is described and asked about first, then done, and the next page says what it did.
+"""A change: it is described and asked about first, then done, and the next page reports it.
 
 A form is sent twice. The first time the answer is a page that says what would happen; its button sends the same fields with
-`confirmed`. Nothing is kept in between, so what is done is what the form says, not what was described: both come from the
-same function of the same fields.
+`confirmed`. Nothing is kept in between, so the form decides, not the description: both come from the same function of the
+same fields.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONFIRMED = "confirmed"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`question` and `effects` describe it, `rows` (with `columns`) in numbers. `act` does it and says what it did; `then` is
+    """`question` and `effects` describe it, `rows` (with `columns`) in numbers. `act` does it and reports it; `then` is
     where the user goes after it, `back` (default: there, too) instead of it. `act` is None if there is nothing to do."""
 
     question: str

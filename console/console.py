@@ -58,7 +58,7 @@ class Console:
         self._watches.pop(group, None)
 
     def notice(self, text: str) -> str:
-        """Keeps what a change did, for the page that comes after it. Returns its key."""
+        """Keeps the report of a change, for the page that comes after it. Returns its key."""
         key = secrets.token_urlsafe(9)
         self._notices[key] = text
         if len(self._notices) > MAX_NOTICES:

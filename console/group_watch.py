@@ -1,7 +1,7 @@
 """A group that somebody looks at: its queues, members, owners, events, and what is wrong with it.
 
 All pages that show a group share one watch, which asks at most once a second. Rocketlet's brokers tell the events; on
-Apache's the watch makes them itself, from what members say that they read: coarser, and only while somebody looks.
+Apache's the watch makes them itself, from the queues that members say they read: coarser, and only while somebody looks.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class GroupWatch:
         self._note_lags()
 
     async def _report(self, broker: str) -> dict[str, Any]:
-        """A broker's, with what is new to us by its own clock."""
+        """A broker's events that are new to us by its own clock."""
         newest_ms, _ = self._heard.get(broker, (0, frozenset()))
         (report,) = await self._admin.history(self.group, {broker: self._masters[broker]}, since_ms=newest_ms)
         return report

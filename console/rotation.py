@@ -69,7 +69,8 @@ class Rotation(Generic[S]):
         return self.names
 
     async def show(self, names: Collection[str], *, now: bool) -> None:
-        """A page shows these: they come first from now on. `now`: it is loaded, and waits a moment for what is not fresh."""
+        """A page shows these: they come first from now on. `now`: the page is loaded, and waits a moment for samples that
+        are not fresh."""
         began_s = time.monotonic()
         for name in names:
             self._shown_s[name] = began_s
@@ -81,7 +82,7 @@ class Rotation(Generic[S]):
                 await self.look(name)
 
     async def look(self, name: str) -> S | None:
-        """Asks for one; None for what is not there, or does not answer."""
+        """Asks for one; None if it is not there, or does not answer."""
         self._asked_s[name] = time.monotonic()
         try:
             sample = await self._ask(name, self.found.get(name))

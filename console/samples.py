@@ -41,7 +41,7 @@ class GroupSample:
 
 @dataclass(frozen=True, slots=True)
 class TopicSample:
-    """`end` counts what was ever sent; `rate`: messages per second since the sample before, None for the first."""
+    """`end` counts all messages ever sent; `rate`: messages per second since the sample before, None for the first."""
 
     name: str
     ms: int

@@ -71,7 +71,7 @@ def visible(text: str) -> str:
 
 
 def short(name: str) -> str:
-    """A client id or host name with its begin and its end: what members differ in is at both."""
+    """A client id or host name with its begin and its end: members differ at both."""
     shown = visible(name)
     return shown if len(shown) <= 30 else f"{shown[:16]}…{shown[-12:]}"
 
@@ -87,7 +87,7 @@ def own_path(asked: bytes) -> str:
 
 
 def query(**values: object) -> str:
-    """`?name=value&...` of what is not empty."""
+    """`?name=value&...` of the values that are not empty."""
     given = {name: str(value) for name, value in values.items() if value not in (None, "", False)}
     return f"?{urlencode(given)}" if given else "?"
 

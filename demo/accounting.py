@@ -1,4 +1,4 @@
-"""Every flight accounted for: what was sent, what each group received, how often, and what Spark made of it."""
+"""Accounts for every flight: sent, received by each group, how often, and in Spark's table."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def received_count(folder: Path) -> int:
 
 
 def account(group: str, sent: int, folder: Path, killed: str = "") -> Account:
-    """Counts what the members of `departures` have written down."""
+    """Counts the flights that the members of `departures` have written down."""
     counts: Counter[int] = Counter()
     for path in sorted(folder.glob("received-*.ids")):
         counts.update(_numbers(path))

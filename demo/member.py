@@ -24,7 +24,7 @@ _TOLD = frozenset(("queue_assigned", "queue_handed_over"))
 
 
 class Notes(logging.Handler):
-    """Writes down what the client logs of queues that come and go, for the picture of the rebalance."""
+    """Writes down the client's log events about queues that come and go, for the picture of the rebalance."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.INFO)

@@ -82,8 +82,8 @@ __all__ = ["RocketletDataSource", "lag", "register", "stop"]
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("rocketlet")` known to the session. Raises RuntimeError where its workers could not run it, and with
-    a PySpark that is too new to be known; warns of what an old one lacks."""
+    """Makes `format("rocketlet")` known to the session. Raises RuntimeError where its workers could not run it, and with a
+    PySpark that is too new to be known; warns of the features that an old one lacks."""
     lack = lacking()
     if lack:
         warnings.warn(lack, stacklevel=2)

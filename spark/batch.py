@@ -47,7 +47,7 @@ class RocketletReader(DataSourceReader):
 def to_partitions(
     planner: Planner, options: ReadOptions, ranges: Ranges, marks: Mapping[Part, Mark], columns: tuple[str, ...]
 ) -> list[InputPartition]:
-    """marks: what was said about the topics when the ranges were planned."""
+    """marks: the brokers' words on the topics when the ranges were planned."""
     retries = names.retry_topic(options.group)
     foreign = sorted({queue.topic for queue in ranges} - {*options.topics, retries})
     if foreign and options.topics:

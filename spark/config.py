@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# Options: what they are where they are not given, and what they may be
+# Options: their defaults and their limits
 
 POLL_TIMEOUT_MS: Final = 30_000  # default of pollTimeoutMs
 RELEASE_TIMEOUT_MS: Final = 60_000  # default of releaseTimeoutMs

@@ -90,7 +90,7 @@ def to_entries(batch: pa.RecordBatch, ids: MessageIds) -> Entries:
 
 
 def _texts(batch: pa.RecordBatch, ids: MessageIds, faulty: Array) -> Array:
-    """The properties' texts (`client.outgoing.properties_text`), binary. Marks rows as faulty that hold what it refuses."""
+    """The properties' texts (`client.outgoing.properties_text`), binary. Marks rows as faulty that it refuses."""
     parts: list[Array] = []
     for name, column in ((props.KEYS, _keys(batch, faulty)), (props.TAGS, _column(batch, "tags", pa.string()))):
         if column is not None and column.null_count < len(column):
@@ -144,7 +144,7 @@ def _is_illegal(texts: Array) -> Array:
 
 
 def _properties(batch: pa.RecordBatch, faulty: Array) -> Array | None:
-    """The users' properties, binary; each begins with the separator from what is before it."""
+    """The users' properties, binary; each begins with the separator from the one before."""
     if "properties" not in batch.schema.names:
         return None
     maps = batch.column("properties")

@@ -52,7 +52,7 @@ def known_within() -> Iterator[None]:
 
 
 def _is_ours(error: AttributeError | ImportError | TypeError) -> bool:
-    """Whether what is missing belongs to this package. A TypeError is PySpark's where the JVM lacks a class: then py4j
+    """Whether the missing name belongs to this package. A TypeError is PySpark's where the JVM lacks a class: then py4j
     takes its name for a package, which cannot be called."""
     if isinstance(error, TypeError):
         return "JavaPackage" not in str(error)

@@ -1,4 +1,5 @@
-"""Options as given: found by their names, read as numbers, words, times and positions. A wrong one says what is allowed."""
+"""Options as given: found by their names, read as numbers, words, times and positions. The error for a wrong one names the
+allowed values."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ class Given:
     def __init__(
         self, options: Mapping[str, str], allowed: Mapping[str, str], kinds: Mapping[str, Mapping[str, str]]
     ) -> None:
-        """allowed: the options there are, with what they may be; kinds: all options, by what they are for."""
+        """allowed: the options and their values; kinds: all options by their purpose."""
         self._allowed = allowed
         spelled = {name.lower(): name for name in allowed}
         self._values = {spelled.get(name.lower(), name): value for name, value in options.items()}

@@ -71,7 +71,7 @@ class Ledger:
         (self._folder / ENDED).write_text(str(time.time_ns()))
 
     def finished(self, group: str, planned: dict[str, Any], before: dict[str, Any], patience_s: float) -> bool:
-        """Whether Spark has finished what a query has planned last. Waits until that, or the end of the query, is noted.
+        """Whether Spark has finished a query's last planned batch. Waits until that, or the end of the query, is noted.
 
         before: the batch before the last one, by which the notes of this query are known from those of others.
         """

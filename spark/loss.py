@@ -1,4 +1,5 @@
-"""Data loss: a position that is no longer in its queue. The error names the queue, what was wanted and what is there."""
+"""Data loss: a position that is no longer in its queue. The error names the queue, the wanted offset and the present
+ones."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ def outside(queue: Queue, wanted: int, extent: Extent, *, is_same: bool, fail: b
     """The offset at which to continue from a position that is not in its queue. Raises DataLossError if that is to end the
     query.
 
-    is_same: whether the queue is known to be the one that the position is of. The end of the same queue went back only with
-    a broker that lost what it had not yet written; of another queue everything is new.
+    is_same: whether the queue is known to be the one that the position is of. The end of the same queue goes back only with
+    a broker that lost unwritten messages; of another queue everything is new.
     """
     if wanted < extent.begin:
         reason, goes_on = f"the messages {wanted} to {extent.begin} have expired", extent.begin

@@ -28,8 +28,8 @@ from .ranges import Range, Ranges
 
 @dataclass(slots=True)
 class _Reading:
-    """One owned queue. `position`: the next offset to plan. `done`: what the group may commit; `committed`: what it has;
-    `is_fresh`: not planned since it was taken; `reset_to`: where an administrator wants it to continue.
+    """One owned queue. `position`: the next offset to plan. `done`: up to where the group may commit; `committed`: up to
+    where it has; `is_fresh`: not planned since it was taken; `reset_to`: where an administrator wants it to continue.
     """
 
     lease: Lease
@@ -53,7 +53,7 @@ class _Reading:
 
 
 class Member(Planner):
-    """Plans the queues that the group has given to it, and commits for the group what is finished."""
+    """Plans the queues that the group has given to it, and commits finished batches for the group."""
 
     def __init__(self, options: StreamOptions, resumed: Batch = EMPTY, *, is_unfinished: bool = False) -> None:
         """is_unfinished: Spark runs the resumed batch again; its queues are given up only when it is finished."""
@@ -110,7 +110,7 @@ class Member(Planner):
             span = ranges.get(queue)
             is_rerun = reading.is_fresh and reading.planned is not None
             if reading.planned is not None and reading.planned != span:
-                reading.position = reading.planned[0]  # Spark did not run what was planned
+                reading.position = reading.planned[0]  # Spark did not run the planned batch
             elif (
                 span is not None
                 and fresh
@@ -198,7 +198,7 @@ class Member(Planner):
         return list(self._readings)
 
     async def _all_ends(self) -> dict[Queue, int]:
-        """When this member has its share: it would pass over what comes later."""
+        """When this member has its share: it would skip queues that come later."""
         try:
             async with asyncio.timeout(SHARE_TIMEOUT_S):
                 await self._membership.settled()

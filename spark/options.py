@@ -1,4 +1,4 @@
-"""The options of source and sink. A wrong one names itself and what is allowed."""
+"""The options of source and sink. The error for a wrong one names it and the allowed values."""
 
 from __future__ import annotations
 

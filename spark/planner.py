@@ -60,7 +60,8 @@ class Planner(ABC):
     def __init__(
         self, options: ReadOptions, resumed: Batch, *, membership: bool, min_rows: int = 0, max_delay_s: float = 0.0
     ) -> None:
-        """resumed: the newest batch in the checkpoint; empty for a new one. min_rows, max_delay_s: what a batch waits for."""
+        """resumed: the newest batch in the checkpoint; empty for a new one. min_rows, max_delay_s: a batch waits for one of
+        them."""
         self._min_rows = min_rows
         self._max_delay_s = max_delay_s
         self._planned_s: float | None = None
@@ -91,7 +92,7 @@ class Planner(ABC):
             raise
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # which ends and closes what is left at the end
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # which ends and closes the rest at the end
             runner.get_loop().run_forever()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -193,7 +194,7 @@ class Planner(ABC):
 
     @abstractmethod
     def _planned_of(self, available: Ranges, cut: Ranges) -> Ranges:
-        """The ranges of the batch, of what may be read and what is within the limits; empty if there is none."""
+        """The ranges of the batch: readable messages within the limits; empty if there are none."""
 
     @abstractmethod
     def _positions(self) -> Mapping[Queue, int]:

@@ -1,4 +1,4 @@
-"""Rows of a small batch that Spark gets with its plan. Reading them takes less than what a task in Python costs.
+"""Rows of a small batch that Spark gets with its plan. Reading them takes less time than a task in Python.
 
 PySpark does so for a `SimpleDataSourceStreamReader`: its loop around a reader asks after `partitions` whether the reader is
 the class that wraps a simple one, and takes the rows from `getCache` (`python_streaming_source_runner.partitions_func`).

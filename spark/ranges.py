@@ -1,4 +1,4 @@
-"""Ranges of offsets: what a batch reads of each queue, cut to limits and split into tasks."""
+"""Ranges of offsets: a batch's part of each queue, cut to limits and split into tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shared_out(
 ) -> dict[Queue, Range]:
     """The ranges, cut to a limit: each queue by the same share, and none to nothing while the limit allows.
 
-    costs: what a message of each queue counts, 1 by default. At least one message is read, whatever it costs. The queue
+    costs: the weight of a message of each queue, 1 by default. At least one message is read, whatever it costs. The queue
     behind `served_last` comes first, so that a limit below one message for each queue leaves none unread. The result is in
     the order of serving.
     """

@@ -247,7 +247,7 @@ class _Pulls:
 
     async def _past_reset(self, connection: Connection, offset: int, moved: Frame) -> Frame:
         """Apache's 5.x tells an administrator's reset once, to whoever of the group pulls next (PullMessageProcessor,
-        `useServerSideResetOffset`). A batch reads what was planned; so the pull is sent again."""
+        `useServerSideResetOffset`). A batch reads its planned messages, so the pull is sent again."""
         answer = await self._answer(connection, offset)
         if answer.code != ResponseCode.PULL_OFFSET_MOVED:
             log.warning(

@@ -162,7 +162,7 @@ class _Sender:
                 raise failure
 
     async def stop(self) -> None:
-        """Leaves what is still under way."""
+        """Leaves sends that are still under way."""
         for send in self._sends:
             send.cancel()
         await asyncio.gather(*self._sends, return_exceptions=True)

@@ -123,7 +123,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._is_bounded = True
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Reports for Spark's progress what the queues hold, and how many messages are not planned yet."""
+        """Reports the extents of the queues for Spark's progress, and how many messages are not planned yet."""
         if self._planner is None:
             return None
         ends, positions = self._planner.progress()

@@ -57,8 +57,8 @@ class Standalone(Planner):
         self._read_to[queue] = position
 
     async def _finish(self, batch: Batch) -> None:
-        """Goes on where these ranges end. A query without a checkpoint begins where the options say, what comes later at its
-        start."""
+        """Goes on where these ranges end. A query without a checkpoint begins where the options say, and reads later queues
+        from their start."""
         if batch == self._last:
             return
         is_new = self._last is None and not batch.ranges
@@ -128,7 +128,7 @@ class Standalone(Planner):
         extent = seen.extents[queue]
         if end > extent.end:
             raise ConfigError(f"endingOffsets names {queue} at {end}, which ends at {extent.end}")
-        if begin > end and start.of(queue) != "first":  # the first message may be behind what a group has committed
+        if begin > end and start.of(queue) != "first":  # the first message may be behind a group's offset
             raise ConfigError(
                 f"{queue}: the start {begin} is behind the end {end}; correct the starting or ending option"
             )

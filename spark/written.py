@@ -1,4 +1,4 @@
-"""Columns of rows that are written: what they mean, and those of Spark's Kafka connector as ours."""
+"""Columns of rows that are written: their meaning, and those of Spark's Kafka connector as ours."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ They are the asynchronous ones, in an event loop of one thread that all of them 
 your code works. All methods may be called from any thread and from the cells of a notebook, but not in a coroutine. Handlers,
 listeners and `check` are plain functions, which run in threads and may block.
 
-A process that is forked makes its own: what was made before the fork raises ConfigError there.
+A forked process makes its own: clients made before the fork raise ConfigError there.
 """
 
 from __future__ import annotations
@@ -271,7 +271,8 @@ class Consumer(Receiver):
         return self._consumer.assignment()
 
     def assigned(self, timeout_s: float = 30.0) -> set[Queue]:
-        """Waits until this member holds what the last rebalance gave it; its queues. Raises TimeoutError, saying why."""
+        """Waits until this member holds the share that the last rebalance gave it. Returns its queues. Raises TimeoutError,
+        saying why."""
         return _loop.run(self._consumer.assigned(timeout_s))
 
     def pause(self, queues: Iterable[Queue] | None = None) -> None:
@@ -287,7 +288,7 @@ class Consumer(Receiver):
         _loop.run(self._consumer.seek(to, queues))
 
     def commit(self) -> None:
-        """Commits what was acknowledged, and returns when the brokers have answered."""
+        """Commits acknowledged messages, and returns when the brokers have answered."""
         _loop.run(self._consumer.commit())
 
     def positions(self) -> dict[Queue, Position]:
@@ -319,7 +320,7 @@ class SharedConsumer(Receiver):
         self._consumer = _loop.run(made())
 
     def stop(self) -> None:
-        """Lets running handlers finish, gives back what is in hand and leaves. Raises ConfigError in a handler."""
+        """Lets running handlers finish, gives back messages in hand and leaves. Raises ConfigError in a handler."""
         self._consumer.check_stop()
         _loop.run(self._consumer.stop())
 

@@ -1,8 +1,8 @@
 """The event loop that all producers and consumers of `rocketlet.sync` share, in a thread of its own.
 
-It begins when it is first needed, anew in a process that was forked, and it outlives whatever code of the user does in it:
-if it ended, everybody who waits for it would wait for ever. It ends with the interpreter. `atexit` calls last what was
-registered first, so functions that are registered after `import rocketlet.sync` may still stop their producers.
+It begins when it is first needed, anew in a process that was forked, and it outlives anything that the user's code does in
+it: if it ended, everybody who waits for it would wait for ever. It ends with the interpreter. `atexit` calls the first
+registered function last, so functions that are registered after `import rocketlet.sync` may still stop their producers.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Broker(BrokerUnderTest):
     """folder: where its data lies; by default in memory where the system can, else in a temporary folder, gone at the end.
     port: 0 takes a free one. settings: of `rocketlet.broker.config.BrokerConfig`, such as `default_queues=4`.
 
-    `address` is what clients are given, as name server and broker. `clock` moves the broker's time, `faults` makes things go
+    `address` is that of name server and broker, for clients. `clock` moves the broker's time, `faults` makes things go
     wrong. Raises ValueError for a setting that a broker does not have, and for an address that cannot be.
     """
 

@@ -110,7 +110,7 @@ class Fault:
             raise ValueError(f"queues is {self.queues}; at most {MAX_QUEUES_PER_TOPIC} is allowed")
 
     def _check_sender(self) -> None:
-        """A fault on what the other side sends would never act."""
+        """A fault on requests of the other side would never act."""
         if self.action == "lose":
             if self.code not in _OF_BROKERS | _OF_BOTH:
                 allowed = ", ".join(sorted(code.name for code in _OF_BROKERS | _OF_BOTH))
@@ -279,8 +279,8 @@ class Ordered:
 
 @dataclass(slots=True)
 class Faults:
-    """The faults in force, and what they did. `run` calls in the broker's thread; `on_end` when faults are taken away, so
-    that who was frozen goes on."""
+    """The faults in force, and their acts. `run` calls in the broker's thread; `on_end` when faults are taken away, so that
+    frozen clients go on."""
 
     injected: list[Injected] = field(default_factory=list)
     run: Callable[[Callable[[], None]], None] = lambda action: action()
@@ -315,7 +315,7 @@ class Faults:
         self.run(keep)
 
     def clear(self) -> None:
-        """Ends all faults and forgets what they did."""
+        """Ends all faults and forgets their acts."""
         self.remove()
         self.injected.clear()
 

@@ -1,4 +1,4 @@
-"""uvloop's loop for tests: it names what was left open instead of waiting for it for ever.
+"""uvloop's loop for tests: it names handles that were left open instead of waiting for them for ever.
 
 uvloop warns of each handle that nobody has closed, and then closes it. Where warnings are errors, as in many tests, it raises
 instead and leaves the handle open (`__uv_walk_close_all_handles_cb`), and `close` waits until it is closed. No time limit of

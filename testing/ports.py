@@ -15,7 +15,7 @@ from typing import Final
 
 from ..broker.config import VIP_DISTANCE
 
-HELD: Final = 64  # ports; what was asked for longer ago is listened on by now
+HELD: Final = 64  # ports; older ones are listened on by now
 
 _held: deque[tuple[int, ...]] = deque()  # file descriptors
 

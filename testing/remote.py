@@ -194,7 +194,7 @@ class _RemoteClock:
 
 
 class _RemoteFaults:
-    """Knows by number the faults that it ordered: they compare equal to what the test holds."""
+    """Knows by number the faults that it ordered: they compare equal to the test's own."""
 
     def __init__(self, calls: _Calls) -> None:
         self._calls = calls

@@ -52,7 +52,7 @@ class Listening:
 
 class Rig:
     """folder: where the data lies; None: in memory where the system can, else in a temporary folder, gone at the end. It
-    takes the place of the settings' `data_dir`. empties: whether `clear` may delete what is in a folder that was given."""
+    takes the place of the settings' `data_dir`. empties: whether `clear` may empty a folder that was given."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class Rig:
             return await admin.history(group)
 
     def _access(self) -> Access:
-        """How the kit shows a cluster who it is."""
+        """The kit's account at a cluster."""
         acl, account = self._listening.acl, self._settings.name_server_account
         entries = acl.file.entries if acl is not None and account else ()
         secret = next((str(entry["secretKey"]) for entry in entries if entry.get("accessKey") == account), "")

@@ -1,4 +1,4 @@
-"""The JSON of the control interface: what is asked for and what is answered. `bytes` are Base64.
+"""The JSON of the control interface: requests and answers. `bytes` are Base64.
 
 Numbers and texts that a caller gives are checked here, where their limits are in the schema; what goes with what, such as
 the fields of a fault, is checked by whoever makes it.

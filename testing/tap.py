@@ -60,8 +60,8 @@ class Request:
 
 
 class Tap:
-    """Stands where the server's `serve` is. `client_of(connection)` names who is behind a connection; what is asked goes
-    on to the list `requests`."""
+    """Stands where the server's `serve` is. `client_of(connection)` names the client behind a connection; requests go on to
+    the list `requests`."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class Tap:
             self._clock.call_later(number * size / bytes_per_s, partial(connection.pass_on, piece))
 
     def thaw(self, connection: TappedConnection) -> None:
-        """A frozen client goes on: what it sent arrives now, and what was sent to it."""
+        """A frozen client goes on: its bytes arrive now, and so do those for it."""
         frames, connection.frozen = connection.frozen, []
         unsent, connection.unsent = connection.unsent, []
         if unsent:

@@ -62,7 +62,7 @@ class BrokerUnderTest(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """`host:port` of the name server and the broker: what clients are given."""
+        """`host:port` of the name server and the broker, for clients."""
 
     @property
     @abstractmethod

@@ -29,7 +29,8 @@ class _Uvicorn(uvicorn.Server):
 
 
 class WebServer:
-    """Serves at a socket that listens, from `start` to `stop`, which closes it. stop_s: for what is under way then."""
+    """Serves at a socket that listens, from `start` to `stop`, which closes it. stop_s: how long open requests may take
+    then."""
 
     def __init__(self, application: Any, listening: socket.socket, *, stop_s: int) -> None:
         self._socket = listening

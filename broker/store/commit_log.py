@@ -89,7 +89,7 @@ class CommitLog(SegmentedFile):
         self.written.forget_before(self.begin)
 
     def record_in(self, data: bytes, at: int, position: int) -> Record | None:
-        """The record that `data` holds at `at`, if it is what was written at that position of the log."""
+        """The record that `data` holds at `at`, if it is intact and was written at that position of the log."""
         size = record_size(data, at)
         if not size or at + size > len(data):
             return None

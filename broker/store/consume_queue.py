@@ -148,7 +148,7 @@ class ConsumeQueue:
     # Recovery
 
     def restore(self, state: QueueState) -> bool:
-        """Goes back to what a checkpoint says; False if the file does not hold that. The tail must be empty."""
+        """Goes back to a checkpoint's state; False if the file does not hold that. The tail must be empty."""
         if state.begin >= state.next:
             self.restart(state.next)
             return True

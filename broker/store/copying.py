@@ -1,8 +1,8 @@
 """Copies a data folder, also while a broker writes to it.
 
-The log is the truth: what the other files lack is found in it at the start. So they are copied first, the log behind them. If
-retention deletes the log's first segment in between, all is done once more, which copies only what is new. Segments are only
-ever appended to: a copy of one is continued where it ends, unless another file has its name now.
+The log is the truth: entries that the other files lack are found in it at the start. So they are copied first, the log
+behind them. If retention deletes the log's first segment in between, everything is done once more, which copies only new
+data. Segments are only ever appended to: a copy of one is continued where it ends, unless another file has its name now.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _APPENDED: Final = (_LOG, "consumequeue")
 _PARTIAL: Final = ".partial"
 _ROUNDS: Final = 10
 _AT_ONCE_BYTES: Final = 1 << 20
-# Leases are over by the time of a copy, and what was put aside is for people who look at the damaged folder.
+# Leases are over by the time of a copy, and files that were put aside are for people who look at the damaged folder.
 _LEFT_OUT: Final = ("lock", "removed", "damaged")
 
 

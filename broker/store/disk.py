@@ -44,7 +44,7 @@ def size_and_free_bytes(path: Path) -> tuple[int, int]:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file; raises OSError for what is none, such as a pipe, which would not end."""
+    """The content of a file; raises OSError for anything else, such as a pipe, which would not end."""
     with open(os.open(path, READ | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))

@@ -304,11 +304,11 @@ class Folder:
         return path
 
     def empty_removed(self) -> None:
-        """Removes what a run before has set aside."""
+        """Removes files that an earlier run has set aside."""
         disk.remove_folder(self.path / _REMOVED)
 
     def fault(self) -> str | None:
-        """Why what is written no longer gets into the folder; None if it does."""
+        """Why writes no longer reach the folder; None if they do."""
         try:
             if os.path.samestat(os.stat(self.path), os.fstat(self._locks[0])):
                 return None

@@ -31,7 +31,7 @@ def framed(content: bytes) -> bytes:
 
 
 class Frames:
-    """`size` is that of the file, `base` what it had when it was written anew, bytes. `written` grows with each append.
+    """`size` is that of the file, `base` its size when it was written anew, in bytes. `written` grows with each append.
     is_synced: `--flush sync`, so a frame is acknowledged when the calls of `syncs` were made."""
 
     def __init__(self, path: Path, *, is_synced: bool = False) -> None:
@@ -130,7 +130,7 @@ class Frames:
             self._descriptor = None
 
     def _truncate(self) -> None:
-        """Takes off what is behind the last whole frame; if that fails, it is damage when the file is read again."""
+        """Cuts off bytes behind the last whole frame; if that fails, they are damage when the file is read again."""
         try:
             disk.cut(self.path, self.size)
         except OSError as error:

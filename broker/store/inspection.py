@@ -1,4 +1,4 @@
-"""Finds what is damaged in a data folder. Reads all of it, changes nothing."""
+"""Finds damage in a data folder. Reads all of it, changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK_ENTRIES: Final = 1000
 
 
 class Finding(NamedTuple):
-    """A part of the folder, what is wrong with it (None: nothing), and what repair, or the next start, does about it."""
+    """A part of the folder, its fault (None: none), and the cure by a repair or the next start."""
 
     part: str
     fault: str | None
@@ -30,7 +30,7 @@ class _Index:
 
     def __init__(self, queue: ConsumeQueue, known: int) -> None:
         self.queue = queue
-        self.known = known  # the next offset by the checkpoint; what is behind it is read from the log anyway
+        self.known = known  # the next offset by the checkpoint; entries behind it are read from the log anyway
         self.right = self.wrong = 0
         self._block_at = 0
         self._block = b""

@@ -92,7 +92,7 @@ class Journal:
         return calls
 
     def shortening(self, save: Job[None]) -> Job[None]:
-        """Saves the state, which then holds all that was appended before, and keeps only what came since."""
+        """Saves the state, which then holds all earlier changes, and keeps only the changes since."""
         self._since = []
         aside = self._path.with_suffix(".journal-new")
         try:
@@ -116,7 +116,7 @@ class Journal:
         self._truncate()
 
     def _truncate(self) -> None:
-        """Takes off what is behind the last whole line; if that fails, it fails when the line is read again."""
+        """Cuts off bytes behind the last whole line; if that fails, it fails when the line is read again."""
         try:
             disk.cut(self._path, self._end)
         except OSError as error:

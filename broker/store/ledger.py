@@ -2,9 +2,9 @@
 
 A broker that is killed and restarts must know every lease that a member believes in. A lease that it has forgotten it would
 give to somebody else; a lease whose queue has changed hands since it would give back to the former owner. So each request
-that grants or ends leases is a line in a journal, written before the answer: what the operating system has survives the
-broker. Leases that end by themselves, with a socket or by time, are written a moment later. A kill just then leaves a queue
-without a reader for as long as a lease lasts, and never with two.
+that grants or ends leases is a line in a journal, written before the answer: bytes that the operating system has survive
+the broker. Leases that end by themselves, with a socket or by time, are written a moment later. A kill just then leaves a
+queue without a reader for as long as a lease lasts, and never with two.
 
 The operating system's end is another matter, since nothing here is synced. Then, and when a file is damaged or could not be
 written, nobody knows who owns what: no lease is believed, and none granted until the last one that a member may still believe
@@ -75,13 +75,13 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # One of two empty files. Which name it has says whether the disk has what was granted: another name needs neither
-        # room nor a descriptor.
+        # One of two empty files. Its name says whether the disk has all grants: another name needs neither room nor a
+        # descriptor.
         self._sound_path, self._behind_path = path.with_suffix(".sound"), path.with_suffix(".behind")
         self._journal = Journal(path)
         self._boot = boot_id()
         self._written_at = ""
-        self._saved_epoch = self._least_epoch = 0  # the file's, and what it is at least if it is the journal's
+        self._saved_epoch = self._least_epoch = 0  # the file's, and the least one if it is the journal's
         self._changes: list[object] = []
         self._freed: list[object] = []
         self._count = 0  # changes in the journal
@@ -107,7 +107,7 @@ class Ledger:
             )
 
     def _read(self) -> str:
-        """Takes over what the run before has written; why that is not all, empty if it is."""
+        """Takes over the leases that the last run has written. Returns why they are not all; empty if they are."""
         damage = state_fault(self._path) if disk.is_there(self._path) else None
         state = find_state(self._path, is_derivable=True)
         try:
@@ -183,7 +183,7 @@ class Ledger:
         self._changes.append([*key, *former])
 
     def pulled(self, key: Key, client_id: str, epoch: int) -> None:
-        """To be written before the answer: what the owner reads from now on would be repeated."""
+        """To be written before the answer: messages that the owner reads from now on would otherwise be repeated."""
         self._changes.append([*key, client_id, epoch, None])
 
     def write(self) -> None:
@@ -219,8 +219,9 @@ class Ledger:
             disk.close(disk.open_file(path, disk.CREATE, 0o644))
 
     def saving(self, now: Callable[[], tuple[Iterator[Change], int]], *, closes: bool) -> Job[None]:
-        """Writes what has ended by itself, and the whole file when the journal has become long or lacks something. now: the
-        leases and the last epoch. closes: nothing follows. Raises StoreFull; it is tried again the next time."""
+        """Writes leases that have ended by themselves, and the whole file when the journal has become long or lacks
+        something. now: the leases and the last epoch. closes: nothing follows. Raises StoreFull; it is tried again the next
+        time."""
         freed, self._freed = self._freed, []
         for first in range(0, len(freed), FREED_AT_ONCE):
             self._append(freed[first : first + FREED_AT_ONCE])

@@ -74,7 +74,7 @@ class Reader:
         self._log = segments
         self._queues = queues
         self._damaged: set[tuple[str, int, int]] = set()
-        self._latest: tuple[int, int, Buffer] = (0, 0, b"")  # position, size and what was read there
+        self._latest: tuple[int, int, Buffer] = (0, 0, b"")  # position, size and the bytes read there
 
     @property
     def damaged(self) -> frozenset[tuple[str, int, int]]:

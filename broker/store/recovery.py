@@ -112,7 +112,7 @@ class Recovery:
         self._is_complete = False  # whether it is known from which offset on a queue's messages must be there
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unknown: dict[str, int] = {}
-        self._known_until = 0  # where the log is behind what the checkpoint knows
+        self._known_until = 0  # where the log goes on behind the checkpoint
         self._most_lost = 0  # messages of a queue: no log that was as long as this one can have had more
         self._known_end = 0  # the log's end, by the index entries behind the checkpoint
         self._rebuilt: list[str] = []
@@ -135,7 +135,9 @@ class Recovery:
         records, damage, torn = self._log.replay(start, self._take, self._is_named)
         for key, state in states.items():
             if key in self._queues:
-                if checkpoint is not None and torn.position < checkpoint.end:  # whole indexes know what is cut off, too
+                if (
+                    checkpoint is not None and torn.position < checkpoint.end
+                ):  # whole indexes know the cut-off part, too
                     self._queues[key].cut_from(torn.position)
                 self._lose_until(self._queues[key], state.next, torn.position)
         damage = self._damage + damage
@@ -229,7 +231,8 @@ class Recovery:
                 queue.flush()
 
     def _lose_until(self, queue: ConsumeQueue, offset: int, position: int) -> bool:
-        """Names what is lost before an offset. False if that cannot be one: an entry is written for each lost message."""
+        """Names the messages that are lost before an offset. False if that cannot be one: an entry is written for each lost
+        message."""
         if queue.begin < queue.next and offset - queue.next > self._most_lost:
             return False
         if queue.next < offset:

@@ -1,4 +1,4 @@
-"""Whether the device takes what is written. A broker whose disk is full refuses messages: it says so once, and its end."""
+"""Whether the device takes writes. A broker whose disk is full refuses messages: it says so once, and its end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The messages that wait for their time, sorted by it: a file per run, as in an LSM tree.
 
-A key is a due time and an offset in the queue where the message waits; the queue's index has both, so what is here can always
-be made again from it. A run holds the keys of a range of offsets and never changes. Its file's name says the range and how
-many keys it has; each block has a checksum. Nothing of it needs a sync: what a crash leaves of a file is found out.
+A key is a due time and an offset in the queue where the message waits; the queue's index has both, so a run can always be
+made again from it. A run holds the keys of a range of offsets and never changes. Its file's name says the range and how
+many keys it has; each block has a checksum. Nothing of it needs a sync: a start recognizes a file that a crash left
+unfinished.
 """
 
 from __future__ import annotations

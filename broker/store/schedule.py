@@ -76,7 +76,7 @@ class Schedule:
                 begin += 1
 
     def _keys_of(self, runs: list[Run], offsets: Iterable[int]) -> list[int]:
-        """Keys that are in runs behind what was delivered, where nobody looks for them."""
+        """Keys in runs behind the delivered ones, where nobody looks for them."""
         among = [offset for offset in offsets if any(run.begin <= offset < run.end for run in runs)]
         return [key_of(self._queue.entry(offset)[2], offset) for offset in among]
 
@@ -101,7 +101,7 @@ class Schedule:
         self._order()
 
     def add_again(self, keys: Iterable[int]) -> None:
-        """Keys that were taken, or that are before what was delivered."""
+        """Keys that were taken, or that are before the delivered ones."""
         for key in keys:
             heappush(self._heap, key)
 

@@ -1,7 +1,7 @@
 """A row of append-only files, each named by the position of its first byte in 20 digits.
 
-Positions never change when old segments are dropped. Nothing is written in place, so what a reader sees is what was
-acknowledged. A file that is gone or shorter than the next one's name says leaves a gap: reading there raises Damaged.
+Positions never change when old segments are dropped. Nothing is written in place, so a reader sees acknowledged bytes. A
+file that is gone or shorter than the next one's name says leaves a gap: reading there raises Damaged.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def _sync_and_close(descriptor: int) -> None:
 class SegmentedFile:
     """Bytes from `begin` to `end`, appended at the end, dropped at the beginning, a segment at a time.
 
-    stays_open: the segment that is written keeps its descriptor, so that an append never needs a new one.
-    is_synced: somebody calls `syncs` and makes the calls; a segment that is done stays open until then.
-    sums: keeps a CRC-32 per segment of what is written.
+    stays_open: the segment that is written keeps its descriptor, so that an append never needs a new one. is_synced:
+    somebody calls `syncs` and makes the calls; a segment that is done stays open until then. sums: keeps a CRC-32 of each
+    segment's bytes.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class SegmentedFile:
         return len(self._starts)
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Position and size of what is missing between segments, as they were found when the file was opened."""
+        """Position and size of the gaps between segments, as they were when the file was opened."""
         found: list[tuple[int, int]] = []
         for start, following in zip(self._starts, self._starts[1:], strict=False):
             end = start + self._sizes.get(start, following - start)
@@ -136,7 +136,7 @@ class SegmentedFile:
             self.sums[start] = zlib.crc32(data, self.sums[start])
 
     def _take_back(self) -> None:
-        """Cuts off what a failed write left behind `end`."""
+        """Cuts off bytes that a failed write left behind `end`."""
         try:
             disk.truncate(self._descriptor(self._starts[-1]), self.end - self._starts[-1])
         except OSError as error:
@@ -259,7 +259,7 @@ class SegmentedFile:
         return True
 
     def take_sums(self) -> None:
-        """Computes the sums of what is there. Raises StoreError for a gap."""
+        """Computes the sums of the segments. Raises StoreError for a gap."""
         self.sums = {start: self._sum(start) for start in self._starts}
 
     def _sum(self, start: int) -> int:

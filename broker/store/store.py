@@ -45,7 +45,7 @@ _NO_HOST: Final = socket.inet_aton("0.0.0.0") + b"\0\0\0\0"
 
 
 class Store:
-    """A data folder opened for this process. `now_ms` is the store time of what is staged."""
+    """A data folder opened for this process. `now_ms` is the store time of staged messages."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Store:
         return found
 
     def _put_aside(self, found: Recovered) -> None:
-        """Keeps aside what the log holds besides records, and cuts off what is torn."""
+        """Keeps bytes of the log that are no records aside, and cuts the torn end off."""
         for position, size in (*found.damage, Damage(self._log.end - found.torn_bytes, found.torn_bytes)):
             data = (
                 self._log.read_up_to_damage(position, min(size, DAMAGE_ASIDE_BYTES))
@@ -172,8 +172,8 @@ class Store:
     def checkpointing(self, sync: bool = False, *, closes: bool = False) -> Job[None]:
         """Writes everything committed so far to the index files, and says so in the checkpoint. Raises StoreFull.
 
-        sync: the log is on the device, and what is said of it. closes: the index files are, too; without it, indexes
-        that are lost in a power cut are rebuilt."""
+        sync: the log and the checkpoint are on the device. closes: the index files are, too; without it, indexes that are
+        lost in a power cut are rebuilt."""
         state = (self._log.end, len(self.queues), closes)
         fault = self.folder.fault()
         if fault is not None:
@@ -198,7 +198,7 @@ class Store:
         yield partial(replace_state, self.folder.path / "checkpoint.json", content, sync=sync)
 
     def _entries(self, closes: bool) -> Job[list[bytes]]:
-        """Flushes the index of each queue; what the checkpoint says of it."""
+        """Flushes the index of each queue. Returns its entries in the checkpoint."""
         entries: list[bytes] = []
         deletions = self._deletions
         for number, queue in enumerate(list(self.queues.values()), 1):
@@ -220,14 +220,14 @@ class Store:
             self.sync_log()
             return
         try:
-            # As one call: what is acknowledged from now on counts on all of them, and waits behind it in the same line.
+            # As one call: messages acknowledged from now on count on all of them, and wait behind it in the same line.
             yield partial(make_all, self._log.syncs())
         except OSError as error:
             self.fail(f"the commit log cannot be synced: {error.strerror}")
             raise StoreFailed(str(self.fault)) from error
 
     def fail(self, reason: str) -> None:
-        """Stops all writing, because nobody knows what the device holds. `fault` says why."""
+        """Stops all writing, because nobody knows which writes the device holds. `fault` says why."""
         if self.fault is None:
             self.fault = f"the broker writes no more: {reason}; check the disk, then start it again"
             log.critical("store_stopped_writing", reason=reason, hint="check the disk, then start the broker again")
@@ -320,7 +320,7 @@ class Store:
     # Appending
 
     def begin_batch(self) -> int:
-        """Sets the store time of what is staged next, ms."""
+        """Sets the store time of the next staged messages, ms."""
         self.now_ms = self._time_ms()
         return self.now_ms
 
@@ -404,13 +404,13 @@ class Store:
         return len(self._staged)
 
     def roll_back(self, kept: int = 0) -> None:
-        """Forgets what was staged after the first `kept` pieces."""
+        """Forgets messages staged after the first `kept` pieces."""
         while len(self._staged) > kept:
             self._next -= len(self._staged.pop())
             self._staged_queues.pop().take_back(self._staged_counts.pop())
 
     def commit(self) -> list[ConsumeQueue]:
-        """Writes what is staged and returns its queues. If this raises, such as StoreFull, nothing of it is kept."""
+        """Writes the staged messages and returns their queues. If this raises, such as StoreFull, nothing of it is kept."""
         try:
             if self.fault is not None:
                 raise StoreFailed(self.fault)
@@ -440,7 +440,7 @@ class Store:
     # Reading
 
     def read_log(self, position: int, size: int) -> bytes:
-        """Bytes of the commit log as they are. Raises StoreError for what was dropped."""
+        """Bytes of the commit log as they are. Raises StoreError for a dropped offset."""
         return self._log.read(position, size)
 
     def search(self, topic: str) -> Search:
@@ -459,7 +459,7 @@ class Store:
     def expiring(self, *, older_than_s: float, total_bytes: int | None, carry: Carry | None = None) -> Job[int]:
         """Drops old segments: those last written before a time, and those beyond a total size. Returns how many.
 
-        carry: stores what is needed before a position once more at the end; returns the position up to which it did."""
+        carry: stores needed messages before a position again at the end; returns the position up to which it did."""
         starts = self._log.starts
         dropped = 0
         while dropped < min(len(starts) - 1, DELETE_LIMIT):

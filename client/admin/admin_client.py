@@ -57,7 +57,7 @@ class AdminClient:
     """`async with AdminClient("host:port") as admin: print(await admin.topics())`
 
     Every method raises RocketletError: ConnectionFailed or RequestTimeout if a server is away, BrokerRefused if it does not
-    do or allow what was asked.
+    know or allow the request.
     """
 
     def __init__(self, name_server: str, *, access: Access | None = None) -> None:

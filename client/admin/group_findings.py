@@ -32,7 +32,7 @@ class Harm(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """`subject` is what it is about, such as a group; `kind` is stable, for programs; `cure` says what to do."""
+    """`subject` names the ill part, such as a group; `kind` is stable, for programs; `cure` says what to do."""
 
     harm: Harm
     kind: str

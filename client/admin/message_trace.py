@@ -62,7 +62,7 @@ class MessageTrace:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        """Writes what waits."""
+        """Writes the records that wait."""
         try:
             async with self._writing:  # a write that is under way goes on
                 if self._task is not None:

@@ -155,8 +155,8 @@ class Mirror:
         await self._stack.aclose()
 
     async def run(self, *, follow: bool = False, on_round: Callable[[], None] = lambda: None) -> None:
-        """Copies what is there, then the progress of groups; with `follow` goes on until it is cancelled. `on_round` is
-        called after each round."""
+        """Copies the present messages, then the progress of groups; with `follow` goes on until it is cancelled. `on_round`
+        is called after each round."""
         deadline_s, copied, told = 0.0, -1, ""
         while True:
             try:

@@ -34,7 +34,7 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """A queue that went from one owner to the next. Times are ms since the epoch, None for what has not happened.
+    """A queue that went from one owner to the next. Times are ms since the epoch, None for events that have not happened.
 
     - `cause`, `cause_client`, `cause_ms`: the change of the group before it, such as `joined`. Empty if none is known.
     - `end`: how the old owner's lease ended: `unlocked` (it let go), `lock lost` (its connection closed), `lock expired`.

@@ -1,5 +1,4 @@
-"""The queues that a consumer owns now: what membership tells of them (`QueueUser`), who is told of it, and what the user
-stops and continues."""
+"""The queues that a consumer owns now: membership's news of them (`QueueUser`), the user's listeners, and pauses."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ log = get_logger("rocketlet.consumer")
 
 
 class Assignment:
-    """`on_resumed(process_queue)`: what is cached of a queue may be handed out again. `drain_s`: how long a queue that is
+    """`on_resumed(process_queue)`: cached messages of a queue may be handed out again. `drain_s`: how long a queue that is
     given up waits for running handlers."""
 
     def __init__(
@@ -90,7 +89,7 @@ class Assignment:
         except TimeoutError:
             log.warning("handlers_still_running", queue=str(queue), hint="their messages will be delivered again")
         self._tell_revoked(queue)
-        # A queue that was lost while its handlers ended is another's: what they did is not ours to commit.
+        # A queue that was lost while its handlers ended is another's: their work is not ours to commit.
         return None if process_queue.is_dropped else process_queue.commit_offset
 
     def is_pull_committing(self, queue: Queue) -> bool:

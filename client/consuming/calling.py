@@ -17,8 +17,8 @@ Inner = Callable[[Callable[..., Awaitable[Any]]], Called]
 
 
 class Calling:
-    """Calls a handler that is called `at_once` times at the same time, at most. Raises what it raises. `inner` is
-    around the handler, inside of all middleware."""
+    """Calls a handler that is called `at_once` times at the same time, at most. Raises its exceptions. `inner` is around
+    the handler, inside of all middleware."""
 
     def __init__(
         self,

@@ -23,7 +23,8 @@ log = get_logger("rocketlet.consumer")
 
 
 class Commits:
-    """`store(offsets)` tells the brokers and returns for which queues that was done; `spawn` runs what nobody waits for."""
+    """`store(offsets)` tells the brokers and returns for which queues that was done; `spawn` runs work that nobody waits
+    for."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Commits:
         ]
 
     async def stop(self) -> None:
-        """Commits nothing more at intervals; what is still owned is committed when it is given up."""
+        """Commits nothing more at intervals; queues that are still owned are committed when they are given up."""
         await cancelled(self._tasks)
 
     def stop_idle(self) -> None:
@@ -62,7 +63,7 @@ class Commits:
             self._idle_timer.cancel()
 
     async def commit(self) -> None:
-        """Commits what was acknowledged, and returns when the brokers have answered."""
+        """Commits acknowledged messages, and returns when the brokers have answered."""
         await self._commit(offsets_to_commit(self._queues.values()))
 
     async def _commit(self, offsets: Mapping[Queue, int]) -> None:

@@ -1,4 +1,4 @@
-"""Handlers that get what a body says, in place of the message.
+"""Handlers that get a body's content in place of the message.
 
 A body that cannot be decoded now cannot be decoded the next time, either: its message is rejected with the reason, and is not
 tried again. In a batch that message alone is rejected; the handler gets the others.
@@ -39,7 +39,7 @@ class Decoding:
         self._send_back = send_back
 
     def around(self, call: Callable[..., Awaitable[Any]]) -> Called:
-        """`call`, with what the bodies say."""
+        """Calls `call` with the content of the bodies."""
 
         async def decoded(argument: Message | list[Message]) -> Any:
             if isinstance(argument, Message):

@@ -39,9 +39,9 @@ class Hand:
 
 
 class Deliveries:
-    """`send_back(message, delay_level, reason)` hands a message to the broker; `on_acknowledged(process_queue)`. `orderly`: a
-    queue has one run in hand at most, and one that is to be retried holds it. Middleware that is a DeliveryWatch is told of
-    what is handed out."""
+    """`send_back(message, delay_level, reason)` hands a message to the broker; `on_acknowledged(process_queue)`. `orderly`:
+    a queue has one run in hand at most, and one that is to be retried holds it. Middleware that is a DeliveryWatch is told
+    of messages that are handed out."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Deliveries:
         return None
 
     def give_back(self, hand: Hand) -> None:
-        """No longer in hand; what is not acknowledged of it is handed out again."""
+        """Takes a run out of hand; its unacknowledged messages are handed out again."""
         run = self._taken_from(hand)
         if run is not None:
             self._put_back(run)
@@ -370,7 +370,7 @@ class Receiver:
         return self._deliveries is not None and self._deliveries.is_held(message)
 
     def forsake(self, message: Message | None = None) -> None:
-        """Gives back this message, or all that is in hand, to be delivered again: whoever had it works on it no more."""
+        """Gives back this message, or all in hand, to be delivered again: their holders work on them no more."""
         if self._deliveries is not None:
             self._deliveries.forsake(message)
 

@@ -1,4 +1,4 @@
-"""Messages to the user's handler: workers that take runs as they come, and what a handler's outcome means.
+"""Hands messages to the user's handler: workers that take runs as they come, and act on a handler's outcome.
 
 A worker is a task that lives as long as the consumer; there is none per message. Concurrent handling takes any run;
 orderly handling takes a queue's runs one after the other, by one worker at a time.
@@ -70,8 +70,8 @@ Handler = Callable[[Any], Awaitable[Outcome] | Outcome]
 MessageHandler = Callable[[Message], Awaitable[Outcome] | Outcome]
 BatchHandler = Callable[[list[Message]], Awaitable[Outcome] | Outcome]
 Middleware = Callable[[Any, Callable[[Any], Awaitable[Outcome]]], Awaitable[Outcome]]
-"""Around a handler: `async def layer(message, call): return await call(message)`. It gets what the handler gets, and may look
-at it, measure, wrap the call, replace the outcome, or not call at all."""
+"""Around a handler: `async def layer(message, call): return await call(message)`. It gets the handler's argument, and may
+look at it, measure, wrap the call, replace the outcome, or not call at all."""
 
 Settled = Callable[[Outcome], None]
 
@@ -88,7 +88,7 @@ SendBack = Callable[[Message, int, str], Awaitable[None]]
 
 
 class Workers:
-    """Runs the handler over what is put in, at most `concurrency` at once.
+    """Runs the handler over the messages that are put in, at most `concurrency` at once.
 
     `send_back(message, delay_level, reason)` hands a message to the broker to be retried; `on_acknowledged(process_queue)`;
     `on_failed(message, reason)`: its handler raised, or gave it up.
@@ -251,7 +251,7 @@ class Workers:
 
     def _send_back_later(self, run: Run, outcome: Outcome) -> None:
         """The broker has not taken a run back: the handler is called again after a pause, as by Apache's
-        ConsumeMessageConcurrentlyService. A hand-over does not wait so long, nor leave it: what was handled behind it would
+        ConsumeMessageConcurrentlyService. A hand-over does not wait so long, nor leave it: messages handled behind it would
         come again."""
         process_queue = run.process_queue
         process_queue.enter()
@@ -305,8 +305,7 @@ class Workers:
                 self._tell_failed(run, repr(error))
         if isinstance(outcome, Reject):
             self._tell_failed(run, outcome.reason or "it was given up")
-        # The handler has ended, and cancelled its worker on the way: what it said counts, and another worker carries
-        # it out.
+        # The handler has ended, and cancelled its worker on the way: its outcome counts, and another worker carries it out.
         if outcome is not None and _is_cancelled():
             run.outcome = outcome
             raise asyncio.CancelledError
@@ -329,7 +328,7 @@ class Workers:
                     await self._send_back(run.messages[run.done], level, outcome.reason)
             except RocketletError as error:
                 if process_queue.is_stopped and isinstance(error, ConnectionFailed | RequestTimeout):
-                    # A hand-over waits for its broker, and for this: else what was handled behind it comes again.
+                    # A hand-over waits for its broker, and for this: else messages handled behind it come again.
                     await asyncio.sleep(RECONNECT_S)
                     continue
                 log.warning("send_back_failed", reason=str(error), hint="the handler will be called again")

@@ -21,7 +21,7 @@ Assigned = Callable[[set[Queue]], Awaitable[Starts] | Starts]
 
 
 def told(listener: Listener, queue: Queue) -> Coroutine[None, None, None] | None:
-    """Calls the listener; what is still to be awaited of it, which raises nothing."""
+    """Calls the listener. Returns the rest of it to await, which raises nothing."""
     try:
         answer = listener({queue})
     except KeyboardInterrupt:
@@ -33,7 +33,7 @@ def told(listener: Listener, queue: Queue) -> Coroutine[None, None, None] | None
 
 
 def placed(listener: Assigned, queue: Queue, begin: Callable[[int | None], None]) -> Coroutine[None, None, None] | None:
-    """Calls the listener, then `begin` with the offset that it names, if any; what is still to be awaited until then. A
+    """Calls the listener, then `begin` with the offset that it names, if any. Returns the rest to await until then. A
     listener that fails names none."""
     offset = None
     try:
@@ -61,7 +61,8 @@ async def _placed_later(answer: Awaitable[Starts], queue: Queue, begin: Callable
 
 
 def _start(starts: Starts, queue: Queue) -> int | None:
-    """The offset for this queue; None if none is named. Raises ConfigError for what is not a mapping of offsets by queue."""
+    """The offset for this queue; None if none is named. Raises ConfigError for anything but a mapping of offsets by
+    queue."""
     if starts is None:
         return None
     check_starts(starts)

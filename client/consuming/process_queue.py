@@ -23,9 +23,9 @@ _size_bytes = attrgetter("size_bytes")
 
 
 class Run:
-    """Messages handed to a handler together. `done` of them, from the front, are acknowledged. `outcome`: what the handler
-    said, where that is still to be carried out. `failure`: why it was not handled the last time. `size_bytes`: of those
-    that are not acknowledged."""
+    """Messages handed to a handler together. `done` of them, from the front, are acknowledged. `outcome`: the handler's, if
+    it is still to be carried out. `failure`: why it was not handled the last time. `size_bytes`: of those that are not
+    acknowledged."""
 
     __slots__ = ("done", "failure", "messages", "outcome", "process_queue", "size_bytes", "tries")
 
@@ -90,7 +90,7 @@ class ProcessQueue:
         self._idle: asyncio.Event | None = None
 
     def add(self, messages: list[Message], next_offset: int, run_size: int) -> list[Run]:
-        """Takes what a pull brought, in runs of up to `run_size`."""
+        """Takes the messages of a pull, in runs of up to `run_size`."""
         if run_size == 1:
             runs = [Run(self, [message], message.size_bytes) for message in messages]
         else:
@@ -201,7 +201,7 @@ class ProcessQueue:
         self.messages = self.size_bytes = 0
 
     def seek(self, offset: int) -> None:
-        """Goes on from another offset; what is cached is forgotten, and so is the answer to a pull in flight."""
+        """Goes on from another offset. Forgets cached messages, and the answer to a pull in flight."""
         self.clear()
         self.pull = Pull(self.pull.began_ms)
         self.next_offset = offset

@@ -47,10 +47,10 @@ async def check_filters(
 
 class Puller:
     """Keeps a pull in flight for each queue that it was given, until the queue stops. Each carries how far the queue is
-    handled (`commits`), so that a member that is killed repeats what was in its handlers, and one pull at most.
+    handled (`commits`), so that a member that is killed repeats the messages in its handlers, and one pull at most.
 
-    `on_messages(process_queue, messages, next_offset)` gets what was found, `on_moved(process_queue, offset)` is told
-    when the broker does not have the offset asked for.
+    `on_messages(process_queue, messages, next_offset)` gets the messages, `on_moved(process_queue, offset)` is told when
+    the broker does not have the offset asked for.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Puller:
             self.pull(process_queue)
 
     def hold(self, process_queue: ProcessQueue) -> Callable[[int | None], None]:
-        """Pulls nothing until it is known where to begin: what is returned is called then, with an offset or None for where
+        """Pulls nothing until it is known where to begin: call the returned function then, with an offset or None for where
         the queue is. A seek meanwhile counts for more."""
         pull = process_queue.pull
         pull.is_pending = True
@@ -170,7 +170,7 @@ class Puller:
         if process_queue.is_stopped or process_queue.is_suspended:  # messages that come in a pause are kept
             return
         if isinstance(answer, Exception):
-            process_queue.committed = None  # the broker may or may not have taken what the pull committed
+            process_queue.committed = None  # the broker may or may not have taken the pull's commit
             log.info("pull_failed", queue=str(process_queue.queue), reason=str(answer))
             self._later(process_queue, PULL_ERROR_DELAY_S)
             return

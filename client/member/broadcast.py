@@ -218,7 +218,7 @@ def _entry(item: Any) -> tuple[Queue, int]:
 
 
 def offsets_path(file: Path | str | None) -> Path | None:
-    """Raises ConfigError for what is no path."""
+    """Raises ConfigError for anything but a path."""
     if file is not None and not isinstance(file, str | os.PathLike):
         raise ConfigError(f"offsets_file: {file!r} is not a path")
     return None if file is None else Path(file)

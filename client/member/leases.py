@@ -227,7 +227,7 @@ class Leases:
             self._unlocking.discard(queue)
 
     async def give_all(self) -> None:
-        """Hands over every queue, and gives back what is in doubt; returns when that is done or has failed."""
+        """Hands over every queue, and gives back locks in doubt; returns when that is done or has failed."""
         loop = asyncio.get_running_loop()
         self._leaving_s = loop.time()
         end_s = self._leaving_s + HAND_OVER_PATIENCE_S
@@ -276,8 +276,8 @@ class Leases:
         self._wake.set()
 
     async def _commit_at_last(self, queue: Queue, offset: int, lease: Lease) -> RocketletError | None:
-        """The commit before the unlock: without it what was acknowledged would be delivered again. Why it is not stored; None
-        if it is, or the queue was lost meanwhile."""
+        """The commit before the unlock: without it acknowledged messages would be delivered again. Why it is not stored;
+        None if it is, or the queue was lost meanwhile."""
         may_be_undone = not lease.epoch and self._user.is_pull_committing(queue)
         if may_be_undone:
             await self._offsets.pulls_stored(queue, offset)
@@ -366,7 +366,7 @@ class Leases:
         return bool(lease.address) and lease.address != self._cluster.master(queue.broker_name)
 
     async def renew_forever(self) -> None:
-        """Renews every 5 s, and more often what is overdue; suspends what is over."""
+        """Renews leases every 5 s, and overdue ones more often; suspends queues whose lease is over."""
         while True:
             await asyncio.sleep(LEASE_TICK_S)
             over = [queue for queue, lease in self.owned.items() if lease.is_over and queue not in self._suspended]
@@ -481,13 +481,13 @@ class Leases:
 
 
 def _is_final(fault: RocketletError) -> bool:
-    """Whether a commit would be refused again: the queue is gone, or ends before it. A broker that has restarted refuses with
-    NO_PERMISSION what it takes when the lease was renewed there."""
+    """Whether a commit would be refused again: the queue is gone, or ends before it. A broker that has restarted refuses a
+    commit with NO_PERMISSION, and takes it once the lease was renewed there."""
     return isinstance(fault, BrokerRefused) and fault.code == ResponseCode.SYSTEM_ERROR
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Returns when each has ended, and raises what the first one raised: none goes on behind the back of who waits."""
+    """Returns when each has ended, and raises the first one's exception: none goes on behind the caller's back."""
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if outcome is not None:
             raise outcome

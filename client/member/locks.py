@@ -52,7 +52,7 @@ class Locks:
 
     @property
     def unlocking(self) -> Set[Queue]:
-        """An unlock of these may still be carried out, and would free what is locked now."""
+        """An unlock of these may still be carried out, and would free their present locks."""
         self._unanswered &= self.doubtful
         return self._unanswered.union(self._unlocks)
 
@@ -164,7 +164,7 @@ class Locks:
             await asyncio.wait(under_way)
 
     def abandon(self, held: Mapping[Queue, Lease]) -> None:
-        """Unlocks these and what is in doubt, without waiting for an answer: nobody has the time to."""
+        """Unlocks these and those in doubt, without waiting for an answer: nobody has the time to."""
         epochs = dict.fromkeys(self._doubtful, 0) | {queue: lease.epoch for queue, lease in held.items()}
         for broker_name, queues in by_broker(epochs).items():
             connection = self._cluster.connected(broker_name)

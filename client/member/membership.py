@@ -234,7 +234,7 @@ class Membership:
 
 def told_queues(owned: Iterable[Queue]) -> tuple[Queue, ...]:
     """The first of a member's queues, as many as a broker takes in a heartbeat. One that has more would be refused, and its
-    member with it. Brokers log them, and give STICKY members back what they had before the broker started."""
+    member with it. Brokers log them, and give STICKY members back their queues from before the broker started."""
     queues = sorted(owned)[:MAX_REQUEST_QUEUES]
     longest = max((len(f"{queue.topic}{queue.broker_name}".encode()) for queue in queues), default=0)
     return tuple(queues[: HEARTBEAT_BYTES // (longest + HEARTBEAT_QUEUE_BYTES)])

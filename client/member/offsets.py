@@ -92,8 +92,8 @@ class GroupOffsets:
             self._first_seen[topic] = frozenset(queues)
 
     async def fix_latest(self, topics: Iterable[str]) -> None:
-        """The member joins: what is stored from now on is read by a group that begins at the latest message. A topic that
-        does not exist yet will be read from its start."""
+        """The member joins: a group that begins at the latest message reads messages stored from now on. A topic that does
+        not exist yet will be read from its start."""
         for topic in topics:
             route = self._cluster.route(topic)
             queues = subscribe_queues(topic, route) if route is not None else []
@@ -200,7 +200,7 @@ class GroupOffsets:
             await sent
 
     async def pulls_stored(self, queue: Queue, offset: int) -> None:
-        """Returns when an Apache broker has most likely stored what the pulls carry that it was sent before. Raises nothing.
+        """Returns when an Apache broker has most likely stored the offsets of earlier pulls. Raises nothing.
 
         Its threads for pulls begin with them in their order, so the answer to one more, which holds nothing and commits
         nothing, says that the others are begun. Commits have other threads (BrokerController.registerProcessor).

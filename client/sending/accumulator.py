@@ -232,7 +232,7 @@ class Accumulator:
             asyncio.get_running_loop().call_later(self._timeout_s, self._expire, connection)
 
     def _go_on(self, connection: Connection) -> None:
-        """Sends what waits, for as long as the broker takes it."""
+        """Sends waiting messages for as long as the broker takes them."""
         waiting = self._waiting.get(connection)
         if waiting is None:
             return
@@ -245,7 +245,7 @@ class Accumulator:
             del self._waiting[connection]
 
     def _expire(self, connection: Connection) -> None:
-        """The broker reads nothing, and time is up for those who have waited longest."""
+        """The broker reads nothing, and time is up for the messages that have waited longest."""
         waiting = self._waiting.get(connection, deque())
         while waiting and waiting[0].left_s() <= 0:
             batch = waiting.popleft()

@@ -114,7 +114,7 @@ def check_flag(flag: int) -> None:
 
 
 def outgoing(messages: Iterable[Any], encode: Callable[[Any], Any]) -> tuple[Outgoing, ...]:
-    """The messages of a batch. `encode` makes the body of what is neither bytes nor an Outgoing."""
+    """The messages of a batch. `encode` makes the body of values that are neither bytes nor an Outgoing."""
     allowed = "a batch takes a list of bytes or Outgoing(...)"
     if isinstance(messages, str | bytes) or not isinstance(messages, Iterable):
         raise MessageIllegal(f"the batch is {type(messages).__name__}; {allowed}")

@@ -61,7 +61,7 @@ def is_awaited(message: Message) -> bool:
 
 
 async def reply_failure(cluster: Cluster, group: str, request: Message, reason: str) -> None:
-    """Tells whoever waits for a reply that there will be none. Raises nothing."""
+    """Tells the caller that waits for a reply that there will be none. Raises nothing."""
     try:
         topic, text = reply_properties(request, {FAILURE: _one_line(reason)})
         ext: dict[str, ExtValue] = {"a": group, "b": topic, "c": names.DEFAULT_TOPIC, "d": 1, "e": 0, "f": 0, "h": 0}

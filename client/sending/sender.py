@@ -113,7 +113,7 @@ class Sender:
         return [connection for connection in found if connection is not None]
 
     def _failed(self, batch: Batch, answer: Frame | Exception) -> None:
-        """Tries again what was not stored, each message of a batch for itself."""
+        """Sends messages again that were not stored, each message of a batch for itself."""
         if isinstance(answer, Frame):
             answer = BrokerRefused(RequestCode.SEND_BATCH_MESSAGE, answer.code, answer.remark, batch.connection.address)
         for message, key, text in zip(batch.messages, batch.ids, batch.texts, strict=True):
@@ -258,8 +258,8 @@ class Sender:
         *,
         to_a_time: bool = False,
     ) -> tuple[Frame, Queue]:
-        """The answer, and the queue. `failed`, `tries`, `timeout_s`: what a first try has left. `first`: the queue whose turn
-        it is, if one was chosen already. to_a_time: the broker must be one that keeps messages until theirs."""
+        """The answer, and the queue. `failed`, `tries`, `timeout_s`: left over by a first try. `first`: the queue whose
+        turn it is, if one was chosen already. to_a_time: the broker must be one that keeps messages until theirs."""
         self._check_running()
         tries, timeout_s = tries or self._retries + 1, timeout_s or self._timeout_s
         end_s, pause_s, has_failed = time.monotonic() + timeout_s, SEND_BACKOFF_S, failed is not None

@@ -62,7 +62,7 @@ def needs_time(later: str) -> bool:
 
 
 async def check_keeps_time(connection: Connection, topic: str, timeout_s: float) -> None:
-    """Raises MessageIllegal for a broker that delivers at once what is sent to a time: Apache's of 4.9. It does not know this
+    """Raises MessageIllegal for a broker that would deliver such a message at once: Apache's of 4.9. It does not know this
     request either; one that refuses it for another reason knows it."""
     answer = await connection.ask(RequestCode.GET_TOPIC_CONFIG, write(TopicName(topic)), b"", timeout_s)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:

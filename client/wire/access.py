@@ -1,4 +1,4 @@
-"""How a client opens its sockets and shows who it is: TLS, Apache's ACL, the encoding of headers."""
+"""Opens a client's sockets and proves its account: TLS, Apache's ACL, the encoding of headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENCODINGS: Final[Mapping[str, int]] = {"auto": JSON, "json": JSON, "rocketmq": R
 
 @dataclass(frozen=True)
 class Access:
-    """How a client proves who it is and whether it encrypts. The same value serves Producer, Consumer and AdminClient.
+    """A client's account, and its settings of TLS. The same value serves Producer, Consumer and AdminClient.
 
     - `access_key`, `secret_key`, `security_token`: sign every request with them (as AclClientRPCHook of Apache's client).
     - `tls`: encrypt connections.

@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 
 class Cluster:
-    """`on_change(topic)` is called when a route has changed, `on_lost(address)` when a socket closed; `requests` holds who
-    answers what brokers ask, by request code."""
+    """`on_change(topic)` is called when a route has changed, `on_lost(address)` when a socket closed; `requests` has the
+    functions that answer brokers' requests, by code."""
 
     def __init__(
         self, name_server: str, access: Access | None = None, *, route_interval_s: float = ROUTE_INTERVAL_S

@@ -1,8 +1,8 @@
 """One socket to a name server or broker, and the set of them.
 
-Requests written within one turn of the event loop leave in one write. An answer finds its request by number; what is
-not answered in time is swept. Unless told otherwise, the connection opens in JSON, asks for MessagePack in each request,
-and switches when the peer has answered in it: an Apache peer never does.
+Requests written within one turn of the event loop leave in one write. An answer finds its request by number; requests
+without an answer in time are swept. Unless told otherwise, the connection opens in JSON, asks for MessagePack in each
+request, and switches when the peer has answered in it: an Apache peer never does.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
         return self._serialize_type == MSGPACK
 
     def running_s(self) -> float:
-        """The loop's time without what it stood still for, by which requests are timed."""
+        """The loop's time without its standstills, by which requests are timed."""
         return self.loop.time() - self._stood_s
 
     # Requests
@@ -248,8 +248,8 @@ class Connection(asyncio.Protocol):
 
     def _sweep_deadlines(self) -> None:
         now_s = self.loop.time()
-        # Time for which this process stood still is nobody's delay. A loop runs its timers before it reads, so what was
-        # answered meanwhile waits in the socket.
+        # Time for which this process stood still is nobody's delay. A loop runs its timers before it reads, so answers that
+        # came meanwhile wait in the socket.
         late_s = now_s - self._sweep_due_s
         if late_s > DEADLINE_SWEEP_S:
             self._stood_s += late_s
@@ -259,7 +259,7 @@ class Connection(asyncio.Protocol):
             self._sweep_later()
 
     def _give_up(self, now_s: float) -> None:
-        """Tells who waits for what has not been answered in time, by the time that this process ran."""
+        """Ends requests that were not answered in time, by the time that this process ran."""
         late = [item for item in self._pending.items() if item[1][1] <= now_s]
         for opaque, (answered, _, code) in late:
             del self._pending[opaque]
@@ -300,7 +300,7 @@ class Connection(asyncio.Protocol):
             if waiting is not None:
                 waiting[0](frame)
         if not self._is_flush_due:
-            self._flush_soon()  # behind all whom the answers wake: what they ask now leaves in the turn in which they run
+            self._flush_soon()  # behind all callers that the answers wake: their requests leave in the turn in which they run
 
     def _identify(self) -> None:
         """With TLS, proves once to a Rocketlet broker whose connection this is; the proof is worth nothing elsewhere. Other
@@ -329,7 +329,7 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         if self._sweep is not None:
             self._sweep.cancel()
-        self._on_lost(self)  # first, so that whoever waits for an answer finds things as they are
+        self._on_lost(self)  # first, so that callers that wait for an answer find things as they are
         self.resume_writing()
         pending, self._pending = self._pending, {}
         for answered, _, code in pending.values():
@@ -339,7 +339,7 @@ class Connection(asyncio.Protocol):
         """Ends our side, and reads on until the peer hangs up; then asyncio closes. `abort` does not wait for that.
 
         A socket that is closed while answers come resets the connection (RFC 1122, 4.2.2.13). A peer that writes then gives
-        it up, and what it has not read yet is lost: an unlock, for which nobody waits."""
+        it up, and unread bytes are lost: an unlock, for which nobody waits."""
         self.is_open = False
         if self._out:
             self._flush()

@@ -1,7 +1,7 @@
 """A client's home: the process that made it, and the event loop that it was started in.
 
-Its sockets, timers and futures belong to both. Used from elsewhere it would wait for ever, or lose what it was told; and
-members that were made before a fork would all have one client id, by which brokers tell who owns a queue.
+Its sockets, timers and futures belong to both. Used from elsewhere it would wait for ever, or lose answers; and members
+that were made before a fork would all have one client id, by which brokers tell who owns a queue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A timeout that counts the time for which the event loop runs.
 
 A loop runs its timers before it reads its sockets. When the process stood still (a handler blocked, the machine was
-overloaded), a plain timeout would end what has its answer waiting in the socket.
+overloaded), a plain timeout would end requests whose answers wait in the socket.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`rocketlet brokers`: which there are, how they do, what they are set to."""
+"""`rocketlet brokers`: lists brokers, their state and their settings."""
 
 from __future__ import annotations
 

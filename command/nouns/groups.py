@@ -1,4 +1,4 @@
-"""`rocketlet groups`: which there are, who is in them, what happened, and their settings."""
+"""`rocketlet groups`: lists groups, their members, their events and their settings."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
             await admin.send_again(message, group=options.group if options.to == "group" else None)
             places.append((message.queue, message.queue_offset))
             sent += 1
-    finally:  # also of a part: what was sent is not to be sent once more
+    finally:  # also after a part: sent ones must not be sent once more
         await mark(admin, options.group, places, "replayed")
     output.text(f"{sent} messages were sent again; the dead letters stay in {names.dlq_topic(options.group)}, marked")
     return 0

@@ -1,4 +1,4 @@
-"""`rocketlet topics`: which there are, what they hold, who reads them."""
+"""`rocketlet topics`: lists topics, their messages and their readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command connects: options of TLS and accounts, and what is made of them."""
+"""Connects a command: options of TLS and accounts, and the `Access` that they make."""
 
 from __future__ import annotations
 

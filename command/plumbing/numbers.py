@@ -1,4 +1,4 @@
-"""Numbers on the command line: what is none, or is out of its range, is told before anything runs."""
+"""Numbers on the command line: a text that is none, or is out of its range, is refused before anything runs."""
 
 from __future__ import annotations
 

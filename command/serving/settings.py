@@ -111,7 +111,7 @@ def _config_path(arguments: Sequence[str]) -> str | None:
 
 
 def _name(action: argparse.Action) -> str | None:
-    """The option's name in a file; None of what is no setting."""
+    """The option's name in a file; None for an option that is no setting."""
     longs = [text[2:] for text in action.option_strings if text.startswith("--")]
     return longs[0] if longs and action.dest not in _NOT_SETTINGS else None
 

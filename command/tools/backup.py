@@ -83,7 +83,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Does what a start would: the log's end may be half a message, and newer than the indexes."""
+    """Recovers like a start: the log's end may be half a message, and newer than the indexes."""
     topics = Topics(BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), MACHINE, on_change=lambda topic: None)
     store = Store(folder, segment_bytes=1 << 28, tag_code_of=partial(tag_code_of, levels_ms=DELAY_LEVELS_MS))
     try:

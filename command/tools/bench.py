@@ -51,7 +51,7 @@ async def _bench(options: argparse.Namespace, admin: AdminClient, output: Output
 
 
 def _row(what: str, half: Half, load: Load) -> dict[str, object]:
-    """The wait of what was sent is that for the broker's answer, of what was consumed from its send to its handler."""
+    """A sent message's wait is that for the broker's answer, a consumed one's that from its send to its handler."""
     p50, p99, p999, most = (round(ms, 2) for ms in half.percentiles_ms((0.5, 0.99, 0.999, 1.0)))
     return {
         "what": what,

@@ -56,7 +56,7 @@ def fields(frame: Frame, asked: int | None, inflated_bytes: int = MAX_INFLATED_B
 
 
 def lines(frame: Frame, asked: int | None) -> Iterator[str]:
-    """A frame for people: what it says, then its header, then its body or its messages."""
+    """A frame for people: a summary, then its header, then its body or its messages."""
     found = fields(frame, asked, 4 * SHOWN_CHARACTERS)
     header = " ".join(f"{name}={_short(str(value))}" for name, value in found["header"].items())
     if asked is None:

@@ -1,4 +1,5 @@
-"""`rocketlet fsck DIR`: what of a data folder is whole, what is not, and what repair would do; with `--repair` does it."""
+"""`rocketlet fsck DIR`: says which parts of a data folder are whole, which are not, and what repair would do; with
+`--repair` does it."""
 
 from __future__ import annotations
 

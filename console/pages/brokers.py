@@ -1,4 +1,4 @@
-"""Brokers: how they do, and what they are set to."""
+"""Brokers: their state and their settings."""
 
 from __future__ import annotations
 

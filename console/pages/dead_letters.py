@@ -70,7 +70,7 @@ async def replay(request: Request, form: Form) -> Change:
             for message in found:
                 await console.admin.send_again(message, group=group if to_group else None)
                 sent.append((message.queue, message.queue_offset))
-        finally:  # also of a part: what was sent is not to be sent once more
+        finally:  # also after a part: sent ones must not be sent once more
             await mark(console.admin, group, sent, "replayed")
         return f"{number(len(found))} messages were sent again {target}. The dead letters stay in {names.dlq_topic(group)}."
 

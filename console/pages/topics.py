@@ -126,7 +126,7 @@ async def _retention(console: Console, topic: Topic) -> dict[str, str]:
 
 
 async def _producers(console: Console) -> dict[str, int]:
-    """Connected producers by group. Brokers do not say what they send to."""
+    """Connected producers by group. Brokers do not say to which topics they send."""
     try:
         return {group: len(members) for group, members in (await console.admin.producers()).items()}
     except RocketletError:
