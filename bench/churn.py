@@ -145,7 +145,8 @@ async def members_of(peer: Peer, run: Run, options: Any) -> AsyncIterator[Member
 
 async def make_topic(address: str, topic: str, queues: int) -> None:
     cluster = Cluster(address)
-    found = decode_cluster((await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
+    while not (found := decode_cluster((await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)).body)):
+        await asyncio.sleep(0.05)
     connection = await cluster.connection(found[0].addresses[0])
     await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(topic, queues, queues, 6)))
     while await cluster.find_route(topic) is None:

@@ -27,6 +27,7 @@ from .consuming.commits import Commits
 from .consuming.parts import Parts
 from .consuming.pulling import Pulling
 from .groups.foreign.draining import Draining, Outside
+from .groups.foreign.repeats import Repeats
 from .groups.history import History
 from .groups.members import ConsumerGroup, ConsumerGroups
 from .groups.modes import RequestModes
@@ -138,6 +139,7 @@ class Broker:
         )
         self.groups = self._make_groups(config.name)
         self.refusals = Refusals(clock)
+        self.repeats = Repeats(clock)
         self.locks = self._make_locks(folder / "locks.json")
         self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock, self._is_apart)
         self.draining = self._make_draining()
@@ -194,7 +196,9 @@ class Broker:
         return Locks(self.history, path, self.clock, around)
 
     def _make_draining(self) -> Draining:
-        outside = Outside(self.name_servers.find_route, self._tell_members, self.peers.say, self._queue_drained)
+        outside = Outside(
+            self.name_servers.find_route, self._tell_members, self.peers.say, self._queue_drained, self.repeats
+        )
         engine = Engine(self.tasks, self.turns, self.clock)
         return Draining(self.config.name, self.groups, self.watch, self.held_pulls, engine, outside)
 

@@ -241,6 +241,7 @@ MAX_COMPARED: Final = 100  # different sets of topics in a group, each compared 
 MAX_NAMED_MEMBERS: Final = 10  # members that a report of a disagreement names
 MAX_LOGGED_FAULTS: Final = 20  # faults of a group in ten minutes; its history has the others, too
 MAX_REFUSED: Final = 100  # clients whose heartbeats were refused, of which the reason is kept
+REPEATS_S: Final = 600.0  # how long it is told why messages of foreign members may be handled again
 REFUSED_S: Final = 90.0  # a refusal that does not come again for so long is over
 MAX_NAMED_CHARS: Final = 200  # each of their texts
 MAX_REASON_CHARS: Final = 500  # the reason why a message was not handled, kept with its retry and its dead letter

@@ -385,6 +385,9 @@ class Pulling:
             found = self._store.fetch(queue, offset, pull.limit, subscription, matches, header.max_msg_bytes, looks)
             if found.messages:
                 self._statistics.note_got(f"{header.topic}@{header.consumer_group}", found.messages, found.pieces)
+                if self._commits.is_foreign_member(pull.session, header.consumer_group):
+                    place = (header.consumer_group, header.topic, header.queue_id)
+                    self._watch.gave(pull.session, *place, found.next_offset)
                 return _new_tuple(Pulled, (Outcome.FOUND, found.next_offset, begin, end, found.pieces))
             return Pulled(Outcome.NO_MATCH, found.next_offset, begin, end)
         if end == 0:

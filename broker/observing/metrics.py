@@ -265,6 +265,21 @@ class Collector:
         yield self._counter(
             "rocketlet_double_readers", "Times that a queue was read by two members", watch.double_readers
         )
+        yield self._counter(
+            "rocketlet_undrained_queues",
+            "Queues that moved while a foreign member handled messages of them, which are handled again",
+            self._broker.repeats.undrained,
+        )
+        yield self._counter(
+            "rocketlet_left_uncommitted",
+            "Messages that foreign members had been given and had not committed when they left",
+            self._broker.repeats.left,
+        )
+        yield self._gauge(
+            "rocketlet_peers_away",
+            "Other brokers of groups with foreign members that cannot be asked about the members",
+            len(self._broker.draining.agreement.away()),
+        )
         yield self._gauge("rocketlet_receives_waiting", "Receives that wait for a message", self._broker.pops.waiting)
         yield self._gauge("rocketlet_orphaned_queues", "Queues that no member reads now", watch.orphans)
         handover = self._histogram(

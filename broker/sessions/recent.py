@@ -8,10 +8,11 @@ from ..config import MAX_REFUSED, REFUSED_S
 
 
 class Recent:
-    """A text for each key, for as long as it comes again within REFUSED_S."""
+    """A text for each key, for as long as it comes again within `keep_s`."""
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    def __init__(self, now_s: Callable[[], float], keep_s: float = REFUSED_S) -> None:
         self._now_s = now_s
+        self._keep_s = keep_s
         self._latest: dict[Hashable, tuple[float, str]] = {}
 
     def note(self, key: Hashable, text: str) -> None:
@@ -22,5 +23,5 @@ class Recent:
 
     def texts(self) -> list[str]:
         """Newest last."""
-        since_s = self._now_s() - REFUSED_S
+        since_s = self._now_s() - self._keep_s
         return [text for at_s, text in self._latest.values() if at_s >= since_s]

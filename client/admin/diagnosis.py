@@ -133,6 +133,7 @@ async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, fl
         *_clock(broker.name, skew_s),
         *_jump(broker.name, status),
         *_refused(broker.name, status),
+        *_repeats(broker.name, status),
         *_unauthorized(broker.name, status),
         *_certificates(broker.name, status),
         *_damaged(broker.name, status),
@@ -169,6 +170,23 @@ def _damaged(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
         text = f"{damaged} messages cannot be read and were left out, since its start"
         cure = "its log names them; check the disk, then `rocketlet fsck DIR` on the stopped broker"
         yield Finding(Harm.LOSS, "damaged", broker, text, cure)
+
+
+def _repeats(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
+    """Messages of foreign members that were, or may be, handled again. Rocketlet's brokers tell of the last ten minutes."""
+    told = _told(status, "repeats", dict)
+    for text in told.get("undrained", ()):
+        what = f"queues moved while handlers of a foreign member ran: {text}; their messages are handled twice"
+        cure = "make its handlers quicker than 2 s, or let it take fewer messages at a time (pullThresholdForQueue)"
+        yield Finding(Harm.TWICE, "moved_undrained", broker, what, cure)
+    for text in told.get("left", ()):
+        what = f"a foreign member left {text} that it had not committed; those that its handlers had begun come again"
+        cure = "let it wait for its handlers: awaitTerminationMillisWhenShutdown in Java, your own wait in Go"
+        yield Finding(Harm.RISK, "left_uncommitted", broker, what, cure)
+    for text in told.get("away", ()):
+        what = f"it cannot ask {text} about members: foreign members may be told of changes at different moments"
+        cure = "start that broker, or let this one reach it; messages may be handled twice until then"
+        yield Finding(Harm.TWICE, "peer_away", broker, what, cure)
 
 
 def _told(status: Mapping[str, str], name: str, kind: type[K]) -> K:

@@ -1,6 +1,7 @@
 """Groups with foreign members, which do not say when they are done with a queue: Apache's push consumers.
 
 given      which members each foreign member was told of
+repeats    messages that may be handled again, and why
 owners     whose each queue is to be
 allotment  which members claim more than that, and are bound by it
 claims     who takes itself for the reader of a queue

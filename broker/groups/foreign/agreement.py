@@ -200,6 +200,13 @@ class Agreement:
         group = self._groups.get(name)
         return group.peers[broker_name].address if group is not None and broker_name in group.peers else None
 
+    def away(self) -> list[str]:
+        """The other brokers that are not waited for because they cannot be asked."""
+        peers = (item for group in self._groups.values() for item in group.peers.items())
+        return sorted(
+            {f"{name} at {peer.address}" for name, peer in peers if peer.is_away and name not in self._strangers}
+        )
+
     def token(self, listener: str) -> str:
         """The token by which the broker of that name can ask whether this one said something."""
         return blake2b(listener.encode(), digest_size=16, key=self._secret).hexdigest()

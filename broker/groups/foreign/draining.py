@@ -22,8 +22,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-import structlog
-
 from ....protocol.agreement import Members
 from ....protocol.bodies import Route
 from ....protocol.headers import AgreeOnMembers, PullMessage
@@ -34,7 +32,6 @@ from ...config import (
     DRAIN_MAX_S,
     MAX_BRIDGED,
     MAX_GATED,
-    MAX_REPORTED,
     LimitExceeded,
 )
 from ...messages.held_pulls import HeldPulls, Until
@@ -47,8 +44,7 @@ from .allotment import Allotment, Routes
 from .drain import Drain, Place
 from .moves import Found, Moves
 from .notices import Notices, Tell
-
-log = structlog.get_logger("rocketlet.groups")
+from .repeats import Repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +53,14 @@ class Outside:
 
     `find_route(topic)`: which queues a topic has on all brokers, because members share them all. `tell(group, connections)`
     tells members that their group is another than before. `say`: to other brokers. `on_drained(group, place, connection)`:
-    its reader has handled all of a queue.
+    its reader has handled all of a queue. `repeats` notes what was given up.
     """
 
     find_route: Callable[[str], Awaitable[Route | None]]
     tell: Tell
     say: Say
     on_drained: Callable[[str, Place, Session], None]
+    repeats: Repeats
 
 
 class Draining:
@@ -81,6 +78,7 @@ class Draining:
         self._held_pulls = held_pulls
         self._tasks, self._turns, self._clock = engine
         self._on_drained = outside.on_drained
+        self._repeats = outside.repeats
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
         self._change = 0  # the last number, in any group; none comes again, also if its group is forgotten
@@ -320,12 +318,9 @@ class Draining:
         self.notices.tell(name, drain)
 
     def _note_given_up(self, name: str, given_up: Iterable[tuple[Session, Place]]) -> None:
-        """Their messages are handled twice, as on Apache's broker. To wait longer would stop the whole group for one
-        handler."""
         left = sorted({place for _, place in given_up})
         if left:
-            hint = "their handlers were still running"
-            log.warning("queues_moved_undrained", group=name, queues=left[:MAX_REPORTED], count=len(left), hint=hint)
+            self._repeats.note_undrained(name, left)
 
 
 def has_handled_all(header: PullMessage) -> bool:

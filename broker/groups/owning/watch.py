@@ -46,6 +46,7 @@ class Watch:
         # the connection that pulled last, another before it, and since when it is the last
         self._readers: dict[_Key, tuple[Session | None, Session | None, float]] = {}
         self._keys: dict[Session, set[_Key]] = {}
+        self._given: dict[Session, dict[_Key, int]] = {}  # of foreign readers: up to where
         self._unread_s: dict[_Key, float] = {}
         self._named: set[_Key] = set()
         self._due_s = float("-inf")
@@ -80,6 +81,16 @@ class Watch:
         found = self._readers.get((group, topic, queue_id))
         return found[0] if found else None
 
+    def gave(self, connection: Session, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """A foreign reader was given messages up to there."""
+        key = (group, topic, queue_id)
+        if key in self._keys.get(connection, ()):
+            self._given.setdefault(connection, {})[key] = offset
+
+    def given(self, connection: Session, group: str, topic: str, queue_id: int) -> int:
+        """Up to where a foreign reader was given messages."""
+        return self._given.get(connection, {}).get((group, topic, queue_id), 0)
+
     def let_go(self, connection: Session, group: str, topic: str, queue_id: int) -> None:
         """The reader has handled everything of a queue that moves away from it."""
         if self.reader(group, topic, queue_id) is connection:
@@ -104,6 +115,7 @@ class Watch:
     def drop(self, connection: Session) -> None:
         """The connection is closed and reads nothing any more."""
         keys = self._keys.pop(connection, set())
+        self._given.pop(connection, None)
         connection.charge(-PLACE_BYTES * len(keys))
         for key in keys:
             last, before, since_s = self._readers.get(key, (None, None, 0.0))

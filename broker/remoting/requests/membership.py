@@ -107,8 +107,13 @@ def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> B
         broker.pops.client_gone(client_id_of(broker, connection, header.consumer_group))
         is_foreign = broker.commits.is_foreign_member(connection, header.consumer_group)
         if is_foreign:
+            unfinished = 0
             for place in broker.watch.read_by(connection, header.consumer_group):
                 broker.offsets.mark(header.consumer_group, *place)  # the next one may have loaded its offset before
+                committed = broker.offsets.get(header.consumer_group, *place) or 0
+                unfinished += max(broker.watch.given(connection, header.consumer_group, *place) - committed, 0)
+            if unfinished:
+                broker.repeats.note_left(header.consumer_group, header.client_ID, unfinished)
         broker.groups.leave(connection, header.consumer_group)
         broker.locks.leave(connection, header.consumer_group, is_foreign=is_foreign)
     if header.producer_group:

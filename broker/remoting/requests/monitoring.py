@@ -164,6 +164,7 @@ def _ours(broker: Broker) -> dict[str, Any]:
         "damagedMessages": len(broker.store.damaged),
         "leases": len(broker.locks),
         "refusedHeartbeats": _json(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]),
+        "repeats": _json({**broker.repeats.recent(), "away": broker.draining.agreement.away()}),
         "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),
         "certificates": _json({path.name: int(at_s) for path, at_s in broker.tls.expires_s.items()}),
         "members": sum(len(group.members) for group in broker.groups),
