@@ -160,6 +160,7 @@ MAX_ACKS: Final = 4096  # handles in one acknowledgement
 MAX_REQUEST_MODES: Final = 10_000  # modes of groups and topics that an administrator has set
 POP_LOOKS: Final = 8  # reads of a receive whose filter finds nothing, before others have their turn
 EXPIRED_AT_ONCE: Final = 16  # batches whose time is over, in one turn: 512 messages at most
+MAX_ATTEMPT_CHARS: Final = 1024  # an attempt's id; the rest of a longer one does not count
 MAX_ATTEMPT_IDS: Final = 10_000  # receives in order whose batches are given again to the same attempt
 RENEWAL_STEPS_S: Final = (60.0, 180.0, 300.0, 600.0, 1800.0, 3600.0)  # by which a delivery is prolonged, as Apache's
 MAX_RENEWED_S: Final = 3 * 3600.0  # how long a popped message is prolonged at most, as Apache's

@@ -27,13 +27,13 @@ def compressed(body: bytes) -> tuple[bytes, int]:
     return zlib.compress(body, ZLIB_LEVEL), SYS_COMPRESSED | SYS_COMPRESSION_ZLIB
 
 
-def decompressed(body: bytes, sys_flag: int) -> bytes:
-    """The body as the producer had it. Raises MessageError if it cannot be read or exceeds 64 MiB."""
+def decompressed(body: bytes, sys_flag: int, most: int = MAX_DECOMPRESSED_BYTES) -> bytes:
+    """The body as the producer had it. Raises MessageError if it cannot be read or has more bytes than `most`."""
     if not sys_flag & SYS_COMPRESSED:
         return body
-    plain, ended = _inflated(body, sys_flag, MAX_DECOMPRESSED_BYTES)
-    if not ended:
-        raise MessageError(f"the compressed body is cut off, or has more than {MAX_DECOMPRESSED_BYTES} bytes")
+    plain, ended = _inflated(body, sys_flag, most + 1, is_whole=True)
+    if not ended or len(plain) > most:
+        raise MessageError(f"the compressed body is cut off, or has more than {most} bytes")
     return plain
 
 
@@ -42,14 +42,14 @@ def begin_of(body: bytes, sys_flag: int, size: int) -> tuple[bytes, bool]:
     body: a message of 64 KB may inflate to 64 MiB, and no more is inflated than was asked for. Raises MessageError."""
     if not sys_flag & SYS_COMPRESSED:
         return body[:size], len(body) <= size
-    plain, _ = _inflated(body, sys_flag, size + 1)
+    plain, _ = _inflated(body, sys_flag, size + 1, is_whole=False)
     return plain[:size], len(plain) <= size
 
 
-def _inflated(body: bytes, sys_flag: int, size: int) -> tuple[bytes, bool]:
+def _inflated(body: bytes, sys_flag: int, size: int, *, is_whole: bool) -> tuple[bytes, bool]:
     """Up to so many bytes, and whether the stream ends with them."""
     try:
-        return _inflate(body, sys_flag & SYS_COMPRESSION_MASK, size)
+        return _inflate(body, sys_flag & SYS_COMPRESSION_MASK, size, is_whole=is_whole)
     except ModuleNotFoundError as missing:
         hint = f"the body is compressed, and {missing.name} is missing: pip install 'rocketlet[compression]'"
         raise MessageError(hint) from None
@@ -57,25 +57,25 @@ def _inflated(body: bytes, sys_flag: int, size: int) -> tuple[bytes, bool]:
         raise MessageError(f"the compressed body cannot be read: {error}") from None
 
 
-def _inflate(body: bytes, kind: int, size: int) -> tuple[bytes, bool]:
+def _inflate(body: bytes, kind: int, size: int, *, is_whole: bool) -> tuple[bytes, bool]:
     if kind == SYS_COMPRESSION_LZ4:
         import lz4.frame
 
         lz4_frame = lz4.frame.LZ4FrameDecompressor()
         return lz4_frame.decompress(body, size), lz4_frame.eof
     if kind == SYS_COMPRESSION_ZSTD:
-        return _from_zstd(body) if size == MAX_DECOMPRESSED_BYTES else _begin_of_zstd(body, size)
+        return _from_zstd(body, size) if is_whole else _begin_of_zstd(body, size)
     stream = zlib.decompressobj()
     return stream.decompress(body, size), stream.eof
 
 
-def _from_zstd(body: bytes) -> tuple[bytes, bool]:
+def _from_zstd(body: bytes, size: int) -> tuple[bytes, bool]:
     import zstandard
 
     try:
-        if zstandard.frame_content_size(body) > MAX_DECOMPRESSED_BYTES:
+        if zstandard.frame_content_size(body) >= size:
             return b"", False
-        return zstandard.ZstdDecompressor().decompress(body, MAX_DECOMPRESSED_BYTES), True
+        return zstandard.ZstdDecompressor().decompress(body, size), True
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
 

@@ -9,7 +9,7 @@ from struct import unpack
 from typing import Final
 
 from . import properties as props
-from .config import MAX_EXPRESSION_TAGS, MAX_KEPT_TAG_CHARS
+from .config import MAX_EXPRESSION_CHARS, MAX_EXPRESSION_TAGS, MAX_KEPT_TAG_CHARS
 
 ALL: Final = "*"
 TAG: Final = "TAG"
@@ -71,8 +71,10 @@ class SubscriptionError(ValueError):
 
 
 def parse_subscription(topic: str, expression: str | None, *, version: int = 0, kind: str | None = TAG) -> Subscription:
-    """A subscription from its text. Raises SubscriptionError if the text names no tag at all, or too many."""
+    """A subscription from its text. Raises SubscriptionError if the text names no tag at all, or too many, or is too long."""
     text = expression or ALL
+    if len(text) > MAX_EXPRESSION_CHARS:
+        raise SubscriptionError(f"the expression has {len(text)} characters; {MAX_EXPRESSION_CHARS} are allowed")
     kind = kind or TAG
     if kind != TAG:
         return Subscription(topic, text, version=version, kind=kind)

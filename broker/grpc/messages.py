@@ -35,7 +35,7 @@ TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 DEAD_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 DEAD_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 
-_MD5, _IDENTITY, _GZIP = 2, 1, 2
+_MD5, _IDENTITY, GZIP = 2, 1, 2
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 # No user may set them. Apache's MessageConst.STRING_HASH_SET.
@@ -170,7 +170,7 @@ def _group_key(found: dict[str, str], system: Any) -> str:
 
 def _plain(body: bytes, encoding: int) -> tuple[bytes, int]:
     """The body, and the sys flag of its compression. 4.9's consumers read zlib and not gzip, so that is taken out."""
-    if encoding != _GZIP:
+    if encoding != GZIP:
         return body, 0
     if body.startswith(_GZIP_MAGIC):
         stream = zlib.decompressobj(wbits=31)
@@ -216,11 +216,9 @@ def _fill_body(message: Any, system: Any, record: Record) -> None:
     body, encoding = record.body, _IDENTITY
     if record.sys_flag & SYS_COMPRESSED:
         try:
-            body = decompressed(body, record.sys_flag)
+            body = decompressed(body, record.sys_flag, MAX_BODY_BYTES)
         except MessageError:
-            encoding = _GZIP
-        if len(body) > MAX_BODY_BYTES:
-            body, encoding = record.body, _GZIP
+            encoding = GZIP
     message.body = body
     system.body_encoding = encoding
     system.body_digest.type = _MD5

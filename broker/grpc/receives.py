@@ -10,13 +10,16 @@ from functools import partial
 from typing import Any, Final
 
 from ...protocol import properties as props
-from ...protocol.codes import PERM_READ
+from ...protocol.codes import PERM_READ, SYS_COMPRESSED
 from ...protocol.message import Record, decode_record
-from ...protocol.subscription import Subscription, SubscriptionError, parse_subscription
+from ...protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
+from ...protocol.work import Work, finish
 from ..config import (
     DEADLINE_MARGIN_S,
+    MAX_ATTEMPT_CHARS,
     MAX_INVISIBLE_MS,
     MAX_POLL_S,
+    MAX_POP_BYTES,
     MIN_INVISIBLE_MS,
     RECEIVE_AGAIN_S,
     RENEWED_INVISIBLE_MS,
@@ -58,15 +61,29 @@ class Receiving:
     request: Request
     wait: Wait | None = None
     given: tuple[Delivered, ...] = ()
+    kept_bytes: int = 0
+
+    def begin(self) -> None:
+        self.call.aborted = self.aborted
+        self.wait = self.hall.broker.pops.receive(self.request, self.answer)
+        if not self.wait.is_over:
+            self.kept_bytes = self.request.kept_bytes
+            self.call.session.charge(self.kept_bytes)
+
+    def _leave(self) -> None:
+        self.call.session.charge(-self.kept_bytes)
+        self.kept_bytes = 0
 
     def aborted(self) -> None:
         """The call has ended: nobody takes the answer."""
+        self._leave()
         if self.wait is not None:
             self.wait.cancel()
         if self.given:
             self.hall.broker.pops.put_back(self.request.group, self.request.topic, self.given)
 
     def answer(self, received: Received) -> None:
+        self._leave()
         if self.call.is_over:
             self.given = received.messages
             self.aborted()
@@ -89,11 +106,31 @@ class Receiving:
             end(self.hall, self.call, Code.MESSAGE_NOT_FOUND, Why.NOTHING_NEW.value)
             return
         _send_status(self.call, code, "OK")
-        for delivered, record in wanted:
+        sending = self._sending(wanted)
+        if any(record.sys_flag & SYS_COMPRESSED for _, record in wanted):
+            self.hall.broker.turns.do(sending)
+        else:
+            finish(sending)
+
+    def _sending(self, wanted: list[tuple[Delivered, Record]]) -> Work[None]:
+        """Sends the messages of an answer, those that must be inflated one in a turn. Beyond the bytes that an answer may
+        have, they go back."""
+        size = 0
+        for number, (delivered, record) in enumerate(wanted):
+            if self.call.is_over:  # all of them have gone back
+                return
+            if size > MAX_POP_BYTES:
+                rest, self.given = self.given[number:], self.given[:number]
+                self.hall.broker.pops.put_back(self.request.group, self.request.topic, rest)
+                break
             response = ReceiveMessageResponse()
             fill(response.message, record, delivered.attempt, delivered.handle)
             self.call.send(response)
-        _send_time(self.hall, self.call)
+            size += len(response.message.body)
+            if record.sys_flag & SYS_COMPRESSED:
+                yield
+        if not self.call.is_over:
+            _send_time(self.hall, self.call)
 
     def _pass(self, passed: list[Delivered]) -> None:
         """Their tags have the hash of one that was asked for, and are others."""
@@ -136,7 +173,7 @@ def _receive(hall: Hall, call: Call, request: Any) -> None:
         settings.consume_orderly and queue_id is not None,
         request.auto_renew,
         subscription,
-        attempt_id=request.attempt_id or None,
+        attempt_id=request.attempt_id[:MAX_ATTEMPT_CHARS] or None,
     )
     if request.batch_size <= 0:
         end(hall, call, Code.MESSAGE_NOT_FOUND, "no messages were asked for")
@@ -148,9 +185,8 @@ def _receive(hall: Hall, call: Call, request: Any) -> None:
 
 def _begin(hall: Hall, call: Call, request: Request) -> None:
     receiving = Receiving(hall, call, request)
-    call.aborted = receiving.aborted
     try:
-        receiving.wait = hall.broker.pops.receive(request, receiving.answer)
+        receiving.begin()
     except (StoreError, OSError) as error:
         receiving.answer(Received(Why.FAILED, fault=str(error)))
 
@@ -205,13 +241,13 @@ def duration_ms(duration: Any) -> int:
 
 
 def _subscription(topic: str, expression: Any) -> Subscription | None:
-    if expression.type not in (0, _TAG):
-        return None
+    """Raises Fault."""
+    kind = TAG if expression.type in (0, _TAG) else SQL92
     try:
-        found = parse_subscription(topic, expression.expression)
+        found = parse_subscription(topic, expression.expression, kind=kind)
     except SubscriptionError as error:
         raise Fault(Code.ILLEGAL_FILTER_EXPRESSION, str(error)) from None
-    return None if found.takes_all else found
+    return None if found.takes_all or kind == SQL92 else found
 
 
 def _is_wanted(subscription: Subscription | None, record: Record) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import structlog
@@ -11,6 +12,7 @@ import structlog
 from ...protocol import names
 from ...protocol.bodies import TopicConfig
 from ...protocol.codes import PERM_WRITE
+from ...protocol.config import MAX_CALL_BYTES
 from ...protocol.headers import SendMessage
 from ..config import MAX_SEND_MESSAGES
 from ..messages.sending import Placed
@@ -18,7 +20,7 @@ from ..store.files import StoreFull
 from .calls import Call, set_status
 from .codes import Code, Fault
 from .hall import Hall
-from .messages import TRANSACTION, TYPE_NAMES, Sent, checked
+from .messages import GZIP, TRANSACTION, TYPE_NAMES, Sent, checked
 from .names import topic_of
 from .routes import accepted_types
 from .schema import SendMessageResponse
@@ -45,7 +47,7 @@ class Sends:
         if any(message.topic.name != name for message in request.messages):
             raise Fault(Code.MESSAGE_CORRUPTED, "the messages are of different topics")
         now_ms = broker.clock.time_ms()
-        sent = [checked(message, name, now_ms) for message in request.messages]
+        sent = _all_checked(request.messages, name, now_ms)
         topic = self._topic(name, sent)
         response = SendMessageResponse()
         set_status(response.status)
@@ -91,6 +93,22 @@ class Sends:
         broker.when_kept(
             lambda: _answer(staged), lambda: _refuse(staged, str(broker.store.fault or "the disk does not keep it"))
         )
+
+
+def _all_checked(messages: Iterable[Any], topic: str, now_ms: int) -> list[Sent]:
+    """Raises Fault. A body of 4 KB may inflate to 4 MiB: so many bytes are inflated in one call as one may have that is
+    not compressed."""
+    found: list[Sent] = []
+    inflated = 0
+    for message in messages:
+        item = checked(message, topic, now_ms)
+        found.append(item)
+        if message.system_properties.body_encoding == GZIP:
+            inflated += len(item.body)
+            if inflated > MAX_CALL_BYTES and len(found) > 1:
+                reason = f"the bodies of one call inflate to more than {MAX_CALL_BYTES} bytes; send several"
+                raise Fault(Code.MESSAGE_BODY_TOO_LARGE, reason)
+    return found
 
 
 def _queue_of(topic: TopicConfig, sent: Sent, count: int) -> int:

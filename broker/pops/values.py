@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.subscription import Subscription
-from ..config import MAX_POP_BYTES
+from ..config import FILTER_WORD_BYTES, MAX_POP_BYTES, TAG_BYTES
 
 if TYPE_CHECKING:
     from ..messages.sql_filter import Filter
@@ -42,6 +42,15 @@ class Request:
     from_first: bool = False
     from_end: bool = False
     max_bytes: int = MAX_POP_BYTES
+
+    @property
+    def kept_bytes(self) -> int:
+        """What its texts and its filter take while it waits."""
+        subscription, matches = self.subscription, self.matches
+        texts = len(self.group) + len(self.topic) + len(self.attempt_id or "")
+        if subscription is not None:
+            texts += len(subscription.expression) + TAG_BYTES * len(subscription.tags)
+        return texts + (FILTER_WORD_BYTES * matches.words if matches is not None else 0)
 
 
 class Delivered(NamedTuple):

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from ....protocol.codes import PERM_READ, ResponseCode
-from ....protocol.config import MAX_EXPRESSION_CHARS
 from ....protocol.frame import Frame
 from ....protocol.headers import read, write
 from ....protocol.message import MessageError
@@ -32,7 +31,7 @@ from ....protocol.pop_headers import (
 from ....protocol.popped import offset_texts, with_attempts
 from ....protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
 from ...broker import Broker
-from ...config import LATE_POLL_MS, MAX_INVISIBLE_MS, MAX_POLL_S, MAX_POP_MESSAGES, LimitExceeded
+from ...config import LATE_POLL_MS, MAX_ATTEMPT_CHARS, MAX_INVISIBLE_MS, MAX_POLL_S, MAX_POP_MESSAGES, LimitExceeded
 from ...pops.handles import TOPIC_MARK, encode_handle
 from ...pops.pool import Wait
 from ...pops.values import Delivered, Outcome, Received, Request, Why
@@ -50,7 +49,6 @@ _NOTHING = {
     Why.PULLED: ResponseCode.NO_PERMISSION,
     Why.FAILED: ResponseCode.SYSTEM_ERROR,
 }
-_MAX_TEXT = 1024  # for an attempt id
 
 
 def pop_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
@@ -97,7 +95,7 @@ def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessag
         is_strict=header.queue_id >= 0,
         subscription=subscription,
         matches=matches,
-        attempt_id=(header.attempt_id or "")[:_MAX_TEXT] or None,
+        attempt_id=(header.attempt_id or "")[:MAX_ATTEMPT_CHARS] or None,
         from_first=header.init_mode == FROM_FIRST,
         from_end=header.init_mode == FROM_END,
     )
@@ -139,6 +137,7 @@ class _Receive:
         self._request = request
         self._now: Buffers | None = None
         self._wait: Wait | None = None
+        self._kept_bytes = 0
 
     def begin(self) -> Buffers | None:
         """The answer if there is one now."""
@@ -151,6 +150,8 @@ class _Receive:
         connection = self._connection
         connection.receives.add(self)
         connection.held_pulls += 1
+        self._kept_bytes = self._request.kept_bytes
+        connection.charge(self._kept_bytes)
         return None
 
     def cancel(self) -> None:
@@ -163,6 +164,7 @@ class _Receive:
         if self in self._connection.receives:
             self._connection.receives.discard(self)
             self._connection.held_pulls -= 1
+            self._connection.charge(-self._kept_bytes)
 
     def _answer(self, received: Received) -> None:
         connection = self._connection
@@ -197,11 +199,6 @@ def _gone(connection: Connection) -> None:
 
 def _subscription(header: PopMessage) -> Subscription | None:
     """The filter; None takes all messages."""
-    if len(header.exp or "") > MAX_EXPRESSION_CHARS:
-        raise Refused(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-            f"the expression has {len(header.exp or '')} characters; {MAX_EXPRESSION_CHARS} are allowed",
-        )
     try:
         found = parse_subscription(header.topic, header.exp, kind=header.exp_type or TAG)
     except SubscriptionError as error:

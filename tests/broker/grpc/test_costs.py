@@ -1,0 +1,101 @@
+"""One call costs little, and little is kept for it, whatever its client has put into it, or others into messages."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Any
+
+import pytest
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import MAX_POP_BYTES, TAG_BYTES
+from rocketlet.broker.grpc import messages
+from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.compression import decompressed
+from rocketlet.protocol.config import MAX_BODY_BYTES
+
+from ...conftest import Connect, Node, Nodes, eventually
+from ...support.grpc_client import GrpcClient, message, sending
+from ...support.requests import send_v2
+from .test_consumers import OK, begin, joined, receive, received, request
+
+TOO_LARGE, ILLEGAL_FILTER = 41301, 40010
+
+
+@pytest.fixture
+async def node(nodes: Nodes) -> Node:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    node.broker.topics.put(TopicConfig("t", 1, 1), node.broker.store.end)
+    return node
+
+
+async def test_bodies_of_a_call_inflate_to_what_a_call_may_have(node: Node, client: GrpcClient) -> None:
+    """A call of 400 KB stored 400 MB, and stopped the broker for 2.5 s."""
+    bomb = gzip.compress(bytes(MAX_BODY_BYTES))
+    sent = [message("t", bomb, message_id=f"{number}", body_encoding=2) for number in range(3)]
+    assert (await client.call("SendMessage", sending(*sent[:1]))).status.code == OK
+    answer = await client.call("SendMessage", sending(*sent))
+    assert (answer.status.code, "send several" in answer.status.message) == (TOO_LARGE, True)
+    assert node.broker.store.queue("t", 0).next == 1
+
+
+async def test_messages_that_inflate_are_given_in_turns_and_as_many_as_an_answer_may_have(
+    node: Node, client: GrpcClient, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """32 messages of 64 KB stopped the broker for 6.5 s: each inflated to 63 MiB."""
+    await joined(client)
+    wire = await connect(node.address)
+    bodies = [zlib.compress(bytes(MAX_BODY_BYTES // 2))] * 6 + [zlib.compress(bytes(32 << 20))] * 3
+    for body in bodies:
+        assert (await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(f=1), body)).code == 0
+    asked: list[int] = []
+
+    def counted(body: bytes, sys_flag: int, most: int) -> bytes:
+        asked.append(most)
+        return decompressed(body, sys_flag, most)
+
+    monkeypatch.setattr(messages, "decompressed", counted)
+    first = await receive(client)
+    assert [len(found.body) for found in first] == [MAX_BODY_BYTES // 2] * 3, "the others have gone back"
+    rest = [*await receive(client), *await receive(client)]
+    assert [len(found.body) for found in rest] == [MAX_BODY_BYTES // 2] * 3 + [len(bodies[-1])] * 3
+    assert {found.system_properties.delivery_attempt for found in [*first, *rest]} == {1}
+    assert set(asked) == {MAX_BODY_BYTES}
+    assert MAX_POP_BYTES == MAX_BODY_BYTES
+
+
+async def test_a_receive_that_waits_counts_with_its_filter(node: Node, client: GrpcClient, connect: Connect) -> None:
+    """A thousand tags take 160 KB, and a connection may wait a thousand times."""
+    await joined(client)
+    expression = "||".join(map(str, range(1000)))
+    before = charged(node)
+    asked = request(wait_ms=10_000, filter_expression={"type": 1, "expression": expression})
+    call = begin(client, asked)
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    assert charged(node) - before > 1000 * TAG_BYTES
+    call.cancel()
+    await eventually(lambda: node.broker.pops.waiting == 0)
+    assert charged(node) == before
+    wire = await connect(node.address)
+    fields: dict[str, Any] = {
+        "consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": 1, "invisibleTime": 20_000,
+        "pollTime": 10_000, "bornTime": 0, "initMode": 0, "expType": "TAG", "exp": expression, "order": False,
+    }  # fmt: skip
+    opaque = wire.send(RequestCode.POP_MESSAGE, fields)
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    assert charged(node) - before > 1000 * TAG_BYTES
+    node.clock.advance(10)
+    await wire.answer(opaque)
+    assert charged(node) == before
+
+
+def charged(node: Node) -> int:
+    return sum(connection.charged_bytes for connection in node.server._connections)
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+async def test_an_expression_has_an_end(client: GrpcClient, kind: int) -> None:
+    expression = {"type": kind, "expression": "a" * 65_537}
+    code, _ = await received(begin(client, request(filter_expression=expression)))
+    assert code == ILLEGAL_FILTER
