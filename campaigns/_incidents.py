@@ -23,7 +23,7 @@ from rocketlet.testing.ports import free_port
 from bench.peers import listening
 from tests.conftest import Wire
 
-ROOM_BYTES = 4 << 20  # of a file, where the disk is to be full
+ROOM_BYTES = 4 << 20  # the size of a file, where the disk is to be full
 ACCOUNTS = "accounts:\n- {accessKey: operator, secretKey: a-secret-of-ours, admin: true}\n"
 Client = TypeVar("Client")
 OPERATOR = Access(access_key="operator", secret_key="a-secret-of-ours")

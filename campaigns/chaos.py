@@ -94,7 +94,7 @@ class Member:
                 self._world.handled[words[3]] += 1
             elif words[:1] == ["B"] and len(words) == 5:
                 self._began_ms[words[3]] = float(words[4])
-                if int(words[2]):  # who pops has no epoch
+                if int(words[2]):  # clients that pop have no epoch
                     self._world.began(self.name, words[1], int(words[2]), words[3], float(words[4]))
             elif words[:1] == ["E"] and len(words) == 5:
                 self._world.ended(self.name, words[3], self._began_ms.pop(words[3]), float(words[4]))
@@ -185,7 +185,7 @@ class World:
         self.handled: Counter[str] = Counter()
         self._names = 0
         self._began: dict[str, tuple[int, str, float]] = {}  # the latest epoch of a queue, whose, and since when
-        self._spans: dict[str, list[tuple[str, float, float]]] = {}  # of handlers, by message
+        self._spans: dict[str, list[tuple[str, float, float]]] = {}  # when handlers ran, by message
         self._tasks: set[asyncio.Task[None]] = set()
 
     def began(self, member: str, queue: str, epoch: int, body: str, begin_ms: float) -> None:

@@ -138,8 +138,8 @@ class Rocketlet:
         return declared
 
     def publisher(self, topic: str, **options: Any) -> Callable[[Function], Function]:
-        """What the function returns is sent to a topic before its message is acknowledged. None, RetryLater and Reject are
-        not sent. `options`: of `Producer.send`, such as `tag`."""
+        """The function's result is sent to a topic before its message is acknowledged. None, RetryLater and Reject are not
+        sent. `options`: of `Producer.send`, such as `tag`."""
 
         def declared(function: Function) -> Function:
             self._publishers.setdefault(function, []).append((topic, dict(options)))
@@ -179,7 +179,7 @@ class Rocketlet:
 
     @asynccontextmanager
     async def at(self, name_server: str) -> AsyncIterator[Rocketlet]:
-        """Runs it on another cluster, such as a test's. What is sent in the block is received."""
+        """Runs it on another cluster, such as a test's. It receives messages that are sent in the block."""
         await self._start(name_server)
         try:
             yield self
@@ -282,10 +282,10 @@ def _without(handler: Callable[..., Any], wanted: Mapping[str, Depends]) -> Call
 
 
 def _model_decode(function: Callable[..., Any]) -> Decode[Any] | None:
-    """Of a handler whose first parameter is a model of pydantic."""
+    """The decoder of a handler whose first parameter is a model of pydantic."""
     try:
         hints = get_type_hints(function)
-    except (NameError, TypeError):  # of names that are known to type checkers alone
+    except (NameError, TypeError):  # names may be known to type checkers alone
         return None
     first = next(iter(inspect.signature(function).parameters), "")
     found: Decode[Any] | None = getattr(hints.get(first), "model_validate_json", None)

@@ -1,4 +1,4 @@
-"""What a handler of an application needs besides its message: `db: Annotated[Database, Depends(database)]`.
+"""The dependencies of an application's handler, besides its message: `db: Annotated[Database, Depends(database)]`.
 
 A dependency is a function. Its result is given to the handler; a generator's value is, and the rest of it runs when the
 handler has ended. Dependencies may have dependencies. Each is called once for a message.
@@ -26,7 +26,7 @@ def dependencies_of(function: Callable[..., Any]) -> dict[str, Depends]:
     """By the name of the parameter. Raises ConfigError for annotations that cannot be read."""
     try:
         hints = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError) as error:  # of names that are known to type checkers alone, or to a function
+    except (NameError, TypeError) as error:  # names may be known to type checkers alone, or to a function
         texts = map(str, getattr(function, "__annotations__", {}).values())
         if any("Depends" in text for text in texts):
             name = getattr(function, "__qualname__", repr(function))

@@ -323,7 +323,7 @@ def _list_of_all(self: ConsumerGroup, connection: Any) -> Any:
 
 
 def _no_last_reader(self: Claims, group: Any, place: Any, claims: Any) -> Iterator[Any]:
-    """Who was told of itself only is not drained of what it reads."""
+    """A member that was told of itself alone is not drained of its queues."""
     yield from ()
 
 

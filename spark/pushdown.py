@@ -97,7 +97,7 @@ def _column(item: Filter) -> str:
 
 
 def _values(item: Filter) -> tuple[Any, ...] | None:
-    """What a column must be one of; None if the filter says something else."""
+    """The values of which a column must be one; None if the filter says something else."""
     if isinstance(item, EqualTo):
         return (item.value,)
     return tuple(item.value) if isinstance(item, In) else None

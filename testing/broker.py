@@ -88,7 +88,7 @@ class Broker(BrokerUnderTest):
 
     @property
     def endpoint(self) -> str:
-        """What clients of 5.x are given, in any language: `endpoints`. Raises RuntimeError without the extra `grpc`."""
+        """The `endpoints` for clients of 5.x in any language. Raises RuntimeError without the extra `grpc`."""
         return self._rig.endpoint
 
     @property

@@ -229,7 +229,7 @@ def request_code(code: str | int) -> int | str:
 
 
 def response_code(code: str | int, request: str | int = _ANY) -> int:
-    """Of a name or number, as the request's door has it. Raises ValueError."""
+    """The response code of a name or number, by the request's door. Raises ValueError."""
     names: type[IntEnum] = Code if request in CALLS else ResponseCode
     if isinstance(code, int) and not isinstance(code, bool):
         return int(code)

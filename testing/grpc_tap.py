@@ -21,7 +21,7 @@ from ..protocol.http2.flow import Stream
 from .faults import Fault, Faults, Seen
 from .tap import AFTER, BEFORE, PIECES_PER_S, Request
 
-_PREFIX_BYTES: Final = 5  # of a message: whether it is compressed, and its size
+_PREFIX_BYTES: Final = 5  # before a message: whether it is compressed, and its size
 
 
 class GrpcTap:

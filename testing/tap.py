@@ -27,8 +27,8 @@ PIECES_PER_S: Final = 20
 
 @dataclass(slots=True)
 class Request:
-    """A request that a client made, decoded. Of a call of gRPC `code` is 0 and `body` the message. `response` is the code of
-    its answer, None without one (yet)."""
+    """A request that a client made, decoded. For a call of gRPC, `code` is 0 and `body` the message. `response` is the code
+    of its answer, None without one (yet)."""
 
     name: str
     code: int

@@ -351,8 +351,8 @@ class Mirror:
                 break
 
     async def _first_copy(self, copy: QueueCopy, there: Range, offset: int) -> int:
-        """The offset over there of the first copy of an original at `offset` or behind it; the end if there is none. What has
-        its original over there has that offset."""
+        """The offset over there of the first copy of an original at `offset` or behind it; the end if there is none. A
+        message that came back has its original's offset there."""
         if self._returns:
             async for messages in self._source.read(copy.source, offset, offset + 1):
                 if messages and self._is_from(copy, messages[0]):

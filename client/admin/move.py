@@ -91,7 +91,7 @@ class Move:
     async def __aexit__(self, *exception: object) -> None:
         await self._stack.aclose()
 
-    # What there is
+    # Planning
 
     async def plan(self) -> Plan:
         """Changes nothing."""

@@ -198,7 +198,7 @@ class Draining:
 
     async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
         def goes_on() -> bool:
-            """Of many changes at once, the last one counts. A name server may be far, and the topics many."""
+            """Among many changes at once, the last one counts. A name server may be far, and the topics many."""
             is_current = self._is_current(group.name, change)
             if is_current and drain.is_finding:
                 drain.come_further(self._until_s())
@@ -266,7 +266,7 @@ class Draining:
         drain.come_further(self._until_s(), session)
         self.notices.tell(name, drain)
 
-    # Who stands
+    # Readers that stand
 
     def _until_s(self) -> float:
         """Until when a reader may stand that has just come further."""
