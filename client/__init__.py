@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .application import Health, Rocketlet
     from .config import PullLimits, Start
     from .consumer import Consumer, Reject, RetryLater
+    from .consuming.retrying import RetryPolicy
     from .dependencies import Depends
     from .errors import (
         AnswerUnreadable,
@@ -75,6 +76,7 @@ _NAMES: Final = {
     ),
     ".admin.offset_change": ("OffsetChange",),
     ".application": ("Health", "Rocketlet"),
+    ".consuming.retrying": ("RetryPolicy",),
     ".dependencies": ("Depends",),
     ".config": (
         "PullLimits",
@@ -140,6 +142,7 @@ __all__ = [
     "RequestFailed",
     "RequestTimeout",
     "RetryLater",
+    "RetryPolicy",
     "Rocketlet",
     "RocketletError",
     "SendResult",

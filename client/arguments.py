@@ -17,6 +17,7 @@ from ..protocol.subscription import SQL92, TAG, Sql, Subscription, SubscriptionE
 from .config import (
     EARLIEST_MS,
     MAX_BATCH_SIZE,
+    MAX_BATCH_WAIT_S,
     MAX_INT,
     MAX_INVISIBLE_S,
     MAX_LONG,
@@ -150,9 +151,15 @@ def check_models(*, orderly: bool, broadcasting: bool, offsets_file: object) -> 
         raise ConfigError("offsets_file: only with broadcasting=True; other groups keep their offsets at the brokers")
 
 
-def batch_limits(batch_size: Any, limits: PullLimits | None) -> PullLimits:
+def batch_limits(batch_size: Any, limits: PullLimits | None, wait_s: Any) -> PullLimits:
     """How far a consumer reads ahead that takes batches: each is of one pull."""
     check_count("batch_size", 1 if batch_size is None else batch_size, 1, MAX_BATCH_SIZE)
+    if wait_s is not None:
+        check_seconds("batch_wait_s", wait_s)
+        if batch_size is None or wait_s > MAX_BATCH_WAIT_S:
+            raise ConfigError(
+                f"batch_wait_s: {wait_s!r} is for a consumer with a batch_size, up to {MAX_BATCH_WAIT_S} s"
+            )
     check_pull_limits(limits)
     if limits is None:
         return PullLimits(batch_size=max(PullLimits().batch_size, batch_size or 1))

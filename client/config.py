@@ -85,6 +85,9 @@ PULL_BUSY_DELAY_S: Final = (  # the same at a broker that is busy, or that answe
 SEND_BACK_RETRY_S: Final = 5.0  # how long a message rests that the broker did not take back
 SUSPEND_QUEUE_S: Final = 1.0  # `suspendCurrentQueueTimeMillis` of Apache's client
 MAX_REASON_CHARS: Final = 300  # the reason why a message was not handled
+MAX_BATCH_WAIT_S: Final = 60.0  # how long a message may wait for its batch to become full
+# The times between two tries, by level from 1, as brokers have them by default.
+RETRY_DELAYS_S: Final = (1, 5, 10, 30, *(60 * minutes for minutes in (*range(1, 11), 20, 30)), 3600, 7200)
 MARKED_AT_ONCE: Final = 1000  # ranges of dead letters in one mark: 30 KB
 DEAD_LETTER_LEVEL: Final = -1  # for a message that is handed back and not to be delivered again
 RESTART_S: Final = 0.1  # until a cancelled worker starts again; later than the end of a loop that is closed

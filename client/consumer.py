@@ -41,11 +41,13 @@ from .consuming.assignment import Assignment
 from .consuming.commits import Commits
 from .consuming.decoding import Decode, Decoding, Value, ValueHandler, ValuesHandler
 from .consuming.deliveries import Deliveries, Receiver
+from .consuming.filling import Filling
 from .consuming.handling import BatchHandler, Handler, MessageHandler, Middleware, Outcome, Reject, RetryLater, Workers
 from .consuming.listeners import Assigned, Listener
-from .consuming.process_queue import ProcessQueue
+from .consuming.process_queue import ProcessQueue, Run
 from .consuming.pulling import Puller, check_filters
 from .consuming.questions import Questions
+from .consuming.retrying import RetryPolicy
 from .consuming.returning import hand_back
 from .errors import ConfigError
 from .log import get_logger
@@ -78,7 +80,8 @@ class Consumer(Receiver):
       `suspend_queue_s`, and is tried again.
     - `broadcasting`: every member gets every message. `offsets_file` keeps this member's offsets between runs.
     - `start`: where a group without offsets begins. `strategy`: how members share queues. `pull`: how far to read ahead.
-    - `max_reconsume_times`: how often a message is tried again; default 16.
+    - `batch_wait_s`: a batch waits so long for `batch_size` messages of its queue. Default: it is what a pull brought.
+    - `retry`: a RetryPolicy. `max_reconsume_times`: how often a message is tried again; default 16.
     - `drain_s`: how long a queue that is given up waits for running handlers. Messages still in handlers then are delivered
       again.
     - `commit_interval_s`: how often offsets are committed that neither a pull nor an idle queue has committed.
@@ -153,6 +156,8 @@ class Consumer(Receiver):
         start: Start = "last",
         strategy: Strategy = AVG,
         pull: PullLimits | None = None,
+        batch_wait_s: float | None = None,
+        retry: RetryPolicy | None = None,
         max_reconsume_times: int | None = None,
         commit_interval_s: float = COMMIT_INTERVAL_S,
         suspend_queue_s: float = SUSPEND_QUEUE_S,
@@ -174,7 +179,10 @@ class Consumer(Receiver):
         check_seconds("drain_s", drain_s, may_be_zero=True)
         check_start(start)
         check_strategy(strategy)
-        limits = batch_limits(batch_size, pull)
+        limits = batch_limits(batch_size, pull, batch_wait_s)
+        check_kind("retry", retry, RetryPolicy)
+        if retry is not None and max_reconsume_times is None:
+            max_reconsume_times = retry.attempts - 1
         check_models(orderly=orderly, broadcasting=broadcasting, offsets_file=offsets_file)
         check_kind("access", access, Access)
         super().__init__(takes_batches=batch_size is not None, has_handler=handler is not None)
@@ -182,6 +190,8 @@ class Consumer(Receiver):
         self.subscriptions = with_retries(group, parse_subscriptions(subscriptions), broadcasting=broadcasting)
         self._name_server = name_server
         self._run_size = batch_size or 1
+        self._filling = Filling(self._run_size, batch_wait_s, self._put) if batch_wait_s else None
+        self._retry = retry
         self._handler, self._decode = handler, decode
         self._middleware = tuple(middleware)
         self._concurrency = concurrency
@@ -264,9 +274,8 @@ class Consumer(Receiver):
         return Membership(*member, start=start, strategy=strategy)
 
     def _make_commits(self, interval_s: float) -> Commits:
-        assignment = self._assignment
-        store, spawn = self._membership.commit, assignment.spawn
-        return Commits(self.group, assignment.queues, interval_s=interval_s, store=store, spawn=spawn)
+        store, spawn = self._membership.commit, self._assignment.spawn
+        return Commits(self.group, self._assignment.queues, interval_s=interval_s, store=store, spawn=spawn)
 
     def _make_workers(self, handler: Handler) -> Workers:
         decoding = Decoding(self._decode, handler, self._send_back) if self._decode is not None else None
@@ -282,6 +291,7 @@ class Consumer(Receiver):
             on_failed=self._failed,
             middleware=self._middleware,
             inner=decoding.around if decoding is not None else None,
+            judge=self._retry.outcome if self._retry is not None else None,
         )
 
     def _failed(self, message: Message, reason: str) -> None:
@@ -439,7 +449,12 @@ class Consumer(Receiver):
     # Messages
 
     def _take(self, process_queue: ProcessQueue, messages: list[Message], next_offset: int) -> None:
-        runs = process_queue.add(messages, next_offset, self._run_size)
+        if self._filling is not None:
+            self._filling.take(process_queue, messages, next_offset)
+        else:
+            self._put(process_queue.add(messages, next_offset, self._run_size))
+
+    def _put(self, runs: Sequence[Run]) -> None:
         if self._workers is not None:
             self._workers.put(runs)
         elif self._deliveries is not None:

@@ -12,6 +12,7 @@ from ..protocol.queue import Queue
 from .config import PullLimits, Start
 from .consuming.handling import Middleware
 from .consuming.listeners import Assigned, Listener
+from .consuming.retrying import RetryPolicy
 from .sending.transactions import Check
 from .wire.access import Access
 
@@ -29,6 +30,8 @@ class Options(TypedDict, total=False):
     start: Start
     strategy: Strategy
     pull: PullLimits | None
+    batch_wait_s: float | None
+    retry: RetryPolicy | None
     max_reconsume_times: int | None
     commit_interval_s: float
     suspend_queue_s: float

@@ -57,8 +57,8 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client.log client.message client.producer client.shared_consumer client.signals client.wire",
         "client.admin": "client.arguments client.config client.consuming client.errors client.log client.message "
         "client.producer client.sending client.tasks client.wire",
-        "client": "client.admin client.application client.config client.consumer client.dependencies client.errors "
-        "client.member client.message client.producer "
+        "client": "client.admin client.application client.config client.consumer client.consuming "
+        "client.dependencies client.errors client.member client.message client.producer "
         "client.shared_consumer client.signals client.wire",  # the public names
         "spark": "client",
         "root": "client spark",  # the public names, in __init__.py of the root

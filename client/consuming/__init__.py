@@ -5,6 +5,8 @@ process_queue  pulled messages of one queue that are not yet acknowledged
 calling        the handler as something that can be awaited
 handling       messages to the handler, and the handler's outcome
 decoding       handlers that get what a body says
+filling        batches that wait for their size
+retrying       which exceptions are tried again, how often, and when
 returning      hands a message back to its broker
 reasons        why a message was not handled
 deliveries     messages for a consumer without a handler

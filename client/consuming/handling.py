@@ -84,6 +84,9 @@ class DeliveryWatch(Protocol):
     def begins(self, messages: Sequence[Message]) -> Settled: ...
 
 
+Judge = Callable[[Sequence[Message], BaseException], Outcome]
+"""The outcome of messages whose handler raised."""
+
 SendBack = Callable[[Message, int, str], Awaitable[None]]
 
 
@@ -108,7 +111,9 @@ class Workers:
         on_failed: Callable[[Message, str], None] = lambda message, reason: None,
         middleware: Sequence[Middleware] = (),
         inner: Inner | None = None,
+        judge: Judge | None = None,
     ) -> None:
+        self._judge = judge or _tried_again
         self._on_failed = on_failed
         self._takes_batches = takes_batches
         self._concurrency = concurrency
@@ -184,7 +189,10 @@ class Workers:
         """Orderly: the queue waits for a worker, unless one has it. Messages that arrive while its first run waits for
         another try do not shorten that wait, as with Apache's ConsumeMessageOrderlyService."""
         if process_queue.runs and not (
-            process_queue in self._lined_up or process_queue.is_stopped or process_queue.is_suspended
+            process_queue.runs[0].is_filling
+            or process_queue in self._lined_up
+            or process_queue.is_stopped
+            or process_queue.is_suspended
         ):
             self._lined_up.add(process_queue)
             self._line.append(process_queue)
@@ -299,7 +307,7 @@ class Workers:
         except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone
             raise
         except BaseException as error:
-            outcome = RetryLater(reason=reason_of(error))
+            outcome = self._judge(run.messages, error)
             if not self._is_stopping:
                 _log_failure(run, error)
                 self._tell_failed(run, repr(error))
@@ -338,7 +346,7 @@ class Workers:
 
     async def _one_in_order(self, process_queue: ProcessQueue) -> None:
         """Handles the first run of a queue, and offers the queue again, later if the run has to wait."""
-        if not process_queue.runs or not process_queue.may_begin:
+        if not process_queue.runs or process_queue.runs[0].is_filling or not process_queue.may_begin:
             self._lined_up.discard(process_queue)
             return
         run = process_queue.runs[0]
@@ -409,6 +417,10 @@ def _log_failure(run: Run, error: BaseException) -> None:
         exc_info=error,
         hint="its messages will be retried",
     )
+
+
+def _tried_again(messages: Sequence[Message], error: BaseException) -> Outcome:
+    return RetryLater(reason=reason_of(error))
 
 
 def _current_task() -> asyncio.Task[Any] | None:

@@ -24,10 +24,10 @@ _size_bytes = attrgetter("size_bytes")
 
 class Run:
     """Messages handed to a handler together. `done` of them, from the front, are acknowledged. `outcome`: the handler's, if
-    it is still to be carried out. `failure`: why it was not handled the last time. `size_bytes`: of those that are not
-    acknowledged."""
+    it is still to be carried out. `failure`: why it was not handled the last time. `is_filling`: it waits for more
+    messages. `size_bytes`: of those that are not acknowledged."""
 
-    __slots__ = ("done", "failure", "messages", "outcome", "process_queue", "size_bytes", "tries")
+    __slots__ = ("done", "failure", "is_filling", "messages", "outcome", "process_queue", "size_bytes", "tries")
 
     def __init__(self, process_queue: ProcessQueue, messages: list[Message], size_bytes: int) -> None:
         self.process_queue = process_queue
@@ -36,6 +36,7 @@ class Run:
         self.done = 0
         self.tries = 0
         self.failure = ""
+        self.is_filling = False
         self.outcome: Any = None
 
     @property
@@ -101,6 +102,14 @@ class ProcessQueue:
         self.size_bytes += sum(map(_size_bytes, runs))
         self.next_offset = next_offset
         return runs
+
+    def extend(self, run: Run, messages: list[Message]) -> None:
+        """More messages for a run that nobody has yet."""
+        size_bytes = sum(map(_size_bytes, messages))
+        run.messages += messages
+        run.size_bytes += size_bytes
+        self.messages += len(messages)
+        self.size_bytes += size_bytes
 
     def acknowledge(self, run: Run, count: int | None = None) -> None:
         """The first `count` messages of a run, or all of it, need not be delivered again."""

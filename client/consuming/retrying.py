@@ -1,0 +1,58 @@
+"""A retry policy: which exceptions of a handler are tried again, how often, and after which times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..arguments import check_count
+from ..config import RETRY_DELAYS_S
+from ..errors import ConfigError
+from ..message import Message
+from .handling import Outcome, Reject, RetryLater
+from .reasons import reason_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """`Consumer(..., retry=RetryPolicy(attempts=4, delays_s=(1, 30, 600), on=(ConnectionError, TimeoutError)))`
+
+    - `attempts`: how often a message is handled at most, the first time included; then it is a dead letter.
+    - `delays_s`: before the second try, the third, and so on; the last one is for all that follow. Brokers know 18 times: 1,
+      5, 10, 30 s, 1 to 10, 20, 30 min, 1 and 2 h. Default: longer each time, from 10 s on.
+    - `on`: the exceptions that are tried again; any other makes a dead letter at once, with its text. Default: all.
+    - `never`: exceptions that are not, though `on` has them.
+
+    What a handler returns goes before the policy. In order, `suspend_queue_s` is the time between two tries.
+    """
+
+    attempts: int = 17
+    delays_s: Sequence[float] = ()
+    on: tuple[type[Exception], ...] = (Exception,)
+    never: tuple[type[Exception], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_count("attempts", self.attempts, 1)
+        odd = [delay for delay in self.delays_s if delay not in RETRY_DELAYS_S]
+        if odd:
+            raise ConfigError(
+                f"delays_s: brokers do not know {odd[0]!r} s; there are {', '.join(map(str, RETRY_DELAYS_S))}"
+            )
+        for name in ("on", "never"):
+            kinds = getattr(self, name)
+            if not isinstance(kinds, tuple) or not all(isinstance(item, type) for item in kinds):
+                raise ConfigError(f"{name}: {kinds!r} is not a tuple of exceptions, such as (ConnectionError,)")
+
+    def outcome(self, messages: Sequence[Message], error: BaseException) -> Outcome:
+        """Of messages whose handler raised."""
+        reason = reason_of(error)
+        if isinstance(error, Exception) and (not isinstance(error, self.on) or isinstance(error, self.never)):
+            return Reject(reason)
+        if not self.delays_s:
+            return RetryLater(reason=reason)
+        tried = max(message.reconsume_times for message in messages)
+        delay_s = self.delays_s[min(tried, len(self.delays_s) - 1)]
+        return RetryLater(RETRY_DELAYS_S.index(delay_s) + 1, reason)
+
+
+__all__ = ["RetryPolicy"]

@@ -1,0 +1,106 @@
+"""Batches by size or time, and declared retry policies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rocketlet.client import AdminClient, ConfigError, Consumer, Message, Producer, PullLimits, RetryPolicy
+from rocketlet.protocol.queue import Queue
+
+from ..conftest import Node, Wire, create_topic, eventually
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+async def test_a_batch_waits_for_its_size_or_its_time(node: Node, wire: Wire, orderly: bool) -> None:
+    await create_topic(wire, "t", 1)
+    seen: list[list[bytes]] = []
+
+    async def store(messages: list[Message]) -> None:
+        seen.append([message.body for message in messages])
+
+    options: dict[str, Any] = {"orderly": orderly, "pull": PullLimits(batch_size=32)}
+    async with (
+        Producer(node.address) as producer,
+        Consumer(node.address, "g", "t", store, batch_size=3, batch_wait_s=60, **options) as waits,
+    ):
+        await waits.assigned()
+        for body in (b"1", b"2", b"3", b"4"):
+            await producer.send("t", body)  # each is pulled alone
+        await eventually(lambda: seen == [[b"1", b"2", b"3"]])
+        (process_queue,) = (item for item in waits.queues.values() if item.queue.topic == "t")
+        await eventually(lambda: process_queue.messages == 1)
+        assert process_queue.runs[0].is_filling
+    assert len(seen) == 1
+    async with Consumer(node.address, "g", "t", store, batch_size=3, batch_wait_s=0.01, **options):
+        await eventually(lambda: seen[1:] == [[b"4"]])
+
+
+async def test_a_seek_forgets_a_batch_that_waits(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    seen: list[bytes] = []
+
+    async def store(messages: list[Message]) -> None:
+        seen.extend(message.body for message in messages)
+
+    async with (
+        Producer(node.address) as producer,
+        Consumer(node.address, "g", "t", store, batch_size=3, batch_wait_s=0.05) as consumer,
+    ):
+        await consumer.assigned()
+        await producer.send("t", b"1")
+        (process_queue,) = (item for item in consumer.queues.values() if item.queue.topic == "t")
+        await eventually(lambda: process_queue.messages == 1)
+        await consumer.seek("last")
+        await producer.send("t", b"2")
+        await eventually(lambda: seen == [b"2"])
+
+
+async def test_a_policy_says_what_is_tried_again_how_often_and_when(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    seen: list[tuple[bytes, int]] = []
+
+    async def handle(message: Message) -> None:
+        seen.append((message.body, message.reconsume_times))
+        raise {b"away": ConnectionError, b"wrong": ValueError, b"reset": ConnectionResetError}[message.body]("no")
+
+    policy = RetryPolicy(attempts=2, delays_s=(1,), on=(ConnectionError,), never=(ConnectionResetError,))
+    async with (
+        Producer(node.address) as producer,
+        Consumer(node.address, "g", "t", handle, retry=policy, start="first"),
+    ):
+        for body in (b"away", b"wrong", b"reset"):
+            await producer.send("t", body)
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 2)
+        await eventually(lambda: node.broker.store.queue("SCHEDULE_TOPIC_XXXX", 0).next == 1)
+        node.clock.advance(1)
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 3)
+    assert sorted(seen) == [(b"away", 0), (b"away", 1), (b"reset", 0), (b"wrong", 0)]
+    async with AdminClient(node.address) as admin:
+        dead = [item async for part in admin.read(Queue("%DLQ%g", "broker-a", 0), 0, 3) for item in part]
+    assert {item.body: item.failure for item in dead} == {
+        b"away": "tried 2 times; ConnectionError: no",
+        b"wrong": "ValueError: no",
+        b"reset": "ConnectionResetError: no",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"delays_s": (7,)}, "brokers do not know 7 s; there are 1, 5, 10, 30, 60"),
+        ({"attempts": 0}, "attempts: 0 is not a whole number from 1"),
+        ({"on": ValueError}, "is not a tuple of exceptions"),
+    ],
+)
+def test_a_policy_that_cannot_be_kept_is_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        RetryPolicy(**options)
+
+
+@pytest.mark.parametrize("wait_s", [0, 61, "1"])
+def test_a_wait_is_for_batches_and_short(wait_s: Any) -> None:
+    with pytest.raises(ConfigError, match="batch_wait_s"):
+        Consumer("127.0.0.1:1", "g", "t", batch_size=2, batch_wait_s=wait_s)
+    with pytest.raises(ConfigError, match="batch_wait_s: 1 is for a consumer with a batch_size"):
+        Consumer("127.0.0.1:1", "g", "t", batch_wait_s=1)
