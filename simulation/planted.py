@@ -25,7 +25,7 @@ from rocketlet.broker.groups.owning.locks import Locks
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.store.ledger import Ledger
 from rocketlet.client.consuming.assignment import Assignment
-from rocketlet.client.consuming.process_queue import ProcessQueue
+from rocketlet.client.consuming.process_queue import ProcessQueue, QueueEvent
 from rocketlet.client.consuming.pulling import Puller
 from rocketlet.client.errors import ConnectionFailed, RocketletError
 from rocketlet.client.lease import Lease, clock_s
@@ -214,7 +214,7 @@ def _resume_quietly(self: Assignment, queue: Queue) -> None:
     """Commits that a killed broker has forgotten are not sent again."""
     process_queue = self.queues.get(queue)
     if process_queue is not None:
-        process_queue.is_suspended = False
+        process_queue.turn(QueueEvent.RESUME)
         self._go_on(process_queue)
 
 

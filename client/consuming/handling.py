@@ -173,9 +173,9 @@ class Workers:
 
     def _next_of(self, process_queue: ProcessQueue) -> Run | None:
         """The queue's next run, if it may be handled now; the queue goes to the end of the line."""
-        if process_queue.is_stopped:
-            process_queue.waiting.clear()
         if not process_queue.waiting or not process_queue.may_begin:
+            if process_queue.is_stopped:
+                process_queue.waiting.clear()
             self._lined_up.discard(process_queue)
             return None
         run = process_queue.waiting.popleft()
@@ -263,27 +263,22 @@ class Workers:
         come again."""
         process_queue = run.process_queue
         process_queue.enter()
-
-        def ends() -> None:
-            timer.cancel()
-            del process_queue.untaken[run]
-            process_queue.leave()
-
-        def again() -> None:
-            ends()
-            self._again(run)
-
-        def now() -> None:
-            process_queue.enter()
-            ends()
-            task = asyncio.create_task(self._send_back_now(run, outcome), name="send back")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-        timer = self._loop.call_later(SEND_BACK_RETRY_S, again)
-        process_queue.untaken[run] = now
+        timer = self._loop.call_later(SEND_BACK_RETRY_S, self._handle_again, run)
+        process_queue.untaken[run] = partial(self._send_back_at_once, run, outcome, timer)
         if process_queue.is_stopped:
-            now()
+            process_queue.untaken[run]()
+
+    def _handle_again(self, run: Run) -> None:
+        del run.process_queue.untaken[run]
+        run.process_queue.leave()
+        self._again(run)
+
+    def _send_back_at_once(self, run: Run, outcome: Outcome, timer: asyncio.TimerHandle) -> None:
+        timer.cancel()
+        del run.process_queue.untaken[run]  # the queue is not left before the task leaves it
+        task = asyncio.create_task(self._send_back_now(run, outcome), name="send back")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _send_back_now(self, run: Run, outcome: Outcome) -> None:
         try:

@@ -2,6 +2,11 @@
 
 Messages are kept in runs, the units in which the handler gets them. A run is acknowledged whole, or message by
 message from its front; the offset to commit is that of the first message not acknowledged.
+
+    RUNNING <--resume, suspend--> SUSPENDED
+       `------- stop ---------------'---------> STOPPED --drop--> DROPPED
+
+The lease of a queue may be lost in each state: it is dropped then. A pause by the user is apart from this.
 """
 
 from __future__ import annotations
@@ -10,8 +15,9 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from enum import Enum
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 from ...protocol.frame import ExtValue
 from ...protocol.queue import Queue
@@ -20,6 +26,37 @@ from ..lease import Lease
 from ..message import Message
 
 _size_bytes = attrgetter("size_bytes")
+
+
+class QueueState(Enum):
+    RUNNING = "messages are pulled and handed out"
+    SUSPENDED = "its broker is away: nothing is pulled or handed out until it is back"
+    STOPPED = "it is given up: nothing is pulled or handed out; what handlers did is committed"
+    DROPPED = "it is not ours: nothing may be committed"
+
+
+class QueueEvent(Enum):
+    SUSPEND = "its broker is away"
+    RESUME = "its broker is back"
+    STOP = "it goes to another member"
+    DROP = "its lease is lost or given back"
+
+
+_S, _E = QueueState, QueueEvent
+TRANSITIONS: Final = {
+    (_S.RUNNING, _E.SUSPEND): _S.SUSPENDED,
+    (_S.SUSPENDED, _E.SUSPEND): _S.SUSPENDED,
+    (_S.STOPPED, _E.SUSPEND): _S.STOPPED,
+    (_S.RUNNING, _E.RESUME): _S.RUNNING,
+    (_S.SUSPENDED, _E.RESUME): _S.RUNNING,
+    (_S.STOPPED, _E.RESUME): _S.STOPPED,
+    (_S.RUNNING, _E.STOP): _S.STOPPED,
+    (_S.SUSPENDED, _E.STOP): _S.STOPPED,
+    (_S.STOPPED, _E.STOP): _S.STOPPED,  # tried again
+    **{(state, _E.DROP): _S.DROPPED for state in (_S.RUNNING, _S.SUSPENDED, _S.STOPPED)},
+}
+_RUNNING: Final = QueueState.RUNNING
+_DROPPED: Final = QueueState.DROPPED
 
 
 class Run:
@@ -43,6 +80,19 @@ class Run:
     def is_done(self) -> bool:
         return self.done == len(self.messages)
 
+    def lose_from(self, offset: int) -> tuple[int, int]:
+        """The messages from an offset on are gone; how many of them were not acknowledged, and their bytes."""
+        kept = sum(message.queue_offset < offset for message in self.messages)
+        lost = self.messages[max(kept, self.done) :]
+        lost_bytes = sum(map(_size_bytes, lost))
+        self.size_bytes -= lost_bytes
+        if kept:
+            self.messages = self.messages[:kept]  # a new list: the handler may have the other
+            self.done = min(self.done, kept)
+        else:
+            self.done = len(self.messages)
+        return len(lost), lost_bytes
+
 
 class Pull:
     """The pull that fills a queue; the puller's own. A seek puts another in its place, so that an answer which is still on
@@ -60,10 +110,9 @@ class Pull:
 class ProcessQueue:
     """One assignment of one queue. After a revocation and a new assignment there is another one.
 
-    `is_stopped`: nothing more is pulled or handed out. `is_dropped`: the queue is not ours; nothing may be committed.
     `untaken`: runs that the broker has not taken back yet, with what to call when the queue stops.
-    `is_suspended`: as stopped, until the broker is back. `is_paused`: as stopped, until the user resumes it. `waiting`: the
-    runs that no worker has yet. `committed`: the offset that the broker was last told, None if that is not known.
+    `is_paused`: nothing is pulled or handed out until the user resumes it. `waiting`: the runs that no worker has yet.
+    `committed`: the offset that the broker was last told, None if that is not known.
     `pull_commits`: whether a pull that is not answered carries an offset. `moved_to`: where the broker said last that the
     queue goes on. `idle_s`: when a pull brought nothing last, in the loop's time.
     """
@@ -78,9 +127,7 @@ class ProcessQueue:
         self.pull = Pull()
         self.moved_to: int | None = None
         self.idle_s = -math.inf
-        self.is_stopped = False
-        self.is_dropped = False
-        self.is_suspended = False
+        self.state = QueueState.RUNNING
         self.is_paused = paused
         self.messages = 0
         self.size_bytes = 0
@@ -115,7 +162,7 @@ class ProcessQueue:
         """The first `count` messages of a run, or all of it, need not be delivered again."""
         messages, before = run.messages, run.done
         end = len(messages) if count is None else count
-        if self.is_dropped or before == len(messages):
+        if self.state is _DROPPED or before == len(messages):
             return
         size_bytes = run.size_bytes if end == len(messages) else sum(map(_size_bytes, messages[before:end]))
         run.done = end
@@ -150,23 +197,40 @@ class ProcessQueue:
 
     # Permissions
 
+    def turn(self, event: QueueEvent) -> None:
+        """Raises KeyError for what cannot happen."""
+        self.state = TRANSITIONS[self.state, event]
+
+    @property
+    def is_suspended(self) -> bool:
+        return self.state is QueueState.SUSPENDED
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing is pulled or handed out any more."""
+        return self.state in (QueueState.STOPPED, _DROPPED)
+
+    @property
+    def is_dropped(self) -> bool:
+        return self.state is _DROPPED
+
     @property
     def is_held(self) -> bool:
         """Whether nothing of it may be pulled or handed out now."""
-        return self.is_stopped or self.is_suspended or self.is_paused
+        return self.state is not _RUNNING or self.is_paused
 
     @property
     def may_begin(self) -> bool:
         """Whether something of this queue may be handed out now. The clock is asked each time: a member whose process was
         frozen must not begin a message with a lease that another has had meanwhile."""
-        return not (self.is_stopped or self.is_suspended or self.is_paused or self.lease.is_over)
+        return self.state is _RUNNING and not (self.is_paused or self.lease.is_over)
 
     def suspend(self) -> None:
-        self.is_suspended = True
+        self.turn(QueueEvent.SUSPEND)
 
     def resume(self) -> None:
         """The broker is back. If it was killed it may have lost the last commits, so that they are said again."""
-        self.is_suspended = False
+        self.turn(QueueEvent.RESUME)
         self.committed = None
 
     def pause(self, *, paused: bool = True) -> None:
@@ -192,15 +256,18 @@ class ProcessQueue:
     def stop(self) -> None:
         """Hands out no more messages; those that wait stay unacknowledged. Messages that the broker has not taken back are
         sent back again at once."""
-        self.is_stopped = True
+        self.turn(QueueEvent.STOP)
+        self._send_back_at_once()
+
+    def _send_back_at_once(self) -> None:
         for send_back in list(self.untaken.values()):
             send_back()
 
     def drop(self) -> None:
         """The queue is lost: nothing of it counts any more."""
-        self.is_dropped = True
+        self.turn(QueueEvent.DROP)
         self.clear()
-        self.stop()
+        self._send_back_at_once()
 
     def clear(self) -> None:
         for run in self.runs:
@@ -219,14 +286,9 @@ class ProcessQueue:
         """The broker does not have the next offset: goes on from another one. Messages cached from before it stay. Those
         behind it are gone, and others have their offsets, so they are neither handed out nor counted."""
         for run in self.runs:
-            kept = sum(message.queue_offset < offset for message in run.messages)
-            lost = run.messages[max(kept, run.done) :]
-            size_bytes = sum(map(_size_bytes, lost))
-            run.size_bytes -= size_bytes
+            messages, size_bytes = run.lose_from(offset)
+            self.messages -= messages
             self.size_bytes -= size_bytes
-            self.messages -= len(lost)
-            run.messages = run.messages[:kept] or run.messages  # a new list: the handler may have the other
-            run.done = min(run.done, kept) or (0 if kept else len(run.messages))
         self.runs = deque(run for run in self.runs if not run.is_done)
         self.pull = Pull(self.pull.began_ms)
         self.next_offset = offset

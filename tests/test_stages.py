@@ -12,6 +12,9 @@ from rocketlet.broker.groups.foreign import agreement, drain
 from rocketlet.broker.groups.foreign.drain import Drain
 from rocketlet.broker.pops import states
 from rocketlet.broker.pops.states import Delivery
+from rocketlet.client.consuming import process_queue
+from rocketlet.client.lease import Lease
+from rocketlet.protocol.queue import Queue
 
 
 class Machine(NamedTuple):
@@ -37,7 +40,27 @@ def _talk(stage: agreement.TalkStage) -> agreement.Talk:
     return made
 
 
+def _queue(state: process_queue.QueueState) -> process_queue.ProcessQueue:
+    made = process_queue.ProcessQueue(Queue("t", "b", 0), 0, Lease(1))
+    made.state = state
+    return made
+
+
 MACHINES = {
+    "process queue": Machine(
+        process_queue,
+        process_queue.QueueState,
+        process_queue.QueueEvent,
+        _queue,
+        "state",
+        """
+        suspend   resume  stop    drop
+        SUSPENDED RUNNING STOPPED DROPPED RUNNING
+        SUSPENDED RUNNING STOPPED DROPPED SUSPENDED
+        STOPPED   STOPPED STOPPED DROPPED STOPPED
+        -         -       -       -       DROPPED
+        """,
+    ),
     "agreement": Machine(
         agreement,
         agreement.TalkStage,
