@@ -58,9 +58,9 @@ Written by `python -m bench.readme`. In brackets: how many times better Rocketle
 
 {machines}
 
-Apache RocketMQ is 4.9.7 (1 GiB heap), JetStream nats-server 2.11 with nats-py, Kafka 4.1.1, all with their defaults; Python
-3.11.7, Java 17, PySpark 4.3 (4.0 for Kafka's connector). Client and broker are a process each. On Apache's broker the client
-is ours, unless the row names another.
+Apache RocketMQ is 4.9.7 and its proxy 5.3.3 (1 GiB heaps), JetStream nats-server 2.11 with nats-py, Kafka 4.1.1, all with
+their defaults; Python 3.11.7, Java 17, PySpark 4.3 (4.0 for Kafka's connector). Client and broker are a process each. On
+Apache's broker the client is ours, unless the row names another.
 
 ## Aims that are missed
 

@@ -67,8 +67,8 @@ def owners(broker: Broker, group: str) -> dict[Queue, str]:
 def members(broker: Broker, group: str) -> list[str]:
     """Client ids, also of those that share messages."""
     found = broker.groups.get(group)
-    named = [] if found is None else found.client_ids()
-    return [*named, *(name for name in broker.pops.clients(group) if name not in named)]
+    named = [] if found is None else [member.client_id for member in found.members.values()]
+    return sorted({*named, *broker.pops.clients(group)})
 
 
 def groups(broker: Broker) -> list[str]:

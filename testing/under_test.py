@@ -65,6 +65,11 @@ class BrokerUnderTest(ABC):
         """`host:port` of the name server and the broker, for clients."""
 
     @property
+    def endpoint(self) -> str:
+        """What clients of 5.x are given, in any language: `endpoints`."""
+        return self.address
+
+    @property
     @abstractmethod
     def clock(self) -> BrokerTime: ...
 

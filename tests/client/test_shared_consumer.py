@@ -15,6 +15,7 @@ from rocketlet.client import (
     AdminClient,
     BrokerRefused,
     ConfigError,
+    Consumer,
     Message,
     Producer,
     Reject,
@@ -332,6 +333,23 @@ async def test_topics_of_two_brokers_and_one_that_comes_later(nodes: Nodes, conn
 async def eventually_sent(producer: Producer, topic: str) -> None:
     queue = await producer.queue_for(topic, "k")
     await producer.send(topic, b"later", queue=queue)
+
+
+async def test_members_of_both_kinds_divide_a_topic_and_nothing_comes_twice(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 4)
+    queues, shared = Inbox(), Inbox()
+    async with Consumer(node.address, "g", "t", queues, start="first") as consumer:
+        await consumer.assigned(PATIENCE_S)
+        async with SharedConsumer(node.address, "g", "t", shared, start="first"):
+            await eventually(lambda: len(consumer.assignment()) == 3)  # two of the topic, and the retry topic's
+            await fill(node, 80)
+            await eventually(lambda: len(queues.messages) + len(shared.messages) >= 80)
+        assert shared.messages
+        assert queues.messages
+        await eventually(lambda: len(consumer.assignment()) == 5)
+        await fill(node, 20)
+        await eventually(lambda: len(queues.messages) + len(shared.messages) >= 100)
+    assert len({message.message_id for message in queues.messages + shared.messages}) == 100
 
 
 async def test_plain_handlers_run_in_threads(node: Node, wire: Wire) -> None:
