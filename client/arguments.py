@@ -27,6 +27,7 @@ from .config import (
 )
 from .errors import ConfigError
 
+_CLIENT_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]").fullmatch
 
 
@@ -57,6 +58,11 @@ def check_group(group: Any) -> None:
     fault = names.group_fault(group) if isinstance(group, str) else f"{group!r} is not a text"
     if fault:
         raise ConfigError(f"group: {fault}")
+
+
+def check_client_name(name: Any) -> None:
+    if name is not None and not (isinstance(name, str) and _CLIENT_NAME(name)):
+        raise ConfigError(f"client_name: {name!r} is not a name of up to 64 letters, digits, and . _ -")
 
 
 def check_count(name: str, value: Any, least: int, most: int | None = None) -> None:

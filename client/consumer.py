@@ -88,6 +88,7 @@ class Consumer(Receiver):
     - `on_assigned`, `on_revoked`: called with a set of queues that have come or gone. The first may return where to begin, an
       offset by queue.
     - `middleware`: around every call of the handler. `access`: TLS, and the account that signs.
+    - `client_name`: what members are called everywhere, such as the pod's name; default: address and process.
     """
 
     @overload
@@ -165,6 +166,7 @@ class Consumer(Receiver):
         on_assigned: Assigned | None = None,
         on_revoked: Listener | None = None,
         access: Access | None = None,
+        client_name: str | None = None,
         middleware: Sequence[Middleware] = (),
     ) -> None:
         check_group(group)
@@ -198,7 +200,7 @@ class Consumer(Receiver):
         self._orderly, self._broadcasting = orderly, broadcasting
         self._max_reconsume_times = max_reconsume_times
         self._suspend_queue_s = suspend_queue_s
-        self._cluster = Cluster(name_server, access)
+        self._cluster = Cluster(name_server, access, client_name)
         self._puller = self._make_puller(limits)
         self._assignment = Assignment(
             self._puller, drain_s=drain_s, on_assigned=on_assigned, on_revoked=on_revoked, on_resumed=self._resumed
@@ -445,8 +447,6 @@ class Consumer(Receiver):
         if self._workers is None:
             raise ConfigError("this consumer iterates; only one with a handler can try a message")
         return await self._workers.try_one(message)
-
-    # Messages
 
     def _take(self, process_queue: ProcessQueue, messages: list[Message], next_offset: int) -> None:
         if self._filling is not None:

@@ -39,6 +39,7 @@ class Options(TypedDict, total=False):
     on_assigned: Assigned | None
     on_revoked: Listener | None
     access: Access | None
+    client_name: str | None
     middleware: Sequence[Middleware]
 
 
@@ -52,6 +53,7 @@ class SharedOptions(TypedDict, total=False):
     max_reconsume_times: int | None
     drain_s: float
     access: Access | None
+    client_name: str | None
     middleware: Sequence[Middleware]
 
 
@@ -66,6 +68,7 @@ class ProducerOptions(TypedDict, total=False):
     encode: Callable[[Any], bytes | str] | None
     check: Check | None
     access: Access | None
+    client_name: str | None
     middleware: Sequence[Any]
 
 

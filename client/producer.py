@@ -78,7 +78,7 @@ class Producer(Sender, Generic[Body]):
       to roll back, None if it is not known yet. The broker may ask any producer of the group, also after a restart.
     - `middleware`: around every `send`, `send_batch`, `send_oneway`, and the sends of transactions: `async def layer(sending,
       call): return await call(sending)`. A layer with a method `transaction_ended(end)` is told each outcome.
-    - `access`: TLS, and the account that signs.
+    - `access`: TLS, and the account that signs. `client_name`: what it is called everywhere, such as the pod's name.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Producer(Sender, Generic[Body]):
         encode: Callable[[Body], bytes | str] | None = None,
         check: Check | None = None,
         access: Access | None = None,
+        client_name: str | None = None,
         middleware: Sequence[SendMiddleware] = (),
     ) -> None:
         check_layers(middleware)
@@ -118,6 +119,7 @@ class Producer(Sender, Generic[Body]):
             default_queues=default_queues,
             batching=batching,
             access=access,
+            client_name=client_name,
         )
         self._transactions = Transactions(self._cluster, group, check, middleware) if check is not None else None
         self._heartbeats: asyncio.Task[None] | None = None
@@ -198,8 +200,6 @@ class Producer(Sender, Generic[Body]):
         except RocketletError as error:
             log.info("brokers_not_found", reason=str(error))
         await asyncio.gather(*map(self._greet, self._cluster.known_masters()), return_exceptions=True)
-
-    # Sending
 
     async def send(
         self,

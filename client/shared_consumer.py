@@ -69,6 +69,7 @@ class SharedConsumer:
     - `max_reconsume_times`: how often a message is tried again; default: the group's setting.
     - `drain_s`: how long `stop` waits for running handlers. Messages still in handlers then go to another member.
     - `middleware`: around every call of the handler. `access`: TLS, and the account that signs.
+    - `client_name`: what members are called everywhere, such as the pod's name; default: address and process.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class SharedConsumer:
         max_reconsume_times: int | None = None,
         drain_s: float = 30.0,
         access: Access | None = None,
+        client_name: str | None = None,
         middleware: Sequence[Middleware] = (),
     ) -> None:
         check_group(group)
@@ -97,7 +99,7 @@ class SharedConsumer:
         check_shared(start, invisible_s)
         check_kind("access", access, Access)
         self.group = group
-        self.client_id = new_client_id()
+        self.client_id = new_client_id(client_name)
         self.subscriptions: Mapping[str, Subscription] = parse_subscriptions(subscriptions)
         self._name_server = name_server
         self._handler, self._decode = handler, decode
@@ -106,7 +108,7 @@ class SharedConsumer:
         self._middleware = tuple(middleware)
         self._max_reconsume_times = max_reconsume_times
         self._wanted = Wanted(group, invisible_s, orderly, start == "first")
-        self._cluster = Cluster(name_server, access)
+        self._cluster = Cluster(name_server, access, client_name)
         self._cluster.keeps_brokers = True
         self._heartbeats = Heartbeats(self._cluster, self._described, self._addresses)
         self._cluster.on_lost = self._heartbeats.forget

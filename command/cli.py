@@ -27,6 +27,7 @@ _MODULES = {
     "doctor": "tools.doctor",
     "dump": "tools.dump",
     "console": "serving.console",
+    "top": "tools.top",
     "mirror": "tools.mirror",
     "move": "tools.move",
     "fsck": "tools.fsck",

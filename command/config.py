@@ -26,6 +26,9 @@ REPEATS_KNOWN: Final = 1_000  # lines that are remembered for that
 MAX_INFLATED_BYTES: Final = 1024 * 1024  # a compressed body that is printed as JSON; 200 characters for people
 MAX_INFLATED_OF_FRAME: Final = 16 * 1024 * 1024  # all compressed bodies in one frame that `rocketlet dump` shows
 
+TOP_INTERVAL_S: Final = 2.0  # between two looks of `rocketlet top`
+MAX_TOP_ROWS: Final = 30  # topics that `rocketlet top` shows, and groups
+
 MAX_BENCH_SECONDS: Final = 600.0  # the longest `rocketlet bench`
 MIN_BENCH_BYTES: Final = 8  # a body begins with the time at which it was sent
 MAX_BENCH_BYTES: Final = 4 * 1024 * 1024 - 1024  # brokers take no larger body

@@ -56,7 +56,7 @@ class Broadcast:
         start: Start,
         offsets_file: Path | None,
     ) -> None:
-        self.client_id = new_client_id()
+        self.client_id = new_client_id(cluster.client_name)
         self.owned: dict[Queue, Lease] = {}
         self._cluster = cluster
         self._group = group

@@ -55,7 +55,7 @@ class Membership:
         strategy: Strategy = AVG,
         consume_type: str = "CONSUME_PASSIVELY",
     ) -> None:
-        self.client_id = new_client_id()
+        self.client_id = new_client_id(cluster.client_name)
         self.group = group
         self.cluster = cluster
         self._subscriptions = dict(subscriptions)

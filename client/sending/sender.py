@@ -77,8 +77,9 @@ class Sender:
         default_queues: int,
         batching: bool,
         access: Access | None,
+        client_name: str | None,
     ) -> None:
-        self.client_id = new_client_id()
+        self.client_id = new_client_id(client_name)
         self.group = group
         self._timeout_s = timeout_s
         self._retries = retries
@@ -96,7 +97,7 @@ class Sender:
             "h": 0,  # flag
             "i": "",  # properties
         }
-        self._cluster = Cluster(name_server, access)
+        self._cluster = Cluster(name_server, access, client_name)
         self._cluster.on_change = self._forget_queues
         self._queues: dict[str, list[Queue]] = {}
         self._greeted: dict[str, Connection] = {}

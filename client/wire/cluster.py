@@ -16,7 +16,7 @@ from ...protocol.frame import Ext, Frame
 from ...protocol.headers import TopicName, write
 from ...protocol.queue import Queue
 from .. import config
-from ..arguments import parse_addresses
+from ..arguments import check_client_name, parse_addresses
 from ..config import ROUTE_INTERVAL_S, ROUTE_PATIENCE_S, ROUTE_RETRY_S
 from ..errors import (
     AnswerUnreadable,
@@ -41,9 +41,16 @@ class Cluster:
     functions that answer brokers' requests, by code."""
 
     def __init__(
-        self, name_server: str, access: Access | None = None, *, route_interval_s: float = ROUTE_INTERVAL_S
+        self,
+        name_server: str,
+        access: Access | None = None,
+        client_name: str | None = None,
+        *,
+        route_interval_s: float = ROUTE_INTERVAL_S,
     ) -> None:
         """route_interval_s: between two looks for new queues and brokers."""
+        check_client_name(client_name)
+        self.client_name = client_name
         self._route_interval_s = route_interval_s
         self._name_servers = parse_addresses(name_server)
         # As NettyRemotingClient: clients that are configured alike do not all ask the first one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
 from ...client.admin.admin_client import AdminClient
 from ...client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
@@ -38,12 +39,19 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
         rates = {name: float(next(iter((status.get(key) or "").split()), "0")) for name, key in _RATES.items()}
         used = float(status.get("commitLogDiskRatio") or 0)
         started = local_time(int(status.get("bootTimestamp") or 0))
-        row |= {"state": "up", "version": status.get("brokerVersionDesc"), "started": started}
+        row |= {"state": "up", "version": shown_version(status), "started": started}
         rows.append(row | {name: round(value, 1) for name, value in rates.items()} | {"disk_used": f"{used:.0%}"})
     output.records(
         ("broker", "cluster", "address", "state", "version", "put_per_s", "get_per_s", "disk_used", "started"), rows
     )
     return 0
+
+
+def shown_version(status: Mapping[str, str]) -> str:
+    """Rocketlet's own, and else that of RocketMQ as people write it: 4.9.8 of V4_9_8."""
+    of_rocketmq = (status.get("brokerVersionDesc") or "").removeprefix("V").replace("_", ".")
+    own = status.get("rocketletVersion")
+    return f"Rocketlet {own} (as {of_rocketmq})" if own else of_rocketmq
 
 
 async def _forget(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:

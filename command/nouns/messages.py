@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
@@ -18,10 +18,11 @@ from ...client.message import Message
 from ...client.producer import Producer
 from ...protocol import names
 from ...protocol.admin_bodies import Range
+from ...protocol.message import MessageError
 from ...protocol.queue import Queue
 from ..plumbing.access import access_of
 from ..plumbing.administration import Commands, changing, confirmed, noun, pairs, verb
-from ..plumbing.numbers import whole
+from ..plumbing.numbers import since, whole
 from ..plumbing.output import Output, local_time
 from ..tools.frames import body_fields
 
@@ -40,7 +41,14 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     how.add_argument("--key", help="with this key")
     how.add_argument("--id", help="with this message id or offset id")
     how.add_argument("--at", metavar="BROKER:QUEUE:OFFSET", help="at this place, and those behind it")
-    find.add_argument("--limit", type=whole(1), default=20, help="how many at most (default: 20)")
+    find.add_argument(
+        "--since", metavar="WHEN", help="stored since 30s, 10m, 2h, 3d ago, or a time such as 2026-01-31T12:00"
+    )
+    find.add_argument("--text", help="with this text in the body")
+    find.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help="with this property")
+    find.add_argument(
+        "--limit", type=whole(1), default=20, help="how many at most; of a search the newest (default: 20)"
+    )
     tail = verb(verbs, "tail", "show a topic's newest messages, and each that comes", _tail)
     tail.add_argument("topic")
     tail.add_argument("--last", type=whole(0), default=10, help="begin with this many (default: 10)")
@@ -92,6 +100,8 @@ async def _find(options: argparse.Namespace, admin: AdminClient, output: Output)
     elif options.at:
         queue, offset = parse_place(options.at, options.topic)
         found = [item async for item in _from(admin, queue, offset, options.limit)]
+    elif options.since or options.text or options.property:
+        found = await _searched(options, admin)
     else:
         found = await _newest(admin, await admin.topic(options.topic), options.limit, "*")
     _show(output, found[: options.limit])
@@ -99,6 +109,32 @@ async def _find(options: argparse.Namespace, admin: AdminClient, output: Output)
         await admin.topic(options.topic)  # raises for a topic that is not there
         output.text("no message was found")
     return 0 if found else 1
+
+
+async def _searched(options: argparse.Namespace, admin: AdminClient) -> list[Message]:
+    """The newest that match. Every message since then is read: brokers search by key alone."""
+    topic = await admin.topic(options.topic)
+    wanted = pairs("--property", options.property)
+    since_ms = since(options.since) if options.since else 0
+    found: list[Message] = []
+    for queue, span in topic.ranges.items():
+        begin = max(await admin.offset_at(queue, since_ms), span.begin) if since_ms else span.begin
+        newest: deque[Message] = deque(maxlen=options.limit)
+        async for part in admin.read(queue, begin, span.end):
+            newest += (message for message in part if _matches(message, options.text, wanted))
+        found += newest
+    return sorted(found, key=lambda message: message.store_ms)[-options.limit :]
+
+
+def _matches(message: Message, text: str | None, wanted: Mapping[str, str]) -> bool:
+    if any(message.properties.get(name) != value for name, value in wanted.items()):
+        return False
+    if text is None:
+        return True
+    try:
+        return text.encode() in message.body
+    except MessageError:  # it was compressed, and cannot be read
+        return False
 
 
 async def _by_offset_id(admin: AdminClient, text: str) -> Message | None:

@@ -10,6 +10,7 @@ from ...client.admin.admin_client import AdminClient
 from ...client.errors import RocketletError
 from ..plumbing.administration import Commands, verb
 from ..plumbing.output import Output
+from .brokers import shown_version
 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -22,7 +23,7 @@ async def _version(options: argparse.Namespace, admin: AdminClient, output: Outp
     try:
         for broker in await admin.brokers():
             status = await admin.broker_status(broker.addresses.get(0, ""))
-            rows.append({"part": broker.name, "version": status.get("brokerVersionDesc")})
+            rows.append({"part": broker.name, "version": shown_version(status)})
     except RocketletError as error:
         output.records(("part", "version"), rows)
         raise error

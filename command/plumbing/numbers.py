@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from ...client.errors import ConfigError
+
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def port(text: str) -> int:
@@ -32,3 +39,14 @@ def seconds(text: str) -> float:
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0")
     return number
+
+
+def since(text: str) -> int:
+    """The ms since the epoch of `10m`, so long ago, or of a local time (ISO 8601). Raises ConfigError."""
+    number, unit = text[:-1], text[-1:]
+    try:
+        if unit in _UNITS_S and number.isascii() and number.isdigit():
+            return int((time.time() - int(number) * _UNITS_S[unit]) * 1000)
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(f"{text[:40]!r}: use 30s, 10m, 2h, 3d, or a time such as 2026-01-31T12:00:00") from None

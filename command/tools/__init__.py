@@ -1,5 +1,6 @@
 """Commands that look, measure, copy and repair.
 
+top      rates, lags and members, live
 doctor  what is wrong, and what to do
 bench   loads a cluster, shows rates and waits
 load    that load, and how it went

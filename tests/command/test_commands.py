@@ -7,7 +7,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject
+from rocketlet.client import AdminClient, BrokerRefused, ConfigError, Consumer, Message, Producer, Reject
 from rocketlet.command.cli import main
 from rocketlet.command.plumbing import logs
 from rocketlet.protocol.codes import RequestCode
@@ -259,3 +259,47 @@ async def test_a_broker_that_refuses_is_not_away(run: Run, node: Node, monkeypat
     monkeypatch.setattr(AdminClient, "broker_status", refused)
     (broker,) = (await run("brokers", "list", "--json")).records
     assert (broker["state"], "no admin" in str(broker["reason"])) == ("unknown", True)
+
+
+async def test_messages_are_found_by_time_text_and_property(run: Run, node: Node) -> None:
+    async with Producer(node.address) as producer:
+        await producer.send("orders", b"two pizzas", properties={"colour": "red"})
+        await producer.send("orders", b"pizza " + b"x" * 8000, properties={"colour": "blue"})  # compressed
+        await producer.send("orders", b"soup", properties={"colour": "red"})
+
+    async def found(*options: str) -> list[str]:
+        ran = await run("messages", "find", "orders", "--json", *options)
+        return sorted(str(item["body"])[:6].strip() for item in ran.records)
+
+    assert await found("--text", "pizza") == ["pizza", "two pi"]
+    assert await found("--text", "pizza", "--property", "colour=red") == ["two pi"]
+    assert await found("--property", "colour=red", "--limit", "1", "--since", "1h") == ["soup"]
+    assert await found("--since", "2000-01-01") == ["pizza", "soup", "two pi"]
+    wrong = await run("messages", "find", "orders", "--since", "soon")
+    assert (wrong.status, "use 30s, 10m, 2h, 3d, or a time" in wrong.err) == (1, True)
+
+
+async def test_top_shows_rates_lags_and_members_by_their_names(run: Run, node: Node) -> None:
+    inbox: list[Message] = []
+    async with (
+        Producer(node.address, client_name="shop-1") as producer,
+        Consumer(node.address, "g", "orders", inbox.append, start="first", client_name="kitchen-7") as consumer,
+    ):
+        assert producer.client_id.startswith("shop-1#")
+        await producer.send("orders", b"1")
+        await eventually(lambda: len(inbox) == 1)
+        await consumer.commit()
+        ran = await run("top", "--interval", "0.01", "--count", "2")
+        assert "kitchen-7#" in (await run("groups", "show", "g")).out
+    assert [line.split()[0] for line in ran.out.splitlines() if line.startswith(("orders", "g "))] == [
+        "orders",
+        "g",
+    ] * 2
+    (group,) = {line for line in ran.out.splitlines() if line.startswith("g ")}
+    assert group.split() == ["g", "1", "0", "0", "now"]
+    with pytest.raises(ConfigError, match="client_name: 'a b' is not a name"):
+        Consumer(node.address, "g", "t", client_name="a b")
+
+
+async def test_brokers_tell_their_own_version(run: Run) -> None:
+    assert "Rocketlet 0.1.0 (as 4.9.8)" in (await run("brokers", "list")).out

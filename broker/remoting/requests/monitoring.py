@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import orjson
@@ -40,6 +42,15 @@ _LEVEL_NAMES: Final = (
 _UNLIMITED: Final = (1 << 31) - 1
 
 
+@cache
+def own_version() -> str:
+    """Rocketlet's, as it is installed; beside that of RocketMQ, whose protocol it speaks."""
+    try:
+        return version("rocketlet")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """GET_BROKER_RUNTIME_INFO."""
     totals = yield from broker.statistics.totals()
@@ -59,6 +70,7 @@ def _identity(broker: Broker) -> dict[str, Any]:
     boot_ms = broker.statistics.boot_ms
     return {
         "brokerVersionDesc": "V4_9_8",
+        "rocketletVersion": own_version(),
         "brokerVersion": VERSION,
         "bootTimestamp": boot_ms,
         "startAcceptSendRequestTimeStamp": 0,  # as Apache's: a setting that keeps senders away for a while

@@ -1,0 +1,115 @@
+"""`rocketlet top`: rates, lags and members as they are now, again and again, and when a group will have caught up."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...client.admin.admin_client import AdminClient
+from ...client.errors import RocketletError
+from ...client.wire.side_by_side import side_by_side
+from ..config import MAX_TOP_ROWS, TOP_INTERVAL_S
+from ..plumbing.administration import Commands, verb
+from ..plumbing.numbers import seconds, whole
+from ..plumbing.output import Output, local_time
+
+_TOPICS = ("topic", "in_per_s", "messages", "last_message")
+_GROUPS = ("group", "members", "lag", "out_per_s", "caught_up_in")
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
+    top = verb(commands, "top", "show rates, lags and members, until Ctrl-C", _top)
+    top.add_argument("--interval", type=seconds, default=TOP_INTERVAL_S, help="seconds (default: %(default)g)")
+    top.add_argument("--count", type=whole(1), help="how many looks, after the first (default: until Ctrl-C)")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """`ends`: the messages ever sent to a topic; `read`: the offsets of a group together."""
+
+    at_s: float
+    ends: dict[str, int] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)
+    topics: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[dict[str, Any]] = field(default_factory=list)
+
+
+async def _top(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    before = await _look(admin)
+    shown = 0
+    while options.count is None or shown < options.count:
+        await asyncio.sleep(options.interval)
+        look = await _look(admin)
+        _show(output, before, look)
+        before, shown = look, shown + 1
+    return 0
+
+
+async def _look(admin: AdminClient) -> Look:
+    look = Look(time.monotonic())
+    masters = await admin.masters()
+
+    async def of_topic(name: str) -> None:
+        try:
+            topic = await admin.topic(name)
+        except RocketletError:  # it has just gone
+            return
+        look.ends[name] = sum(span.end for span in topic.ranges.values())
+        last_ms = max((span.last_ms for span in topic.ranges.values()), default=0)
+        look.topics.append({"topic": name, "messages": topic.messages, "last_message": local_time(last_ms)})
+
+    async def of_group(name: str) -> None:
+        progress = await admin.progress(name, masters=masters, times=False)
+        members = {
+            item.client_id for known in (await admin.connections(name, masters)).values() for item in known.members
+        }
+        look.read[name] = sum(item.consumer_offset for item in progress.values())
+        lag = sum(max(item.lag, 0) for item in progress.values())
+        look.groups.append({"group": name, "members": len(members), "lag": lag})
+
+    await side_by_side(of_topic, await admin.topics())
+    await side_by_side(of_group, await admin.groups())
+    return look
+
+
+def _show(output: Output, before: Look, look: Look) -> None:
+    took_s = max(look.at_s - before.at_s, 1e-9)
+    for row in look.topics:
+        row["in_per_s"] = _rate(before.ends, look.ends, row["topic"], took_s)
+    for row in look.groups:
+        row["out_per_s"] = _rate(before.read, look.read, row["group"], took_s)
+        sent_per_s = row["out_per_s"] + (row["lag"] - _lag(before, row["group"], row["lag"])) / took_s
+        row["caught_up_in"] = _caught_up(row["lag"], row["out_per_s"] - sent_per_s)
+    topics = sorted(look.topics, key=lambda row: (-row["in_per_s"], row["topic"]))[:MAX_TOP_ROWS]
+    groups = sorted(look.groups, key=lambda row: (-row["lag"], row["group"]))[:MAX_TOP_ROWS]
+    if sys.stdout.isatty() and not output.as_json:
+        print(_CLEAR, end="")
+    output.records(_TOPICS, topics)
+    output.text("")
+    output.records(_GROUPS, groups)
+    left_out = len(look.topics) + len(look.groups) - len(topics) - len(groups)
+    output.text(f"{left_out} more are not shown" if left_out else "")
+
+
+def _rate(before: dict[str, int], now: dict[str, int], name: str, took_s: float) -> int:
+    return round(max(now[name] - before.get(name, now[name]), 0) / took_s)
+
+
+def _lag(before: Look, group: str, default: int) -> int:
+    return next((int(row["lag"]) for row in before.groups if row["group"] == group), default)
+
+
+def _caught_up(lag: int, gains_per_s: float) -> str:
+    """`gains_per_s`: by how much the lag shrinks."""
+    if not lag:
+        return "now"
+    if gains_per_s <= 0:
+        return "never, at this rate"
+    left_s = round(lag / gains_per_s)
+    hours, minutes = divmod(left_s // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left_s % 60} s" if minutes else f"{left_s} s"
