@@ -15,14 +15,11 @@ from typing import Final, NamedTuple
 from ...broker.running.machine import default_budget
 from ...client.errors import ConfigError
 from ..config import MAX_LOCAL_BROKERS, PORT_STEP
-from .server_options import AUTO, DEFAULT_NAME
+from .server_options import AUTO, DEFAULT_NAME, names_of_a_broker
 
 NAMES: Final = string.ascii_lowercase[:MAX_LOCAL_BROKERS]
-PASSED: Final = (
-    "host admin log_level tls tls_cert tls_key tls_ca acl nameserver_tls nameserver_account cluster no_vip flush "
-    "retain_hours segment_bytes queues metrics_host"
-).split()
-"""Options that every broker gets as they are."""
+NOT_PASSED: Final = frozenset(("control_port", "control_host", "grpc_port"))
+"""Options that do not go with `--brokers`. Brokers get all others as they are, unless `arguments` gives each its own."""
 
 
 class Place(NamedTuple):
@@ -118,7 +115,7 @@ def arguments(options: argparse.Namespace, place: Place, name_server: str) -> li
         "retain_bytes": options.retain_bytes,
     }
     values = {
-        **{name: getattr(options, name) for name in PASSED},
+        **{name: getattr(options, name, None) for name in names_of_a_broker() if name not in NOT_PASSED},
         **{name: max(value // options.brokers, 1) for name, value in shared.items() if value is not None},
         "name": place.name,
         "port": place.port,

@@ -42,13 +42,14 @@ from .server_options import (
     AUTO,
     DEFAULT_DATA,
     add_access_options,
+    add_all_broker_options,
     add_broker_options,
     add_brokers_option,
     add_external_port_option,
     add_listen_options,
     add_metrics_options,
-    add_parent_option,
     add_registration_options,
+    settings_of,
 )
 from .settings import SettingsParser
 from .supervisor import READY, Supervised, Supervisor
@@ -66,37 +67,33 @@ Run = Callable[[argparse.Namespace], Awaitable[int]]
 
 
 def add_to(commands: argparse._SubParsersAction[SettingsParser]) -> None:
-    start = _server(commands, "start", "run a name server and a broker on one port", DEFAULT_PORT, _start)
+    start = _server(commands, "start", "run a name server and a broker on one port", _start)
+    _add_listening(start)
     add_external_port_option(start)
     add_broker_options(start)
     add_brokers_option(start)
     add_registration_options(start)
     console.add_start_options(start)
     start.read_settings()
-    broker = _server(
-        commands, "broker", "run a broker that registers with one or more name servers", BROKER_PORT, _broker
-    )
-    add_registration_options(broker)
-    add_broker_options(broker)
-    add_parent_option(broker)
-    broker.add_argument(
-        "--nameserver", required=True, metavar="HOST:PORT[;HOST:PORT]", help="the name servers to register with"
-    )
+    broker = _server(commands, "broker", "run a broker that registers with one or more name servers", _broker)
+    add_all_broker_options(broker, BROKER_PORT)
     broker.read_settings()
-    nameserver = _server(commands, "nameserver", "run a name server", DEFAULT_PORT, _nameserver)
+    nameserver = _server(commands, "nameserver", "run a name server", _nameserver)
+    _add_listening(nameserver)
     add_external_port_option(nameserver)
     add_metrics_options(nameserver)
     nameserver.read_settings()
 
 
-def _server(
-    commands: argparse._SubParsersAction[SettingsParser], name: str, text: str, port: int, run: Run
-) -> SettingsParser:
+def _server(commands: argparse._SubParsersAction[SettingsParser], name: str, text: str, run: Run) -> SettingsParser:
     parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}, until SIGTERM or Ctrl-C.")
-    add_listen_options(parser, port)
-    add_access_options(parser)
     parser.set_defaults(run=partial(_served, run))
     return parser
+
+
+def _add_listening(parser: SettingsParser) -> None:
+    add_listen_options(parser, DEFAULT_PORT)
+    add_access_options(parser)
 
 
 async def _served(run: Run, options: argparse.Namespace) -> int:
@@ -413,24 +410,15 @@ def _networks(options: argparse.Namespace) -> Networks | None:
 
 
 def _config(options: argparse.Namespace, address: str, name_servers: tuple[str, ...]) -> BrokerConfig:
-    return BrokerConfig(
-        data_dir=_data(options),
-        address=address,
-        external_address=_external(options),
-        name=options.name,
-        cluster=options.cluster,
-        name_servers=name_servers,
-        flush=options.flush,
-        default_queues=options.queues,
-        retain_hours=options.retain_hours,
-        retain_bytes=options.retain_bytes,
-        segment_bytes=options.segment_bytes,
-        vip_channel=not options.no_vip,
-        metrics_port=options.metrics_port,
-        name_server_account=getattr(options, "nameserver_account", None),
-        metrics_host=options.metrics_host,
-        memory_bytes=options.memory,
-    )
+    found = {
+        **settings_of(options),
+        "data_dir": _data(options),
+        "address": address,
+        "external_address": _external(options),
+        "name_servers": name_servers,
+        "vip_channel": not options.no_vip,
+    }
+    return BrokerConfig(**found)
 
 
 def _data(options: argparse.Namespace) -> Path:

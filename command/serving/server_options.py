@@ -1,14 +1,24 @@
-"""Options of `rocketlet start`, `broker` and `nameserver`, and what their values may be."""
+"""Options of `rocketlet start`, `broker` and `nameserver`, and what their values may be.
+
+An option of the broker is one call of `add_argument` here. What it is called elsewhere follows from it: the environment's and
+the file's setting (`settings`), the field of `BrokerConfig`, and the option of each broker of `--brokers`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, Final
 
+from ...broker.config import BrokerConfig
 from ...broker.listening.tls import TLS_MODES
 from ..config import MAX_LOCAL_BROKERS, PORT_STEP
 from ..plumbing import logs, numbers
+
+# Fields of BrokerConfig that are not called like their options.
+_FIELDS: Final = {"queues": "default_queues", "memory": "memory_bytes", "nameserver_account": "name_server_account"}
 
 DEFAULT_DATA = "rocketlet-data"
 DEFAULT_NAME = "broker-a"
@@ -47,6 +57,32 @@ def add_broker_options(parser: argparse.ArgumentParser) -> None:
     _store_options(parser)
     _limit_options(parser)
     _control_options(parser)
+
+
+def add_all_broker_options(parser: argparse.ArgumentParser, port: int) -> None:
+    """The options of `rocketlet broker`."""
+    add_listen_options(parser, port)
+    add_access_options(parser)
+    add_registration_options(parser)
+    add_broker_options(parser)
+    add_parent_option(parser)
+    parser.add_argument(
+        "--nameserver", required=True, metavar="HOST:PORT[;HOST:PORT]", help="the name servers to register with"
+    )
+
+
+def names_of_a_broker() -> list[str]:
+    """The names of all options of `rocketlet broker`, as they are in a namespace."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_all_broker_options(parser, 0)
+    return [action.dest for action in parser._actions]
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Those fields of BrokerConfig that options set as they are."""
+    known = {item.name for item in fields(BrokerConfig)}
+    named = {_FIELDS.get(name, name): value for name, value in vars(options).items()}
+    return {name: value for name, value in named.items() if name in known}
 
 
 def _control_options(parser: argparse.ArgumentParser) -> None:

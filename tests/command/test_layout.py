@@ -13,15 +13,14 @@ from rocketlet.client.arguments import parse_addresses
 from rocketlet.client.errors import ConfigError
 from rocketlet.command.cli import parser
 from rocketlet.command.config import MAX_LOCAL_BROKERS, MAX_RESTART_DELAY_S, PORT_STEP, RESTART_DELAY_S
-from rocketlet.command.serving import layout
-from rocketlet.command.serving.serve import _bind
+from rocketlet.command.serving import layout, server_options
+from rocketlet.command.serving.serve import _bind, _config
 from rocketlet.command.serving.server_options import _advertised
 from rocketlet.command.serving.supervisor import restart_delay_s
 
 OWN = {"name", "port", "data", "metrics_port", "advertise", "advertise_external", "nameserver", "stop_with_stdin"}
 """Options of which each broker gets its own."""
 SHARED = {"memory", "retain_bytes"}
-NOT_PASSED = {"control_port", "control_host", "config", "grpc_port", "run"}
 
 
 def started(*arguments: str) -> argparse.Namespace:
@@ -34,9 +33,30 @@ def broker_of(options: argparse.Namespace, number: int) -> argparse.Namespace:
     return parser().parse_args(layout.arguments(options, place, "127.0.0.1:9876")[3:])
 
 
-def test_every_option_of_a_broker_is_passed_on_or_is_its_own() -> None:
-    known = set(vars(parser().parse_args(["broker", "--nameserver", "h:1"])))
-    assert known == {*layout.PASSED} | OWN | SHARED | NOT_PASSED
+def test_an_option_of_the_broker_is_everywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One call of `add_argument` is enough: here of a field of BrokerConfig that has no option."""
+    options_of_the_store = server_options._store_options
+
+    def planted(parser: argparse.ArgumentParser) -> None:
+        options_of_the_store(parser)
+        parser.add_argument("--transaction-sweep-s", type=float, default=60.0, help="how often, in seconds")
+
+    monkeypatch.setattr(server_options, "_store_options", planted)
+    for name in ("start", "broker"):
+        with pytest.raises(SystemExit):
+            parser().parse_args([name, "--help"])
+        assert "--transaction-sweep-s" in capsys.readouterr().out
+    monkeypatch.setenv("ROCKETLET_TRANSACTION_SWEEP_S", "5")
+    options = started("--brokers=2")
+    monkeypatch.delenv("ROCKETLET_TRANSACTION_SWEEP_S")
+    assert options.transaction_sweep_s == 5.0
+    assert broker_of(options, 1).transaction_sweep_s == 5.0
+    assert _config(options, "h:1", ()).transaction_sweep_s == 5.0
+    file = tmp_path / "rocketlet.toml"
+    file.write_text("transaction-sweep-s = 7\n")
+    assert started(f"--config={file}").transaction_sweep_s == 7.0
 
 
 def test_brokers_get_the_options_of_the_start() -> None:
@@ -47,11 +67,10 @@ def test_brokers_get_the_options_of_the_start() -> None:
     )  # fmt: skip
     layout.check(options)
     found = broker_of(options, 1)
-    assert {name: getattr(found, name) for name in layout.PASSED} == {
-        name: getattr(options, name) for name in layout.PASSED
-    }
+    passed = set(server_options.names_of_a_broker()) - OWN - SHARED - layout.NOT_PASSED
+    assert {name: getattr(found, name) for name in passed} == {name: getattr(options, name) for name in passed}
     unsaid = vars(started())
-    assert [name for name in layout.PASSED if getattr(options, name) == unsaid[name]] == [], "each was given"
+    assert [name for name in passed if getattr(options, name) == unsaid[name]] == [], "each was given"
     assert found.stop_with_stdin, "it stops with its supervisor"
 
 
