@@ -34,7 +34,7 @@ def ack_message(hall: Hall, call: Call, request: Any) -> None:
     group, topic = group_of(request.group), topic_of(request.topic)
     if not 0 < len(request.entries) <= MAX_ACKS:
         raise Fault(Code.BAD_REQUEST, f"a call acknowledges 1 to {MAX_ACKS} messages, not {len(request.entries)}")
-    hall.broker.pops.heard(call.client_id)
+    _heard(hall, call)
 
     def answer(outcomes: Sequence[Outcome]) -> None:
         response = AckMessageResponse()
@@ -49,15 +49,21 @@ def ack_message(hall: Hall, call: Call, request: Any) -> None:
     hall.broker.pops.ack(group, topic, [entry.receipt_handle for entry in request.entries], answer)
 
 
+def _heard(hall: Hall, call: Call) -> None:
+    if hall.clients.is_heard(call):
+        hall.broker.pops.heard(call.client_id)
+
+
 def change_invisible_duration(hall: Hall, call: Call, request: Any) -> Any:
     group, topic = group_of(request.group), topic_of(request.topic)
     invisible_ms = duration_ms(request.invisible_duration)
     if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
         reason = f"the invisible time is {invisible_ms} ms; 0 to {MAX_INVISIBLE_MS} are allowed"
         raise Fault(Code.ILLEGAL_INVISIBLE_TIME, reason)
-    pops = hall.broker.pops
-    pops.heard(call.client_id)
-    changed = pops.change(group, topic, request.receipt_handle, invisible_ms, is_counted=not request.suspend)
+    _heard(hall, call)
+    changed = hall.broker.pops.change(
+        group, topic, request.receipt_handle, invisible_ms, is_counted=not request.suspend
+    )
     response = ChangeInvisibleDurationResponse(receipt_handle=changed.handle)
     set_status(response.status, _CODES[changed.outcome], _text(changed.outcome))
     return response

@@ -25,6 +25,7 @@ def authorize(acl: Acl, call: Call, request: Any) -> None:
         has_signed = partial(_has_signed, call, fields.get("Signature", "").lower())
         account = acl.account_of(call.session, access_key or None, has_signed)
         if account is not None:
+            call.account = account.access_key
             acl.check(account, call.method.name, call.method.needs(request))
     except Unauthorized as fault:
         acl.note_refusal(call.session, call.method.name, fault)

@@ -40,12 +40,14 @@ class Way(Protocol):
 
 
 class Call:
-    """`session`: the client's connection. `aborted` is called if the call is over before it was answered; `due_s`: when its
-    client gives up, in the loop's time. `answers`: the way to the client, in which the test kit may stand."""
+    """`account`: the access key of the account that asks; empty without one. `session`: the client's connection. `aborted` is
+    called if the call is over before it was answered; `due_s`: when its client gives up, in the loop's time. `answers`: the
+    way to the client, in which the test kit may stand."""
 
     __slots__ = (
         "_has_begun",
         "aborted",
+        "account",
         "answers",
         "due_s",
         "flush_soon",
@@ -70,6 +72,7 @@ class Call:
         self.method = method
         self.reader = MessageReader()
         self.due_s = due_s
+        self.account = ""
         self.aborted: Callable[[], None] | None = None
         self.has_request = False
         self._has_begun = False

@@ -14,19 +14,21 @@ from ..listening.carrier import Carrier
 from ..sessions.events import Event, Question
 from ..sessions.session import Session
 from .calls import Call
+from .codes import Code, Fault
 
 _numbers = itertools.count(1)
 Told = Callable[["GrpcClient", Event], None]
 
 
 class GrpcClient:
-    """A session of this door: a client id, and the connections on which it is heard. `connection`: of these the one that is
-    charged. `stream`: its telemetry stream while that is open. `topics`: that it has said it publishes to. `group`: of which
-    it is a consumer."""
+    """A session of this door: a client id, its account, and the connections on which it is heard. `connection`: of these the
+    one that is charged. `stream`: its telemetry stream while that is open. `topics`: that it has said it publishes to.
+    `group`: of which it is a consumer."""
 
-    def __init__(self, client_id: str, connection: Carrier, told: Told) -> None:
+    def __init__(self, client_id: str, connection: Carrier, account: str, told: Told) -> None:
         self.number = next(_numbers)
         self.client_id = client_id
+        self.account = account
         self.connection = connection
         self.connections: dict[Session, Carrier] = {connection: connection}
         self.stream: Call | None = None
@@ -127,16 +129,29 @@ class GrpcClients:
     def get(self, client_id: str) -> GrpcClient | None:
         return self._clients.get(client_id)
 
-    def hear(self, client_id: str, connection: Carrier) -> GrpcClient:
-        """The client, which is there as long as one of its connections. Raises LimitExceeded."""
+    def hear(self, call: Call) -> GrpcClient:
+        """The client, which is there as long as one of its connections. Raises Fault if its id is another account's, which
+        would be told what is meant for that, and if there are too many."""
+        client_id, connection = call.client_id, call.session
         client = self._clients.get(client_id)
+        if client is not None and client.account != call.account:
+            raise Fault(Code.UNAUTHORIZED, "another account's client goes by this id; take another one")
         if client is None or connection not in client.connections:
-            client = self._take(client, client_id, connection)
+            try:
+                client = self._take(client, call)
+            except LimitExceeded as error:
+                raise Fault(Code.TOO_MANY_REQUESTS, str(error)) from None
         client.heard_s = connection.heard_s
         return client
 
-    def _take(self, client: GrpcClient | None, client_id: str, connection: Carrier) -> GrpcClient:
+    def is_heard(self, call: Call) -> bool:
+        """Whether the call is the client's whose id it bears."""
+        client = self._clients.get(call.client_id)
+        return client is not None and client.account == call.account
+
+    def _take(self, client: GrpcClient | None, call: Call) -> GrpcClient:
         """A client that is new to the connection."""
+        client_id, connection = call.client_id, call.session
         ids = self._of_connection.get(connection)
         if ids is not None and len(ids) >= MAX_GRPC_IDS:
             raise LimitExceeded(f"a connection goes by {MAX_GRPC_IDS} client ids at most")
@@ -145,7 +160,7 @@ class GrpcClients:
         elif len(self._clients) >= MAX_GRPC_CLIENTS:
             raise LimitExceeded(f"this broker knows {MAX_GRPC_CLIENTS} gRPC clients; close some")
         else:
-            client = self._clients[client_id] = GrpcClient(client_id, connection, self._told)
+            client = self._clients[client_id] = GrpcClient(client_id, connection, call.account, self._told)
         if ids is None:
             ids = self._of_connection[connection] = set()
             connection.on_lost(self._lost)

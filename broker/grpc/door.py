@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 from google.protobuf.message import DecodeError
 
+from ...protocol.config import MAX_ID_CHARS
 from ...protocol.grpc import CallFault, Status
 from ...protocol.http2.flow import Stream
 from ..access.acl import Acl
@@ -105,6 +106,8 @@ class Door:
             request = None if message is None else method.request.FromString(message)
             if not call.client_id:
                 raise Fault(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing")
+            if len(call.client_id) > MAX_ID_CHARS:
+                raise Fault(Code.BAD_REQUEST, f"the client id has more than {MAX_ID_CHARS} characters")
             if crowding := call.session.crowding:
                 raise Fault(Code.TOO_MANY_REQUESTS, crowding)
             if self._acl is not None and request is not None:

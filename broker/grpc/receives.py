@@ -159,7 +159,7 @@ def _receive(hall: Hall, call: Call, request: Any) -> None:
         raise Fault(Code.CONSUMER_GROUP_NOT_FOUND, f"the group {group} does not exist: create it first")
     if not topic.perm & PERM_READ or not settings.consume_enable:
         raise Fault(Code.FORBIDDEN, f"the group {group} may not read {name} now")
-    hall.clients.hear(call.client_id, call.session).group = group
+    hall.clients.hear(call).group = group
     asked_id = request.message_queue.id
     queue_id = asked_id if 0 <= asked_id < topic.read_queues else None
     wanted = Request(

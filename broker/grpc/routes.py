@@ -51,7 +51,7 @@ class Holding(NamedTuple):
 
 def query_route(hall: Hall, call: Call, request: Any) -> Any:
     name = topic_of(request.topic)
-    return _answer(hall, name, partial(_route, call, request))
+    return _answer(hall, call, name, partial(_route, call, request))
 
 
 def query_assignment(hall: Hall, call: Call, request: Any) -> Any:
@@ -61,19 +61,20 @@ def query_assignment(hall: Hall, call: Call, request: Any) -> Any:
     group = group_of(request.group)
     settings = hall.broker.group_configs.ensure(group)
     is_in_order = settings is not None and settings.consume_orderly
-    return _answer(hall, name, partial(_assignments, call, request, is_in_order))
+    return _answer(hall, call, name, partial(_assignments, call, request, is_in_order))
 
 
-def _answer(hall: Hall, name: str, make: Callable[[list[Holding]], Any]) -> Any:
+def _answer(hall: Hall, call: Call, name: str, make: Callable[[list[Holding]], Any]) -> Any:
     """Answers at once, or when a name server in another process has answered."""
-    servers = hall.broker.name_servers
+    servers, creates = hall.broker.name_servers, hall.may_publish(call, name)
     if servers.are_elsewhere:
-        return _answer_later(hall, name, make)
-    return make(_holdings(hall, name, servers.local.route(name) if servers.local is not None else None))
+        return _answer_later(hall, name, creates, make)
+    route = servers.local.route(name) if servers.local is not None else None
+    return make(_holdings(hall, name, creates, route))
 
 
-async def _answer_later(hall: Hall, name: str, make: Callable[[list[Holding]], Any]) -> Any:
-    return make(_holdings(hall, name, await hall.broker.name_servers.find_route(name)))
+async def _answer_later(hall: Hall, name: str, creates: bool, make: Callable[[list[Holding]], Any]) -> Any:
+    return make(_holdings(hall, name, creates, await hall.broker.name_servers.find_route(name)))
 
 
 def _route(call: Call, request: Any, holdings: list[Holding]) -> Any:
@@ -105,12 +106,13 @@ def _assignments(call: Call, request: Any, is_in_order: bool, holdings: list[Hol
     return response
 
 
-def _holdings(hall: Hall, name: str, route: Route | None) -> list[Holding]:
-    """This broker's first. Raises Fault if nobody has the topic, and it may not be created."""
+def _holdings(hall: Hall, name: str, creates: bool, route: Route | None) -> list[Holding]:
+    """This broker's first. creates: for who may send, as a send creates topics. Raises Fault if nobody has the topic, and it
+    may not be created."""
     broker = hall.broker
     own = broker.config.name
     others = [data for data in route.queues if data.broker_name != own] if route is not None else []
-    topic = broker.topics.get(name) or (None if others else _created(hall, name))
+    topic = broker.topics.get(name) or (_created(hall, name) if creates and not others else None)
     found: list[Holding] = []
     if topic is not None:
         queues = QueueData(own, topic.read_queues, topic.write_queues, topic.perm)

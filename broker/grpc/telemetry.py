@@ -21,6 +21,7 @@ from .clients import GrpcClient
 from .codes import Code, Fault
 from .hall import Hall
 from .names import group_of, topic_of
+from .needs import check_count
 from .schema import HeartbeatResponse, NotifyClientTerminationResponse, TelemetryCommand
 from .transactions import recovery
 
@@ -66,6 +67,7 @@ def _settle(hall: Hall, call: Call, settings: Any) -> Any:
     if settings.client_type in _NAMES:
         named = f"{_NAMES[settings.client_type]} of {call.text(b'x-mq-language')} {call.text(b'x-mq-client-version')}"
         raise Fault(Code.UNRECOGNIZED_CLIENT_TYPE, f"this broker does not serve clients of the kind {named}")
+    check_count(settings)
     if kind is None:
         raise Fault(Code.BAD_REQUEST, "there is no publishing or subscription data")
     answer = TelemetryCommand()
@@ -74,15 +76,14 @@ def _settle(hall: Hall, call: Call, settings: Any) -> Any:
     answer.settings.metric.on = False
     if kind == "publishing":
         topics = tuple(topic_of(topic) for topic in settings.publishing.topics)
-        client = _hear(hall, call)
-        client.topics = topics
-        _publish(hall, call, client)
+        client = hall.clients.hear(call)
+        _publish(hall, call, client, topics)
         _for_producer(answer.settings)
     else:
         group = group_of(settings.subscription.group)
         for entry in settings.subscription.subscriptions:
             topic_of(entry.topic)
-        client = _hear(hall, call)
+        client = hall.clients.hear(call)
         client.group = group
         _for_consumer(answer.settings, hall.broker.group_configs.ensure(group))
     client.stream = call
@@ -95,21 +96,14 @@ def _closed(client: GrpcClient, call: Call) -> None:
         client.stream = None
 
 
-def _hear(hall: Hall, call: Call) -> GrpcClient:
-    """Raises Fault."""
-    try:
-        return hall.clients.hear(call.client_id, call.session)
-    except LimitExceeded as error:
-        raise Fault(Code.TOO_MANY_REQUESTS, str(error)) from None
-
-
-def _publish(hall: Hall, call: Call, client: GrpcClient) -> None:
-    """A producer may be asked for the outcome of transactions: its group is the topic."""
+def _publish(hall: Hall, call: Call, client: GrpcClient, topics: tuple[str, ...]) -> None:
+    """A producer may be asked for the outcome of transactions: its group is the topic. Raises Fault."""
     language = _LANGUAGES.get(call.text(b"x-mq-language"), Language.OTHER)
     try:
-        hall.broker.clients.heartbeat(client, client.client_id, client.topics, int(language), _VERSION)
+        hall.broker.clients.heartbeat(client, client.client_id, topics, int(language), _VERSION)
     except LimitExceeded as error:
         raise Fault(Code.TOO_MANY_REQUESTS, str(error)) from None
+    client.topics = topics
 
 
 def _for_producer(settings: Any) -> None:
@@ -138,12 +132,12 @@ def _for_consumer(settings: Any, group: GroupConfig | None) -> None:
 def heartbeat(hall: Hall, call: Call, request: Any) -> Any:
     if request.client_type in (PUSH_CONSUMER, SIMPLE_CONSUMER):
         group = group_of(request.group)
-        _hear(hall, call).group = group
+        hall.clients.hear(call).group = group
         hall.broker.pops.heard(call.client_id)
     elif request.client_type == PRODUCER:
-        client = _hear(hall, call)
+        client = hall.clients.hear(call)
         if client.topics:
-            _publish(hall, call, client)
+            _publish(hall, call, client, client.topics)
     response = HeartbeatResponse()
     set_status(response.status)
     return response

@@ -8,6 +8,7 @@ from ...protocol import properties as props
 from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_ROLLBACK
 from ...protocol.headers import EndTransaction
 from ...protocol.message import Record
+from ..messages.properties import real_queue
 from ..store.files import StoreFull
 from .calls import Call, set_status
 from .codes import Code, Fault
@@ -31,6 +32,9 @@ def end_transaction(hall: Hall, call: Call, request: Any) -> Any:
     if outcome is None:  # not known yet: it is asked for later
         return response
     position, offset = _place(request.transaction_id)
+    half = hall.broker.store.record_at(position)
+    if half is not None and real_queue(half)[0] != topic:  # its producers' group may have the name of another topic
+        raise Fault(Code.INVALID_TRANSACTION_ID, f"the transaction is not one of the topic {topic}")
     header = EndTransaction(topic, offset, position, outcome, msg_id=request.message_id or None)
     try:
         fault = hall.broker.transactions.end(header)

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.grpc import schema
+from rocketlet.broker.grpc.clients import GrpcClient as GrpcSession
 from rocketlet.broker.grpc.table import METHODS
 from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.codes import RequestCode
 
 from ...conftest import Node
-from ...support.accounts import ADMIN, SECRETS, AccountsFile, account, reload
+from ...support.accounts import ADMIN, SECRETS, AccountsFile, Wired, account, reload
+from ...support.accounts import SEND as HALF_OF_ADMIN
 from ...support.grpc_client import GrpcClient, message, resource, route, sending, signed
 from .conftest import Dial
 
@@ -145,3 +148,60 @@ async def test_a_producer_is_not_shown_half_messages_of_others(guarded: Node, di
     call.send(schema.TelemetryCommand(settings=settings))
     assert (await call.next()).status.code == UNAUTHORIZED
     assert guarded.broker.clients.producers("orders") == []
+
+
+async def test_a_transaction_of_another_topic_is_not_ended_through_a_topic_that_is_named_as_its_producers_group(
+    guarded: Node, dial: Dial, wired: Wired
+) -> None:
+    admin = await wired(ADMIN)
+    half = {**HALF_OF_ADMIN, "b": "secret", "i": "TRAN_MSG\x01true\x02PGROUP\x01orders"}
+    sent = await admin.call(RequestCode.SEND_MESSAGE_V2, half, b"hidden")
+    place = f"{str(sent.ext['msgId'])[-16:]}{int(sent.ext['queueOffset']):016X}"
+    client = await dial(guarded.address, authorization=authorization("orders-key"))
+    for resolution in (1, 2):
+        ends = schema.EndTransactionRequest(
+            topic=resource("orders"), message_id="m", transaction_id=place, resolution=resolution
+        )
+        assert await code(client, "EndTransaction", ends) == 40008
+    assert guarded.broker.transactions.waiting == 1
+
+
+async def test_a_client_id_is_its_accounts(guarded: Node, dial: Dial, file: AccountsFile) -> None:
+    """Who goes by another's would be asked for the outcome of its transactions, and shown them."""
+    accounts = [account(ADMIN, admin=True), account("orders-key", topicPerms=["orders=PUB"])]
+    file.rewrite(
+        [*accounts, account("readers-key", topicPerms=["secret=PUB", "orders=SUB"], groupPerms=["shipping=SUB"])]
+    )
+    honest = await dial(guarded.address, authorization=authorization("orders-key"))
+    await publishes(honest, "orders", OK)
+    (producer,) = guarded.broker.clients.producers("orders")
+    stranger = await dial(guarded.address, authorization=authorization("readers-key"))
+    await publishes(stranger, "secret", UNAUTHORIZED)
+    beat = schema.HeartbeatRequest(group=resource("shipping"), client_type=2)
+    assert await code(stranger, "Heartbeat", beat) == UNAUTHORIZED
+    assert await code(stranger, "ReceiveMessage", RECEIVE) == UNAUTHORIZED
+    session = guarded.broker.clients.session_of(producer.client_id)
+    assert isinstance(session, GrpcSession)
+    assert (session.topics, session.stream is not None, session.group) == (("orders",), True, "")
+    other = await dial(guarded.address, authorization=authorization("readers-key"), client_id="another@1")
+    await publishes(other, "secret", OK)
+
+
+async def publishes(client: GrpcClient, topic: str, expected: int) -> None:
+    call = client.begin("Telemetry")
+    settings = schema.Settings(client_type=1)
+    settings.publishing.topics.add(name=topic)
+    call.send(schema.TelemetryCommand(settings=settings))
+    assert (await call.next()).status.code == expected
+
+
+async def test_who_may_not_send_to_a_topic_does_not_create_it_by_asking_for_it(
+    guarded: Node, dial: Dial, file: AccountsFile
+) -> None:
+    file.rewrite([account("orders-key", defaultTopicPerm="PUB"), account("readers-key", defaultTopicPerm="SUB")])
+    reader = await dial(guarded.address, authorization=authorization("readers-key"))
+    assert await code(reader, "QueryRoute", route("new")) == 40402
+    assert guarded.broker.topics.get("new") is None
+    sender = await dial(guarded.address, authorization=authorization("orders-key"), client_id="another@1")
+    assert await code(sender, "QueryRoute", route("new")) == OK
+    assert await code(reader, "QueryRoute", route("new")) == OK

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import MAX_POP_BYTES, TAG_BYTES
-from rocketlet.broker.grpc import messages
+from rocketlet.broker.config import MAX_POP_BYTES, MAX_PRODUCER_GROUPS, TAG_BYTES
+from rocketlet.broker.grpc import messages, schema
+from rocketlet.broker.grpc.clients import GrpcClient as GrpcSession
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.compression import decompressed
-from rocketlet.protocol.config import MAX_BODY_BYTES
+from rocketlet.protocol.config import MAX_BODY_BYTES, MAX_ID_CHARS, MAX_SUBSCRIPTIONS
 
 from ...conftest import Connect, Node, Nodes, eventually
-from ...support.grpc_client import GrpcClient, message, sending
+from ...support.grpc_client import CLIENT, GrpcClient, message, resource, route, sending
 from ...support.requests import send_v2
 from .test_consumers import OK, begin, joined, receive, received, request
 
@@ -99,3 +100,36 @@ async def test_an_expression_has_an_end(client: GrpcClient, kind: int) -> None:
     expression = {"type": kind, "expression": "a" * 65_537}
     code, _ = await received(begin(client, request(filter_expression=expression)))
     assert code == ILLEGAL_FILTER
+
+
+@pytest.mark.parametrize("kind", ["publishing", "subscription"])
+async def test_settings_name_as_many_topics_as_a_client_may_have(node: Node, client: GrpcClient, kind: str) -> None:
+    """200,000 stopped the broker for 0.2 s, and 400,000 were kept."""
+    settings = schema.Settings(client_type=1 if kind == "publishing" else 2)
+    if kind == "publishing":
+        settings.publishing.topics.extend(resource(f"t{number}") for number in range(MAX_SUBSCRIPTIONS + 1))
+    else:
+        settings.subscription.group.name = "g"
+        for number in range(MAX_SUBSCRIPTIONS + 1):
+            settings.subscription.subscriptions.add().topic.name = f"t{number}"
+    call = client.begin("Telemetry")
+    call.send(schema.TelemetryCommand(settings=settings))
+    assert (await call.next()).status.code == 40000
+    assert node.broker.clients.session_of(CLIENT) is None
+
+
+async def test_a_client_that_publishes_to_too_many_topics_keeps_what_it_had(node: Node, client: GrpcClient) -> None:
+    for count, expected in ((2, OK), (MAX_PRODUCER_GROUPS + 1, 42900)):
+        settings = schema.Settings(client_type=1)
+        settings.publishing.topics.extend(resource(f"t{number}") for number in range(count))
+        call = client.begin("Telemetry")
+        call.send(schema.TelemetryCommand(settings=settings))
+        assert (await call.next()).status.code == expected
+    session = node.broker.clients.session_of(CLIENT)
+    assert isinstance(session, GrpcSession)
+    assert session.topics == ("t0", "t1")
+
+
+async def test_a_client_id_has_an_end(node: Node, client: GrpcClient) -> None:
+    answer = await client.call("QueryRoute", route("t"), x_mq_client_id="c" * (MAX_ID_CHARS + 1))
+    assert answer.status.code == 40000
