@@ -169,5 +169,6 @@ MIRROR_INDEXED_LIMIT_S: Final = 5.0  # how long the target may take to show copi
 MIRROR_INDEXED_S: Final = 0.02  # between two looks whether copies can be read over there
 MIRROR_POLL_S: Final = 0.5  # between two rounds of a mirror that follows
 MOVE_LOOK_S: Final = 1.0  # between two looks whether members have stopped, or messages are due
+MOVE_QUIET_S: Final = 35.0  # producers ask for the route every 30 s, as Apache's (pollNameServerInterval)
 MIRROR_BACKOFF_S: Final = 1.0  # how long a mirror rests before it asks a cluster again that is away
 MIRROR_PATIENCE_S: Final = 60.0  # how long a cluster may be away before a mirror gives up, unless it follows

@@ -19,7 +19,7 @@ from typing import Self
 
 from ...protocol import names
 from ...protocol.codes import PERM_WRITE
-from ..config import MOVE_LOOK_S
+from ..config import MOVE_LOOK_S, MOVE_QUIET_S
 from ..errors import ConfigError, TopicNotFound
 from ..wire.access import Access
 from .admin_client import AdminClient
@@ -182,8 +182,23 @@ class Move:
                 if config.perm & PERM_WRITE:
                     perm, queues = config.perm & ~PERM_WRITE, config.write_queues
                     await self._source.create_topic(name, queues=queues, perm=perm, brokers=[broker])
-        await asyncio.sleep(MOVE_LOOK_S)  # brokers store what they had taken before
-        return copied + await self.copy()
+        return copied + await self._quieted()
+
+    async def _quieted(self) -> int:
+        """Copies until nobody has sent for so long that every producer has heard of it: brokers do not refuse, clients look
+        at the permission when they ask for the route, every 30 s."""
+        copied, told = 0, False
+        quiet_s = _now_s()
+        while _now_s() - quiet_s < MOVE_QUIET_S:
+            await asyncio.sleep(MOVE_LOOK_S)
+            came = await self.copy()
+            if came:
+                copied += came
+                quiet_s = _now_s()
+            if not told:
+                self._say(f"producers hear of it within 30 s; it is over when nobody has sent for {MOVE_QUIET_S:g} s")
+                told = True
+        return copied
 
     async def is_closed(self) -> bool:
         """Whether no topic of the source takes messages."""
@@ -261,6 +276,10 @@ class Move:
             if not queue.topic.startswith(names.RETRY_PREFIX):
                 waiting[queue.topic] = waiting.get(queue.topic, 0) + max(item.lag, 0)
         return waiting
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 __all__ = ["GroupPlan", "Move", "Plan", "Taken"]
