@@ -137,6 +137,10 @@ MAX_RECALL_LOOKS: Final = 100_000  # messages of the same ms among which one is 
 RECALL_LOOKS: Final = 64  # messages of the same time that a recall looks at in one turn
 TRANSACTION_CHECK_MAX: Final = 15  # checks of a transaction before its message is set aside
 MAX_HALF_MESSAGES: Final = 100_000  # half messages without an outcome; beyond, transactional sends are refused
+MAX_OUTCOMES: Final = (
+    10_000  # transactions that have ended whose outcome is known; beyond, the other one is not refused
+)
+MAX_OUTCOMES_READ: Final = 1000  # outcomes that a start reads
 TRANSACTION_SWEEP_S: Final = 60.0  # between two looks for transactions without an outcome
 TRANSACTION_TIMEOUT_S: Final = 6.0  # how old a transaction is when it is checked for the first time
 MAX_TRANSACTION_TIMEOUT_S: Final = 86_400.0  # the most that an administrator may set instead
@@ -179,6 +183,9 @@ MAX_USER_PROPERTIES: Final = 128  # user properties of a message, as Apache's
 MAX_USER_PROPERTY_BYTES: Final = 16_384  # the names and values of user properties, with tag and keys
 MAX_NAMESPACE_CHARS: Final = 255  # a request's namespace, which its answer repeats for each queue
 MAX_ENDPOINTS_BYTES: Final = 2048  # the same for the endpoints at which a client has reached the broker
+SMALL_CLIENT_BYTES: Final = (
+    4 * 1024 * 1024
+)  # the largest message that clients of Node, .NET and Rust take, with properties
 MAX_GROUP_KEY_BYTES: Final = 63  # the name of a message group
 MAX_MESSAGE_ID_CHARS: Final = 255  # a message id, which clients choose
 MAX_CONTEXT_CHARS: Final = 1024  # a message's trace context, and the name of its host; longer ones are left out

@@ -5,6 +5,8 @@ The answer is a stream: a status, the messages, the time. Messages of an answer 
 
 from __future__ import annotations
 
+import contextlib
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -23,6 +25,7 @@ from ..config import (
     MIN_INVISIBLE_MS,
     RECEIVE_AGAIN_S,
     RENEWED_INVISIBLE_MS,
+    SMALL_CLIENT_BYTES,
 )
 from ..pops.pool import Wait
 from ..pops.values import Delivered, Received, Request, Why
@@ -48,6 +51,8 @@ _CODES: Final = {
     Why.STOPPED: Code.INTERNAL_SERVER_ERROR,
     Why.FAILED: Code.INTERNAL_SERVER_ERROR,
 }
+_SMALL_CLIENTS: Final = frozenset(("HTTP", "NODE_JS", "DOTNET", "DOT_NET", "RUST"))
+"""Languages whose clients leave gRPC's own limit of 4 MiB as it is. Node's calls itself HTTP."""
 _LATE: Final = frozenset((Why.TOO_MANY_WAIT, Why.PULLED, Why.FAILED))
 """Clients ask again at once, so they are answered after a while."""
 
@@ -115,7 +120,7 @@ class Receiving:
     def _sending(self, wanted: list[tuple[Delivered, Record]]) -> Work[None]:
         """Sends the messages of an answer, those that must be inflated one in a turn. Beyond the bytes that an answer may
         have, they go back."""
-        size = 0
+        size, takes = 0, self._takes_bytes()
         for number, (delivered, record) in enumerate(wanted):
             if self.call.is_over:  # all of them have gone back
                 return
@@ -125,12 +130,29 @@ class Receiving:
                 break
             response = ReceiveMessageResponse()
             fill(response.message, record, delivered.attempt, delivered.handle)
+            if response.ByteSize() > takes:
+                self._give_up(delivered, takes)
+                continue
             self.call.send(response)
             size += len(response.message.body)
             if record.sys_flag & SYS_COMPRESSED:
                 yield
         if not self.call.is_over:
             _send_time(self.hall, self.call)
+
+    def _takes_bytes(self) -> float:
+        """The largest message that the client takes. A larger one would end its call, with all others, again and again."""
+        return SMALL_CLIENT_BYTES if self.call.text(b"x-mq-language").upper() in _SMALL_CLIENTS else math.inf
+
+    def _give_up(self, delivered: Delivered, takes: float) -> None:
+        reason = (
+            f"a client of {self.call.text(b'x-mq-language')} takes {takes} bytes with properties; send smaller bodies"
+        )
+        request = self.request
+        with contextlib.suppress(StoreError):  # it comes again
+            self.hall.broker.pops.to_dead_letters(
+                request.group, request.topic, delivered.handle, reason, lambda outcomes: None
+            )
 
     def _pass(self, passed: list[Delivered]) -> None:
         """Their tags have the hash of one that was asked for, and are others."""

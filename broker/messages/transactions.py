@@ -8,6 +8,7 @@ finds its half message, and a second commit stores nothing.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from ...protocol.message import Record
 from ...protocol.subscription import tag_code
 from ...protocol.work import LOOKS, Work
 from ..clock import Clock
-from ..config import LiveConfig
+from ..config import MAX_OUTCOMES, MAX_OUTCOMES_READ, LiveConfig
 from ..running.jobs import Job
 from ..sessions.clients import Clients
 from ..sessions.events import OutcomeWanted
@@ -38,6 +39,10 @@ log = structlog.get_logger("rocketlet.transactions")
 # MessageConst's names; producers set the second to be asked later, or sooner
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 CHECK_IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+
+
+_COMMITTED, _ROLLED_BACK, _SET_ASIDE = "committed", "rolled back", "set aside"
+_OUTCOMES = (_COMMITTED, _ROLLED_BACK, _SET_ASIDE)
 
 
 @dataclass(slots=True)
@@ -70,6 +75,7 @@ class Transactions:
         self._clients = clients
         self._clock = clock
         self._halves: dict[int, Half] = {}
+        self._ended: OrderedDict[int, str] = OrderedDict()  # the latest outcomes
         self._op_begin = 0
         self._dirty = False
         self._load()
@@ -93,6 +99,9 @@ class Transactions:
         store, halves, ops = self._store, self.half_queue, self._op_queue
         self._op_begin = min(max(int(state.get("op", 0)), ops.begin), ops.next)
         resolved = set(self._resolved(range(self._op_begin, ops.next)))
+        last = max(ops.begin, ops.next - MAX_OUTCOMES_READ)
+        if last < self._op_begin:
+            list(self._resolved(range(last, self._op_begin)))
         for offset in range(max(int(state.get("half", 0)), halves.begin), halves.next):
             position, size, _ = halves.entry(offset)
             if offset not in resolved and size:
@@ -100,10 +109,15 @@ class Transactions:
                 self._halves[offset] = Half(position, stored_ms, checks.get(offset, 0))
 
     def _resolved(self, ops: range) -> Iterator[int]:
-        """The offsets of half messages whose outcome is noted."""
+        """The offsets of half messages whose outcome is noted, which are remembered."""
         for offset in ops:
             try:
-                yield int(self._store.message(self._op_queue, offset).body)
+                note = self._store.message(self._op_queue, offset)
+                half = int(note.body)
+                ended = props.find(note.properties, props.KEYS)  # notes of older releases do not say
+                if ended in _OUTCOMES:
+                    self._remember(half, ended)
+                yield half
             except (Damaged, ValueError) as error:
                 log.error("transaction_outcome_unreadable", offset=offset, reason=str(error))
 
@@ -153,16 +167,23 @@ class Transactions:
         if group != header.producer_group:
             return f"the half message is of the producer group {group}, not {header.producer_group}"
         if half is None:
-            return None
+            return self._contradiction(offset, header.commit_or_rollback == SYS_TRANSACTION_COMMIT)
         if header.commit_or_rollback != SYS_TRANSACTION_COMMIT:
-            self._resolve(offset, record, None)
+            self._resolve(offset, record, None, _ROLLED_BACK)
             return None
         target = self._target(record)
         if target is None:
             self._set_aside(offset, half, record, "its topic was deleted")
             return f"the topic {real_queue(record)[0]} was deleted; the message is in {names.CHECK_MAX_TIME_TOPIC}"
-        self._resolve(offset, record, target)
+        self._resolve(offset, record, target, _COMMITTED)
         return None
+
+    def _contradiction(self, offset: int, commits: bool) -> str | None:
+        """Why an outcome is not the one that the message has had; None if it is, or if that was too long ago."""
+        ended = self._ended.get(offset)
+        if ended is None or ended == (_COMMITTED if commits else _ROLLED_BACK):
+            return None
+        return f"the message was {ended} before: it cannot be {_COMMITTED if commits else _ROLLED_BACK} any more"
 
     def _target(self, record: Record) -> tuple[str, int] | None:
         """The queue for a committed message; None if its topic is gone."""
@@ -178,12 +199,12 @@ class Transactions:
         """Keeps a message for somebody to look at, and does not deliver it, like
         DefaultTransactionalMessageCheckListener.resolveDiscardMsg."""
         log.warning("transaction_set_aside", topic=real_queue(record)[0], checks=half.checks, hint=why)
-        self._resolve(offset, record, (names.CHECK_MAX_TIME_TOPIC, 0))
+        self._resolve(offset, record, (names.CHECK_MAX_TIME_TOPIC, 0), _SET_ASIDE)
 
-    def _resolve(self, offset: int, record: Record, target: tuple[str, int] | None) -> None:
+    def _resolve(self, offset: int, record: Record, target: tuple[str, int] | None, ended: str) -> None:
         """target: the queue in which the message is stored; None rolls back."""
         # TransactionalMessageUtil.REMOVETAG: Apache's tools read these notes
-        text = f"{props.TAGS}{props.NAME_END}d"
+        text = f"{props.TAGS}{props.NAME_END}d{props.PAIR_END}{props.KEYS}{props.NAME_END}{ended}"
         with self._appender.batch():  # the message and the note of its outcome: both or none
             if target is not None:
                 self._stage_real(record, target)
@@ -198,7 +219,13 @@ class Transactions:
                 record.born_host,
             )
         del self._halves[offset]
+        self._remember(offset, ended)
         self._dirty = True
+
+    def _remember(self, offset: int, ended: str) -> None:
+        self._ended[offset] = ended
+        if len(self._ended) > MAX_OUTCOMES:
+            self._ended.popitem(last=False)
 
     def _stage_real(self, record: Record, target: tuple[str, int]) -> None:
         self._appender.stage_again(

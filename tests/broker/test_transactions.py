@@ -36,11 +36,19 @@ async def test_a_committed_message_is_delivered_once(node: Node, wire: Wire) -> 
     assert node.broker.transactions.waiting == 0
 
 
-async def test_a_message_rolled_back_is_never_delivered_nor_committed_later(node: Node, wire: Wire) -> None:
+async def test_a_message_rolled_back_is_never_delivered_nor_committed_later(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start()
+    wire = await connect(node.address)
     await create_topic(wire, "t")
     sent = await half(wire)
     assert (await wire.call(RequestCode.END_TRANSACTION, end(sent, ROLLBACK))).code == 0
-    await wire.call(RequestCode.END_TRANSACTION, end(sent, COMMIT))
+    for _ in range(2):
+        late = await wire.call(RequestCode.END_TRANSACTION, end(sent, COMMIT))
+        assert (late.code, "rolled back" in (late.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+        assert (await wire.call(RequestCode.END_TRANSACTION, end(sent, ROLLBACK))).code == 0
+        await node.stop()
+        node = await nodes.start()
+        wire = await connect(node.address)
     assert await found(wire) == []
     (note,) = decode_records((await wire.call(RequestCode.PULL_MESSAGE, pull(names.OP_HALF_TOPIC))).body)
     assert (note.body, props.find(note.properties, "TAGS")) == (sent.ext["queueOffset"].encode(), "d")  # type: ignore[union-attr]

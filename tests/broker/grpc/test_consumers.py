@@ -20,7 +20,9 @@ from rocketlet.broker.grpc import schema
 from rocketlet.broker.pops import pops
 from rocketlet.client import Producer
 from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.group_config import GroupConfig
+from rocketlet.protocol.message import decode_record
 
 from ...conftest import Node, Nodes, eventually
 from ...support.grpc_client import GrpcClient, OpenCall, message, resource, sending
@@ -133,6 +135,23 @@ async def test_a_body_that_cannot_be_read_is_handed_on(node: Node, client: GrpcC
     await send(client, zlib.compress(b"y")[:-2], body_encoding=2)
     (found,) = await receive(client)
     assert found.system_properties.body_encoding == 2
+
+
+async def test_a_message_that_its_client_cannot_take_is_a_dead_letter_and_ends_no_call(
+    node: Node, client: GrpcClient
+) -> None:
+    """Four bytes in the frame of gRPC, and its properties, are too much beside a body of 4 MiB."""
+    await joined(client)
+    await send(client, b"x" * MAX_BODY_BYTES, b"small")
+    assert await received(begin(client, request(), **{"x-mq-language": "HTTP"})) == (OK, [])
+    (small,) = await receive(client)
+    assert small.body == b"small"
+    letter = decode_record(b"".join(node.broker.store.fetch(node.broker.store.queue("%DLQ%g", 0), 0, 1).pieces))
+    assert "takes 4194304 bytes" in letter.properties
+    assert node.broker.pops.unfinished("g") == 1
+    await send(client, b"x" * MAX_BODY_BYTES)
+    (large,) = await receive(client)  # of Java
+    assert len(large.body) == MAX_BODY_BYTES
 
 
 async def test_a_receive_waits_for_the_next_message(node: Node, client: GrpcClient) -> None:

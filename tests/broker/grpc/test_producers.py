@@ -289,7 +289,9 @@ async def test_a_transaction_is_committed_once(node: Node, client: GrpcClient) -
 
 async def test_a_transaction_is_rolled_back(node: Node, client: GrpcClient) -> None:
     put(node)
-    assert (await client.call("EndTransaction", outcome(await half(client), 2))).status.code == OK
+    transaction_id = await half(client)
+    assert (await client.call("EndTransaction", outcome(transaction_id, 2))).status.code == OK
+    assert (await client.call("EndTransaction", outcome(transaction_id, 1))).status.code == 40008
     assert (stored(node), node.broker.transactions.waiting) == ([], 0)
 
 
