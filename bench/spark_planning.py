@@ -19,6 +19,7 @@ from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.queue import Queue
 from rocketlet.spark.checkpoint import EMPTY
 from rocketlet.spark.options import stream_options
+from rocketlet.spark.planner import Planner
 from rocketlet.spark.standalone import Standalone
 
 from . import common
@@ -61,7 +62,7 @@ async def send(address: str, broker: str, queues: int) -> None:
 def measure(background: Background, address: str, broker: str, queues: int) -> dict[str, float]:
     background.run(create(address, broker, queues))
     options = stream_options({"nameServer": address, "topic": "many", "membership": "false"})
-    planner = Standalone(options.read)
+    planner = Planner(Standalone(options.read), options.read, EMPTY)
     planner.finish(EMPTY)
     first = planner.plan()
     assert first is not None

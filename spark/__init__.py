@@ -13,9 +13,11 @@ config      every limit
 source      streams: what Spark calls in the driver
 pushdown    filters of a batch read that Spark hands over
 batch       one read, and how ranges become tasks
+view        the cluster as a query sees it
+share       the queues that a query reads, and how far
 planner     what plans batches: a thread of the driver's Python process
-member      the planner as a member of the group
-standalone  the planner without membership: all queues
+member      the share of a member of the group
+standalone  the share without membership: all queues
 ranges      what a batch reads, as Spark's checkpoint keeps it
 schema      the columns that rows may have
 reading     one range on an executor

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
+import uvloop
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ..client.errors import ConfigError
-from ..protocol import names
+from ..protocol.queue import Queue
 from .checkpoint import UNMARKED, Mark, Part, part_of
+from .extents import Seen
 from .failures import plainly
+from .loss import outside
 from .options import BatchOptions, ReadOptions
-from .planner import Planner
-from .ranges import Ranges, split
+from .ranges import Range, Ranges, split
 from .reading import QueueRange, Task, read_task
+from .share import Course
 from .standalone import Standalone
+from .starts import check_named, offsets_at
+from .view import View
 
 
 class RocketletReader(DataSourceReader):
@@ -27,13 +32,39 @@ class RocketletReader(DataSourceReader):
 
     @plainly()
     def partitions(self) -> Sequence[InputPartition]:
-        read = self._options.read
-        planner = Standalone(read)
+        return uvloop.run(self._planned())
+
+    async def _planned(self) -> list[InputPartition]:
+        read, end = self._options.read, self._options.end
+        view = View(read)
+        share = Standalone(read)
+        topics = await view.open()
         try:
-            ranges = self._narrowed(planner.ranges(read.start, self._options.end))
-            return to_partitions(planner, read, ranges, planner.marks, self._columns)
+            await share.open(view, Course(), topics)
+            queues = share.queues()
+            check_named(end, set(queues))
+            seen = await view.all(queues)
+            begins, ends = await offsets_at(view, queues, read.start, seen), await offsets_at(view, queues, end, seen)
+            ranges = self._narrowed({queue: self._span(queue, begins[queue], ends[queue], seen) for queue in queues})
+            addresses = await view.addresses(to_read(ranges))
         finally:
-            planner.close()
+            await view.close()
+        return to_partitions(addresses, read, ranges, seen.marks, self._columns)
+
+    def _span(self, queue: Queue, begin: int, end: int, seen: Seen) -> Range:
+        """Raises ConfigError for an end that is not there, or before the start."""
+        read, extent = self._options.read, seen.extents[queue]
+        if end > extent.end:
+            raise ConfigError(f"endingOffsets names {queue} at {end}, which ends at {extent.end}")
+        if (
+            begin > end and read.start.of(queue) != "first"
+        ):  # the first message may be behind what a group has committed
+            raise ConfigError(
+                f"{queue}: the start {begin} is behind the end {end}; correct the starting or ending option"
+            )
+        if begin < extent.begin:
+            begin = outside(queue, begin, extent, is_same=True, fail=read.fail_on_data_loss)
+        return begin, max(begin, end)
 
     def _narrowed(self, ranges: Ranges) -> Ranges:
         return ranges
@@ -44,17 +75,20 @@ class RocketletReader(DataSourceReader):
             yield from read_task(partition)
 
 
+def to_read(ranges: Ranges) -> list[Queue]:
+    """The queues whose range is not empty."""
+    return [queue for queue, (begin, end) in ranges.items() if begin < end]
+
+
 def to_partitions(
-    planner: Planner, options: ReadOptions, ranges: Ranges, marks: Mapping[Part, Mark], columns: tuple[str, ...]
+    addresses: Mapping[Queue, str],
+    options: ReadOptions,
+    ranges: Ranges,
+    marks: Mapping[Part, Mark],
+    columns: tuple[str, ...],
 ) -> list[InputPartition]:
-    """marks: the brokers' words on the topics when the ranges were planned."""
-    retries = names.retry_topic(options.group)
-    foreign = sorted({queue.topic for queue in ranges} - {*options.topics, retries})
-    if foreign and options.topics:
-        raise ConfigError(
-            f"the checkpoint reads the topic {foreign[0]}, the query does not; add it, or start with a new checkpoint"
-        )
-    addresses = planner.addresses(queue for queue, (begin, end) in ranges.items() if begin < end)
+    """addresses: of the queues' brokers; a queue without one is left out. marks: the brokers' words on the topics
+    when the ranges were planned."""
     spans = [
         QueueRange(
             queue,

@@ -16,8 +16,9 @@ from typing import Any, Final
 import orjson
 
 from ..client.errors import ConfigError
+from ..protocol import names
 from ..protocol.queue import Queue
-from .options import StreamOptions
+from .options import ReadOptions, StreamOptions
 from .ranges import Range, Ranges
 
 Part = tuple[str, str]
@@ -137,6 +138,15 @@ def check_resumed(batch: Batch, options: StreamOptions) -> None:
         raise ConfigError(
             f"the option group is {options.read.group!r}; the checkpoint belongs to the group {batch.group!r}. Set it to "
             "that, or start a new checkpoint"
+        )
+
+
+def check_topics(ranges: Ranges, options: ReadOptions) -> None:
+    """Raises ConfigError for ranges of a topic that the query does not read."""
+    foreign = sorted({queue.topic for queue in ranges} - {*options.topics, names.retry_topic(options.group)})
+    if foreign and options.topics:
+        raise ConfigError(
+            f"the checkpoint reads the topic {foreign[0]}, the query does not; add it, or start with a new checkpoint"
         )
 
 

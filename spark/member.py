@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ..client.errors import RocketletError
 from ..client.lease import Lease
+from ..client.log import get_logger
 from ..client.member.membership import Membership
 from ..client.wire.connection import Connection
 from ..protocol import names
@@ -22,8 +23,12 @@ from .checkpoint import EMPTY, Batch, Mark, Part, part_of
 from .config import SETTLE_TIMEOUT_S, SHARE_TIMEOUT_S
 from .extents import Seen
 from .options import StreamOptions
-from .planner import Planner, log
 from .ranges import Range, Ranges
+from .share import Course
+from .starts import check_start
+from .view import View
+
+log = get_logger("rocketlet.spark")
 
 
 @dataclass(slots=True)
@@ -52,27 +57,32 @@ class _Reading:
         return self.planned is None and not self.leaving and not self.is_cut_off
 
 
-class Member(Planner):
-    """Plans the queues that the group has given to it, and commits finished batches for the group."""
+class Member:
+    """The queues that the group has given to the query. Commits finished batches for the group."""
+
+    is_member = True
 
     def __init__(self, options: StreamOptions, resumed: Batch = EMPTY, *, is_unfinished: bool = False) -> None:
         """is_unfinished: Spark runs the resumed batch again; its queues are given up only when it is finished."""
+        self._options = options.read
+        self._resumed = resumed
         self._rerun: Ranges = resumed.ranges if is_unfinished else {}
         self._release_timeout_s = options.release_timeout_s
         self._readings: dict[Queue, _Reading] = {}
         self._finished: dict[Queue, int] = {}
         self._cut_off: dict[Queue, int] = {}  # lost with their brokers: where they go on if they come back
         self._last = EMPTY
-        min_rows, max_delay_s = options.min_rows, options.max_delay_s
-        super().__init__(options.read, resumed, membership=True, min_rows=min_rows, max_delay_s=max_delay_s)
+        self.missing: set[Queue] = set()
 
-    async def _open(self, topics: list[str]) -> None:
+    async def open(self, view: View, course: Course, topics: list[str]) -> None:
+        self._view, self._course = view, course
         options = self._options
-        await self._check_start(self._routed(topics))
         is_resumed = self._resumed.membership is not None
+        if not is_resumed:
+            await check_start(view, set(view.routed(topics)))
         start = "first" if is_resumed else options.start.default  # where a query begins is said only once
         self._membership = Membership(
-            self._cluster,
+            view.cluster,
             options.group,
             self._subscriptions([*topics, names.retry_topic(options.group)]),
             self,
@@ -80,7 +90,7 @@ class Member(Planner):
             starts={} if is_resumed else options.start.queues,
             consume_type="CONSUME_PASSIVELY",
         )
-        self._cluster.requests[RequestCode.RESET_CONSUMER_CLIENT_OFFSET] = self._reset
+        view.cluster.requests[RequestCode.RESET_CONSUMER_CLIENT_OFFSET] = self._reset
         self._known = set(topics)
         await self._membership.join()
         try:
@@ -94,15 +104,15 @@ class Member(Planner):
     def _subscriptions(self, topics: Iterable[str]) -> dict[str, Subscription]:
         return {topic: self._options.subscription(topic) for topic in topics}
 
-    async def _leave(self) -> None:
+    async def close(self) -> None:
         for reading in self._readings.values():
             reading.finished.set()  # the batch that is planned will not be finished any more
         try:
             await self._membership.leave()
         finally:
-            await self._cluster.close()
+            await self._view.close()
 
-    async def _finish(self, batch: Batch) -> None:
+    async def finish(self, batch: Batch) -> None:
         fresh, self._last = batch != self._last, batch
         self._rerun = {}
         ranges = batch.ranges
@@ -125,7 +135,7 @@ class Member(Planner):
             self._finished |= {queue: end for queue, (_, end) in ranges.items()}
         for queue, reading in self._readings.items():
             if reading.reset_to is not None:
-                self._rewind(queue, reading.reset_to)
+                self._go_on_at(queue, reading.reset_to)
         await self._commit()
 
     async def _commit(self) -> None:
@@ -136,13 +146,13 @@ class Member(Planner):
             if queue in self._readings:
                 self._readings[queue].committed = commits[queue]
 
-    async def _discover(self) -> None:
-        new = await self._new_topics(self._known)
+    async def discover(self) -> None:
+        new = await self._view.new_topics(self._known)
         if new:
             self._known.update(new)
             await self._membership.subscribe(self._subscriptions(new))
 
-    async def _settle(self, seen: Seen) -> None:
+    async def settle(self, seen: Seen) -> None:
         """A queue that was taken begins at the group's offset. If that is older than what this query has finished because
         it was ended before it could commit, it begins where it finished."""
         for queue, reading in self._readings.items():
@@ -150,7 +160,7 @@ class Member(Planner):
                 reading.is_fresh = False
                 reading.position = reading.done = self._resumed_at(queue, reading.position, seen)
         for part, mark in seen.marks.items():
-            if mark.rewinds != self._marks.get(part, mark).rewinds:
+            if mark.rewinds != self._course.marks.get(part, mark).rewinds:
                 self._forget_finished(part)
         await self._commit()
 
@@ -162,17 +172,17 @@ class Member(Planner):
     def _resumed_at(self, queue: Queue, offset: int, seen: Seen) -> int:
         finished = self._finished.get(queue)
         part = part_of(queue)
-        before, now = self._marks.get(part, Mark()), seen.marks.get(part, Mark())
+        before, now = self._course.marks.get(part, Mark()), seen.marks.get(part, Mark())
         if finished is None or offset >= finished or before.identity != now.identity:
             return offset
         begin = self._last.ranges.get(queue, (finished, finished))[0]
         is_reset = before.rewinds != now.rewinds if now.identity else offset < begin
         if is_reset:
-            self._rewound += 1
+            self._course.rewound += 1
             log.info("offset_reset_while_away", queue=str(queue), finished=finished, offset=offset)
         return offset if is_reset else finished
 
-    def _planned_of(self, available: Ranges, cut: Ranges) -> Ranges:
+    def take(self, cut: Ranges) -> Ranges:
         planned: dict[Queue, Range] = {}
         for queue, span in cut.items():
             reading = self._readings.get(queue)
@@ -182,23 +192,28 @@ class Member(Planner):
                 planned[queue] = span
         return planned
 
-    def _move(self, queue: Queue, position: int) -> None:
+    def move(self, queue: Queue, position: int) -> None:
         reading = self._readings[queue]
         reading.position = reading.done = position
         reading.reset_to = None
         self._finished.pop(queue, None)
 
-    def _positions(self) -> Mapping[Queue, int]:
+    def _go_on_at(self, queue: Queue, position: int) -> None:
+        """An administrator has reset it."""
+        self._course.rewind(queue)
+        self.move(queue, position)
+
+    def free(self) -> Mapping[Queue, int]:
         return {queue: reading.position for queue, reading in self._readings.items() if reading.is_free}
 
-    def _planned(self) -> Mapping[Queue, int]:
+    def planned(self) -> Mapping[Queue, int]:
         return {queue: reading.position for queue, reading in self._readings.items()}
 
-    def _queues(self) -> list[Queue]:
+    def queues(self) -> list[Queue]:
         return list(self._readings)
 
-    async def _all_ends(self) -> dict[Queue, int]:
-        """When this member has its share: it would skip queues that come later."""
+    async def settle_all(self) -> None:
+        """The query would skip queues that come later."""
         try:
             async with asyncio.timeout(SHARE_TIMEOUT_S):
                 await self._membership.settled()
@@ -207,18 +222,14 @@ class Member(Planner):
                 f"the group {self._options.group} has not given this query its queues within {SHARE_TIMEOUT_S:.0f} s: "
                 f"{self._membership.unsettled()}; try later"
             ) from None
-        return await super()._all_ends()
 
-    def _is_cut_off(self) -> bool:
-        return bool(self._readings) and all(reading.suspended for reading in self._readings.values())
-
-    def _out_of_reach(self) -> Mapping[Queue, int]:
+    def out_of_reach(self, seen: Seen) -> Mapping[Queue, int]:
         if self._membership.is_settled:
             self._cut_off.clear()  # another member has them
         return self._cut_off | {
             queue: reading.position
             for queue, reading in self._readings.items()
-            if not reading.leaving and (reading.is_cut_off or queue not in self._seen.extents)
+            if not reading.leaving and (reading.is_cut_off or queue not in seen.extents)
         }
 
     # Queues that come and go (QueueUser)
@@ -276,7 +287,7 @@ class Member(Planner):
                 continue
             log.info("offset_reset", queue=str(queue), old=reading.position, new=offset)
             if reading.planned is None:
-                self._rewind(queue, offset)
+                self._go_on_at(queue, offset)
             else:
                 reading.reset_to = offset
-        self._resetting = self._loop.create_task(self._commit())
+        self._resetting = asyncio.get_running_loop().create_task(self._commit())

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ..client.log import get_logger
-from .checkpoint import Batch, check_resumed, from_offset, ranges_by_topic, to_offset
+from .checkpoint import Batch, check_resumed, check_topics, from_offset, ranges_by_topic, to_offset
 from .config import END_PATIENCE_S
 from .driver_process import go_on_in_child
 from .failures import plainly
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from .planner import Planner
+    from .share import Share
 
 log = get_logger("rocketlet.spark")
 
@@ -174,11 +175,14 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """`end` alone has the ranges to read."""
         if start == end:
             return []
-        from .batch import to_partitions
+        from .batch import to_partitions, to_read
 
         batch = from_offset(end)
         planner = self._opened(batch, is_unfinished=True)
-        tasks = to_partitions(planner, self._options.read, planner.readable(batch), batch.marks, self._columns)
+        ranges = planner.readable(batch)
+        check_topics(ranges, self._options.read)
+        addresses = planner.addresses(to_read(ranges))
+        tasks = to_partitions(addresses, self._options.read, ranges, batch.marks, self._columns)
         self._rows = self._prefetch.rows(tasks)
         if self._rows is not None:
             self.__class__ = _WithRows
@@ -202,10 +206,15 @@ class _WithRows(RocketletStreamReader, SimpleReader):  # type: ignore[misc]
 
 
 def _planner(options: StreamOptions, resumed: Batch, is_unfinished: bool = False) -> Planner:
+    from .planner import Planner
+
+    share: Share
     if options.membership:
         from .member import Member
 
-        return Member(options, resumed, is_unfinished=is_unfinished)
-    from .standalone import Standalone
+        share = Member(options, resumed, is_unfinished=is_unfinished)
+    else:
+        from .standalone import Standalone
 
-    return Standalone(options.read, resumed, min_rows=options.min_rows, max_delay_s=options.max_delay_s)
+        share = Standalone(options.read, resumed)
+    return Planner(share, options.read, resumed, min_rows=options.min_rows, max_delay_s=options.max_delay_s)

@@ -1,17 +1,18 @@
-"""Are the starting positions that options give ones that the queues have?"""
+"""Positions that options give: whether queues have them, and where they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Mapping
 
 from ..client.config import At
 from ..client.errors import ConfigError
 from ..client.log import get_logger
-from ..client.member.offsets import begin_offset
-from ..client.wire.cluster import Cluster
+from ..client.member.offsets import GroupOffsets, begin_offset
 from ..protocol.queue import Queue
-from .extents import Extents
-from .given import Position
+from .extents import Seen
+from .given import Place, Position
+from .view import View
 
 log = get_logger("rocketlet.spark")
 
@@ -31,33 +32,42 @@ def check_named(position: Position, queues: set[Queue]) -> None:
         )
 
 
-class Starts:
-    def __init__(self, position: Position, extents: Extents, cluster: Cluster) -> None:
-        self._position = position
-        self._extents = extents
-        self._cluster = cluster
+async def check_start(view: View, queues: set[Queue]) -> None:
+    """Whether a new query can begin where its options say. Raises ConfigError, and RocketletError if a broker cannot be
+    asked."""
+    start = view.options.start
+    check_named(start, queues)
+    exact = {queue: place for queue, place in start.queues.items() if isinstance(place, At)}
+    seen = await view.extents.of(exact)
+    for queue, extent in seen.extents.items():
+        if exact[queue].offset > extent.end:
+            raise ConfigError(f"{start.option} names {queue} at {exact[queue].offset}, which ends at {extent.end}")
+    if view.options.needs_message:
+        await _check_times(view, {queue: place for queue in queues if isinstance(place := start.of(queue), int)})
 
-    async def check(self, queues: set[Queue], *, needs_message: bool) -> None:
-        """needs_message: whether a queue must have a message since its starting time. Raises ConfigError, and RocketletError
-        if a broker cannot be asked."""
-        check_named(self._position, queues)
-        exact = {queue: place for queue, place in self._position.queues.items() if isinstance(place, At)}
-        seen = await self._extents.of(exact)
-        for queue, extent in seen.extents.items():
-            if exact[queue].offset > extent.end:
-                raise ConfigError(
-                    f"{self._position.option} names {queue} at {exact[queue].offset}, which ends at {extent.end}"
-                )
-        if needs_message:
-            await self._check_times(queues)
 
-    async def _check_times(self, queues: Iterable[Queue]) -> None:
-        places = {queue: place for queue in queues if isinstance(place := self._position.of(queue), int)}
-        seen = await self._extents.of(places)
-        for queue, extent in sorted(seen.extents.items()):
-            connection = await self._cluster.broker(queue.broker_name)
-            if await begin_offset(connection, queue, places[queue]) >= extent.end:
-                raise ConfigError(
-                    f"{queue} has no message since {places[queue]} ms, where it is to start; choose an earlier time, or set "
-                    "startingOffsetsByTimestampStrategy to latest"
-                )
+async def _check_times(view: View, places: Mapping[Queue, int]) -> None:
+    seen = await view.extents.of(places)
+    for queue, extent in sorted(seen.extents.items()):
+        connection = await view.cluster.broker(queue.broker_name)
+        if await begin_offset(connection, queue, places[queue]) >= extent.end:
+            raise ConfigError(
+                f"{queue} has no message since {places[queue]} ms, where it is to start; choose an earlier time, or set "
+                "startingOffsetsByTimestampStrategy to latest"
+            )
+
+
+async def offsets_at(view: View, queues: Iterable[Queue], position: Position, seen: Seen) -> dict[Queue, int]:
+    """Where a position is in each queue. Raises RocketletError."""
+    wanted = {queue: position.of(queue) for queue in queues}
+    found = await asyncio.gather(*(_offset(view, queue, place, seen) for queue, place in wanted.items()))
+    return dict(zip(wanted, found, strict=True))
+
+
+async def _offset(view: View, queue: Queue, place: Place | At, seen: Seen) -> int:
+    if place in ("first", "last"):
+        return seen.extents[queue].begin if place == "first" else seen.extents[queue].end
+    connection = await view.cluster.broker(queue.broker_name)
+    if place == "committed":
+        return await GroupOffsets(view.cluster, view.options.group).load(connection, queue, "first")
+    return await begin_offset(connection, queue, place)

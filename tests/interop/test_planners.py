@@ -18,7 +18,7 @@ from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
 import pyarrow as pa
-from rocketlet.spark.batch import to_partitions
+from rocketlet.spark.batch import to_partitions, to_read
 from rocketlet.spark.checkpoint import EMPTY, Batch
 from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.options import stream_options, write_options
@@ -159,7 +159,8 @@ def planned(planner: Planner) -> Batch:
 def offsets_of(planner: Planner, address: str, topic: str, group: str, batch: Batch, between: Any) -> Counter[int]:
     """What the tasks of a batch read. between: called after they were made."""
     options = stream_options({"nameServer": address, "topic": topic, "group": group})
-    tasks = to_partitions(planner, options.read, planner.readable(batch), batch.marks, ("queueId",))
+    ranges = planner.readable(batch)
+    tasks = to_partitions(planner.addresses(to_read(ranges)), options.read, ranges, batch.marks, ("queueId",))
     between()
     found: Counter[int] = Counter()
     for task in tasks:

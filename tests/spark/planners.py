@@ -13,6 +13,7 @@ from rocketlet.protocol.headers import TopicName, write
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, Batch
+from rocketlet.spark.member import Member
 from rocketlet.spark.options import stream_options
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.source import _planner
@@ -33,6 +34,11 @@ def opened(address: str, membership: bool, resumed: Batch = EMPTY, **given: str 
         yield planner
     finally:
         planner.close()
+
+
+def member_of(planner: Planner) -> Member:
+    assert isinstance(planner._share, Member)
+    return planner._share
 
 
 def read_all(planner: Planner) -> Batch:

@@ -12,12 +12,11 @@ from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import Batch
-from rocketlet.spark.member import Member
 from rocketlet.spark.planner import Planner
 from rocketlet.testing import Broker
 
 from .conftest import StoppableBroker
-from .planners import BOTH, delete_topic, opened
+from .planners import BOTH, delete_topic, member_of, opened
 from .running import QUEUES, fill, rows_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -90,18 +89,18 @@ def test_a_query_that_ends_by_itself_reads_what_comes_back_while_it_looks(
     """The broker is back between two looks: when the batch was planned, and when it is judged whether that was all."""
     fill(address, range(400))
     with opened(address, True) as planner:
-        assert isinstance(planner, Member)
+        member = member_of(planner)
         planner.set_targets()
         batch = planner.plan(100)
         assert batch is not None
         planner.finish(batch)
-        owed, queues = planner._owed, planner._queues()
+        owed, queues = planner._owed, member.queues()
         for queue in queues:
-            planner.suspend_queue(queue)
+            member.suspend_queue(queue)
 
         async def owed_when_it_is_back() -> set[Queue]:
             for queue in queues:
-                planner.resume_queue(queue)
+                member.resume_queue(queue)
             return await owed()
 
         monkeypatch.setattr(planner, "_owed", owed_when_it_is_back)

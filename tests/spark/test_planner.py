@@ -19,11 +19,10 @@ from rocketlet.protocol.queue import Queue
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, Batch
 from rocketlet.spark.failures import DataLossError
-from rocketlet.spark.member import Member
 from rocketlet.spark.planner import Planner
 
 from .conftest import StoppableBroker
-from .planners import BOTH, delete_topic, opened, read_all, request
+from .planners import BOTH, delete_topic, member_of, opened, read_all, request
 from .running import QUEUES, committed, fill, rows_of, wait_for
 
 pytestmark = pytest.mark.timeout(120)
@@ -44,7 +43,7 @@ def test_a_planner_that_is_closed_leaves_nothing_open(address: str, membership: 
 
 def as_apaches(planner: Planner) -> None:
     """Its brokers answer as Apache's do: they do not know the request of ours."""
-    planner._extents._foreign.add("broker-a")
+    planner._view.extents._foreign.add("broker-a")
 
 
 def open_descriptors() -> int:
@@ -353,10 +352,8 @@ def test_a_reset_of_a_running_query_is_served_between_batches_and_when_one_is_do
         assert batch is not None
         assert rows_of(batch) == 400
         reset(address, 0)
-        assert isinstance(planner, Member)
-        wait_for(
-            lambda: all(reading.reset_to == 0 for queue, reading in planner._readings.items() if queue.topic == "t")
-        )
+        readings = member_of(planner)._readings
+        wait_for(lambda: all(reading.reset_to == 0 for queue, reading in readings.items() if queue.topic == "t"))
         planner.finish(batch)
         assert committed(address, "g") == 0
         again = read_all(planner)

@@ -13,7 +13,7 @@ from rocketlet.protocol.subscription import parse_subscription
 from rocketlet.testing import Broker, Fault
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.batch import RocketletReader, to_partitions
+from rocketlet.spark.batch import RocketletReader, to_partitions, to_read
 from rocketlet.spark.checkpoint import EMPTY, Mark
 from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.options import batch_options, stream_options
@@ -63,7 +63,10 @@ async def test_a_topic_that_is_made_anew_between_planning_and_reading_is_not_rea
                 batch = None
                 while batch is None:
                     batch = planner.plan()
-                return to_partitions(planner, options.read, planner.readable(batch), batch.marks, ("queueOffset",))
+                ranges = planner.readable(batch)
+                return to_partitions(
+                    planner.addresses(to_read(ranges)), options.read, ranges, batch.marks, ("queueOffset",)
+                )
             finally:
                 planner.close()
 

@@ -8,8 +8,8 @@ import pytest
 from rocketlet.sync import Consumer
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.member import Member
 from rocketlet.spark.options import stream_options
+from rocketlet.spark.source import _planner
 
 from .planners import opened
 from .running import QUEUES, fill, report, wait_for
@@ -28,7 +28,7 @@ def test_the_queues_of_a_batch_that_is_run_again_are_kept_until_it_is_finished(a
         batch = planner.plan()
         assert batch is not None
     given = {"group": "g", "topic": "t", "nameServer": address}
-    again = Member(stream_options(given), batch, is_unfinished=True)
+    again = _planner(stream_options(given), batch, is_unfinished=True)
     handled: list[bytes] = []
     with (
         ThreadPoolExecutor(1) as other,

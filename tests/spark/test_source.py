@@ -17,6 +17,7 @@ from rocketlet.client import Consumer, Message, Producer, RetryLater
 from rocketlet.protocol.queue import Queue
 
 from ..conftest import PATIENCE_S
+from .planners import member_of
 from .running import MARKS, QUEUES, Sink, committed, fill, report, rows_of, run_once, stream, wait_for
 
 pytestmark = MARKS
@@ -24,8 +25,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import StructType
 from rocketlet.spark import RocketletDataSource, _worker_fault, lag, register
-from rocketlet.spark.member import Member
+from rocketlet.spark.checkpoint import EMPTY
 from rocketlet.spark.options import stream_options
+from rocketlet.spark.source import _planner
 from rocketlet.testing.ports import free_port
 
 
@@ -149,7 +151,7 @@ def test_what_another_member_failed_to_handle_comes_with_its_first_topic(
 
 def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(address: str) -> None:
     fill(address, range(400))
-    member = Member(stream_options({"nameServer": address, "topic": "t", "group": "g"}))
+    member = _planner(stream_options({"nameServer": address, "topic": "t", "group": "g"}), EMPTY)
 
     async def join(finish: Callable[[], None]) -> None:
         """Joins, sees that the queues stay where they are, lets the batch end, and sees them come."""
@@ -158,7 +160,7 @@ def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(addr
             def mine() -> int:
                 return sum(queue.topic == "t" for queue in consumer.assignment())
 
-            while sum(reading.leaving for reading in member._readings.values()) < QUEUES // 2:
+            while sum(reading.leaving for reading in member_of(member)._readings.values()) < QUEUES // 2:
                 await asyncio.sleep(0.01)
             assert mine() == 0
             await asyncio.get_running_loop().run_in_executor(None, finish)
@@ -177,7 +179,7 @@ def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(addr
 
 def test_a_queue_lost_and_won_back_goes_on_from_the_groups_offset(address: str) -> None:
     fill(address, range(400))  # 100 in each queue
-    member = Member(stream_options({"nameServer": address, "topic": "t", "group": "g"}))
+    member = _planner(stream_options({"nameServer": address, "topic": "t", "group": "g"}), EMPTY)
     seen: set[int] = set()
     try:
         planned = member.plan(40)
@@ -195,7 +197,7 @@ def test_a_queue_lost_and_won_back_goes_on_from_the_groups_offset(address: str) 
         uvloop.run(asyncio.wait_for(consume_some(), PATIENCE_S))
         before = committed(address, "g")
         assert before == 40 + 180
-        wait_for(lambda: len(member._readings) == QUEUES + 1)  # and the retries
+        wait_for(lambda: len(member_of(member)._readings) == QUEUES + 1)  # and the retries
         rest = member.plan(None)
         assert rest is not None
         assert rows_of(rest) == 400 - before

@@ -10,9 +10,9 @@ import pytest
 from rocketlet.client import ConfigError
 
 pytest.importorskip("pyspark")
+from rocketlet.spark.batch import RocketletReader
 from rocketlet.spark.checkpoint import EMPTY
 from rocketlet.spark.options import batch_options
-from rocketlet.spark.standalone import Standalone
 
 from .planners import BOTH, opened, read_all
 from .running import fill, rows_of
@@ -98,11 +98,7 @@ def test_a_batch_read_names_a_start_behind_its_end_and_an_end_that_is_not_there(
 
     def ranges(**given: str) -> None:
         options = batch_options({"nameServer": address, "topic": "t", **given})
-        planner = Standalone(options.read)
-        try:
-            planner.ranges(options.read.start, options.end)
-        finally:
-            planner.close()
+        RocketletReader(options, ("body",)).partitions()
 
     with pytest.raises(ConfigError, match="t@broker-a:0: the start 50 is behind the end 20"):
         ranges(
