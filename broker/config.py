@@ -365,7 +365,7 @@ class BrokerConfig:
 
 
 class LiveConfig:
-    """The settings in force. UPDATE_BROKER_CONFIG replaces them while the broker runs, so who must follow keeps this."""
+    """The settings in force. UPDATE_BROKER_CONFIG replaces them while the broker runs; parts that must follow keep this."""
 
     __slots__ = ("changes", "now")
 

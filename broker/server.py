@@ -53,8 +53,8 @@ class Server:
 
     external_port: a second port, for clients outside the brokers' network; routes asked for there hold the brokers'
     external addresses. grpc_port: one of its own for gRPC, which the others take, too. tls: of all ports; without it they
-    speak plain text. acl: who may do what; without it everybody may do everything. connection_type: what stands for a
-    client; tests put one in that they can tap.
+    speak plain text. acl: the accounts and their permissions; without it everybody may do everything. connection_type: what
+    stands for a client; tests put one in that they can tap.
     """
 
     def __init__(

@@ -318,7 +318,8 @@ class Consumer(Receiver):
         self._is_stopped = True
         if self._deliveries is not None:
             self._deliveries.close()
-        async with AsyncExitStack() as after:  # also when who stops is cancelled, because handlers take too long for it
+        # also when the caller of `stop` is cancelled, because handlers take too long for it
+        async with AsyncExitStack() as after:
             after.push_async_callback(self._cluster.close)
             after.push_async_callback(self._assignment.finished)
             if self._workers is not None:

@@ -1,4 +1,4 @@
-"""The types of what consumers and producers are given, for whoever passes it on."""
+"""The types of consumers' and producers' options, for code that passes them on."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class Producer(Sender, Generic[Body]):
         self._idle_reason = "this producer has been stopped; make another one"
         try:
             await self._leave()
-        finally:  # also when who stops is cancelled, because a broker does not answer
+        finally:  # also when the caller of `stop` is cancelled, because a broker does not answer
             await self._cluster.close()
 
     async def _leave(self) -> None:
@@ -438,7 +438,7 @@ class Producer(Sender, Generic[Body]):
         queue_key: str | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> Message:
-        """Sends a message and returns the reply of whoever consumed it, which a consumer sends by `reply`.
+        """Sends a message and returns its consumer's reply, which the consumer sends by `reply`.
 
         Raises what `send` raises, RequestTimeout if no reply came in time, and RequestFailed if a consumer's handler raised.
         """

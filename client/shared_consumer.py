@@ -208,7 +208,8 @@ class SharedConsumer:
             if self._workers is not None:
                 await self._workers.stop(drain_s)
 
-        async with AsyncExitStack() as after:  # also when who stops is cancelled, because handlers take too long for it
+        # also when the caller of `stop` is cancelled, because handlers take too long for it
+        async with AsyncExitStack() as after:
             after.push_async_callback(self._cluster.close)
             after.push_async_callback(self._heartbeats.stop)
             if self._workers is not None:

@@ -51,7 +51,7 @@ class PullMessage(NamedTuple):
     sub_version: int = 0
     subscription: str | None = None
     expression_type: str | None = None
-    max_msg_bytes: int | None = None  # 5.x's; a Rocketlet broker gives more at once to whoever asks for more
+    max_msg_bytes: int | None = None  # 5.x's; a Rocketlet broker gives more at once to a client that asks for more
     topic_identity: str | None = None  # Rocketlet's: a topic with another identity is not read
 
 
@@ -144,7 +144,7 @@ class AgreeOnMembers(NamedTuple):
 
 
 class ConfirmWord(NamedTuple):
-    """CONFIRM_WORD, our own. broker_name: who asks; `token`: of the word that has come."""
+    """CONFIRM_WORD, our own. broker_name: the one that asks; `token`: of the word that has come."""
 
     broker_name: str
     token: str

@@ -21,7 +21,7 @@ REMEDY = "set failOnDataLoss to false to go on without them, or start with a new
 
 
 def shown(queue: Queue) -> str:
-    """A queue as users know it: who never heard of retry topics has a group."""
+    """A queue as users know it: they know their group, but perhaps no retry topics."""
     if queue.topic.startswith(names.RETRY_PREFIX):
         group = queue.topic.removeprefix(names.RETRY_PREFIX)
         return f"the retries of the group {group} on {queue.broker_name}, queue {queue.queue_id}"

@@ -246,7 +246,7 @@ class _Pulls:
         return connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=span.timeout_s)
 
     async def _past_reset(self, connection: Connection, offset: int, moved: Frame) -> Frame:
-        """Apache's 5.x tells an administrator's reset once, to whoever of the group pulls next (PullMessageProcessor,
+        """Apache's 5.x tells an administrator's reset once, to the group's client that pulls next (PullMessageProcessor,
         `useServerSideResetOffset`). A batch reads its planned messages, so the pull is sent again."""
         answer = await self._answer(connection, offset)
         if answer.code != ResponseCode.PULL_OFFSET_MOVED:

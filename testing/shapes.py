@@ -1,7 +1,7 @@
 """The JSON of the control interface: requests and answers. `bytes` are Base64.
 
-Numbers and texts that a caller gives are checked here, where their limits are in the schema; what goes with what, such as
-the fields of a fault, is checked by whoever makes it.
+Numbers and texts that a caller gives are checked here, where their limits are in the schema; combinations, such as the
+fields of a fault, are checked where they are used.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Owned(Struct):
 
 
 class GroupSeen(Struct):
-    """`members`: client ids; `owners`: who holds which queue."""
+    """`members`: client ids; `owners`: the owner of each queue."""
 
     members: list[str]
     owners: list[Owned]

@@ -393,7 +393,7 @@ class Pulling:
         if end == 0:
             if offset:
                 self._note_moved(header, 0)
-            # PullMessageProcessor, NO_MESSAGE_IN_QUEUE: an empty queue is nothing to correct for who begins at 0.
+            # PullMessageProcessor, NO_MESSAGE_IN_QUEUE: an empty queue is nothing to correct for a reader at 0.
             return Pulled(Outcome.EMPTIED if offset else Outcome.EMPTY, 0, begin, end)
         if offset == end:
             return Pulled(Outcome.AT_END, offset, begin, end)
@@ -404,7 +404,7 @@ class Pulling:
         return Pulled(Outcome.BEYOND, end, begin, end)
 
     def _note_moved(self, header: PullMessage, offset: int) -> None:
-        """An OffsetMovedEvent in OFFSET_MOVED_EVENT, for whoever watches that topic."""
+        """An OffsetMovedEvent in OFFSET_MOVED_EVENT, for programs that watch that topic."""
         moved = Queue(header.topic, self._settings.now.name, header.queue_id)
         body = encode_offset_moved(header.consumer_group, moved, header.queue_offset, offset)
         text = f"{props.TAGS}{props.NAME_END}{header.consumer_group}{props.PAIR_END}{props.KEYS}{props.NAME_END}"

@@ -173,8 +173,8 @@ class GrpcClients:
         self._of_connection.pop(connection, None)
 
     def leave(self, client_id: str, connection: Session) -> bool:
-        """A client is not heard on a connection any more. Whether it is gone: nobody says good-bye for others, who are heard
-        on connections of their own."""
+        """A client is not heard on a connection any more. Whether it is gone: nobody says good-bye for others, which are
+        heard on connections of their own."""
         client = self._clients.get(client_id)
         if client is None or client.connections.pop(connection, None) is None:
             return False

@@ -74,7 +74,7 @@ class GrpcConnection(asyncio.Protocol):
                 else:
                     self._take(event.stream, event.data, event.is_end)
             self.go_on()
-        except Exception:  # a defect of ours: whoever met it connects again, nobody else notices
+        except Exception:  # a defect of ours: the client that met it connects again, nobody else notices
             log.exception("connection_closed_requests_failed", peer=connection.peer)
             connection.abort()
         finally:

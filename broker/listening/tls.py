@@ -52,7 +52,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION  # each costs this side a private-key operation
-    context.set_alpn_protocols(["h2"])  # for gRPC; who offers nothing speaks what it wants
+    context.set_alpn_protocols(["h2"])  # for gRPC; a client that offers nothing speaks as it likes
     try:
         for path in files.paths:
             check_file(path, MAX_TLS_FILE_BYTES)

@@ -60,7 +60,7 @@ class Filters:
             found: Filter | str = yield from parsing(expression)
         except FilterError as error:
             found = str(error)
-        except Exception:  # a defect of ours: who asked is answered
+        except Exception:  # a defect of ours: the client is answered
             log.exception("filter_not_parsed", expression=expression[:200])
             found = f"the filter {expression[:200]!r} cannot be read"
         if isinstance(found, Filter):

@@ -284,7 +284,7 @@ class Deliveries:
         self._tally.unfinished -= 1
 
     def restart(self, offset: int, now_ms: int) -> None:
-        """The group goes on from another offset: whoever holds a handle holds one of before."""
+        """The group goes on from another offset: handles that clients hold are of before."""
         self.forget()
         self.next = self.reported = offset
         self.floor_ms = max(self.floor_ms, now_ms + 1)

@@ -6,7 +6,7 @@ one of our members does, and nobody pulls a queue of the pool, or pops another.
 
 A queue leaves the pool when nothing of it is in flight. Until then nothing new of it is given, but what comes back within
 30 s is given again, because one offset cannot say what was acknowledged behind it. After that the pool waits only for what
-was popped, until its time is over; what a client has asked for at a later time comes at once to who pulls.
+was popped, until its time is over; messages that a client has asked for at a later time come at once to members that pull.
 A queue comes to the pool as to one of our members: its former reader unlocks it, or is drained of it.
 """
 
@@ -63,8 +63,8 @@ class Members:
 
 @dataclass(slots=True, eq=False)
 class Divided:
-    """A group of which a topic is divided. owner: the session of the pool's leases. popping: who pops, by topic: ids of
-    members, which are seats' or the clients' own."""
+    """A group of which a topic is divided. owner: the session of the pool's leases. popping: the clients that pop, by
+    topic: ids of members, which are seats' or the clients' own."""
 
     name: str
     owner: Seat
@@ -375,7 +375,7 @@ class Division:
         self._look_soon(divided)
 
     def _wanted(self, divided: Divided, group: ConsumerGroup, topic: str, route: Route | None) -> set[int]:
-        """The queues here that fall to who pops."""
+        """The queues here that fall to clients that pop."""
         popping = set(divided.popping[topic].values())
         popping |= {item.listed_id for item in group.members.values() if item.pops and topic in item.subscriptions}
         if STICKY.name in group.strategies() and len(group.strategies()) == 1:

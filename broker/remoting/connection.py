@@ -65,7 +65,7 @@ class Connection(Client):
     its last heartbeat, and its content. `read_bytes` have come from the client, of TLS those that were decrypted; `records`
     has them decrypted. `broker_name`: of the broker that has said that it speaks here; `is_proving`: one is being asked.
     `farewell` tells a client of the other door that the connection ends. `receives`: those that wait for messages to pop.
-    `popping`: by client id, who hears that the client is gone."""
+    `popping`: functions that hear that the client is gone, by client id."""
 
     __slots__ = (
         "_answering_bytes",
@@ -199,7 +199,8 @@ class Connection(Client):
             self._host.memory.mark(self)  # a pull may be held now
 
     def is_news(self, event: str) -> bool:
-        """Whether the log does not have this event of the client's address already: who repeats it does not fill the log."""
+        """Whether the log does not have this event of the client's address already: a client that repeats it does not fill
+        the log."""
         return self._host.reports.is_due(self.peer, event)
 
     def charge(self, size: int) -> None:
@@ -244,7 +245,7 @@ class Connection(Client):
             return
         try:
             self._host.serve(self, frames)
-        except Exception:  # a defect of ours: whoever met it connects again, nobody else notices
+        except Exception:  # a defect of ours: the client that met it connects again, nobody else notices
             log.exception("connection_closed_requests_failed", peer=self.peer)
             self.abort()
 

@@ -44,7 +44,7 @@ log = structlog.get_logger("rocketlet.dispatch")
 
 Handler = Callable[[Connection, Frame], Reply]
 
-# These may make a group or its retry topic. If that cannot be kept, who only reads can do so all the same.
+# These may make a group or its retry topic. If that cannot be kept, readers can still read.
 PULLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
 READS = PULLS | {RequestCode.HEART_BEAT, RequestCode.QUERY_CONSUMER_OFFSET}
 

@@ -1,7 +1,7 @@
 """Finds the account of a frame, which names it and is signed with its secret.
 
-With TLS a Rocketlet client proves once who it is (IDENTIFY): it signs what only the two ends of this connection know, so that
-nobody can use the proof elsewhere. Its other requests need no signature then.
+With TLS a Rocketlet client proves its account once (IDENTIFY): it signs what only the two ends of this connection know, so
+that nobody can use the proof elsewhere. Its other requests need no signature then.
 """
 
 from __future__ import annotations

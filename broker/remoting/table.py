@@ -1,4 +1,4 @@
-"""Every request code that is answered, with its handler and the rule of who may.
+"""Every request code that is answered, with its handler and its rule of permission.
 
 Another request is another line here, and one in docs/compatibility.md. `Dispatch` authorizes a request before it calls
 its handler.

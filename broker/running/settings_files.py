@@ -22,7 +22,7 @@ class Watched:
     Editors and configuration management write a file in place, and the first half of one can be whole by itself: YAML with
     fewer accounts, or without the permission that denies. (Apache's FileWatchService takes such a half when its hash
     differs.) So files are taken when two looks found them alike, and only if they are still so when they have been read.
-    The first time there is no former look: who starts a server has written its files.
+    The first time there is no former look: files are written before a server is started.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

@@ -28,8 +28,8 @@ _BEYOND: Final = key_of(1 << 63, 0)  # all keys that can be
 
 
 class Schedule:
-    """is_done: whether a key's message is delivered, or lies somewhere else now. A key may come twice, the second one next to
-    the first: whoever takes them notes which one was the last."""
+    """is_done: whether a key's message is delivered, or lies somewhere else now. A key may come twice, the second one next
+    to the first: the taker notes which one was the last."""
 
     def __init__(self, folder: Path, queue: ConsumeQueue, is_done: Callable[[int], bool]) -> None:
         self._folder = folder

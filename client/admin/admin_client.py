@@ -450,8 +450,8 @@ class AdminClient:
         return await self.masters() if masters is None else masters
 
     async def masters(self, named: Iterable[str] | None = None) -> dict[str, str]:
-        """Addresses of masters by broker name: who asks for much gives them to each request, so that the name server is
-        asked once. Raises ConfigError for a name that it does not know, ConnectionFailed if it knows none."""
+        """Addresses of masters by broker name: a caller that asks for much gives them to each request, so that the name
+        server is asked once. Raises ConfigError for a name that it does not know, ConnectionFailed if it knows none."""
         known = {broker.name: broker.addresses[0] for broker in await self.brokers() if 0 in broker.addresses}
         if not known:  # without a broker, nothing would be done and nothing said
             raise ConnectionFailed("the name servers know no broker; start one, or wait until it has registered")

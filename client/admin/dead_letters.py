@@ -62,7 +62,7 @@ class DeadLetters:
 
 
 async def dead_letters(admin: AdminClient, group: str, marks: Marks | None = None) -> DeadLetters:
-    """`marks`, as `all_marks` gives them: whoever asks for many groups reads them once. Raises RocketletError."""
+    """`marks`, as `all_marks` gives them: a caller that asks for many groups reads them once. Raises RocketletError."""
     try:
         ranges = (await admin.topic(names.dlq_topic(group))).ranges
     except TopicNotFound:

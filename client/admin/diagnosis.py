@@ -340,7 +340,7 @@ class _Watch:
         connections, progress = await asyncio.gather(
             self._admin.connections(name, self._masters), self._admin.progress(name, masters=self._masters, times=False)
         )
-        # an Apache broker does not tell: who owns what is then seen from what the members answer
+        # an Apache broker does not tell: owners are then seen from the members' answers
         reports = await self._admin.told(name, self._masters) if connections else []
         disagreements = {text for report in reports for text in report["disagreements"]}
         group = Group(name, self._configs[name], connections, progress, locked(reports))

@@ -2,9 +2,9 @@
 
 1. Each queue of the source has one queue over there, always the same: the n-th of the source, counted by broker and number,
    is queue n // brokers of broker n % brokers. So order is kept.
-2. A copy has one property more, ORIGIN: where the original lies. Nothing else is stored: whoever goes on looks for the newest
-   copy in the queue over there and continues behind its original. That is how a mirror survives its own end and that of
-   either cluster, without a gap.
+2. A copy has one property more, ORIGIN: where the original lies. Nothing else is stored: a mirror that goes on looks for
+   the newest copy in the queue over there and continues behind its original. That is how a mirror survives its own end and
+   that of either cluster, without a gap.
 3. A send without an answer may have been stored or not. The newest copy tells, unless the request is still under way: then
    one batch is there twice, and nothing else ever is.
 4. A group's offset is the offset of the first copy whose original the group has not consumed: a binary search, because
@@ -415,7 +415,7 @@ def _entry(copy: QueueCopy, message: Message) -> BatchEntry:
 
 
 def _offset_of(copy: QueueCopy, message: Message) -> int | None:
-    """The original's offset; None of a message that somebody else sent, who may give it any properties. Raises ConfigError
+    """The original's offset; None for a message that somebody else sent, perhaps with any properties. Raises ConfigError
     for a copy of another queue."""
     origin = _origin_of(message)
     if origin is None:

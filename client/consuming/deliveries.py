@@ -21,7 +21,7 @@ from .process_queue import ProcessQueue, Run
 
 class Hand:
     """The holder of a run: the task that took it, and which message of it is being worked on. `is_received`: that message
-    was asked for alone, so that the run goes back when it is settled. `told`: who hears how it ends."""
+    was asked for alone, so that the run goes back when it is settled. `told`: hears how it ends."""
 
     __slots__ = ("is_received", "message", "run", "task", "told")
 

@@ -4,7 +4,7 @@ A worker is a task that lives as long as the consumer; there is none per message
 orderly handling takes a queue's runs one after the other, by one worker at a time.
 
 A handler may do anything. Only the outcomes that are documented count as success; everything else is a failure, which is
-logged and retried. Only a coroutine's KeyboardInterrupt is passed on to whoever runs the loop. A worker that is cancelled
+logged and retried. Only a coroutine's KeyboardInterrupt is passed on to the runner of the loop. A worker that is cancelled
 ends, because a loop that is being closed cancels its tasks and waits for them. If the consumer has not been stopped, a new
 worker takes its place.
 """
@@ -377,7 +377,7 @@ class Workers:
         for task in self._tasks:
             task.cancel()
         self._call.stop()
-        if self._tasks:  # no gather, which cancels them again: who stops may be waited for by one of them
+        if self._tasks:  # no gather, which cancels them again: one of them may wait for the caller of `stop`
             await asyncio.wait(self._tasks)
 
     def is_handling_here(self) -> bool:

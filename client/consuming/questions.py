@@ -128,7 +128,7 @@ class Questions:
                 remark = "rejected: it would go to the dead-letter topic"
         except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone
             raise
-        except BaseException as error:  # a handler may cancel itself; who asked waits for the answer
+        except BaseException as error:  # a handler may cancel itself; the administrator waits for the answer
             result, remark = "CR_THROW_EXCEPTION", repr(error)
         finally:
             self._tried_now -= 1

@@ -1,8 +1,8 @@
 """LOCK_BATCH_MQ and UNLOCK_BATCH_MQ, as one member asks for them: whatever a broker may have locked for it is given back.
 
-A broker grants a lock also when nobody waits for the answer any more: whoever asked was cancelled, or gave up. Apache's
-keeps it for 60 s, Rocketlet's for 20 s if it restarts just then, and nobody reads the queue meanwhile. So a queue is in
-doubt from the moment when its lock is asked for, until it is taken, refused, or an unlock is answered.
+A broker grants a lock also when nobody waits for the answer any more: the caller was cancelled, or gave up. Apache's keeps
+it for 60 s, Rocketlet's for 20 s if it restarts just then, and nobody reads the queue meanwhile. So a queue is in doubt
+from the moment when its lock is asked for, until it is taken, refused, or an unlock is answered.
 
 An unlock waits until the lock requests of its queue are answered, those that were given up, too. Apache's broker carries
 out what one connection asks in several threads (AdminBrokerProcessor's executor): the unlock could overtake the lock.

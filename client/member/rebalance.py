@@ -103,7 +103,7 @@ class Rebalance:
             self._settled.clear()
         else:
             self._settled.set()
-            self._heartbeats.tell_news()  # so that whoever watches sees the assignment as this member does
+            self._heartbeats.tell_news()  # so that watchers see the assignment as this member does
 
     async def _keep_in_touch(self) -> None:
         self._retry_s = REBALANCE_INTERVAL_S

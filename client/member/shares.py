@@ -70,7 +70,7 @@ class Shares:
             if told.share is not None and told.share.queues == len(queues):
                 return Share(told.share.of(topic), queues, told.share.members, [])
             place = told.place
-            # Where others see more, they share more out: who takes its part of less leaves queues to nobody.
+            # Where others see more, they share more out: a member that takes its part of less leaves queues to nobody.
             if (
                 place is not None
                 and place.position >= 0

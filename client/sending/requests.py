@@ -1,5 +1,5 @@
-"""Request and reply, as Apache's clients do it: a request names its client and a correlation id; who consumes it sends a
-reply to the broker of the request, which pushes it to that client."""
+"""Request and reply, as Apache's clients do it: a request names its client and a correlation id; its consumer sends a reply
+to the broker of the request, which pushes it to that client."""
 
 from __future__ import annotations
 

@@ -150,7 +150,9 @@ class Sender:
 
     def _resent(self, future: asyncio.Future[SendResult], task: asyncio.Task[None]) -> None:
         self._resending.discard(task)
-        if task.cancelled() and not future.done():  # the producer stops; whoever awaits the result would wait for ever
+        if (
+            task.cancelled() and not future.done()
+        ):  # the producer stops; a caller that awaits the result would wait for ever
             future.set_exception(ConfigError(self._idle_reason or "the producer was cancelled while it sent"))
 
     def _joined(
@@ -362,7 +364,7 @@ class Sender:
         return await self._greet(queue.broker_name)
 
     async def _greet(self, broker_name: str) -> Connection:
-        """All who need a connection wait for one heartbeat: whoever did not would overtake the first."""
+        """All callers that need a connection wait for one heartbeat: one that did not would overtake the first."""
         connection = await self._cluster.broker(broker_name)
         if self._greeted.get(broker_name) is not connection:
             await asyncio.shield(self._greeting(connection))

@@ -60,14 +60,14 @@ TRANSITIONS: Final = {
 class Drain:
     """A change that not all foreign members know yet.
 
-    moving: who gets nothing more of which queue: all whose last list gives it to them. waiting: what each reader has not
-    handled yet. drained: the queues that it has handled, since it was given that list. returning: queues that a member lets
-    go of by its last list, and that are its own again by the next one. kept: the members to be told later. gated: pulls of
-    queues whose earlier reader is not done. rounds: how often each reader came back to each queue that it loses. is_long:
-    members that are drained are told of themselves alone until all are told, whatever changes come. since_s: how long each
-    reader has been drained of each queue. due: of each reader, and of the whole (None), until when it may stand, and
-    whether it was asked. refuses_ours: one of ours may have been refused a lock. charged: for how many queues each
-    connection is charged.
+    moving: the readers that get nothing more of a queue: all whose last list gives it to them. waiting: what each reader
+    has not handled yet. drained: the queues that it has handled, since it was given that list. returning: queues that a
+    member lets go of by its last list, and that are its own again by the next one. kept: the members to be told later.
+    gated: pulls of queues whose earlier reader is not done. rounds: how often each reader came back to each queue that it
+    loses. is_long: members that are drained are told of themselves alone until all are told, whatever changes come.
+    since_s: how long each reader has been drained of each queue. due: of each reader, and of the whole (None), until when
+    it may stand, and whether it was asked. refuses_ours: one of ours may have been refused a lock. charged: for how many
+    queues each connection is charged.
     """
 
     began_s: float
@@ -215,7 +215,7 @@ class Drain:
         return [item for item, began_s in self.since_s.items() if began_s <= limit_s]
 
     def has(self, place: Place) -> bool:
-        """Whether messages of the queue are still handled by who loses it."""
+        """Whether a reader that loses the queue still handles messages of it."""
         return any(place in places for places in self.waiting.values())
 
     def dropped(self, connection: Session, place: Place) -> list[Place]:

@@ -113,7 +113,7 @@ class Draining:
         return False
 
     def holds_back(self, connection: Session, header: PullMessage) -> bool:
-        """Whether this pull is to get nothing, because its queue moves away from who pulls; and notes how far it is."""
+        """Whether this pull is to get nothing, because its queue moves away from its member. Notes how far it is."""
         drain = self._drains.get(header.consumer_group)
         if drain is None or connection not in drain.moving.get(place := (header.topic, header.queue_id), ()):
             return False
@@ -134,8 +134,8 @@ class Draining:
             self.agreement.progressed(name)
 
     def is_gated(self, connection: Session, header: PullMessage) -> bool:
-        """Whether this pull is of a queue's next reader, who waits until the earlier one is done; or of a member that claims
-        queues by a list of a run before, while it is not known whose they are."""
+        """Whether this pull is of a queue's next reader, which waits until the earlier one is done; or of a member that
+        claims queues by a list from before a restart, while their owners are not known."""
         name, place = header.consumer_group, (header.topic, header.queue_id)
         drain, group = self._drains.get(name), self._groups.get(name)
         if drain is None or group is None or connection not in group.foreign:
@@ -324,5 +324,5 @@ class Draining:
 
 
 def has_handled_all(header: PullMessage) -> bool:
-    """Whether nothing of the queue is in the hands of who pulls: a pull carries what its member has committed."""
+    """Whether the member that pulls has nothing of the queue in its hands: a pull carries its commit."""
     return header.commit_offset >= header.queue_offset

@@ -20,8 +20,9 @@ from .owners import owners_of
 
 @dataclass(slots=True)
 class Found:
-    """The queues that a change of a group moves: who loses which, who lets go of a drained one, and the owners afterwards.
-    retry_queues: the group's, on all brokers. taken: how much of it is counted. others: the brokers that have to agree."""
+    """The queues that a change of a group moves: the readers that lose them, those that let go of drained ones, and the
+    owners afterwards. retry_queues: the group's, on all brokers. taken: how much of it is counted. others: the brokers that
+    have to agree."""
 
     owners: dict[str, list[str]] = field(default_factory=dict)
     losing: list[tuple[Place, Session]] = field(default_factory=list)

@@ -378,7 +378,8 @@ def _subscribed(group: Group | None) -> list[str]:
 
 
 def _owners(broker: Broker, name: str, group: Group | None) -> Work[dict[tuple[str, int], str]]:
-    """Client id by topic and queue id: who has locked the queue or, of foreign members, which lock nothing, who reads it."""
+    """Client id by topic and queue id: the one that has locked the queue or, for foreign members, which lock nothing, the
+    one that reads it."""
     owners = broker.locks.owners(name)
     looks = 0
     for topic in broker.pops.topics_of(name):
