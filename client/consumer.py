@@ -318,8 +318,7 @@ class Consumer(Receiver):
         self._is_stopped = True
         if self._deliveries is not None:
             self._deliveries.close()
-        # also when the caller of `stop` is cancelled, because handlers take too long for it
-        async with AsyncExitStack() as after:
+        async with AsyncExitStack() as after:  # also if cancelled, because handlers take too long
             after.push_async_callback(self._cluster.close)
             after.push_async_callback(self._assignment.finished)
             if self._workers is not None:

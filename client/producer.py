@@ -163,7 +163,7 @@ class Producer(Sender, Generic[Body]):
         self._idle_reason = "this producer has been stopped; make another one"
         try:
             await self._leave()
-        finally:  # also when the caller of `stop` is cancelled, because a broker does not answer
+        finally:  # also if cancelled, because a broker does not answer
             await self._cluster.close()
 
     async def _leave(self) -> None:

@@ -208,8 +208,7 @@ class SharedConsumer:
             if self._workers is not None:
                 await self._workers.stop(drain_s)
 
-        # also when the caller of `stop` is cancelled, because handlers take too long for it
-        async with AsyncExitStack() as after:
+        async with AsyncExitStack() as after:  # also if cancelled, because handlers take too long for it
             after.push_async_callback(self._cluster.close)
             after.push_async_callback(self._heartbeats.stop)
             if self._workers is not None:

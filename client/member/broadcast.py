@@ -96,7 +96,7 @@ class Broadcast:
                 if offset is not None:
                     self._offsets[queue] = offset
                 self._user.lose_queue(queue)
-        finally:  # also when the caller of `leave` is cancelled
+        finally:  # also if cancelled
             self._save()
 
     async def abandon(self) -> None:

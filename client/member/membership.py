@@ -125,7 +125,7 @@ class Membership:
                 self._tasks.append(asyncio.create_task(self._heartbeats.beat(), name="leaving heartbeat"))
                 await asyncio.wait(self._tasks[-1:], timeout=REGISTER_PATIENCE_S)
             await self._leases.give_all()
-        finally:  # also when the caller of `leave` is cancelled
+        finally:  # also if cancelled
             await self.abandon()
         await asyncio.gather(*map(self._unregister, self.cluster.masters().values()))
 

@@ -89,7 +89,7 @@ class Sharing:
                 await self._settling.settled()
         except TimeoutError:
             pass
-        finally:  # also when the caller of `stop` is cancelled
+        finally:  # also if cancelled
             await self.sources.stop()
             await cancelled(self._running)
             await cancelled(self._tasks)

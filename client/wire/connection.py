@@ -476,7 +476,7 @@ class Connections:
                 with suppress(TimeoutError):
                     async with running_timeout(CLOSE_TIMEOUT_S):
                         await self._all_closed.wait()
-        finally:  # also when the caller of `close` is cancelled
+        finally:  # also if cancelled
             for connection in list(self._open.values()):
                 connection.abort()
         if self._open:
