@@ -32,7 +32,7 @@ MACHINES: Final = {
     "busy": "2 cores shared with other work: compare, do not count",
 }
 ALONE = ("least", "most")
-ORDER = ("sends", "drain", "latency", "foreign", "java", "start", "churn", "mixed", "spark", "testkit")
+ORDER = ("sends", "drain", "latency", "foreign", "java", "start", "churn", "rolls", "mixed", "spark", "testkit")
 COLUMNS = ("Apache", "JetStream")
 PAGE = FOLDER / "README.md"
 README = ROOT / "README.md"
