@@ -66,7 +66,7 @@ class BrokerUnderTest(ABC):
 
     @property
     def endpoint(self) -> str:
-        """What clients of 5.x are given, in any language: `endpoints`."""
+        """The `endpoints` of clients of 5.x, in any language."""
         return self.address
 
     @property

@@ -45,7 +45,7 @@ class Request:
 
     @property
     def kept_bytes(self) -> int:
-        """What its texts and its filter take while it waits."""
+        """The memory of its texts and its filter while it waits."""
         subscription, matches = self.subscription, self.matches
         texts = len(self.group) + len(self.topic) + len(self.attempt_id or "")
         if subscription is not None:

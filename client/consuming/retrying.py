@@ -23,7 +23,7 @@ class RetryPolicy:
     - `on`: the exceptions that are tried again; any other makes a dead letter at once, with its text. Default: all.
     - `never`: exceptions that are not, though `on` has them.
 
-    What a handler returns goes before the policy. In order, `suspend_queue_s` is the time between two tries.
+    A handler's return value goes before the policy. In order, `suspend_queue_s` is the time between two tries.
     """
 
     attempts: int = 17
@@ -44,7 +44,7 @@ class RetryPolicy:
                 raise ConfigError(f"{name}: {kinds!r} is not a tuple of exceptions, such as (ConnectionError,)")
 
     def outcome(self, messages: Sequence[Message], error: BaseException) -> Outcome:
-        """Of messages whose handler raised."""
+        """Decides about messages whose handler raised."""
         reason = reason_of(error)
         if isinstance(error, Exception) and (not isinstance(error, self.on) or isinstance(error, self.never)):
             return Reject(reason)

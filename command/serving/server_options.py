@@ -1,7 +1,7 @@
 """Options of `rocketlet start`, `broker` and `nameserver`, and what their values may be.
 
-An option of the broker is one call of `add_argument` here. What it is called elsewhere follows from it: the environment's and
-the file's setting (`settings`), the field of `BrokerConfig`, and the option of each broker of `--brokers`.
+An option of the broker is one call of `add_argument` here. Its other names follow from it: the environment's and the
+file's setting (`settings`), the field of `BrokerConfig`, and the option of each broker of `--brokers`.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Watch:
         # the connection that pulled last, another before it, and since when it is the last
         self._readers: dict[_Key, tuple[Session | None, Session | None, float]] = {}
         self._keys: dict[Session, set[_Key]] = {}
-        self._given: dict[Session, dict[_Key, int]] = {}  # of foreign readers: up to where
+        self._given: dict[Session, dict[_Key, int]] = {}  # up to where each foreign reader got messages
         self._unread_s: dict[_Key, float] = {}
         self._named: set[_Key] = set()
         self._due_s = float("-inf")
