@@ -23,7 +23,10 @@ def recall_message(hall: Hall, call: Call, request: Any) -> None:
     topic = topic_of(request.topic)
     if hall.broker.topics.get(topic) is None:
         raise Fault(Code.TOPIC_NOT_FOUND, f"No topic route info of {topic}")
-    hall.broker.turns.do(_recall(hall, call, topic, request.recall_handle))
+    try:
+        hall.broker.recalls.join(call.session, _recall(hall, call, topic, request.recall_handle))
+    except LimitExceeded as error:
+        raise Fault(Code.TOO_MANY_REQUESTS, str(error)) from None
 
 
 def _recall(hall: Hall, call: Call, topic: str, handle: str) -> Work[None]:

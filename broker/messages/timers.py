@@ -31,6 +31,7 @@ from ..config import (
     MAX_RECALLED,
     MAX_TIMER_DELAY_MS,
     RECALL_LOOKS,
+    SEARCH_CHUNK_BYTES,
     TIMER_DELIVERIES_AT_ONCE,
     TIMER_DELIVERY_BYTES,
     TIMER_LOOK_S,
@@ -246,10 +247,13 @@ class Timers:
         """Takes a message back that waits for its time, for good; whether there was one. Raises StoreFull, LimitExceeded."""
         found = False
         keys = list(islice(self._schedule.between(key_of(due_ms, 0), key_of(due_ms + 1, 0)), MAX_RECALL_LOOKS))
-        for number, key in enumerate(keys, 1):
+        looks = looked_bytes = 0
+        for key in keys:
             if self._takes_back(key, topic, unique_key):
                 found = True
-            if number % RECALL_LOOKS == 0:
+            looks, looked_bytes = looks + 1, looked_bytes + self.queue.entry(offset_of(key))[1]
+            if looks >= RECALL_LOOKS or looked_bytes > SEARCH_CHUNK_BYTES:
+                looks = looked_bytes = 0
                 yield
         if not found and len(keys) == MAX_RECALL_LOOKS:
             raise LimitExceeded(

@@ -15,6 +15,7 @@ from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.compression import decompressed
 from rocketlet.protocol.config import MAX_BODY_BYTES, MAX_ID_CHARS, MAX_SUBSCRIPTIONS
+from rocketlet.protocol.recall_handle import RecallHandle
 
 from ...conftest import Connect, Node, Nodes, eventually
 from ...support.grpc_client import CLIENT, GrpcClient, message, resource, route, sending
@@ -133,3 +134,24 @@ async def test_a_client_that_publishes_to_too_many_topics_keeps_what_it_had(node
 async def test_a_client_id_has_an_end(node: Node, client: GrpcClient) -> None:
     answer = await client.call("QueryRoute", route("t"), x_mq_client_id="c" * (MAX_ID_CHARS + 1))
     assert answer.status.code == 40000
+
+
+async def test_recalls_of_a_connection_are_looked_for_one_after_the_other_and_large_messages_one_in_a_piece(
+    node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred of one client kept everybody's long requests waiting for 2.3 s, and 64 of 4 MiB took 0.4 s in one piece."""
+    due_ms = node.clock.time_ms() + 3_600_000
+    for number in range(4):
+        sent = message("t", bytes(200_000), message_id=f"{number}")
+        sent.system_properties.delivery_timestamp.FromMilliseconds(due_ms)
+        assert (await client.call("SendMessage", sending(sent))).status.code == OK
+    assert sum(1 for _ in node.broker.timers.recalling("t", due_ms, "none")) == 4
+    handle = RecallHandle("t", node.config.name, due_ms, "none").encoded()
+    monkeypatch.setattr("rocketlet.broker.running.turns.TURN_S", -1)
+    calls = [client.begin("RecallMessage") for _ in range(20)]
+    for call in calls:
+        call.send(schema.RecallMessageRequest(topic=resource("t"), recall_handle=handle), end=True)
+    await client.call("QueryRoute", route("t"))
+    assert node.broker.turns.waiting == 1
+    monkeypatch.undo()
+    assert {(await call.next()).status.code for call in calls} == {40401}
