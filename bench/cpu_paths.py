@@ -15,7 +15,7 @@ from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server, Taps
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.batch import encode_batch
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig, encode_heartbeat
@@ -217,7 +217,7 @@ async def paths(folder: Path, meter: Meter) -> AsyncIterator[list[CodePath]]:
     routes = Routes()
     broker = Broker(config, routes)
     async with AsyncExitStack() as stack:
-        server = Server("127.0.0.1", PORT, broker=broker, routes=routes, connection_type=Unseen)
+        server = Server(Listening("127.0.0.1", PORT), broker=broker, routes=routes, taps=Taps(Unseen))
         with Process("broker").running():  # the simulated network knows servers by their processes
             await stack.enter_async_context(server)
         for topic in (TOPIC, "batches", "singly"):

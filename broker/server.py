@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
+from ..protocol.frame import Frame
 from ..protocol.work import SLICE, Work
 from .access.acl import Acl
 from .broker import Broker
@@ -48,36 +51,54 @@ _NO_GRPC = "a gRPC client came, and gRPC is an extra here: pip install 'rocketle
 log = structlog.get_logger("rocketlet.server")
 
 
-class Server:
-    """`async with Server(...)`: listens until the block ends, then drains and closes.
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """How clients reach a server, and who may do what. external_port: a second port, for clients outside the brokers'
+    network; routes asked for there hold the brokers' external addresses. grpc_port: one of its own for gRPC, which the
+    others take, too. tls: of all ports; without it they speak plain text. acl: the accounts and their
+    permissions; without it everybody may do everything."""
 
-    external_port: a second port, for clients outside the brokers' network; routes asked for there hold the brokers'
-    external addresses. grpc_port: one of its own for gRPC, which the others take, too. tls: of all ports; without it they
-    speak plain text. acl: the accounts and their permissions; without it everybody may do everything. connection_type: what
-    stands for a client; tests put one in that they can tap.
-    """
+    host: str = "127.0.0.1"
+    port: int = 0
+    external_port: int | None = None
+    grpc_port: int | None = None
+    tls: Tls | None = None
+    acl: Acl | None = None
+    admin_is_local: bool = False
+
+
+Serve = Callable[[Connection, list[Frame]], None]
+
+
+def _untapped(serve: Serve) -> Serve:
+    return serve
+
+
+class Taps(NamedTuple):
+    """Hooks between clients and the dispatch, so that tests see and delay requests. connection_type: the class of a client's
+    connection. serve: makes another function of the dispatch's `serve`."""
+
+    connection_type: type[Connection] = Connection
+    serve: Callable[[Serve], Serve] = _untapped
+
+
+_NO_TAPS: Final = Taps()
+
+
+class Server:
+    """`async with Server(...)`: listens until the block ends, then drains and closes."""
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        broker: Broker | None,
-        routes: Routes | None,
-        external_port: int | None = None,
-        grpc_port: int | None = None,
-        tls: Tls | None = None,
-        acl: Acl | None = None,
-        admin_is_local: bool = False,
-        connection_type: type[Connection] = Connection,
+        self, listening: Listening, *, broker: Broker | None, routes: Routes | None, taps: Taps = _NO_TAPS
     ) -> None:
-        self._host = host
-        self._port = port
-        self._external_port = external_port
-        self._grpc_port = grpc_port
+        acl = listening.acl
+        self._host = listening.host
+        self._port = listening.port
+        self._external_port = listening.external_port
+        self._grpc_port = listening.grpc_port
         self._grpc: asyncio.Server | None = None
         self.grpc_door = _grpc_door(broker, acl)
-        self._tls = tls or Tls()
+        self._tls = listening.tls or Tls()
         self._acl = acl
         self._judged_by = acl.file.policy if acl is not None else None
         self._external: asyncio.Server | None = None
@@ -87,13 +108,14 @@ class Server:
         if broker is not None and broker.name_servers.local is not routes:
             raise ValueError("give the name server's routes to the broker, too: Broker(config, routes)")
         self._routes = routes
-        self._connection_type = connection_type
+        self._connection_type = taps.connection_type
         self._connections: dict[Connection, None] = {}
         self._last_is_gone: asyncio.Event | None = None  # while it closes
         self._server: asyncio.Server | None = None
         self._turns = broker.turns if broker is not None else Turns()
         self.handshakes = Handshakes()
-        self.serve = Dispatch(broker, routes, self._turns, acl, admin_is_local=admin_is_local).serve
+        dispatch = Dispatch(broker, routes, self._turns, acl, admin_is_local=listening.admin_is_local)
+        self.serve = taps.serve(dispatch.serve)
         self.max_connections = shares().connections
         budget = (broker.config.memory_bytes if broker else None) or default_budget()
         self.memory = Memory(budget)

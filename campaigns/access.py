@@ -23,7 +23,7 @@ from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.listening.tls import Tls
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, request_name
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
@@ -149,7 +149,9 @@ class Guarded:
         self._broker = Broker(BrokerConfig(folder / "data", "127.0.0.1:9", vip_channel=False), self._routes)
         tls = Tls("enforcing", Certificates.make(folder).files) if enforces_tls else None
         self.server = Server(
-            "127.0.0.1", 0, broker=self._broker, routes=self._routes, acl=Acl(AclFile(self._file.path)), tls=tls
+            Listening("127.0.0.1", 0, acl=Acl(AclFile(self._file.path)), tls=tls),
+            broker=self._broker,
+            routes=self._routes,
         )
 
     def fill(self) -> None:

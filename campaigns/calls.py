@@ -24,7 +24,7 @@ from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.table import METHODS
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.grpc import encode_message
 from rocketlet.protocol.http2 import frames
@@ -154,7 +154,7 @@ class Attack:
         broker = Broker(self._config, routes)
         for name in ("t", "honest"):
             broker.topics.put(TopicConfig(name, 4, 4), broker.store.end)
-        async with Server("127.0.0.1", 0, broker=broker, routes=routes) as server:
+        async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
             peer = Peer(server, 1)
             for number in limit:
                 if number % CALLS_PER_CONNECTION == 0 or peer.socket.is_closed:

@@ -26,7 +26,7 @@ import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import MAX_SEARCHES, BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.batch import BatchEntry, encode_batch
 from rocketlet.protocol.codes import RequestCode, request_name
 from rocketlet.protocol.frame import Frame, encode
@@ -334,7 +334,7 @@ class _Serving:
         routes = Routes()
         broker = Broker(config, routes)
         asked = 0
-        async with Server("127.0.0.1", 0, broker=broker, routes=routes) as server:
+        async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
             server.reports.is_due = lambda *_: True  # type: ignore[method-assign]
             await search.searched(server, broker)
             for number in numbers:

@@ -27,7 +27,7 @@ import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.store.inspection import inspect
 from rocketlet.command.tools.fsck import fsck
 from rocketlet.protocol.batch import encode_batch
@@ -156,7 +156,7 @@ class Round:
 
     async def run(self, tries: Iterator[int]) -> None:
         broker = Broker(self._config, routes := Routes())
-        async with Server("127.0.0.1", 0, broker=broker, routes=routes) as server:
+        async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
             self._broker, self._server = broker, server
             for topic in ("t", VICTIM):
                 broker.topics.put(TopicConfig(topic, QUEUES, QUEUES), broker.store.end)

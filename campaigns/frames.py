@@ -25,7 +25,7 @@ from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MAX_RETRY_QUEUES, WRITE_HIGH_BYTES, BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, FrameError, FrameReader, encode
 from rocketlet.protocol.headers import PullMessage, write
@@ -160,7 +160,7 @@ class Attack:
         loop.set_exception_handler(lambda _, context: self._outcome.fault(f"escaped: {context.get('exception')!r}"))
         routes = Routes()
         self._broker = broker = Broker(self._config, routes)
-        async with Server("127.0.0.1", 0, broker=broker, routes=routes) as server:
+        async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
             self._server = server
             server.reports.is_due = lambda *_: True  # type: ignore[method-assign] # each fault counts, not the first of its kind
             self._honest = Peer(server, 1)

@@ -19,7 +19,7 @@ import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.client import Consumer, Message, Producer, Reject, RetryLater
 from rocketlet.client.consuming import handling
 from rocketlet.protocol.bodies import TopicConfig
@@ -137,7 +137,7 @@ async def _run(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
     routes, port = Routes(), free_port()
     config = BrokerConfig(folder / "data", f"127.0.0.1:{port}", vip_channel=False)
     broker = Broker(replace(config, delay_levels_ms=(5,) * 18), routes)
-    async with Server("127.0.0.1", port, broker=broker, routes=routes) as server:
+    async with Server(Listening("127.0.0.1", port), broker=broker, routes=routes) as server:
         for number in limit:
             topic = f"t{number}"
             broker.topics.put(TopicConfig(topic, QUEUES, QUEUES), broker.store.end)

@@ -21,7 +21,7 @@ from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import MAX_MEMBERS, MAX_QUEUES_PER_TOPIC, BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.running.garbage import Garbage
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.bodies import DataVersion, TopicConfig
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Ext, Frame, FrameError, encode
@@ -294,5 +294,5 @@ async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
     is_short = limit.count is not None and limit.count < DEFAULT_COUNT
     routes = Routes()
     broker = Broker(BrokerConfig(folder / "data", "127.0.0.1:9", vip_channel=False), routes)
-    async with Garbage(), Server("127.0.0.1", 0, broker=broker, routes=routes) as server:
+    async with Garbage(), Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
         await Attack(server, broker, outcome, 0.02 if is_short else 1.0).run(limit)

@@ -19,7 +19,7 @@ from rocketlet.broker.broker import Broker
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import RETENTION_SWEEP_S, BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol import names
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -92,7 +92,7 @@ class Round:
     async def _start(self) -> None:
         routes = Routes(self._clock)
         self._broker = Broker(self._config, routes, self._clock)
-        self._server = Server("127.0.0.1", 0, broker=self._broker, routes=routes)
+        self._server = Server(Listening("127.0.0.1", 0), broker=self._broker, routes=routes)
         await self._server.__aenter__()
         self._client = Client(self._server)
 

@@ -30,7 +30,7 @@ from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.sessions.events import Event, GroupChanged
 from rocketlet.client import Message, Producer, RocketletError
 from rocketlet.protocol.bodies import TopicConfig
@@ -221,7 +221,7 @@ class World:
             node.broker = Broker(config, routes)
             self._watch_offsets(node.broker)
             self._watch_locks(node.broker)
-            node.server = Server("127.0.0.1", node.port, broker=node.broker, routes=routes)
+            node.server = Server(Listening("127.0.0.1", node.port), broker=node.broker, routes=routes)
             for topic in self.topics:
                 if node.broker.topics.get(topic) is None:
                     node.broker.topics.put(TopicConfig(topic, self.plan.queues, self.plan.queues), 0)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from ..broker.config import BrokerConfig
+from ..broker.server import Listening
 from ..client.arguments import parse_addresses
 from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
@@ -22,7 +23,7 @@ from .clock import BrokerClock
 from .faults import Faults
 from .loop_thread import LoopThread
 from .report import report
-from .rig import Listening, Rig
+from .rig import Rig
 from .tap import Request
 from .under_test import BrokerUnderTest
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..broker.access.acl import Acl
 from ..broker.broker import Broker as RunningBroker
 from ..broker.config import BrokerConfig
 from ..broker.listening.self_signed import can_sign
@@ -21,7 +20,7 @@ from ..broker.nameserver.networks import Networks
 from ..broker.nameserver.routes import Routes
 from ..broker.remoting.connection import Connection
 from ..broker.remoting.requests.group_admin import history_of
-from ..broker.server import Server
+from ..broker.server import Listening, Server, Taps
 from ..client.admin.admin_client import AdminClient
 from ..client.wire.access import Access
 from ..protocol.work import finish
@@ -36,20 +35,6 @@ if TYPE_CHECKING:
 _MEMORY = Path("/dev/shm")  # where there is one, files cost no disk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
-    """How the broker is reached; as of `Server`. `port` 0 takes a free one when the rig opens."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    external_port: int | None = None
-    grpc_port: int | None = None
-    tls: Tls | None = None
-    acl: Acl | None = None
-    admin_is_local: bool = False
-    networks: Networks | None = None
-
-
 class Rig:
     """folder: where the data lies; None: in memory where the system can, else in a temporary folder, gone at the end. It
     takes the place of the settings' `data_dir`. empties: whether `clear` may empty a folder that was given."""
@@ -59,6 +44,7 @@ class Rig:
         settings: BrokerConfig,
         listening: Listening,
         *,
+        networks: Networks | None = None,
         folder: Path | None = None,
         empties: bool = False,
         clock: BrokerClock | None = None,
@@ -68,6 +54,7 @@ class Rig:
         self.faults = faults or Faults()
         self._settings = settings
         self._listening = listening
+        self._networks = networks
         self._given = folder
         self._empties = empties
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -155,25 +142,14 @@ class Rig:
         if not listening.port:
             listening = self._listening = replace(listening, port=free_port())
         config = replace(self._settings, data_dir=folder, address=self._settings.address or self.address)
-        routes = self._routes = None if config.name_servers else Routes(networks=listening.networks)
+        routes = self._routes = None if config.name_servers else Routes(networks=self._networks)
         if routes is not None and self._has_moved:
             routes.tell_registered()
         broker = _MortalBroker(config, routes, self.clock, tls=listening.tls, acl=listening.acl)
-        server = Server(
-            listening.host,
-            listening.port,
-            broker=broker,
-            routes=routes,
-            external_port=listening.external_port,
-            grpc_port=listening.grpc_port,
-            tls=listening.tls or Tls(signs_itself=can_sign()),
-            acl=listening.acl,
-            admin_is_local=listening.admin_is_local,
-            connection_type=TappedConnection,
-        )
         seen = [] if self._tap is None or folder != self._folder else self._tap.requests
-        tap = Tap(server.serve, self._client_of, self.faults, self.clock, seen)
-        server.serve = tap.serve
+        tap = Tap(self._client_of, self.faults, self.clock, seen)
+        listening = replace(listening, tls=listening.tls or Tls(signs_itself=can_sign()))
+        server = Server(listening, broker=broker, routes=routes, taps=Taps(TappedConnection, tap.on))
         self._grpc_tap = self._tapped_calls(server, tap)
         self._broker, self._server, self._tap, self._folder = broker, server, tap, folder
         try:

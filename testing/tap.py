@@ -11,6 +11,7 @@ from typing import Final
 from ..broker.clock import Clock
 from ..broker.remoting.answers import Buffers, answer
 from ..broker.remoting.connection import Connection, Host
+from ..broker.server import Serve
 from ..protocol import bodies, properties
 from ..protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, request_name
 from ..protocol.frame import Ext, Frame, FrameReader, encode
@@ -60,22 +61,25 @@ class Request:
 
 
 class Tap:
-    """Stands where the server's `serve` is. `client_of(connection)` names the client behind a connection; requests go on to
+    """Stands in front of a server's `serve`. `client_of(connection)` names the client behind a connection; requests go on to
     the list `requests`."""
 
     def __init__(
         self,
-        serve: Callable[[Connection, list[Frame]], None],
         client_of: Callable[[Connection], str],
         faults: Faults,
         clock: Clock,
         requests: list[Request],
     ) -> None:
-        self._serve = serve
         self._client_of = client_of
         self._faults = faults
         self._clock = clock
         self.requests = requests
+
+    def on(self, serve: Serve) -> Serve:
+        """Stands in front of a server's `serve` from now on."""
+        self._serve = serve
+        return self.serve
 
     def serve(self, connection: Connection, frames: list[Frame]) -> None:
         assert isinstance(connection, TappedConnection)

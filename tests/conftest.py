@@ -19,7 +19,7 @@ from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.connection import Connection, Host
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
 from rocketlet.protocol.headers import CreateTopic, write
@@ -162,7 +162,7 @@ class Nodes:
         clock = clock or MovableClock()
         routes = None if config.name_servers else Routes(clock)
         broker = Broker(config, routes, clock, **of_server)
-        server = Server("127.0.0.1", port, broker=broker, routes=routes, **of_server)
+        server = Server(Listening("127.0.0.1", port, **of_server), broker=broker, routes=routes)
         node = Node(address, broker, await server.__aenter__(), config, clock)
         self.stack.push_async_callback(node.stop)
         return node

@@ -138,7 +138,7 @@ DISK_CALLS = frozenset(
 )
 
 MAX_PARAMETERS = 7  # of constructors
-MADE_WITH_MORE = {"broker.server.Server", "broker.pops.pops.Pops"}  # this list becomes shorter only
+MADE_WITH_MORE = {"broker.pops.pops.Pops"}  # this list becomes shorter only
 MAX_LINES = 500  # files, tests and benchmarks too
 
 Sources = Mapping[str, str]

@@ -14,7 +14,8 @@ from ...broker.config import BrokerConfig
 from ...broker.sessions.session import is_loopback
 
 if TYPE_CHECKING:  # loaded when a broker is controlled
-    from ...testing.rig import Listening
+    from ...broker.nameserver.networks import Networks
+    from ...broker.server import Listening
 
 log = structlog.get_logger("rocketlet.control")
 
@@ -29,7 +30,9 @@ def fault(options: argparse.Namespace) -> str | None:
 
 
 @asynccontextmanager
-async def controlled(options: argparse.Namespace, config: BrokerConfig, listening: Listening) -> AsyncIterator[str]:
+async def controlled(
+    options: argparse.Namespace, config: BrokerConfig, listening: Listening, networks: Networks | None
+) -> AsyncIterator[str]:
     """The URL of the control interface, until the block ends."""
     from ...testing.control import Control
     from ...testing.rig import Rig
@@ -39,7 +42,7 @@ async def controlled(options: argparse.Namespace, config: BrokerConfig, listenin
             "control_open_to_other_machines", host=options.control_host, port=options.control_port,
             hint="anybody who reaches it can delete everything",
         )  # fmt: skip
-    rig = Rig(config, listening, folder=options.data, empties=True)
+    rig = Rig(config, listening, networks=networks, folder=options.data, empties=True)
     await rig.open()
     try:
         async with Control(rig, options.control_host, options.control_port) as control:

@@ -29,7 +29,7 @@ from ...broker.nameserver.networks import Networks, parse_networks
 from ...broker.nameserver.routes import Routes
 from ...broker.running.garbage import Garbage
 from ...broker.running.open_files import TooFewOpenFiles, raise_limit
-from ...broker.server import Server
+from ...broker.server import Listening, Server
 from ...broker.store.files import StoreError
 from ...client.arguments import parse_addresses
 from ...client.errors import RocketletError
@@ -134,17 +134,7 @@ async def _start(options: argparse.Namespace) -> int:
     routes = Routes(networks=networks)
     broker = Broker(config, routes, tls=tls, acl=acl)
     async with (
-        Server(
-            options.host,
-            options.port,
-            broker=broker,
-            routes=routes,
-            external_port=options.external_port,
-            grpc_port=options.grpc_port,
-            tls=tls,
-            acl=acl,
-            admin_is_local=_admin_is_local(options),
-        ) as server,
+        Server(_listening(options, tls, acl), broker=broker, routes=routes) as server,
         console.beside_broker(options, address) as page,
     ):
         done = _termination()
@@ -180,20 +170,9 @@ def _line_of(page: str | None) -> str:
 async def _start_controlled(
     options: argparse.Namespace, config: BrokerConfig, tls: Tls, acl: Acl | None, networks: Networks | None = None
 ) -> int:
-    from ...testing.rig import Listening
-
-    listening = Listening(
-        host=options.host,
-        port=options.port,
-        external_port=getattr(options, "external_port", None),
-        grpc_port=options.grpc_port,
-        tls=tls,
-        acl=acl,
-        admin_is_local=_admin_is_local(options),
-        networks=networks,
-    )
+    listening = _listening(options, tls, acl)
     async with (
-        control.controlled(options, config, listening) as url,
+        control.controlled(options, config, listening, networks) as url,
         console.beside_broker(options, config.address) as page,
     ):
         done = _termination(options)
@@ -203,20 +182,23 @@ async def _start_controlled(
     return 0
 
 
+def _listening(options: argparse.Namespace, tls: Tls, acl: Acl | None) -> Listening:
+    return Listening(
+        options.host,
+        options.port,
+        external_port=getattr(options, "external_port", None),
+        grpc_port=getattr(options, "grpc_port", None),
+        tls=tls,
+        acl=acl,
+        admin_is_local=_admin_is_local(options),
+    )
+
+
 async def _start_several(options: argparse.Namespace) -> int:
     """A name server in this process, and brokers in others."""
     done = _termination(stop_s=SUPERVISOR_STOP_S)
     routes = Routes()
-    async with Server(
-        options.host,
-        options.port,
-        broker=None,
-        routes=routes,
-        external_port=options.external_port,
-        tls=tls_of(options),
-        acl=acl_of(options),
-        admin_is_local=_admin_is_local(options),
-    ) as server:
+    async with Server(_listening(options, tls_of(options), acl_of(options)), broker=None, routes=routes) as server:
         places = layout.places(options, _data(options))
         options.port = server.port
         address = f"{_told_host(options)}:{server.port}"
@@ -284,16 +266,7 @@ async def _broker(options: argparse.Namespace) -> int:
     if options.control_port is not None:
         return await _start_controlled(options, config, tls, acl)
     broker = Broker(config, tls=tls, acl=acl)
-    async with Server(
-        options.host,
-        options.port,
-        broker=broker,
-        routes=None,
-        grpc_port=options.grpc_port,
-        tls=tls,
-        acl=acl,
-        admin_is_local=_admin_is_local(options),
-    ) as server:
+    async with Server(_listening(options, tls, acl), broker=broker, routes=None) as server:
         done = _termination(options)
         _announce(broker)
         print(_ready(config), flush=True)
@@ -305,16 +278,7 @@ async def _broker(options: argparse.Namespace) -> int:
 async def _nameserver(options: argparse.Namespace) -> int:
     raise_limit()
     routes, tls = Routes(), tls_of(options)
-    async with Server(
-        options.host,
-        options.port,
-        broker=None,
-        routes=routes,
-        external_port=options.external_port,
-        tls=tls,
-        acl=acl_of(options),
-        admin_is_local=_admin_is_local(options),
-    ) as server:
+    async with Server(_listening(options, tls, acl_of(options)), broker=None, routes=routes) as server:
         done = _termination()
         async with _name_server_metrics(options, routes, server, tls):
             print(f"rocketlet name server is ready on {options.host}:{server.port}", flush=True)

@@ -15,7 +15,7 @@ from rocketlet.broker.config import RELOAD_INTERVAL_S
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.rules import KNOWN, Rule
 from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Producer, RocketletError
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
@@ -245,7 +245,9 @@ async def test_half_messages_are_shown_only_to_who_may_send_to_their_topic(nodes
 
 async def test_only_signed_brokers_register(nodes: Nodes, file: AccountsFile) -> None:
     port = free_port()
-    await nodes.stack.enter_async_context(Server("127.0.0.1", port, broker=None, routes=Routes(), acl=file.acl))
+    await nodes.stack.enter_async_context(
+        Server(Listening("127.0.0.1", port, acl=file.acl), broker=None, routes=Routes())
+    )
     address = f"127.0.0.1:{port}"
     with capture_logs() as logs:
         await nodes.start(name="stranger", name_servers=(address,))

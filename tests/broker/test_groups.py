@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rocketlet.broker.config import HEARTBEAT_LIMIT_S, IDLE_LIMIT_S, SWEEP_INTERVAL_S
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol import bodies, group_config
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -291,7 +291,9 @@ async def test_a_name_server_says_whether_a_brokers_topics_have_changed(wire: Wi
 async def test_an_external_port_tells_the_external_addresses(tmp_path: Path, connect: Connect) -> None:
     routes = Routes()
     external = free_port()
-    async with Server("127.0.0.1", free_port(), broker=None, routes=routes, external_port=external) as server:
+    async with Server(
+        Listening("127.0.0.1", free_port(), external_port=external), broker=None, routes=routes
+    ) as server:
         inside, outside = await connect(f"127.0.0.1:{server.port}"), await connect(f"127.0.0.1:{external}")
         broker = {"brokerName": "b", "brokerAddr": "b:1", "clusterName": "c", "haServerAddr": "h:2", "brokerId": "0"}
         registration = encode_registration(DataVersion(1), [TopicConfig("t")])

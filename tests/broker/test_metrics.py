@@ -18,7 +18,7 @@ from rocketlet.broker.config import MAX_METRICS_CONNECTIONS, REGISTER_INTERVAL_S
 from rocketlet.broker.groups.rebalances import Rebalances
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.running.histogram import Histogram
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.store import disk
 from rocketlet.client import AdminClient, Consumer, Producer, RocketletError
 from rocketlet.client.admin.diagnosis import Patience, diagnose
@@ -226,7 +226,7 @@ async def test_a_broker_that_no_name_server_knows_is_not_ready(nodes: Nodes) -> 
     port = free_port()
     node = await nodes.start(metrics_port=0, name_servers=(f"127.0.0.1:{port}",))
     assert await fetched(node, "/readyz") == (503, "no name server knows the broker\n")
-    async with Server("127.0.0.1", port, broker=None, routes=Routes()):
+    async with Server(Listening("127.0.0.1", port), broker=None, routes=Routes()):
         node.clock.advance(REGISTER_INTERVAL_S)
         await eventually(lambda: node.broker.registration.is_registered)
         assert (await fetched(node, "/readyz"))[0] == 200

@@ -10,7 +10,7 @@ from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import HEARTBEAT_LIMIT_S, LimitExceeded
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import DataVersion, TopicConfig
 from rocketlet.protocol.codes import RequestCode
@@ -157,7 +157,9 @@ async def test_what_brokers_register_is_limited_at_its_edge(
 
 async def test_administration_can_be_confined_to_the_brokers_machine(nodes: Nodes) -> None:
     node = await nodes.start()
-    server = Server("127.0.0.1", 0, broker=node.broker, routes=node.broker.name_servers.local, admin_is_local=True)
+    server = Server(
+        Listening("127.0.0.1", 0, admin_is_local=True), broker=node.broker, routes=node.broker.name_servers.local
+    )
     far, near = Peer(server, 1, "10.0.0.1"), Peer(server, 2, "127.0.0.1")
     for code, (_, rule) in (*BROKER_REQUESTS.items(), *NAME_SERVER_REQUESTS.items()):
         for peer in (far, near):

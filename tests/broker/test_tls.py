@@ -22,7 +22,7 @@ from rocketlet.broker.listening.handshakes import Handshakes
 from rocketlet.broker.listening.tls import Tls, TlsError, TlsFiles
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.running.turns import Turns
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.client import Access, BrokerRefused, ConnectionFailed, Consumer, Producer
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
@@ -191,7 +191,9 @@ async def test_a_certificate_that_does_not_fit_is_told_with_its_cure(
 
 async def test_registration_goes_over_tls(nodes: Nodes, certificates: Certificates) -> None:
     port = free_port()
-    name_server = Server("127.0.0.1", port, broker=None, routes=Routes(), tls=Tls("enforcing", certificates.files))
+    name_server = Server(
+        Listening("127.0.0.1", port, tls=Tls("enforcing", certificates.files)), broker=None, routes=Routes()
+    )
     await nodes.stack.enter_async_context(name_server)
     address = f"127.0.0.1:{port}"
     await nodes.start(name_servers=(address,), tls=Tls("enforcing", certificates.files, certificates.folder / "ca.pem"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.client import (
     AnswerUnreadable,
     BrokerRefused,
@@ -84,7 +84,7 @@ async def test_what_is_asked_of_all_brokers_fails_where_none_has_registered_yet(
     """Else a topic that a script makes too early would seem to be there."""
     port = free_port()
     async with (
-        Server("127.0.0.1", port, broker=None, routes=Routes()),
+        Server(Listening("127.0.0.1", port), broker=None, routes=Routes()),
         AdminClient(f"127.0.0.1:{port}") as admin,
     ):
         assert await admin.brokers() == []

@@ -14,7 +14,7 @@ import pytest
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import HANDOVER_LEASE_S, LEASE_SWEEP_S
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -329,7 +329,7 @@ async def restart(nodes: Nodes, node: Node, *, stands: bool = False) -> Node:
     clock = MovableClock(stands=stands)
     broker = Broker(node.config, clock=clock)
     port = int(node.address.rpartition(":")[2])
-    server = await Server("127.0.0.1", port, broker=broker, routes=None).__aenter__()
+    server = await Server(Listening("127.0.0.1", port), broker=broker, routes=None).__aenter__()
     again = Node(node.address, broker, server, node.config, clock)
     nodes.stack.push_async_callback(again.stop)
     return again

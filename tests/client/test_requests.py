@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.client import (
     BrokerRefused,
     ConfigError,
@@ -36,7 +36,7 @@ async def restarted(nodes: Nodes, node: Node) -> None:
     """The same broker and name server on the same port."""
     routes = Routes()
     broker = Broker(node.config, routes)
-    server = Server("127.0.0.1", int(node.address.rpartition(":")[2]), broker=broker, routes=routes)
+    server = Server(Listening("127.0.0.1", int(node.address.rpartition(":")[2])), broker=broker, routes=routes)
     nodes.stack.push_async_exit(await server.__aenter__())
 
 

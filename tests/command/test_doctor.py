@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject, settled
 from rocketlet.client.admin import diagnosis, group_findings
 from rocketlet.client.admin.described import Group, Topic
@@ -54,7 +54,7 @@ async def heartbeat(wire: Wire, client_id: str, group: str, topic: str, **settin
 async def test_a_name_server_without_brokers_is_no_healthy_cluster() -> None:
     port = free_port()
     async with (
-        Server("127.0.0.1", port, broker=None, routes=Routes()),
+        Server(Listening("127.0.0.1", port), broker=None, routes=Routes()),
         AdminClient(f"127.0.0.1:{port}") as admin,
     ):
         (finding,) = await diagnose(admin, AT_ONCE)
@@ -67,7 +67,7 @@ async def test_a_broker_that_left_with_topics_is_named_until_it_is_back_or_forgo
 ) -> None:
     port = free_port()
     name_server = f"127.0.0.1:{port}"
-    async with Server("127.0.0.1", port, broker=None, routes=Routes()), AdminClient(name_server) as admin:
+    async with Server(Listening("127.0.0.1", port), broker=None, routes=Routes()), AdminClient(name_server) as admin:
         await nodes.start(name_servers=(name_server,))
         gone = await nodes.start(name="broker-b", name_servers=(name_server,))
         await create_topic(await connect(gone.address), "t")
@@ -306,7 +306,7 @@ async def test_all_findings_at_once(nodes: Nodes, connect: Connect, monkeypatch:
     provoked_here(monkeypatch)
     port = free_port()
     name_server = f"127.0.0.1:{port}"
-    async with Server("127.0.0.1", port, broker=None, routes=Routes()):
+    async with Server(Listening("127.0.0.1", port), broker=None, routes=Routes()):
         node = await nodes.start(name_servers=(name_server,), segment_bytes=SEGMENT_BYTES, retain_hours=0)
         cluster = SickCluster(name_server, node.config.name, node.address, connect)
         async with cluster.running():

@@ -19,7 +19,7 @@ from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting import events
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.remoting.dispatch import Dispatch
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.sessions.events import Event, Question
 from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import Language
@@ -388,7 +388,7 @@ async def start_cluster(nodes: Nodes, connect: Connect) -> Callable[..., Any]:
             node = await nodes.start(**settings)
             return Cluster(node.address, [node], [await connect(node.address)])
         port = free_port()
-        server = Server("127.0.0.1", port, broker=None, routes=Routes())
+        server = Server(Listening("127.0.0.1", port), broker=None, routes=Routes())
         await nodes.stack.enter_async_context(server)
         address = f"127.0.0.1:{port}"
         started = [

@@ -15,7 +15,7 @@ import pytest
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_config import GroupConfig, encode_group
@@ -75,7 +75,9 @@ class Ours:
         port = int(self.broker_address.rpartition(":")[2])
         self._stack = AsyncExitStack()
         routes = None if self._name_servers else Routes()
-        await self._stack.enter_async_context(Server("127.0.0.1", port, broker=Broker(config, routes), routes=routes))
+        await self._stack.enter_async_context(
+            Server(Listening("127.0.0.1", port), broker=Broker(config, routes), routes=routes)
+        )
         return self
 
     async def __aexit__(self, *exception: object) -> None:

@@ -15,7 +15,7 @@ import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.client import Access, Producer, RocketletError
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
@@ -155,7 +155,7 @@ async def test_a_range_whose_begin_has_expired_fails_or_begins_later(tmp_path: P
     routes = Routes()
     broker = Broker(config, routes)
     async with (
-        Server("127.0.0.1", port, broker=broker, routes=routes),
+        Server(Listening("127.0.0.1", port), broker=broker, routes=routes),
         Producer(address, default_queues=1) as producer,
     ):
         for _ in range(30):

@@ -20,6 +20,7 @@ from openapi_spec_validator import validate
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.listening.tls import Tls
 from rocketlet.broker.nameserver.networks import Networks, parse_networks
+from rocketlet.broker.server import Listening
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.command.cli import main
@@ -27,7 +28,7 @@ from rocketlet.testing import RemoteBroker
 from rocketlet.testing.config import MAX_BODY_BYTES
 from rocketlet.testing.control import Control, application
 from rocketlet.testing.operations import OPERATIONS
-from rocketlet.testing.rig import Listening, Rig
+from rocketlet.testing.rig import Rig
 
 from ..support.accounts import ADMIN, AccountsFile, access
 from ..support.certificates import Certificates
@@ -284,7 +285,7 @@ async def test_the_advertised_address_changes_while_clients_are_connected(rig: R
 async def test_clients_are_told_the_address_that_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """127.0.0.1 and 127.0.0.2 are two addresses of one broker; what comes from elsewhere is told the published one."""
     settings = BrokerConfig(Path(), "10.9.9.9:1", external_address="localhost:49153", vip_channel=False)
-    rig = Rig(settings, Listening(host="0.0.0.0", networks=Networks()))
+    rig = Rig(settings, Listening(host="0.0.0.0"), networks=Networks())
     await rig.open()
     port = rig.address.rpartition(":")[2]
     try:

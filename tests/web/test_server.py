@@ -14,9 +14,10 @@ import pytest
 import uvicorn
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.server import Listening
 from rocketlet.console.server import ConsoleServer
 from rocketlet.testing.control import Control
-from rocketlet.testing.rig import Listening, Rig
+from rocketlet.testing.rig import Rig
 from rocketlet.web.config import CLIENT_S, MAX_CONNECTIONS
 from rocketlet.web.server import WebServer, _Connection
 from uvicorn.server import ServerState

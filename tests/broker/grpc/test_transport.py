@@ -11,7 +11,7 @@ from rocketlet.broker.config import STREAM_BYTES
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.listening.tls import Tls
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.server import Server
+from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol import config as limits
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode
@@ -80,7 +80,7 @@ async def test_a_broker_that_has_tls_disabled_makes_none(nodes: Nodes, dial: Dia
 
 async def test_grpc_may_have_a_port_of_its_own(nodes: Nodes, dial: Dial) -> None:
     node = await nodes.start()
-    async with Server("127.0.0.1", free_port(), broker=None, routes=Routes(), grpc_port=0) as server:
+    async with Server(Listening("127.0.0.1", free_port(), grpc_port=0), broker=None, routes=Routes()) as server:
         assert server.grpc_port not in (None, server.port)
         client = await dial(f"127.0.0.1:{server.grpc_port}")
         call = client.begin("QueryRoute")
