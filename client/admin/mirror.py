@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final, Self
 
 from ...protocol import names
@@ -58,6 +59,17 @@ _COMPRESSION: Final = SYS_COMPRESSED | SYS_COMPRESSION_MASK
 _ORIGIN: Final = re.compile(r"(.+):([0-9]{1,10}):([0-9]{1,19})", re.DOTALL)  # Java's int and long
 _AWAY = (ConnectionFailed, RequestTimeout, TopicNotFound, BrokerRefused)
 _BUSY = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.TOPIC_NOT_EXIST))
+
+
+class Way(Enum):
+    """Which messages the target has beside copies."""
+
+    COPY = auto()
+    """Messages of others, which the source's groups do not read."""
+    MOVE = auto()
+    """Messages of the source's producers, which have gone there: its groups read them behind the copies."""
+    RETURN = auto()
+    """As MOVE; and messages of the source may have their originals there, which are not copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +116,7 @@ class Mirror:
     - `topics`: default all.
     - `groups`: whose settings and progress are copied; default all that read these topics.
     - `begin`: where queues begin that have no copies yet.
-    - `returns`: messages of the source that are copies of the target's are not copied back.
+    - `way`: which other messages the target has.
     - `patience_s`: how long `run` waits for a cluster that is away; with `follow` it waits for ever.
 
     Raises RocketletError.
@@ -118,7 +130,7 @@ class Mirror:
         topics: Sequence[str] = (),
         groups: Sequence[str] | None = None,
         begin: Begin | None = None,
-        returns: bool = False,
+        way: Way = Way.COPY,
         source_access: Access | None = None,
         target_access: Access | None = None,
         patience_s: float = MIRROR_PATIENCE_S,
@@ -133,7 +145,7 @@ class Mirror:
         self._names = tuple(topics)
         self._groups = groups
         self._begin = begin or Begin()
-        self._returns = returns
+        self._way = way
         self._patience_s = patience_s
         self._stack = AsyncExitStack()
         self._busy = asyncio.Semaphore(MIRROR_QUEUES_AT_ONCE)
@@ -237,7 +249,9 @@ class Mirror:
             found = None
         has = min((config.read_queues for config in found.config.values()), default=0) if found else 0
         if found is None or set(found.config) != set(brokers) or has < count:
-            perm = max(config.perm for config in topic.config.values()) | PERM_WRITE  # copies are written
+            perm = max(config.perm for config in topic.config.values())
+            if self._way is not Way.COPY:  # producers come when the last copy is there, and not between
+                perm &= ~PERM_WRITE
             await self._target.create_topic(topic.name, queues=max(count, has), perm=perm)
         return [
             Queue(topic.name, brokers[number % len(brokers)], number // len(brokers))
@@ -262,7 +276,7 @@ class Mirror:
 
     def _is_from(self, copy: QueueCopy, message: Message) -> bool:
         """Whether the target has the original."""
-        return self._returns and _origin_of(message) == (copy.target.broker_name, copy.target.queue_id)
+        return self._way is Way.RETURN and _origin_of(message) == (copy.target.broker_name, copy.target.queue_id)
 
     async def _place(self, copy: QueueCopy, span: Range) -> int:
         """The offset behind the original of the newest copy, or where a queue without copies begins."""
@@ -351,12 +365,11 @@ class Mirror:
                 break
 
     async def _first_copy(self, copy: QueueCopy, there: Range, offset: int) -> int:
-        """The offset over there of the first copy of an original at `offset` or behind it; the end if there is none. A
-        message that came back has its original's offset there."""
-        if self._returns:
-            async for messages in self._source.read(copy.source, offset, offset + 1):
-                if messages and self._is_from(copy, messages[0]):
-                    return int(messages[0].properties[ORIGIN].rpartition(":")[2])
+        """The offset over there of the first copy of an original at `offset` or behind it; without one the place behind the
+        copies before it: others may have sent there since."""
+        came_from = await self._came_from(copy, offset)
+        if came_from is not None:
+            return came_from
         low, high = there.begin, there.end
         while low < high:
             middle = (low + high) // 2
@@ -368,7 +381,20 @@ class Mirror:
             else:
                 high = middle
         found = await self._next_copy(copy, low, there.end)
-        return found[0] if found else there.end
+        if found is not None:
+            return found[0]
+        before = await self._came_from(copy, offset - 1)
+        if before is not None:
+            return max(before + 1, low)
+        return there.end if low == there.begin and self._way is Way.COPY else low
+
+    async def _came_from(self, copy: QueueCopy, offset: int) -> int | None:
+        """The offset over there of a message that came from there; None of others."""
+        if self._way is Way.RETURN and offset >= 0:
+            async for messages in self._source.read(copy.source, offset, offset + 1):
+                if messages and self._is_from(copy, messages[0]):
+                    return int(messages[0].properties[ORIGIN].rpartition(":")[2])
+        return None
 
     async def _next_copy(self, copy: QueueCopy, begin: int, end: int) -> tuple[int, int] | None:
         """The first copy from an offset on, and the offset of its original."""

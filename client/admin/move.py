@@ -24,7 +24,7 @@ from ..errors import ConfigError, TopicNotFound
 from ..wire.access import Access
 from .admin_client import AdminClient
 from .delayed import delayed
-from .mirror import Mirror
+from .mirror import Mirror, Way
 
 Say = Callable[[str], None]
 
@@ -77,7 +77,7 @@ class Move:
             raise ConfigError(f"source and target are both {source}")
         self._addresses = source, target
         self._access = source_access, target_access
-        self._returns = returns
+        self._way = Way.RETURN if returns else Way.MOVE
         self._say = say
         self._source = AdminClient(source, access=source_access)
         self._target = AdminClient(target, access=target_access)
@@ -144,9 +144,7 @@ class Move:
     async def copy(self, groups: Sequence[str] | None = None) -> int:
         """Copies what is not over there yet; how many messages that were. groups: default all."""
         dead = [names.dlq_topic(name) for name in groups or await self._source.groups() if await self._dead(name)]
-        topics = await self._source.topics()
-        await self._open(topics)
-        copied = 0
+        topics, copied = await self._source.topics(), 0
         for chosen in (topics, dead):
             if not chosen:
                 continue
@@ -154,7 +152,7 @@ class Move:
                 *self._addresses,
                 topics=chosen,
                 groups=groups,
-                returns=self._returns,
+                way=self._way,
                 source_access=self._access[0],
                 target_access=self._access[1],
             ) as mirror:
@@ -163,26 +161,27 @@ class Move:
         return copied
 
     async def _open(self, topics: Sequence[str]) -> None:
-        """Topics over there take messages: a move in the other direction may have closed them."""
+        """Topics over there take messages of producers."""
         for name in topics:
-            try:
-                there = await self._target.topic(name)
-            except TopicNotFound:
-                continue
-            for broker, config in there.config.items():
+            for broker, config in (await self._target.topic(name)).config.items():
                 if not config.perm & PERM_WRITE:
                     perm, queues = config.perm | PERM_WRITE, config.write_queues
                     await self._target.create_topic(name, queues=queues, perm=perm, brokers=[broker])
 
     async def close(self) -> int:
-        """The source takes no more messages, and all that it has is copied; how many were."""
+        """The source takes no more messages, all that it has is copied, and the target takes messages; how many were copied.
+        Until then the target's topics are read-only: behind a producer's message no copy may come, or a group's offset could
+        not stand for both."""
         copied = await self.copy()
-        for name in await self._source.topics():
+        topics = await self._source.topics()
+        for name in topics:
             for broker, config in (await self._source.topic(name)).config.items():
                 if config.perm & PERM_WRITE:
                     perm, queues = config.perm & ~PERM_WRITE, config.write_queues
                     await self._source.create_topic(name, queues=queues, perm=perm, brokers=[broker])
-        return copied + await self._quieted()
+        copied += await self._quieted()
+        await self._open(topics)
+        return copied
 
     async def _quieted(self) -> int:
         """Copies until nobody has sent for so long that every producer has heard of it: brokers do not refuse, clients look
@@ -219,9 +218,10 @@ class Move:
         if blocks:
             raise ConfigError(blocks[0])
         await self.copy((group,))
-        retries = await self._retries(group)
-        lag = await self._checked(group)
-        return Taken(group, lag, retries, await self._dead(group))
+        retries, dead = await self._retries(group), await self._dead(group)
+        if dead:
+            await self._open([names.dlq_topic(group)])
+        return Taken(group, await self._checked(group), retries, dead)
 
     async def _retries(self, group: str) -> int:
         """Sends what waits to be tried again to the group over there; each message once: the source's offset says how far."""

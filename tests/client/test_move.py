@@ -65,18 +65,22 @@ async def test_a_group_goes_to_another_cluster_and_back(rocketlet: Broker, there
         with pytest.raises(ConfigError, match="--producers"):
             await move.take("shop")
         assert await move.close() == 0
+        async with Producer(there.address) as producer:
+            await producer.send("orders", b"early")  # before the group has its offsets there
         taking = asyncio.create_task(move.take("shop"))
         while not taking.done():  # the retry is due in 10 s
             here.clock.advance(5)
             await asyncio.sleep(0.05)
         taken = await taking
-    assert (taken.lag, taken.retries, taken.dead) == (5, 1, 1)
+    assert (taken.lag, taken.retries, taken.dead) == (6, 1, 1)
     with pytest.raises(RocketletError):
         async with Producer(here.address, retries=0) as producer:
             await producer.send("orders", b"too late")
     async with AdminClient(there.address) as admin:
         assert (await admin.topic(dlq_topic("shop"))).messages == 1
-    assert sorted(await handled(there.address, 6)) == sorted(["later", *(f"a{number}" for number in range(5, 10))])
+    assert sorted(await handled(there.address, 7)) == sorted(
+        ["later", "early", *(f"a{number}" for number in range(5, 10))]
+    )
     async with Producer(there.address) as producer:
         for number in range(10, 15):
             await producer.send("orders", b"a%d" % number)
@@ -84,7 +88,7 @@ async def test_a_group_goes_to_another_cluster_and_back(rocketlet: Broker, there
     async with Producer(there.address) as producer:
         await producer.send("orders", b"last")
     async with Move(there.address, here.address, returns=True) as back:
-        assert await back.copy() == 6, "without what came from there"
+        assert await back.copy() == 7, "without what came from there"
         await back.close()
         assert (await back.take("shop")).lag == 1
         assert await back.copy() == 0
