@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -99,6 +100,7 @@ class Broker:
         self.tasks = Tasks(clock)
         self.history = History(clock)
         self.request_times: dict[int, Histogram] = {code: Histogram(limits.REQUEST_BOUNDS_S) for code in RequestCode}
+        self.calls: Counter[tuple[str, str]] = Counter()  # answers to gRPC, by method and code
         self.clients = Clients(clock, acl.may_publish if acl else None)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
         self.peers = Peers(self.tls, sign, self.tasks, clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -42,13 +43,14 @@ class Way(Protocol):
 class Call:
     """`account`: the access key of the account that asks; empty without one. `session`: the client's connection. `aborted` is
     called if the call is over before it was answered; `due_s`: when its client gives up, in the loop's time. `answers`: the
-    way to the client, in which the test kit may stand."""
+    way to the client, in which the test kit may stand. `counts`: of answers, by method and code."""
 
     __slots__ = (
         "_has_begun",
         "aborted",
         "account",
         "answers",
+        "counts",
         "due_s",
         "flush_soon",
         "has_request",
@@ -66,6 +68,7 @@ class Call:
         due_s: float | None,
         answers: Way,
         flush_soon: Callable[[], None],
+        counts: Counter[tuple[str, str]],
     ) -> None:
         self.session = session
         self.stream = stream
@@ -77,6 +80,7 @@ class Call:
         self.has_request = False
         self._has_begun = False
         self.answers = answers
+        self.counts = counts
         self.flush_soon = flush_soon
 
     @property
@@ -114,11 +118,15 @@ class Call:
             self.flush_soon()
 
     def send(self, message: Any) -> None:
+        if not self._has_begun:  # its first message has the status
+            self.counts[self.method.name, str(message.status.code)] += 1
         self.begin()
         self.answers.send_data(self.stream, grpc.encode_message(message.SerializeToString()))
         self.flush_soon()
 
     def end(self, status: int = Status.OK, reason: str = "") -> None:
+        if not self._has_begun:
+            self.counts[self.method.name, f"gRPC {int(status)}"] += 1
         block = grpc.trailers(status, reason) if self._has_begun else grpc.only_trailers(status, reason)
         self._has_begun = True
         self.answers.send_end(self.stream, block)

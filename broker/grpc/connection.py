@@ -7,7 +7,7 @@ protocol, reads calls, and writes through it.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from typing import Final, Protocol
 
 import structlog
@@ -34,7 +34,9 @@ _NO_GRPC: Final = encode(
 
 
 class Door(Protocol):
-    """Knows the methods, and serves the calls that were read."""
+    """Knows the methods, and serves the calls that were read. `counts`: of answers, by method and code."""
+
+    counts: Counter[tuple[str, str]]
 
     def now_s(self) -> float: ...
 
@@ -100,7 +102,7 @@ class GrpcConnection(asyncio.Protocol):
         method = self.door.method_of(stream)
         left_s = grpc.timeout_s(stream.fields.get(b"grpc-timeout"))
         due_s = None if left_s is None else self.connection.heard_s + left_s
-        return Call(self.connection, stream, method, due_s, self.http2.answers, self.flush_soon)
+        return Call(self.connection, stream, method, due_s, self.http2.answers, self.flush_soon, self.door.counts)
 
     def _take(self, stream: Stream, data: bytes, is_end: bool) -> None:
         call = stream.call

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -49,12 +50,14 @@ class Door:
         self._sends: Sends | None = None
         self._methods: Mapping[bytes, Method] = {}
         self._answering = 0
+        self.counts: Counter[tuple[str, str]] = Counter()
         self.now_s = MACHINE.monotonic_s
         if broker is not None:
             self._hall = Hall(broker, GrpcClients(tell, self._gone), acl)
             self._sends = Sends(self._hall)
             self._methods = {f"/{SERVICE}/{name}".encode(): method for name, method in METHODS.items()}
             self.now_s = broker.clock.monotonic_s
+            self.counts = broker.calls
 
     def _gone(self, client: GrpcClient) -> None:
         """A client has said good-bye, or its connection is gone; then it may come back."""

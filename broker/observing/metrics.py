@@ -172,6 +172,16 @@ class Collector:
             if any(histogram.counts):
                 _add(family, [*self._place, RequestCode(code).name], histogram)
         yield family
+        calls = self._counter(
+            "rocketlet_grpc_calls",
+            "Answers to clients of 5.x, by method and the code of the answer; 20000 is success",
+            None,
+            "method",
+            "code",
+        )
+        for (method, answered), count in self._broker.calls.items():
+            calls.add_metric([*self._place, method, answered], count)
+        yield calls
 
     def _access(self) -> Iterator[Metric]:
         broker, place = self._broker, self._place
@@ -229,6 +239,12 @@ class Collector:
         hands = self._gauge(
             "rocketlet_group_unfinished", "Messages that clients have popped and not acknowledged", None, "group"
         )
+        popping = self._gauge(
+            "rocketlet_group_popping_clients", "Clients that popped messages in the last two minutes", None, "group"
+        )
+        again = self._counter(
+            "rocketlet_messages_redelivered", "Popped messages that were no first ones, since the start", None, "group"
+        )
         now_ms = broker.clock.time_ms()
         for name in broker.progress.groups():
             await asyncio.sleep(0)  # clients do not wait for a thousand groups
@@ -236,6 +252,8 @@ class Collector:
             members.add_metric([*place, name], len(group.members) if group else 0)
             faults.add_metric([*place, name], len(group.reported) if group else 0)
             hands.add_metric([*place, name], broker.pops.unfinished(name))
+            popping.add_metric([*place, name], len(broker.pops.clients(name)) if broker.pops.pools else 0)
+            again.add_metric([*place, name], broker.pops.redelivered(name))
             letters = broker.store.queues.get((names.dlq_topic(name), 0))
             dead.add_metric([*place, name], letters.next - letters.begin if letters else 0)
             for topic in broker.progress.topics_of(name):
@@ -258,7 +276,21 @@ class Collector:
         )
         for (name, topic), messages in broker.progress.lost.items():
             lost.add_metric([*place, topic, name], messages)
-        return [members, lost, faults, lag, piled, offset, oldest, latency, dead, hands, *self._ownership()]
+        return [
+            members,
+            lost,
+            faults,
+            lag,
+            piled,
+            offset,
+            oldest,
+            latency,
+            dead,
+            hands,
+            popping,
+            again,
+            *self._ownership(),
+        ]
 
     def _ownership(self) -> Iterator[Metric]:
         watch, rebalances = self._broker.watch, self._broker.history.rebalances

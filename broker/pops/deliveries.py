@@ -34,12 +34,13 @@ class Taken(NamedTuple):
 
 
 class Tally:
-    """How many deliveries a group has that are not finished, in all its queues."""
+    """How many deliveries a group has that are not finished, in all its queues. again: how many were no first ones."""
 
-    __slots__ = ("unfinished",)
+    __slots__ = ("again", "unfinished")
 
     def __init__(self) -> None:
         self.unfinished = 0
+        self.again = 0
 
 
 class Deliveries:
@@ -236,6 +237,7 @@ class Deliveries:
         for delivery, _ in taken:
             if delivery.state is not State.ACKNOWLEDGED:  # in order: it was done, and comes with another one
                 delivery.attempts += 1
+                self._tally.again += delivery.attempts > 1
             delivery.turn(Event.POP)
             delivery.pop_ms = pop_ms
         self._tally.unfinished += len(unfinished) - before

@@ -182,6 +182,11 @@ class Pools:
         tally = self._tallies.get(group)
         return tally.unfinished if tally is not None else 0
 
+    def redelivered(self, group: str) -> int:
+        """How many deliveries were given again, since the start."""
+        tally = self._tallies.get(group)
+        return tally.again if tally is not None else 0
+
     def topics_of(self, group: str) -> list[str]:
         """The topics that the group pops."""
         return [pool.topic for pool in self.of_group(group)]

@@ -80,7 +80,7 @@ class Pops:
         self._pools = Pools(topics, appender.store, offsets, self._book.next_number)
         self.pools = self._pools.all  # empty as long as nobody pops: others then pay one look
         self.clients = self._pools.clients
-        self.unfinished = self._pools.unfinished
+        self.unfinished, self.redelivered = self._pools.unfinished, self._pools.redelivered
         self.topics_of = self._pools.topics_of
         self.serves = self._pools.serves
         self.waits = self._pools.waits

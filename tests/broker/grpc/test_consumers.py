@@ -26,6 +26,7 @@ from rocketlet.protocol.message import decode_record
 
 from ...conftest import Node, Nodes, eventually
 from ...support.grpc_client import GrpcClient, OpenCall, message, resource, sending
+from ..test_metrics import samples
 from .conftest import Dial
 
 OK, NOTHING, ILLEGAL_HANDLE = 20000, 40401, 40013
@@ -467,3 +468,26 @@ async def test_a_group_in_order_is_told_so(node: Node, client: GrpcClient) -> No
     asked = schema.QueryAssignmentRequest(topic=resource("t"), group=resource("g"))
     answer = await client.call("QueryAssignment", asked)
     assert [item.message_queue.id for item in answer.assignments] == [0, 1]
+
+
+async def test_calls_and_deliveries_are_counted(nodes: Nodes, dial: Dial) -> None:
+    node = await nodes.start(metrics_port=0)
+    node.broker.topics.put(TopicConfig("t", 1, 1), node.broker.store.end)
+    client = await dial(node.address)
+    await joined(client)
+    await send(client, b"a")
+    (first,) = await receive(client)
+    (handle,) = handles([first])
+    await change(client, handle, 0)
+    assert len(await receive(client)) == 1
+    await ack(client, "no handle")
+    found = await samples(node)
+    group = frozenset({("group", "g")})
+
+    def calls(method: str, code: int) -> float:
+        return found["rocketlet_grpc_calls_total", frozenset({("method", method), ("code", str(code))})]
+
+    assert (calls("ReceiveMessage", OK), calls("ReceiveMessage", NOTHING), calls("SendMessage", OK)) == (2, 1, 1)
+    assert calls("AckMessage", ILLEGAL_HANDLE) == 1
+    assert found["rocketlet_group_unfinished", group] == found["rocketlet_messages_redelivered_total", group] == 1
+    assert found["rocketlet_group_popping_clients", group] == 1
