@@ -100,12 +100,18 @@ class Pools:
         return False
 
     def peek(self, group: str, topic: str, queue_id: int | None, count: int) -> list[Delivered]:
-        """The messages that would be popped next, without handles. They stay where they are. Raises the errors of reading."""
+        """The messages that would be popped next, as many as an answer may have, without handles. They stay where they are.
+        Raises the errors of reading."""
         request = Request(group, topic, "", count, 0, queue_id=queue_id)
         pool = self.get(request)
         found: list[Delivered] = []
+        size = 0
         for queue_id in [queue_id for queue_id in pool.ready if request.queue_id in (None, queue_id)]:
-            found += self.deliveries_at(pool, queue_id).peek(request.count - len(found))
+            for message in self.deliveries_at(pool, queue_id).peek(request.count - len(found)):
+                size += len(message.record)
+                if found and size > request.max_bytes:
+                    return found
+                found.append(message)
             if len(found) >= request.count:
                 break
         return found

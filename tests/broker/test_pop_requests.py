@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import MAX_POP_BYTES
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.admin.diagnosis import diagnose
 from rocketlet.protocol import group_config
@@ -202,6 +203,19 @@ async def test_a_notification_takes_nothing(nodes: Nodes, connect: Connect) -> N
     )
     assert [record.body for record in decode_records(peeked.body)] == [b"a"]
     assert len(await popped(wire)) == 1
+
+
+async def test_what_is_peeked_at_fits_into_an_answer(nodes: Nodes, connect: Connect) -> None:
+    """One large message of each queue: 32 of them have 128 MiB, which no frame takes."""
+    node = await nodes.start()
+    wire = await connect(node.address)
+    await create_topic(wire, "t", 8)
+    asked = {"consumerGroup": "g", "topic": "t", "queueId": -1, "maxMsgNums": 32}
+    await wire.call(RequestCode.PEEK_MESSAGE, asked)  # a group begins at the end
+    for queue in range(8):
+        await send(wire, bytes(MAX_POP_BYTES // 3), queue=queue)
+    peeked = await wire.call(RequestCode.PEEK_MESSAGE, asked)
+    assert len(list(decode_records(peeked.body))) == 2
 
 
 async def test_a_receive_of_a_client_that_is_gone_takes_nothing(nodes: Nodes, connect: Connect) -> None:
