@@ -15,9 +15,10 @@ from .change import Planner, change
 from .console import Console
 from .guard import Guard
 from .page import FOLDER, Handler, Page, page, rendered
-from .pages import brokers, dead_letters, group_changes, groups, messages, topics
+from .pages import brokers, dead_letters, group_changes, groups, messages, overview, topics
 
 _PAGES: dict[str, Handler] = {
+    "/overview": overview.shown,
     "/groups": groups.listed,
     "/groups/{group}": groups.shown,
     "/groups/{group}/dead": dead_letters.listed,
@@ -47,7 +48,7 @@ _CHANGES: dict[str, Planner] = {
 
 
 async def _home(request: Request) -> Response:
-    return RedirectResponse("/groups")
+    return RedirectResponse("/overview")
 
 
 async def _missing(request: Request, error: Exception) -> Response:

@@ -42,3 +42,6 @@ SHOWN_BODY_BYTES: Final = 64 * 1024  # how much of a body a page shows
 SHOWN_HEX_BYTES: Final = 4096  # the same in hex
 PREVIEW_CHARS: Final = 160  # how much of a body a list shows
 MAX_REPLAY: Final = 10_000  # dead letters that are sent again at once
+
+OVERVIEW_ROWS: Final = 50  # groups on the first page
+CATCH_UP_S: Final = 120.0  # so far back lags say when a group will have caught up

@@ -2,6 +2,7 @@
 
 groups         groups, and one of them closely
 group_changes  made, changed, deleted, offsets reset
+overview       what comes in and goes out, and what is in trouble
 dead_letters   looked at, sent again, discarded
 topics         topics, and one of them; made, changed, deleted
 messages       found, followed, and one of them

@@ -80,10 +80,12 @@ def _float(text: str) -> float:
 
 
 async def listed(request: Request) -> Page:
-    console = console_of(request)
+    return Page("brokers.html", {"rows": await rows_of_brokers(console_of(request))})
+
+
+async def rows_of_brokers(console: Console) -> list[Row]:
     brokers = await console.admin.brokers()
-    rows = await asyncio.gather(*(_row(console, broker) for broker in brokers))
-    return Page("brokers.html", {"rows": rows})
+    return await asyncio.gather(*(_row(console, broker) for broker in brokers))
 
 
 async def _row(console: Console, broker: BrokerData) -> Row:

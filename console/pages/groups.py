@@ -89,7 +89,7 @@ async def listed(request: Request) -> Page:
     await console.groups.show(groups.part.items, now=now)
     dead = {names.dlq_topic(name) for name in groups.part.items} & set(console.topics.names)
     await console.topics.show(sorted(dead), now=now)
-    new = await _new_dead(console, groups.part.items)
+    new = await new_dead(console, groups.part.items)
     samples = [known[name] for name in groups.names if name in known]
     return Page(
         "groups.html",
@@ -108,7 +108,7 @@ def _dead(console: Console, group: str) -> int:
     return found.messages if found else 0
 
 
-async def _new_dead(console: Console, groups: Iterable[str]) -> Mapping[str, int]:
+async def new_dead(console: Console, groups: Iterable[str]) -> Mapping[str, int]:
     """How many dead letters nobody has dealt with, of groups that have any."""
     some = [name for name in groups if _dead(console, name)]
     if not some:
@@ -155,7 +155,7 @@ async def shown(request: Request) -> Page:
             "pictures": _pictures(watch, part, window_s),
             "hand_overs": _hand_over_rows(watch.events),
             "events": [_told(event) for event in watch.events[: -SHOWN_EVENTS - 1 : -1]],
-            "dead": (await _new_dead(console, [group])).get(group, 0),
+            "dead": (await new_dead(console, [group])).get(group, 0),
             "unowned": sum(row.owner == "" and not row.queue.topic.startswith("%") for row in rows),
             "strict": any(item.strict for item in watch.config.values()),
         },

@@ -6,7 +6,7 @@ const isDark = () => (document.documentElement.dataset.theme ?? (dark.matches ? 
 
 function showTheme() {
   const button = document.getElementById("theme");
-  button.setAttribute("aria-pressed", String(isDark()));
+  button.textContent = isDark() ? "Light" : "Dark"; // what it changes to
 }
 document.getElementById("theme").addEventListener("click", () => {
   const theme = isDark() ? "light" : "dark";
@@ -16,6 +16,17 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 dark.addEventListener("change", showTheme);
 showTheme();
+
+// On a phone a table is a list of cards: each cell says which column it is of.
+function nameCells() {
+  for (const table of document.querySelectorAll(".scroll table")) {
+    const heads = [...table.querySelectorAll("thead th")].map((head) => (head.querySelector("[data-all]") ? "Choose" : head.textContent.trim()));
+    for (const row of table.tBodies[0]?.rows ?? [])
+      if (row.cells.length === heads.length) [...row.cells].forEach((cell, at) => (cell.dataset.label = heads[at]));
+  }
+}
+nameCells();
+new MutationObserver(nameCells).observe(document.getElementById("main"), { childList: true, subtree: true });
 
 // The server sends the HTML of a part under the part's id. It is escaped there: what arrives is as safe as the page.
 const parts = [...document.querySelectorAll("[data-live]")];

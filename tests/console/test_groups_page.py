@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.client import AdminClient, Consumer, Producer, settled
+from rocketlet.client import AdminClient, Consumer, Producer, Reject, settled
 from rocketlet.client.wire.connection import Connection
 from rocketlet.console.group_watch import GroupWatch
 from rocketlet.protocol.codes import RequestCode
@@ -14,7 +14,7 @@ from rocketlet.testing import Cluster
 
 from ..conftest import Node, eventually
 from ..support.handlers import Inbox
-from .conftest import Site
+from .conftest import Site, plain
 
 
 async def test_groups_are_listed_with_lag_members_and_dead_letters(site: Site, node: Node) -> None:
@@ -132,3 +132,22 @@ async def test_a_broker_that_is_away_is_told_on_the_open_page(site: Site, node: 
             assert "no name server can be reached" in part
             break
     assert "That did not work" in await site.text("/groups/g", 502)
+
+
+async def test_the_first_page_shows_what_is_in_trouble_first(site: Site, node: Node) -> None:
+    first = await site.http.get(site.url + "/", follow_redirects=True)
+    assert (first.url.path, first.status_code) == ("/overview", 200)
+    assert "There is no group yet" in first.text
+    async with (
+        Producer(node.address) as producer,
+        Consumer(node.address, "a-well", "orders", Inbox(), start="first") as well,
+        Consumer(node.address, "b-rejects", "orders", Inbox(Reject("no such dish")), start="first"),
+    ):
+        await producer.send("orders", b"x", queue_key="k")
+        await eventually(lambda: node.broker.store.queue("%DLQ%b-rejects", 0).next == 1)
+        await well.commit()
+        html = ""
+        while "new dead letters 1" not in plain(html):
+            html = await site.get("/overview")
+    assert html.index("b-rejects") < html.index("a-well")
+    assert "broker-a up" in plain(html)

@@ -12,6 +12,7 @@ from rocketlet.client.admin.ownership import hand_overs, ownerships
 from rocketlet.client.errors import RequestTimeout
 from rocketlet.console import charts, text
 from rocketlet.console.config import PAGE_ROWS
+from rocketlet.console.pages.overview import caught_up
 from rocketlet.console.pages.paging import part_of
 from rocketlet.console.rotation import Rotation
 from rocketlet.console.samples import TopicSample
@@ -58,6 +59,21 @@ def test_a_hand_over_says_what_it_waited_for() -> None:
         ("B", 145, 200),
         ("B", 210, 300),
     ]
+
+
+@pytest.mark.parametrize(
+    ("lags", "told"),
+    [
+        ([(0, 100), (60_000, 0)], "now"),
+        ([(0, 100)], "–"),
+        ([(0, 100), (60_000, 100)], "not at this rate"),
+        ([(0, 50), (60_000, 100)], "not at this rate"),
+        ([(0, 300), (60_000, 200), (120_000, 100)], "in 60 s"),
+        ([(0, 10), (600_000, 200), (660_000, 100)], "in 60 s"),
+    ],
+)
+def test_a_group_is_caught_up_when_its_lag_goes_on_shrinking(lags: list[tuple[int, int]], told: str) -> None:
+    assert caught_up(lags, lags[-1][1]) == told
 
 
 def test_a_lease_that_is_older_than_all_events_is_told_by_the_owners_of_now() -> None:
