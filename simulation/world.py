@@ -43,7 +43,7 @@ from . import chaos
 from .foreign import ForeignMember
 from .loop import Process, SimLoop, virtual_time
 from .member import Member
-from .patches import freezing_requests, pieces
+from .patches import freezing_requests, patient_brokers, pieces
 from .plan import LONGEST_HANDLER_S, Plan
 from .scenarios import SCENARIOS, scenario_of
 from .violations import Violation, check_raised, forget_raised, raise_later
@@ -481,7 +481,8 @@ def simulate(seed: int, scenario: str | None = None) -> World:
                 # Journals become files all the time.
                 journal = mock.patch("rocketlet.broker.store.ledger.JOURNAL_LINES", 8)
                 turns = pieces() if world.plan.turns else nullcontext()
-                with apache, journal, turns, freezing_requests():
+                patience = patient_brokers() if world.plan.peers_delay_s else nullcontext()
+                with apache, journal, turns, patience, freezing_requests():
                     loop.run_until_complete(world.run())
             except Violation as violation:
                 violation.world = world  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ import structlog
 
 from ..running.jobs import Call, Job
 from . import disk
-from .files import StoreError, StoreFull, Unsynced
+from .files import StoreError, StoreFull
 
 log = structlog.get_logger("rocketlet.store")
 
@@ -31,7 +31,8 @@ class Journal:
         self._path = path.with_suffix(".journal")
         self._end = 0
         self._since: list[bytes] | None = None  # the lines since a state file that is being written
-        self._unsynced = Unsynced(self._path)
+        self._is_synced = True
+        self._has_new_name = False
         self.written = 0
         self.lines = 0
         self.is_whole = True  # whether all that was written could be read
@@ -62,7 +63,7 @@ class Journal:
         content = orjson.dumps(value)
         line = b"%08x %b\n" % (zlib.crc32(content), content)
         try:
-            self._unsynced.has_new_name |= self.written == 0
+            self._has_new_name = self._has_new_name or self.written == 0
             descriptor = disk.open_file(self._path, disk.CREATE, 0o644)
             try:
                 written = 0
@@ -76,13 +77,19 @@ class Journal:
         self._end += len(line)
         self.written += len(line)
         self.lines += 1
-        self._unsynced.wrote()
+        self._is_synced = False
         if self._since is not None:
             self._since.append(line)
 
     def syncs(self) -> list[Call]:
         """The calls after which everything appended is on the device, for the thread that waits for it."""
-        return self._unsynced.syncs()
+        if self._is_synced:
+            return []
+        calls: list[Call] = [partial(_sync, self._path)]
+        if self._has_new_name:
+            calls.append(partial(disk.sync_folder, self._path.parent))
+        self._is_synced, self._has_new_name = True, False
+        return calls
 
     def shortening(self, save: Job[None]) -> Job[None]:
         """Saves the state, which then holds all earlier changes, and keeps only the changes since."""
@@ -121,6 +128,14 @@ def _write(path: Path, data: bytes) -> None:
     try:
         while data:
             data = data[disk.write(descriptor, data) :]
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    descriptor = disk.open_file(path, disk.APPEND, 0o644)
+    try:
         disk.sync(descriptor)
     finally:
         disk.close(descriptor)
