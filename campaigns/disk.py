@@ -14,7 +14,7 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,19 @@ STEPS = 60
 SMALL_DISK = "256k"
 FAULTS = ("full", "short", "read-only", "EIO on write", "EIO on sync", "EIO on read", "slow", "no descriptors")
 DEVICE_FAULTS = ("EIO on write", "EIO on sync")
+
+
+@contextmanager
+def standing_in(device: object, calls: Sequence[str]) -> Iterator[None]:
+    """The store calls these functions of a device instead of the operating system's."""
+    before = {name: getattr(disk, name) for name in calls}
+    for name in calls:
+        setattr(disk, name, getattr(device, name))
+    try:
+        yield
+    finally:
+        for name, call in before.items():
+            setattr(disk, name, call)
 
 
 class Faults:
@@ -102,14 +115,8 @@ class Faults:
     @contextmanager
     def below(self) -> Iterator[None]:
         calls = ("write", "open_file", "truncate", "sync", "read_at", "replace")
-        before = {name: getattr(disk, name) for name in calls}
-        for name in calls:
-            setattr(disk, name, getattr(self, name))
-        try:
+        with standing_in(self, calls):
             yield
-        finally:
-            for name, call in before.items():
-                setattr(disk, name, call)
 
 
 class Work:

@@ -22,7 +22,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,14 @@ from typing import Any
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.messages import timers, topics
 from rocketlet.broker.running.jobs import Call, Job, do
-from rocketlet.broker.store import disk, schedule
+from rocketlet.broker.store import schedule
 from rocketlet.broker.store.flusher import Flusher
 from rocketlet.protocol.bodies import TopicConfig
 
 from ._ledger import LATE, Place, differences, open_broker, put, read_all
 from ._timed import Timed
 from .common import Limit, Outcome
+from .disk import standing_in
 
 DEFAULT_COUNT = 1000
 STEPS = 60
@@ -220,14 +221,8 @@ class Device:
     def below(self) -> Iterator[None]:
         """The store works on this device."""
         calls = ("open_file", "close", "write", "truncate", "cut", "sync", "sync_folder", "replace", "link", "remove")
-        before = {name: getattr(disk, name) for name in calls}
-        for name in calls:
-            setattr(disk, name, getattr(self, name))
-        try:
+        with standing_in(self, calls):
             yield
-        finally:
-            for name, call in before.items():
-                setattr(disk, name, call)
 
 
 @dataclass(slots=True)
@@ -430,15 +425,13 @@ def _try(
             vars(broker)["_device"] = work
         device.calls_left = chance.randrange(CALLS)
         amid_step = amid.randrange(10) if amid.random() < AMID_SHARE else None
-        try:
+        with suppress(PowerCut):
             for number in range(STEPS):
                 if number == amid_step:
                     work.save_amid_sends(broker, device, amid)
                 work.step(broker, chance, number)
                 if timed is not None:
                     timed.step(broker, times)
-        except PowerCut:
-            pass
         work.end()
         device.calls_left = None
         if is_kill:
@@ -446,7 +439,16 @@ def _try(
         else:
             device.after_cut(before, after, chance)
         broker.store.close()
+    outcome.figures["killed"] += is_kill
     broker = open_broker(after, **settings)
+    _judge(broker, work, timed, outcome)
+    put(broker, broker.store.queue("t", 0), b"after")
+    broker.persist(closes=True)
+    broker.store.close()
+
+
+def _judge(broker: Broker, work: Work, timed: Timed | None, outcome: Outcome) -> None:
+    """Compares what a broker found again with what was acknowledged."""
     found = read_all(broker)
     delivered = {body for (topic, queue, _), body in found.items() if (topic, queue) == ("t", 3)}
     missing, _ = differences(work.acknowledged, found)
@@ -467,9 +469,5 @@ def _try(
     outcome.figures["timed"] += len(timed.acknowledged) if timed is not None else 0
     outcome.figures["recalled"] += len(timed.recalled) if timed is not None else 0
     outcome.figures["deleted"] += work.deletions
-    outcome.figures["killed"] += is_kill
     outcome.figures["acknowledged"] += len(work.acknowledged)
     outcome.figures["cut_off"] += len(work.sent) - len([place for place in work.sent if place in found])
-    put(broker, broker.store.queue("t", 0), b"after")
-    broker.persist(closes=True)
-    broker.store.close()

@@ -10,6 +10,7 @@ import os
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,6 +20,7 @@ import structlog
 
 from ...protocol.names import topic_fault
 from ..config import MAX_OPEN_SEGMENTS
+from ..running.jobs import Call
 from . import disk
 
 log = structlog.get_logger("rocketlet.store")
@@ -355,3 +357,33 @@ def _lock_file(path: Path) -> int:
         if error.errno != errno.EROFS:
             raise
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+class Unsynced:
+    """Notes of a file that grows what the device has not been asked to keep."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_synced = True
+        self.has_new_name = False
+
+    def wrote(self) -> None:
+        self._is_synced = False
+
+    def syncs(self) -> list[Call]:
+        """The calls after which everything written is on the device, for the thread that waits for it."""
+        if self._is_synced:
+            return []
+        calls: list[Call] = [partial(_sync, self._path)]
+        if self.has_new_name:
+            calls.append(partial(disk.sync_folder, self._path.parent))
+        self._is_synced, self.has_new_name = True, False
+        return calls
+
+
+def _sync(path: Path) -> None:
+    descriptor = disk.open_file(path, disk.APPEND, 0o644)
+    try:
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)

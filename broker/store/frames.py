@@ -18,7 +18,7 @@ import structlog
 
 from ..running.jobs import Call, Job
 from . import disk
-from .files import StoreError, StoreFull
+from .files import StoreError, StoreFull, Unsynced
 
 log = structlog.get_logger("rocketlet.store")
 
@@ -39,8 +39,7 @@ class Frames:
         self._is_synced_always = is_synced
         self._descriptor: int | None = None
         self._since: list[bytes] | None = None  # the frames since the file is being written anew
-        self._is_synced = True
-        self._has_new_name = False
+        self._unsynced = Unsynced(self.path)
         self.size = 0
         self.base = 0
         self.written = 0
@@ -76,25 +75,19 @@ class Frames:
             raise StoreFull(f"cannot write {self.path}: {error.strerror}") from error
         self.size += len(data)
         self.written += len(data)
-        self._is_synced = False
+        self._unsynced.wrote()
         if self._since is not None:
             self._since.append(data)
 
     def _open(self) -> int:
         if self._descriptor is None:
-            self._has_new_name = self._has_new_name or not disk.is_there(self.path)
+            self._unsynced.has_new_name |= not disk.is_there(self.path)
             self._descriptor = disk.open_file(self.path, disk.CREATE, 0o644)
         return self._descriptor
 
     def syncs(self) -> list[Call]:
         """The calls after which everything appended is on the device, for the thread that waits for it."""
-        if self._is_synced:
-            return []
-        calls: list[Call] = [partial(_sync, self.path)]
-        if self._has_new_name:
-            calls.append(partial(disk.sync_folder, self.path.parent))
-        self._is_synced, self._has_new_name = True, False
-        return calls
+        return self._unsynced.syncs()
 
     def renewing(self, contents: Iterable[bytes]) -> Job[None]:
         """Writes the file anew: these frames, taken one by one, and those that are appended meanwhile. Raises StoreFull."""
@@ -155,13 +148,5 @@ def _write(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
             view = view[disk.write(descriptor, view) :]
         if sync:
             disk.sync(descriptor)
-    finally:
-        disk.close(descriptor)
-
-
-def _sync(path: Path) -> None:
-    descriptor = disk.open_file(path, disk.APPEND, 0o644)
-    try:
-        disk.sync(descriptor)
     finally:
         disk.close(descriptor)

@@ -15,7 +15,7 @@ import structlog
 
 from ..running.jobs import Call, Job
 from . import disk
-from .files import StoreError, StoreFull
+from .files import StoreError, StoreFull, Unsynced
 
 log = structlog.get_logger("rocketlet.store")
 
@@ -31,8 +31,7 @@ class Journal:
         self._path = path.with_suffix(".journal")
         self._end = 0
         self._since: list[bytes] | None = None  # the lines since a state file that is being written
-        self._is_synced = True
-        self._has_new_name = False
+        self._unsynced = Unsynced(self._path)
         self.written = 0
         self.lines = 0
         self.is_whole = True  # whether all that was written could be read
@@ -63,7 +62,7 @@ class Journal:
         content = orjson.dumps(value)
         line = b"%08x %b\n" % (zlib.crc32(content), content)
         try:
-            self._has_new_name = self._has_new_name or self.written == 0
+            self._unsynced.has_new_name |= self.written == 0
             descriptor = disk.open_file(self._path, disk.CREATE, 0o644)
             try:
                 written = 0
@@ -77,19 +76,13 @@ class Journal:
         self._end += len(line)
         self.written += len(line)
         self.lines += 1
-        self._is_synced = False
+        self._unsynced.wrote()
         if self._since is not None:
             self._since.append(line)
 
     def syncs(self) -> list[Call]:
         """The calls after which everything appended is on the device, for the thread that waits for it."""
-        if self._is_synced:
-            return []
-        calls: list[Call] = [partial(_sync, self._path)]
-        if self._has_new_name:
-            calls.append(partial(disk.sync_folder, self._path.parent))
-        self._is_synced, self._has_new_name = True, False
-        return calls
+        return self._unsynced.syncs()
 
     def shortening(self, save: Job[None]) -> Job[None]:
         """Saves the state, which then holds all earlier changes, and keeps only the changes since."""
@@ -128,14 +121,6 @@ def _write(path: Path, data: bytes) -> None:
     try:
         while data:
             data = data[disk.write(descriptor, data) :]
-        disk.sync(descriptor)
-    finally:
-        disk.close(descriptor)
-
-
-def _sync(path: Path) -> None:
-    descriptor = disk.open_file(path, disk.APPEND, 0o644)
-    try:
         disk.sync(descriptor)
     finally:
         disk.close(descriptor)

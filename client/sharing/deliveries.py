@@ -25,15 +25,15 @@ _MARGIN: Final = 0.1  # the part of its time by which a message is ours for less
 
 class Delivery:
     """`receipt` is what it is acknowledged with; a renewal may replace it. `settle`: what to say of it as soon as the renewal
-    that is under way is answered. `since_s`: when it came."""
+    that is under way is answered. `is_settled`: whoever had it has said what becomes of it. `since_s`: when it came."""
 
-    __slots__ = ("is_renewing", "message", "named_s", "receipt", "settle", "since_s")
+    __slots__ = ("is_renewing", "is_settled", "message", "named_s", "receipt", "settle", "since_s")
 
     def __init__(self, message: Message, receipt: Receipt) -> None:
         self.message = message
         self.receipt = receipt
         self.since_s = self.named_s = clock_s()
-        self.is_renewing = False
+        self.is_renewing = self.is_settled = False
         self.settle: Callable[[], None] | None = None
 
     @property

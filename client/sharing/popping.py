@@ -88,7 +88,7 @@ class Source:
             wait_s = POP_TURN_S if self._handout.is_short else POP_WAIT_S
             try:
                 rest = await self._receive(places, 0.0 if many else wait_s)
-            except RocketletError as error:
+            except Exception as error:  # any: without this task nothing more would come
                 await asyncio.sleep(self._said(error))
             else:
                 may_wait = not rest
@@ -96,9 +96,11 @@ class Source:
                     self._is_failing = False
                     log.info("broker_back", broker=self.broker_name, topic=self.topic)
 
-    def _said(self, error: RocketletError) -> float:
-        """Names a failure the first time; how long to wait."""
-        if not self._is_failing:
+    def _said(self, error: Exception) -> float:
+        """Names a failure the first time. Returns how long to wait."""
+        if not isinstance(error, RocketletError):
+            log.exception("pop_failed", broker=self.broker_name, topic=self.topic)
+        elif not self._is_failing:
             log.warning("pop_failed", broker=self.broker_name, topic=self.topic, reason=str(error))
         self._is_failing = True
         return RECONNECT_S if isinstance(error, ConnectionFailed) else PULL_ERROR_DELAY_S

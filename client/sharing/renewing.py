@@ -43,13 +43,19 @@ class Renewing:
         while True:
             await asyncio.sleep(step_s / 4)
             due_s = clock_s() + self._invisible_s - step_s
-            for delivery in list(self.in_hand.values()):
-                if delivery.lease.ends_s < due_s and not delivery.is_renewing:
-                    if self._is_unwanted(delivery):
-                        self.in_hand.pop(delivery.message, None)
-                    else:
-                        self._renew(delivery)
-                        self._name(delivery)
+            try:
+                for delivery in list(self.in_hand.values()):
+                    if delivery.lease.ends_s < due_s and not delivery.is_renewing:
+                        self._look_at(delivery)
+            except Exception:  # any: without this task every message would come again
+                log.exception("renewals_failed", group=self._group)
+
+    def _look_at(self, delivery: Delivery) -> None:
+        if self._is_unwanted(delivery):
+            self.in_hand.pop(delivery.message, None)
+        else:
+            self._renew(delivery)
+            self._name(delivery)
 
     def _renew(self, delivery: Delivery) -> None:
         connection = self._cluster.connected(delivery.receipt.broker_name)

@@ -229,20 +229,21 @@ def change_ext(group: str, delivery: Delivery, delay_s: float, *, suspend: bool 
     return write(ChangeInvisibleTime(group, topic, receipt.queue_id, receipt.text, receipt.offset, delay_ms, suspend))
 
 
-def _by_pop(deliveries: Sequence[Delivery], *, is_ours: bool) -> list[tuple[str, Receipt, Sequence[int]]]:
+def _by_pop(deliveries: Sequence[Delivery], *, is_ours: bool) -> Sequence[tuple[str, Receipt, Sequence[int]]]:
     """Offsets by what they were popped with. Our broker knows a delivery by its queue and time alone, so that those of one
     receive are one entry; Apache's also by where the receive began in the queue."""
-    found: dict[object, tuple[str, Receipt, list[int]]] = {}
+    entries: list[tuple[str, Receipt, list[int]]] = []
+    newest: dict[object, tuple[str, Receipt, list[int]]] = {}
     for delivery in sorted(deliveries, key=lambda item: item.receipt.offset):
         receipt, topic = delivery.receipt, delivery.message.topic
-        of = (topic, receipt.mark, receipt.queue_id, receipt.pop_ms)
-        known = found.get(of if is_ours else (*of, receipt.start_offset))
-        if known is not None and receipt.offset - known[1].start_offset < _OFFSETS_SPAN:
-            known[2].append(receipt.offset)
-            continue
-        first = receipt._replace(start_offset=receipt.offset) if is_ours else receipt
-        found[of if is_ours else (*of, receipt.start_offset)] = (topic, first, [receipt.offset])
-    return list(found.values())
+        of = (topic, receipt.mark, receipt.queue_id, receipt.pop_ms, None if is_ours else receipt.start_offset)
+        entry = newest.get(of)
+        if entry is None or receipt.offset - entry[1].start_offset >= _OFFSETS_SPAN:
+            first = receipt._replace(start_offset=receipt.offset) if is_ours else receipt
+            entry = newest[of] = (topic, first, [])
+            entries.append(entry)
+        entry[2].append(receipt.offset)
+    return entries
 
 
 def delay_of(outcome: RetryLater, message: Message) -> float:

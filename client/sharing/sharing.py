@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -85,10 +86,9 @@ class Sharing:
             for message in list(self._renewing.in_hand):
                 self.forsake(message)
             await self.sources.quiet(POP_STOP_S)
-            async with asyncio.timeout(HAND_OVER_PATIENCE_S):
-                await self._settling.settled()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HAND_OVER_PATIENCE_S):
+                    await self._settling.settled()
         finally:  # also if cancelled
             await self.sources.stop()
             await cancelled(self._running)
@@ -131,16 +131,17 @@ class Sharing:
     def held(self, message: Message) -> Delivery:
         """Raises ConfigError for a message that is not in hand."""
         delivery = self._renewing.in_hand.get(message)
-        if delivery is None:
+        if delivery is None or delivery.is_settled:
             raise ConfigError(f"{message!r} is not in hand: it was settled before, or did not come from this consumer")
         return delivery
 
     def is_held(self, message: Message) -> bool:
-        return message in self._renewing.in_hand
+        delivery = self._renewing.in_hand.get(message)
+        return delivery is not None and not delivery.is_settled
 
     def settle(self, delivery: Delivery, outcome: Outcome) -> None:
         """Settles a message by the outcome of its holder."""
-        message = delivery.message
+        message, delivery.is_settled = delivery.message, True
         limit = self._max_reconsume_times
         if isinstance(outcome, RetryLater) and limit is not None and message.reconsume_times >= limit:
             outcome = Reject(outcome.reason or f"tried {message.attempt} times")
@@ -165,5 +166,6 @@ class Sharing:
 
     def forsake(self, message: Message) -> None:
         delivery = self._renewing.in_hand.get(message)
-        if delivery is not None and not self.handout.drop(delivery):
+        if delivery is not None and not delivery.is_settled:
+            self.handout.drop(delivery)
             self.give_back(delivery)
