@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-import venv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,15 +73,21 @@ def clean(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory
     return installed(str(distributions.wheel), tmp_path_factory, "clean")
 
 
-@pytest.fixture(scope="session")
-def with_broker(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel with what a broker needs."""
-    return installed(f"{distributions.wheel}[broker]", tmp_path_factory, "with-broker")
+def interpreter(version: str) -> str | None:
+    """A Python of this machine, such as 3.12; a shim of pyenv may lead nowhere."""
+    name = f"python{version}"
+    found = [shutil.which(name), *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/{name}"))]
+    for path in filter(None, found):
+        if subprocess.run([path, "-c", "import venv, ssl"], capture_output=True).returncode == 0:
+            return path
+    return None
 
 
-def installed(requirement: str, factory: pytest.TempPathFactory, name: str) -> Environment:
-    def make(folder: Path) -> None:
-        venv.create(folder, symlinks=True)  # a pip in it would take longer than what it installs
+def installed(
+    requirement: str, factory: pytest.TempPathFactory, name: str, python: str = sys.executable
+) -> Environment:
+    def make(folder: Path) -> None:  # without a pip, which would take longer than what it installs
+        output([python, "-m", "venv", "--without-pip", "--symlinks", folder], cwd=folder)
         environment = Environment(folder)
         pip = (sys.executable, "-m", "pip", "--python", environment.python)
         output([*pip, "install", "--quiet", requirement], cwd=folder, env=environment.variables())

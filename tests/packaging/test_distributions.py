@@ -8,10 +8,11 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import pytest
 import rocketlet
 
 from ..conftest import Node
-from .conftest import ROOT, Distributions, Environment
+from .conftest import ROOT, Distributions, Environment, installed, interpreter
 
 OURS_ALONE = ("tests", "bench", "campaigns", "simulation", "examples", "docs", "docker")
 BESIDE_THE_PACKAGES = {"LICENSE", "README.md", "CHANGELOG.md", "MANIFEST.in", "pyproject.toml", "PKG-INFO", "setup.cfg"}
@@ -76,8 +77,17 @@ def test_the_source_distribution_holds_what_the_wheel_is_built_from(distribution
     assert {name for name in files if ".egg-info/" not in name} == modules() | BESIDE_THE_PACKAGES
 
 
-def test_a_broker_works_in_a_clean_environment_with_its_extra(with_broker: Environment, tmp_path: Path) -> None:
-    assert "it works" in with_broker.run("python", "-c", WITH_BROKER, cwd=tmp_path)
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_the_wheel_works_with_each_python_that_it_names(
+    version: str, distributions: Distributions, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """Takes longer than others: it installs all that a broker needs."""
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"needs Python {version}")
+    environment = installed(f"{distributions.wheel}[broker]", tmp_path_factory, f"python{version}", python)
+    assert environment.run("python", "--version", cwd=tmp_path).startswith(f"Python {version}.")
+    assert "it works" in environment.run("python", "-c", WITH_BROKER, cwd=tmp_path)
 
 
 async def test_a_client_works_in_a_clean_environment_without_extras(
