@@ -257,7 +257,7 @@ SCENARIOS: dict[str, Scenario] = {
             **_CALM,
             "brokers": 2,
             "peers_delay_s": 0.3,
-            "unread_limit_s": 12.0,
+            "unread_limit_s": 35.0,
             "orderly": False,
             "sticky": False,
             "mixed": False,
