@@ -55,7 +55,7 @@ from .member.broadcast import Broadcast, offsets_path
 from .member.membership import Membership
 from .member.offsets import GroupOffsets, Position, begin_offset
 from .message import Message
-from .options import Options, Place
+from .options import Options, SeekPosition
 from .sending.requests import is_awaited, reply_failure
 from .wire.access import Access
 from .wire.cluster import Cluster
@@ -370,7 +370,7 @@ class Consumer(Receiver):
         self._cluster.check_home()
         self._assignment.resume(queues)
 
-    async def seek(self, to: Place, queues: Iterable[Queue] | None = None) -> None:
+    async def seek(self, to: SeekPosition, queues: Iterable[Queue] | None = None) -> None:
         """Continues from another place and commits it: "first", "last", a store time in ms since the epoch, or an offset for
         each queue. Concerns the queues named, or all of this member's except those of retries. Messages in memory are
         dropped; running handlers finish. Raises ConfigError for another place, for a queue that is not this member's and for
@@ -387,7 +387,7 @@ class Consumer(Receiver):
         ]
         await asyncio.gather(*(self._seek_one(process_queue, to) for process_queue in sought))
 
-    async def _seek_one(self, process_queue: ProcessQueue, to: Place) -> None:
+    async def _seek_one(self, process_queue: ProcessQueue, to: SeekPosition) -> None:
         connection = await self._cluster.broker(process_queue.queue.broker_name)
         place = At(to[process_queue.queue]) if isinstance(to, Mapping) else to
         offset = await begin_offset(connection, process_queue.queue, place)

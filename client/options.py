@@ -16,7 +16,7 @@ from .consuming.retrying import RetryPolicy
 from .sending.transactions import Check
 from .wire.access import Access
 
-Place = Literal["first", "last"] | int | Mapping[Queue, int]
+SeekPosition = Literal["first", "last"] | int | Mapping[Queue, int]
 """The target of a `seek`: the first message, the end, a store time in ms since the epoch, or an offset for each queue."""
 
 

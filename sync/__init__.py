@@ -30,7 +30,7 @@ from ..client.consuming.calling import caught
 from ..client.consuming.handling import Outcome, RetryLater
 from ..client.member.offsets import Position
 from ..client.message import Message, Outgoing, SendResult
-from ..client.options import MessageOptions, Options, Place, ProducerOptions, SendOptions, SharedOptions
+from ..client.options import MessageOptions, Options, ProducerOptions, SeekPosition, SendOptions, SharedOptions
 from ..client.producer import Producer as AsyncProducer
 from ..client.shared_consumer import SharedConsumer as AsyncSharedConsumer
 from ..client.wire.access import Access
@@ -283,7 +283,7 @@ class Consumer(Receiver):
         """Ends a pause."""
         _loop.run(self._consumer.resume(queues))
 
-    def seek(self, to: Place, queues: Iterable[Queue] | None = None) -> None:
+    def seek(self, to: SeekPosition, queues: Iterable[Queue] | None = None) -> None:
         """Like `rocketlet.Consumer`'s."""
         _loop.run(self._consumer.seek(to, queues))
 

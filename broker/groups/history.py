@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from ..clock import Clock
 from ..config import HISTORY_ALL_EVENTS, HISTORY_EVENTS, HISTORY_GROUPS, HISTORY_TEXT_CHARS
-from .rebalances import Key, Rebalances
+from ..store.ledger import LeaseKey
+from .rebalances import Rebalances
 
 LOCKED: Final = "locked"
 
@@ -27,7 +28,7 @@ class History:
         self._put(group, {"ms": self._clock.time_ms(), "event": event, "client": client, **_short(detail)})
         self.rebalances.note(group, event)
 
-    def changed_hands(self, event: str, key: Key, client: str, epoch: int) -> None:
+    def changed_hands(self, event: str, key: LeaseKey, client: str, epoch: int) -> None:
         """A lease that began or ended. One request may have 8,192 of them, so this does as little as it can."""
         group, topic, queue_id = key
         ms = self._clock.time_ms()

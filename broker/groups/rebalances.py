@@ -9,10 +9,9 @@ from __future__ import annotations
 from ..clock import Clock
 from ..config import HANDOVER_BOUNDS_S, MAX_FREE_QUEUES, REBALANCE_REST_S
 from ..running.histogram import Histogram
+from ..store.ledger import LeaseKey
 
 _MEMBERS_CHANGED = frozenset(("joined", "left", "leaving", "subscribed"))
-
-Key = tuple[str, str, int]  # group, topic, queue id
 
 
 class Rebalances:
@@ -20,7 +19,7 @@ class Rebalances:
         self._clock = clock
         self.handovers = Histogram(HANDOVER_BOUNDS_S)
         self.settling = Histogram(HANDOVER_BOUNDS_S)
-        self._freed_s: dict[Key, float] = {}
+        self._freed_s: dict[LeaseKey, float] = {}
         self._running: dict[str, tuple[float, float]] = {}  # by group: when members changed, the last lock since then
 
     def note(self, group: str, event: str) -> None:
@@ -30,7 +29,7 @@ class Rebalances:
             self._end_if_at_rest(group, now_s)
             self._running.setdefault(group, (now_s, now_s))
 
-    def changed_hands(self, key: Key, *, is_free: bool) -> None:
+    def changed_hands(self, key: LeaseKey, *, is_free: bool) -> None:
         """A queue has no owner any more, or one."""
         now_s = self._clock.monotonic_s()
         if is_free:

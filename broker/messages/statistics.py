@@ -26,7 +26,7 @@ SENT_BACK = "SNDBCK_PUT_NUMS"
 
 _SAMPLES = int(3600 / SAMPLE_INTERVAL_S) + 1
 
-Key = tuple[str, str]
+CountKey = tuple[str, str]
 """A statistic's name in Apache's words, and its key: `topic` of what was put, `topic@group` of the others."""
 
 
@@ -40,7 +40,7 @@ class Rate(NamedTuple):
 class Totals(NamedTuple):
     """How many of each, and of each name."""
 
-    of: dict[Key, int]
+    of: dict[CountKey, int]
     sums: Mapping[str, int]
 
 
@@ -48,7 +48,7 @@ class _Sample(NamedTuple):
     """`grown`: by how much since the sample before."""
 
     time_s: float
-    grown: dict[Key, int]
+    grown: dict[CountKey, int]
     sums: Mapping[str, int]
 
 
@@ -81,7 +81,7 @@ class Statistics:
 
     def totals(self) -> Work[Totals]:
         """The current counts."""
-        totals: dict[Key, int] = {}
+        totals: dict[CountKey, int] = {}
         sums = dict.fromkeys((GOT, GOT_BYTES, SENT_BACK, PUT, PUT_BYTES), 0)
         for kind, counted in ((GOT, self.got), (GOT_BYTES, self.got_bytes), (SENT_BACK, self.sent_back)):
             for number, (name, count) in enumerate(list(counted.items()), 1):
@@ -101,7 +101,7 @@ class Statistics:
 
     def sampling(self) -> Work[None]:
         totals = yield from self.totals()
-        last, grown = self._last.of, dict[Key, int]()
+        last, grown = self._last.of, dict[CountKey, int]()
         for number, (key, total) in enumerate(totals.of.items(), 1):
             before = last.get(key, 0)
             if total != before:  # one that was made anew begins at 0
@@ -119,7 +119,7 @@ class Statistics:
             self._midnight_s = self._clock.monotonic_s()
         yield from self._trimming(grown)
 
-    def _trimming(self, grown: Mapping[Key, int]) -> Work[None]:
+    def _trimming(self, grown: Mapping[CountKey, int]) -> Work[None]:
         """Forgets topics and groups beyond the limit: those that nobody reads now, then the oldest."""
         for is_idle in (True, False):
             for number, key in enumerate(list(self.got), 1):
@@ -134,7 +134,7 @@ class Statistics:
     def _today(self) -> int:
         return time.localtime(self._clock.time_s()).tm_yday
 
-    def _now(self, key: Key) -> int:
+    def _now(self, key: CountKey) -> int:
         """The current count of one statistic."""
         name, of = key
         counted = {GOT: self.got, GOT_BYTES: self.got_bytes, SENT_BACK: self.sent_back}.get(name)
@@ -150,11 +150,11 @@ class Statistics:
             return self._samples[-1].time_s, []
         return found[-1].time_s, found[:-1]
 
-    def all_rates(self, window_s: float) -> Work[tuple[Totals, dict[Key, float]]]:
+    def all_rates(self, window_s: float) -> Work[tuple[Totals, dict[CountKey, float]]]:
         """The current count of every statistic and key, and its rate per second over the last `window_s` seconds."""
         now_s, totals = self._clock.monotonic_s(), (yield from self.totals())
         then_s, samples = self._since(now_s - window_s)
-        rates: dict[Key, float] = {}
+        rates: dict[CountKey, float] = {}
         for number, (key, total) in enumerate(totals.of.items(), 1):
             count = total - self._last.of.get(key, 0) + sum(sample.grown.get(key, 0) for sample in samples)
             rates[key] = count / max(now_s - then_s, 1.0)

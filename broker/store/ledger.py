@@ -42,7 +42,7 @@ from .journal import Journal
 
 log = structlog.get_logger("rocketlet.store")
 
-Key = tuple[str, str, int]  # group, topic, queue id
+LeaseKey = tuple[str, str, int]  # group, topic, queue id
 Change = tuple[str | int, ...]  # as it is written
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -86,7 +86,7 @@ class Ledger:
         self._freed: list[object] = []
         self._count = 0  # changes in the journal
         self._saved = 0  # leases in the file
-        self.leases: dict[Key, Former] = {}
+        self.leases: dict[LeaseKey, Former] = {}
         self.epoch = 0
         fault = self._read()
         is_unused = not fault and not disk.is_there(path) and not self._journal.lines
@@ -146,7 +146,7 @@ class Ledger:
             case _:
                 raise self._no_lease()
 
-    def _apply_to_lease(self, key: Key, change: Any, saved_epoch: int) -> None:
+    def _apply_to_lease(self, key: LeaseKey, change: Any, saved_epoch: int) -> None:
         match change:
             case [str(client_id), int(epoch)]:
                 if epoch > saved_epoch:
@@ -166,23 +166,23 @@ class Ledger:
 
     # Changes
 
-    def granted(self, key: Key, client_id: str, epoch: int) -> None:
+    def granted(self, key: LeaseKey, client_id: str, epoch: int) -> None:
         """To be written before the answer."""
         self._changes.append([*key, client_id, epoch])
 
-    def unlocked(self, key: Key, epoch: int) -> None:
+    def unlocked(self, key: LeaseKey, epoch: int) -> None:
         """To be written before the answer."""
         self._changes.append([*key, epoch])
 
-    def freed(self, key: Key, epoch: int) -> None:
+    def freed(self, key: LeaseKey, epoch: int) -> None:
         """To be written soon. A later grant may be written first: it has another epoch."""
         self._freed.append([*key, epoch])
 
-    def ended_at(self, key: Key, former: Former) -> None:
+    def ended_at(self, key: LeaseKey, former: Former) -> None:
         """To be written before anything is appended to the queue."""
         self._changes.append([*key, *former])
 
-    def pulled(self, key: Key, client_id: str, epoch: int) -> None:
+    def pulled(self, key: LeaseKey, client_id: str, epoch: int) -> None:
         """To be written before the answer: messages that the owner reads from now on would otherwise be repeated."""
         self._changes.append([*key, client_id, epoch, None])
 

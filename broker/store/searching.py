@@ -19,7 +19,7 @@ from .files import Damaged
 from .reading import Reader
 
 
-class Place(NamedTuple):
+class Candidate(NamedTuple):
     """A message's place, by an index."""
 
     position: int
@@ -53,7 +53,7 @@ class Search:
     ) -> Iterator[Sequence[Found]]:
         """The messages of these store times whose records hold the bytes, and whose properties `is_wanted` takes: those of
         each piece of the work, which may be none, newest first. Raises StoreError for what cannot be read."""
-        piece: list[Place] = []
+        piece: list[Candidate] = []
         piece_bytes = 0
         for place in self._newest_first(begin_ms, end_ms):
             if place is not None:
@@ -65,10 +65,10 @@ class Search:
             piece, piece_bytes = [], 0
         yield self._look(piece, text, is_wanted)
 
-    def _newest_first(self, begin_ms: int, end_ms: int) -> Generator[Place | None, None, None]:
+    def _newest_first(self, begin_ms: int, end_ms: int) -> Generator[Candidate | None, None, None]:
         """The places of all queues by their order in the log; None after some work that found none."""
         block = max(16, SEARCH_ENTRIES // max(len(self._queues), 1))
-        heap: list[tuple[int, int, Place, Iterator[Place]]] = []
+        heap: list[tuple[int, int, Candidate, Iterator[Candidate]]] = []
         for number, queue in enumerate(self._queues):
             first = yield from self._reader.first_not_before(queue, begin_ms)
             after = yield from self._reader.first_not_before(queue, end_ms + 1)
@@ -91,23 +91,23 @@ class Search:
             else:
                 heapreplace(heap, (-older.position, number, older, places))
 
-    def _of_queue(self, queue: ConsumeQueue, first: int, after: int, block: int) -> Iterator[Place]:
+    def _of_queue(self, queue: ConsumeQueue, first: int, after: int, block: int) -> Iterator[Candidate]:
         while self._is_there(queue) and after > (first := max(first, queue.begin)):
             begin = max(after - block, first)
             entries = list(ENTRY.iter_unpack(queue.entries(begin, after - begin)))
             for index in range(after - begin - 1, -1, -1):
                 position, size, _ = entries[index]
                 if size:  # otherwise it stands for a message that was lost
-                    yield Place(position, size, begin + index, queue)
+                    yield Candidate(position, size, begin + index, queue)
             after = begin
 
-    def _look(self, piece: list[Place], text: bytes, is_wanted: Callable[[str], bool]) -> list[Found]:
+    def _look(self, piece: list[Candidate], text: bytes, is_wanted: Callable[[str], bool]) -> list[Found]:
         found: list[Found] = []
         for run in _runs(piece):
             found += self._found_in(run, text, is_wanted)
         return found[::-1]
 
-    def _found_in(self, run: list[Place], text: bytes, is_wanted: Callable[[str], bool]) -> Iterator[Found]:
+    def _found_in(self, run: list[Candidate], text: bytes, is_wanted: Callable[[str], bool]) -> Iterator[Found]:
         begin = run[0].position
         if begin < self._log.begin:  # expired meanwhile
             return
@@ -124,16 +124,16 @@ class Search:
                 return
             at = data.find(text, starts[index + 1])
 
-    def _intact(self, place: Place) -> Record | None:
+    def _intact(self, place: Candidate) -> Record | None:
         try:
             return self._reader.message(place.queue, place.offset)
         except Damaged:  # which the reader has named
             return None
 
 
-def _runs(piece: list[Place]) -> Iterator[list[Place]]:
+def _runs(piece: list[Candidate]) -> Iterator[list[Candidate]]:
     """The places of a piece, oldest first, in runs that one read gets."""
-    run: list[Place] = []
+    run: list[Candidate] = []
     end = 0
     for place in reversed(piece):
         if run and not 0 <= place.position - end <= READ_GAP_BYTES:

@@ -22,7 +22,7 @@ NOT_PASSED: Final = frozenset(("control_port", "control_host", "grpc_port"))
 """Options that do not go with `--brokers`. Brokers get all others as they are, unless `arguments` gives each its own."""
 
 
-class Place(NamedTuple):
+class BrokerLayout(NamedTuple):
     """The place of one broker. `advertise` and `external` are the addresses that clients are told, as in `--advertise` and
     `--advertise-external`."""
 
@@ -78,7 +78,7 @@ def _count(used: list[str]) -> int:
     return NAMES.index(used[-1]) + 1
 
 
-def places(options: argparse.Namespace, data: Path) -> list[Place]:
+def places(options: argparse.Namespace, data: Path) -> list[BrokerLayout]:
     """Raises ConfigError if there are not as many ports."""
     made = []
     for number, name in enumerate(NAMES[: options.brokers], 1):
@@ -86,7 +86,7 @@ def places(options: argparse.Namespace, data: Path) -> list[Place]:
         metrics = None if options.metrics_port is None else _port(options.metrics_port, number)
         steps = PORT_STEP * (number - 1)
         advertise, external = _shifted(options.advertise, steps), _shifted(options.advertise_external, steps)
-        made.append(Place(name, port, metrics, data / name, advertise, external))
+        made.append(BrokerLayout(name, port, metrics, data / name, advertise, external))
     return made
 
 
@@ -108,7 +108,7 @@ def _shifted(address: str | None, steps: int) -> str | None:
     return f"{host}:{_port(int(port), steps)}" if separator and port.isdecimal() else address
 
 
-def arguments(options: argparse.Namespace, place: Place, name_server: str) -> list[str]:
+def arguments(options: argparse.Namespace, place: BrokerLayout, name_server: str) -> list[str]:
     """The command that runs one broker. Limits for all brokers together are shared out."""
     shared = {
         "memory": options.memory or default_budget(),

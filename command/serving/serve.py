@@ -215,7 +215,7 @@ async def _start_several(options: argparse.Namespace) -> int:
     return 0
 
 
-def _ready_several(address: str, places: Sequence[layout.Place]) -> str:
+def _ready_several(address: str, places: Sequence[layout.BrokerLayout]) -> str:
     brokers = "".join(
         f"\n  Broker   {place.name}: port {place.port}{_metrics_of(place)}, {place.folder}" for place in places
     )
@@ -226,7 +226,7 @@ def _line_of_metrics(port: int | None) -> str:
     return f"\n  Metrics  port {port}: of all brokers' processes, and whether all are ready" if port else ""
 
 
-def _metrics_of(place: layout.Place) -> str:
+def _metrics_of(place: layout.BrokerLayout) -> str:
     return "" if place.metrics_port is None else f", metrics {place.metrics_port}"
 
 

@@ -11,7 +11,7 @@ from ...config import MAX_CLAIMS
 from ...sessions.session import Session
 from ..members import ConsumerGroup
 from ..owning.watch import Watch
-from .drain import Drain, Place
+from .drain import Drain, QueueKey
 from .given import ALONE, Given
 
 Readers = dict[int, list[Session]]  # the readers of a topic's queues here
@@ -45,7 +45,7 @@ class Claims:
 
     def losing(
         self, group: ConsumerGroup, topic: str, here: int, owners: list[str], claims: Readers
-    ) -> Iterator[tuple[Place, Session]]:
+    ) -> Iterator[tuple[QueueKey, Session]]:
         """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more."""
         for queue_id in range(here):
             place = topic, queue_id
@@ -57,7 +57,7 @@ class Claims:
 
     def letting_go(
         self, group: ConsumerGroup, drain: Drain, topic: str, here: int, claims: Readers
-    ) -> Iterator[tuple[Place, Session]]:
+    ) -> Iterator[tuple[QueueKey, Session]]:
         """Queues with members that are drained of them and, by their last list, do not read them any more: these drop the
         queue, now or soon."""
         for queue_id in range(here):
@@ -67,7 +67,7 @@ class Claims:
                 if has_list and session not in claims.get(queue_id, ()):
                     yield place, session
 
-    def _last_reader(self, group: ConsumerGroup, place: Place, claims: Readers) -> Iterator[Session]:
+    def _last_reader(self, group: ConsumerGroup, place: QueueKey, claims: Readers) -> Iterator[Session]:
         """The session that pulled last, unless a list that it was given since says that the queue is another's."""
         reader = self._watch.reader(group.name, *place)
         if reader is not None and reader in group.foreign:

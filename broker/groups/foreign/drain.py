@@ -22,7 +22,7 @@ from ...config import DRAIN_ROUNDS, MOVING_BYTES
 from ...sessions.session import Session
 from ..member import Member
 
-Place = tuple[str, int]  # topic, queue id
+QueueKey = tuple[str, int]  # topic, queue id
 
 
 class DrainStage(Enum):
@@ -71,16 +71,16 @@ class Drain:
     """
 
     began_s: float
-    moving: dict[Place, set[Session]] = field(default_factory=dict)
-    waiting: dict[Session, set[Place]] = field(default_factory=dict)
-    drained: dict[Session, set[Place]] = field(default_factory=dict)
-    returning: dict[Session, set[Place]] = field(default_factory=dict)
+    moving: dict[QueueKey, set[Session]] = field(default_factory=dict)
+    waiting: dict[Session, set[QueueKey]] = field(default_factory=dict)
+    drained: dict[Session, set[QueueKey]] = field(default_factory=dict)
+    returning: dict[Session, set[QueueKey]] = field(default_factory=dict)
     kept: dict[Session, None] = field(default_factory=dict)
-    gated: dict[Place, list[Callable[[], None]]] = field(default_factory=dict)
-    rounds: dict[Session, dict[Place, int]] = field(default_factory=dict)
+    gated: dict[QueueKey, list[Callable[[], None]]] = field(default_factory=dict)
+    rounds: dict[Session, dict[QueueKey, int]] = field(default_factory=dict)
     stage: DrainStage = DrainStage.FINDING
     is_long: bool = False
-    since_s: dict[tuple[Session, Place], float] = field(default_factory=dict)
+    since_s: dict[tuple[Session, QueueKey], float] = field(default_factory=dict)
     due: dict[Session | None, tuple[float, bool]] = field(default_factory=dict)
     refuses_ours: bool = False
     timer: Timer | None = None
@@ -100,7 +100,7 @@ class Drain:
                 del of_readers[reader]
         self.since_s = {item: began_s for item, began_s in self.since_s.items() if item[0] in members}
 
-    def lose(self, losing: Iterable[tuple[Place, Session]], now_s: float, until_s: float) -> None:
+    def lose(self, losing: Iterable[tuple[QueueKey, Session]], now_s: float, until_s: float) -> None:
         """It is known which reader loses which queue. A reader that was drained of a queue before need not be drained of it
         again; but it gets nothing of it."""
         before, since_s = self.waiting, self.since_s
@@ -133,17 +133,17 @@ class Drain:
         for place in self.returning.pop(reader, ()):
             self.moving[place].discard(reader)
 
-    def finish(self, reader: Session, place: Place) -> None:
+    def finish(self, reader: Session, place: QueueKey) -> None:
         """A reader has handled all of a queue."""
         self.drained.setdefault(reader, set()).add(place)
         self._wait_no_more(reader, place)
 
-    def give_up(self, given_up: Iterable[tuple[Session, Place]]) -> None:
+    def give_up(self, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
         """Stops waiting for these."""
         for reader, place in given_up:
             self._wait_no_more(reader, place)
 
-    def _wait_no_more(self, reader: Session, place: Place) -> None:
+    def _wait_no_more(self, reader: Session, place: QueueKey) -> None:
         self.since_s.pop((reader, place), None)
         self.waiting[reader].discard(place)
         if not self.waiting[reader]:
@@ -210,15 +210,15 @@ class Drain:
         """When the drain began that is waited for longest. Each queue moves by itself in a drain that takes long."""
         return min(self.since_s.values(), default=self.began_s) if self.is_long else self.began_s
 
-    def since(self, limit_s: float) -> list[tuple[Session, Place]]:
+    def since(self, limit_s: float) -> list[tuple[Session, QueueKey]]:
         """The items that have been drained since then, or for longer."""
         return [item for item, began_s in self.since_s.items() if began_s <= limit_s]
 
-    def has(self, place: Place) -> bool:
+    def has(self, place: QueueKey) -> bool:
         """Whether a reader that loses the queue still handles messages of it."""
         return any(place in places for places in self.waiting.values())
 
-    def dropped(self, connection: Session, place: Place) -> list[Place]:
+    def dropped(self, connection: Session, place: QueueKey) -> list[QueueKey]:
         """Notes that a reader has come back to a queue; which others it reads no more, because another broker has told it of
         the change. Pulls of what moves are answered at once, so it comes back to all that it reads equally often."""
         rounds = self.rounds.setdefault(connection, {})
@@ -240,7 +240,7 @@ class Drain:
         """The client ids of those that are drained."""
         return (members[connection].client_id for connection in self.waiting if connection in members)
 
-    def let_on(self, places: Iterable[Place]) -> None:
+    def let_on(self, places: Iterable[QueueKey]) -> None:
         """The pulls of these queues need not wait any more."""
         for place in places:
             for go_on in self.gated.pop(place, ()):

@@ -41,7 +41,7 @@ from ..members import ConsumerGroup, ConsumerGroups
 from ..owning.watch import Watch
 from .agreement import Agreement, Say
 from .allotment import Allotment, Routes
-from .drain import Drain, Place
+from .drain import Drain, QueueKey
 from .moves import Found, Moves
 from .notices import Notices, Tell
 from .repeats import Repeats
@@ -59,7 +59,7 @@ class Outside:
     find_route: Callable[[str], Awaitable[Route | None]]
     tell: Tell
     say: Say
-    on_drained: Callable[[str, Place, Session], None]
+    on_drained: Callable[[str, QueueKey, Session], None]
     repeats: Repeats
 
 
@@ -257,7 +257,7 @@ class Draining:
                 if not self.allotment.is_anothers(group.name, session, pull.queue.topic, pull.queue.queue_id):
                     self._held_pulls.let_go(pull)
 
-    def _drained(self, name: str, drain: Drain, session: Session, place: Place) -> None:
+    def _drained(self, name: str, drain: Drain, session: Session, place: QueueKey) -> None:
         """A reader has handled all of a queue: the next one goes on where it came, whatever offset it has loaded before."""
         drain.finish(session, place)
         self._watch.let_go(session, name, *place)
@@ -303,7 +303,7 @@ class Draining:
             if pull.until is Until.MESSAGE and not pull.is_done:
                 self._held_pulls.let_go(pull)
 
-    def _give_up(self, name: str, drain: Drain, given_up: Iterable[tuple[Session, Place]]) -> None:
+    def _give_up(self, name: str, drain: Drain, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
         """The others go on."""
         self._note_given_up(name, given_up)
         drain.give_up(given_up)
@@ -317,7 +317,7 @@ class Draining:
         drain.let_all_on()
         self.notices.tell(name, drain)
 
-    def _note_given_up(self, name: str, given_up: Iterable[tuple[Session, Place]]) -> None:
+    def _note_given_up(self, name: str, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
         left = sorted({place for _, place in given_up})
         if left:
             self._repeats.note_undrained(name, left)

@@ -14,7 +14,7 @@ from ..owning.watch import Watch
 from .agreement import NOBODY, Agreement, Others
 from .allotment import Allotment, Routes
 from .claims import Claims
-from .drain import Drain, Place
+from .drain import Drain, QueueKey
 from .owners import owners_of
 
 
@@ -25,8 +25,8 @@ class Found:
     have to agree."""
 
     owners: dict[str, list[str]] = field(default_factory=dict)
-    losing: list[tuple[Place, Session]] = field(default_factory=list)
-    letting_go: set[tuple[Place, Session]] = field(default_factory=set)
+    losing: list[tuple[QueueKey, Session]] = field(default_factory=list)
+    letting_go: set[tuple[QueueKey, Session]] = field(default_factory=set)
     retry_queues: int = 0
     taken: int = 0
     others: Others = NOBODY

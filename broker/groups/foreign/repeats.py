@@ -9,7 +9,7 @@ import structlog
 from ...clock import Clock
 from ...config import MAX_NAMED_CHARS, MAX_REPORTED, REPEATS_S
 from ...sessions.recent import Recent
-from .drain import Place
+from .drain import QueueKey
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -24,7 +24,7 @@ class Repeats:
         self.undrained = 0
         self.left = 0
 
-    def note_undrained(self, group: str, places: Sequence[Place]) -> None:
+    def note_undrained(self, group: str, places: Sequence[QueueKey]) -> None:
         """To wait longer would keep the next readers out for one handler."""
         self.undrained += len(places)
         queues = ", ".join(f"{topic}:{queue_id}" for topic, queue_id in places[:3])

@@ -36,7 +36,7 @@ from ...config import (
 )
 from ...running.jobs import Job
 from ...sessions.session import Session
-from ...store.ledger import Change, Former, Key, Ledger
+from ...store.ledger import Change, Former, LeaseKey, Ledger
 from ..history import History
 
 log = structlog.get_logger("rocketlet.groups")
@@ -86,9 +86,9 @@ class Locks:
     def __init__(self, history: History, path: Path, clock: Clock, around: Around) -> None:
         self._path = path
         self._clock = clock
-        self._locks: dict[Key, Lock] = {}
-        self._of_group: dict[str, dict[Key, None]] = {}
-        self._keys: dict[Session, dict[Key, None]] = {}  # that a connection owned or waited for
+        self._locks: dict[LeaseKey, Lock] = {}
+        self._of_group: dict[str, dict[LeaseKey, None]] = {}
+        self._keys: dict[Session, dict[LeaseKey, None]] = {}  # that a connection owned or waited for
         self._left: dict[Session, dict[str, None]] = {}  # the groups that foreign members have left
         self._on_free = around.on_free
         self._on_change = around.on_change
@@ -313,7 +313,7 @@ class Locks:
         self._on_change()
         return self._noting_ends(keys)
 
-    def _noting_ends(self, keys: Sequence[Key]) -> Job[None]:
+    def _noting_ends(self, keys: Sequence[LeaseKey]) -> Job[None]:
         for number, key in enumerate(keys, 1):
             lock = self._locks.get(key)
             if lock is not None and lock.former_end == 0:  # else its owner has read the new topic already
@@ -375,7 +375,7 @@ class Locks:
         lock = self._locks.get((group, topic, queue_id))
         return lock is not None and lock.connection is connection
 
-    def leases_of(self, client_id: str) -> dict[Key, int]:
+    def leases_of(self, client_id: str) -> dict[LeaseKey, int]:
         """The epochs of a client's queues."""
         return {key: lock.epoch for key, lock in self._locks.items() if lock.handover and lock.client_id == client_id}
 
@@ -389,7 +389,7 @@ class Locks:
         """Client id by topic and queue id."""
         return {key[1:]: self._locks[key].client_id for key in self._of_group.get(group, ())}
 
-    def _has_room(self, connection: Session, key: Key, former: Lock | None) -> bool:
+    def _has_room(self, connection: Session, key: LeaseKey, former: Lock | None) -> bool:
         """Whether another lock may be kept."""
         keys = self._keys.get(connection, {})
         is_full = former is None and len(self._locks) >= MAX_LOCKS
@@ -403,7 +403,7 @@ class Locks:
             log.warning("locks_refused", group=key[0], peer=connection.peer, limit=limit, hint=hint)
         return False
 
-    def _wait(self, connection: Session, key: Key, lock: Lock) -> None:
+    def _wait(self, connection: Session, key: LeaseKey, lock: Lock) -> None:
         """Puts a member in line. If there are too many, the others ask again by themselves."""
         keys = self._keys.get(connection, {})
         is_full = self._waiting >= MAX_LOCK_WAITERS or (key not in keys and len(keys) >= MAX_LOCKS_OF_CONNECTION)
@@ -412,13 +412,13 @@ class Locks:
             self._waiting += 1
             self._note_key(connection, key)
 
-    def _note_key(self, connection: Session, key: Key) -> None:
+    def _note_key(self, connection: Session, key: LeaseKey) -> None:
         keys = self._keys.setdefault(connection, {})
         if key not in keys:
             keys[key] = None
             connection.charge(PLACE_BYTES)
 
-    def _forget_key(self, connection: Session | None, key: Key) -> None:
+    def _forget_key(self, connection: Session | None, key: LeaseKey) -> None:
         keys = self._keys.get(connection) if connection is not None else None
         if connection is not None and keys is not None and key in keys:
             del keys[key]
@@ -426,7 +426,7 @@ class Locks:
             if not keys:
                 del self._keys[connection]
 
-    def _free(self, key: Key, event: str) -> None:
+    def _free(self, key: LeaseKey, event: str) -> None:
         lock = self._locks.pop(key)
         of_group = self._of_group[key[0]]
         del of_group[key]
@@ -439,7 +439,7 @@ class Locks:
             self._forget_key(waiter, key)
             self._on_free(waiter, key[0])
 
-    def _note(self, event: str, key: Key, lock: Lock) -> None:
+    def _note(self, event: str, key: LeaseKey, lock: Lock) -> None:
         if not lock.handover:
             return
         if event == "locked":
@@ -466,7 +466,7 @@ def _is_its_own(lock: Lock, connection: Session, epoch: int | None) -> bool:
     return epoch == lock.epoch and (lock.connection is None or lock.connection.number < connection.number)
 
 
-def _lines(key: Key, lock: Lock) -> Iterator[Change]:
+def _lines(key: LeaseKey, lock: Lock) -> Iterator[Change]:
     """The lines in which the ledger keeps a lease."""
     yield *key, lock.client_id, lock.epoch
     if lock.former_end is not None:
