@@ -40,7 +40,7 @@ DEFAULT_COUNT = 1_000_000  # all
 AT_ONCE: Final = 2
 TESTS: Final = 25  # tests for a mistake, and
 TESTS_S: Final = 6.0  # so long, if nothing fails
-OVER_S: Final = 60.0  # a run that takes so much longer runs away
+OVER_S: Final = 20.0  # a run that takes so much longer runs away
 
 ROOMS: Final[dict[str, tuple[str, ...]]] = {
     "client/lease.py": ("frozen-at-a-request", "member-away"),
@@ -79,7 +79,8 @@ _NEAREST: Final = (
     "tests/broker/test_locks.py tests/broker/test_lock_limits.py tests/broker/test_groups.py tests/broker/test_draining.py "
     "tests/broker/test_agreement.py tests/broker/test_allotment.py tests/broker/test_given.py tests/broker/test_sticky.py "
     "tests/broker/test_unequal_topics.py tests/broker/test_ledger.py tests/broker/test_two_groups.py "
-    "tests/broker/test_deleted_topics.py tests/broker/test_limits.py"
+    "tests/broker/test_deleted_topics.py tests/broker/test_limits.py tests/broker/test_rebalances.py "
+    "tests/broker/test_repeats.py tests/broker/test_long_drains.py tests/broker/test_late_members.py"
 ).split()
 
 
