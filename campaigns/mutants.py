@@ -146,7 +146,7 @@ def _tests(paths: list[str], folder: Path) -> Iterator[Test]:
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
-    if not called.exists():
+    if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or not called.exists():
         raise RuntimeError(f"no test was run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     print(done.stdout.splitlines()[-1], file=sys.stderr, flush=True)
     for name, test in sorted(orjson.loads(called.read_bytes()).items(), key=lambda item: item[1]["seconds"]):

@@ -344,5 +344,10 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
+# Not where notifications are lost: a foreign member that is given the new list in the midst of its rebalance drops queues of
+# the topics behind only, and reads the others on where nothing tells it again (seed 200183 of `foreign-not-reached`).
+BY_CHANCE = tuple(name for name in SCENARIOS if name != "foreign-not-reached")
+
+
 def scenario_of(name: str, plan: Plan) -> Plan:
     return replace(plan, scenario=name, **SCENARIOS[name].plan)
