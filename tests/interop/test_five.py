@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..conftest import Node, Nodes, made_once
 from ..support.accounts import ACCOUNTS, AccountsFile
 from ..support.certificates import Certificates
 from ..support.handlers import Inbox
-from .conftest import Program, StartCluster, missing
+from .conftest import Program, Run, StartCluster, missing
 from .official import CLIENTS, Official, home_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -187,3 +188,45 @@ async def test_a_broker_restarts_under_a_consumer(nodes: Nodes, official: Offici
                 await node.stop()
                 node = await nodes.start(port=port)
     assert Counter(peer.bodies) == Counter(["before", "after"])
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("official", [pytest.param("python", marks=pytest.mark.pypi)], indirect=True)
+@feature("one group with Java 4.9's push consumers and our own: queues change hands, each message is handled once")
+async def test_one_group_with_members_that_pull(node: Node, official: Official, java: Run) -> None:
+    put(node)
+    inbox, sent = Inbox(), list[str]()
+
+    async def send(kind: str, until: Callable[[], int], peer: Program) -> None:
+        async with Producer(node.address) as producer:
+            for number in range(20):
+                sent.append(f"{kind}-{number}")
+                await producer.send("t", sent[-1].encode(), tag="TagA")
+        await peer.until(lambda: until() >= len(sent))
+
+    def is_shared_out() -> bool:
+        """Our member and the pool hold leases, and Java's reads a queue."""
+        group, readers = (
+            node.broker.groups.get("g"),
+            [node.broker.watch.reader("g", "t", number) for number in range(4)],
+        )
+        is_read = group is not None and any(reader in group.foreign for reader in readers)
+        return is_read and len(set(node.broker.locks.owners("g").values())) == 2
+
+    async with official.run("push", endpoint=node.address, topic="t") as popping_peer:
+        await popping(node, popping_peer)
+        await send("popped", lambda: len(popping_peer.bodies), popping_peer)
+        async with (
+            java("consume", ns=node.address, group="g", topic="t") as pulling_peer,
+            Consumer(node.address, "g", "t", inbox),
+        ):
+            await pulling_peer.until(is_shared_out)
+
+            def count() -> int:
+                return len(popping_peer.bodies) + len(pulling_peer.bodies) + len(inbox.messages)
+
+            await send("mixed", count, pulling_peer)
+            await pulling_peer.until(lambda: any(body.startswith("mixed") for body in pulling_peer.bodies))
+        await send("again", count, popping_peer)
+    handled = popping_peer.bodies + pulling_peer.bodies + [body.decode() for body in inbox.bodies]
+    assert Counter(handled) == Counter(sent)
