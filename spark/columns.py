@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -52,8 +52,8 @@ class Rows:
 
     def batch(self, columns: Sequence[str]) -> pa.RecordBatch:
         """Raises MessageError, and TooLarge."""
-        schema = pa.schema([(name, _COLUMNS[name][0]) for name in columns])
-        batch = pa.RecordBatch.from_arrays([_COLUMNS[name][1](self) for name in columns], schema=schema)
+        schema, makers = _made_of(tuple(columns))
+        batch = pa.RecordBatch.from_arrays([make(self) for make in makers], schema=schema)
         if not self._tags:
             return batch
         return batch.filter(pc.is_in(self.property(props.TAGS), pa.array(self._tags, pa.string())))
@@ -161,3 +161,9 @@ _COLUMNS: Final[dict[str, tuple[Any, Callable[[Rows], Array]]]] = {
     "headers": (_HEADERS, lambda rows: rows.properties.as_headers()),
 }
 """The columns of `schema`: Arrow's type, and how a column is made."""
+
+
+@cache
+def _made_of(columns: tuple[str, ...]) -> tuple[pa.Schema, list[Callable[[Rows], Array]]]:
+    """Arrow's schema of some columns, and how each is made."""
+    return pa.schema([(name, _COLUMNS[name][0]) for name in columns]), [_COLUMNS[name][1] for name in columns]
