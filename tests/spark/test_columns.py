@@ -90,6 +90,11 @@ def kafka_row(record: Record, topic: str) -> dict[str, Any]:
     }
 
 
+def in_order(found: dict[str, Any]) -> dict[str, Any]:
+    """A name twice in one message has the place of its last value, or of its first: properties have no order."""
+    return {**found, "headers": found["headers"] and sorted(found["headers"], key=lambda header: header["key"])}
+
+
 def row(record: Record, topic: str) -> dict[str, Any]:
     properties = props.decode(record.properties)
     began = datetime(1970, 1, 1, tzinfo=UTC)
@@ -123,7 +128,7 @@ def test_columns_are_what_the_careful_decoder_finds(data: bytes, topic: str, beg
     kafkas = Rows(data, queue, begin, end).batch(tuple(schema.KAFKAS))
     kafkas.validate(full=True)
     assert kafkas.schema == to_arrow_schema(schema.schema_of(schema.KAFKAS), timezone="UTC")
-    assert kafkas.to_pylist() == [kafka_row(record, topic) for record in wanted]
+    assert list(map(in_order, kafkas.to_pylist())) == [in_order(kafka_row(record, topic)) for record in wanted]
     for name in schema.OURS:
         assert Rows(data, queue, begin, end).batch([name]) == batch.select([name]), "a column alone is the same"
 
