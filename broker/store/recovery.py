@@ -135,9 +135,8 @@ class Recovery:
         records, damage, torn = self._log.replay(start, self._take, self._is_named)
         for key, state in states.items():
             if key in self._queues:
-                if (
-                    checkpoint is not None and torn.position < checkpoint.end
-                ):  # whole indexes know the cut-off part, too
+                # whole indexes know the part that was cut off, too
+                if checkpoint is not None and torn.position < checkpoint.end:
                     self._queues[key].cut_from(torn.position)
                 self._lose_until(self._queues[key], state.next, torn.position)
         damage = self._damage + damage

@@ -6,6 +6,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def records(bodies: Iterable[bytes], first: int = 0) -> bytes:
 
 
 def span_of(address: str) -> QueueRange:
-    return queue_range(address, 5, Mark())
+    return replace(queue_range(address, 5, Mark()), columns=("queueOffset", "body"))
 
 
 @pytest.mark.parametrize(
