@@ -119,6 +119,7 @@ def test_brokers_that_do_not_know_the_request_are_forgotten_beyond_a_number(monk
     of_groups = agreement()
     for number in range(3):
         name = f"broker-{number}"
+        of_groups.opened("g")
         of_groups.found("g", Others({name: ("host:1", "d")}, {}), ())
         of_groups._failed("g", name, True)
     assert [*of_groups._strangers] == ["broker-1", "broker-2"]
