@@ -306,7 +306,12 @@ from rocketlet.broker.store import disk
 from rocketlet.command import cli
 from rocketlet.command.serving import serve
 serve._termination.__defaults__ = (None, 0.2)
-disk.sync = lambda descriptor: threading.Event().wait()
+write = sys.stdout.write
+def written(text):
+    if "is ready" in text:  # its start syncs, too
+        disk.sync = lambda descriptor: threading.Event().wait()
+    return write(text)
+sys.stdout.write = written
 sys.exit(cli.main(sys.argv[1:]))
 """
 
