@@ -133,7 +133,7 @@ async def test_a_consumer_that_could_not_be_started_hands_nothing_out() -> None:
         broker.faults.add(Fault.answer("HEART_BEAT", response=16, remark="not you"))
         member = Consumer(broker.address, "g", "t")
         starting = asyncio.create_task(member.start())
-        await eventually(lambda: member._deliveries is not None)
+        await eventually(lambda: member._deliveries is not None or starting.done())
         waiting = asyncio.create_task(member.receive())
         with pytest.raises(BrokerRefused):
             await starting
