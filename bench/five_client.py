@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rocketmq import (  # type: ignore[import-not-found]
+from rocketmq import (
     ClientConfiguration,
     Credentials,
     FilterExpression,
