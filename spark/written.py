@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 from ..client.errors import ConfigError
 from ..client.message import Outgoing
 from ..protocol import properties as props
+from ..protocol.config import MAX_BODY_BYTES
 from .config import SHOWN_BYTES, SHOWN_CHARS
 from .entries import Array
 from .options import WriteOptions
@@ -122,6 +123,8 @@ def _properties(headers: Array) -> tuple[Array, Array]:
 def illegal_row(values: dict[str, Any], reason: str) -> Outgoing:
     """A row that cannot be sent, as JSON. Octets that are no text come as base64, and a long value is cut."""
     shown = orjson.dumps({name: _shown(value) for name, value in values.items()}, default=_shown)
+    if len(shown) > MAX_BODY_BYTES:  # escapes and many properties take more than their values
+        shown = orjson.dumps({name: str(value)[:SHOWN_CHARS] for name, value in values.items()})
     text = re.sub(f"[{props.NAME_END}{props.PAIR_END}]", " ", reason)[: SHOWN_CHARS * 5]
     return Outgoing(shown, "illegal", (), {"reason": text})
 

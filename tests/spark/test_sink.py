@@ -27,6 +27,7 @@ from pyspark.sql import functions as f
 from rocketlet.spark.config import SHOWN_BYTES
 from rocketlet.spark.options import write_options
 from rocketlet.spark.sink import send_all
+from rocketlet.spark.written import illegal_row
 from rocketlet.testing.ports import free_port
 
 
@@ -209,6 +210,20 @@ def test_rows_that_cannot_be_sent_go_to_a_topic_of_their_own(address: str) -> No
         ("a row's delayLevel is 99; allowed: 0 to 18, or null", {"base64": "/w=="}),
         ("a row's queueId is 64; out has no such queue to send to", "x"),
     ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"body": "\x01" * MAX_BODY_BYTES},
+        {"body": "\U0001f355" * MAX_BODY_BYTES},
+        {"body": b"x", "properties": [(f"name {number}", "y" * 1000) for number in range(6000)]},
+    ],
+)
+def test_an_illegal_row_fits_into_a_message_however_large_it_is(values: dict[str, Any]) -> None:
+    body = illegal_row(values, "too large").body
+    assert len(body) <= MAX_BODY_BYTES
+    assert json.loads(body).keys() == values.keys()
 
 
 def test_a_job_for_kafka_writes_its_columns(spark: SparkSession, address: str) -> None:
