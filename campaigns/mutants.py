@@ -76,11 +76,7 @@ _NEAREST: Final = (
     "tests/client/test_group_tools.py tests/client/test_moved_brokers.py tests/client/test_offsets.py "
     "tests/client/test_idle_commits.py tests/client/test_last_commit.py tests/client/test_lost_tail.py "
     "tests/client/test_many_queues.py tests/client/test_topics_made_anew.py tests/client/test_silences.py "
-    "tests/broker/test_locks.py tests/broker/test_lock_limits.py tests/broker/test_groups.py tests/broker/test_draining.py "
-    "tests/broker/test_agreement.py tests/broker/test_allotment.py tests/broker/test_given.py tests/broker/test_sticky.py "
-    "tests/broker/test_unequal_topics.py tests/broker/test_ledger.py tests/broker/test_two_groups.py "
-    "tests/broker/test_deleted_topics.py tests/broker/test_limits.py tests/broker/test_rebalances.py "
-    "tests/broker/test_repeats.py tests/broker/test_long_drains.py tests/broker/test_late_members.py"
+    "tests/broker/groups tests/broker/messages/test_deleted_topics.py tests/broker/sessions/test_limits.py"
 ).split()
 
 

@@ -26,7 +26,7 @@ GROUPS: Final = tuple(
     )
 )
 
-QUICK: Final = re.compile(r"tests/(?:broker|client|command|protocol|store|testing)/|tests/[^/]*\.py")
+QUICK: Final = re.compile(r"tests/(?:broker|client|command|protocol|testing)/|tests/[^/]*\.py")
 """Tests of milliseconds, most of them."""
 
 

@@ -460,3 +460,11 @@ def test_the_tour_names_every_room_and_no_file_that_is_not_there() -> None:
     paths = re.findall(r"`((?:broker|client|protocol|command|spark|tests|docs)/[\w/.]+)`", text)
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_tests_of_the_broker_are_in_the_folder_of_their_room() -> None:
+    tests = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests" / "broker").rglob("test_*.py")]
+    folders = {path.parent.as_posix() for path in tests} - {"broker"}
+    assert [folder for folder in sorted(folders) if not (ROOT / folder / "__init__.py").is_file()] == []
+    in_the_hall = {path.stem.removeprefix("test_") for path in tests if path.parent.name == "broker"}
+    assert [name for name in sorted(in_the_hall) if not (ROOT / "broker" / f"{name}.py").is_file()] == []

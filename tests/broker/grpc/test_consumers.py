@@ -26,7 +26,7 @@ from rocketlet.protocol.message import decode_record
 
 from ...conftest import Node, Nodes, eventually
 from ...support.grpc_client import GrpcClient, OpenCall, message, resource, sending
-from ..test_metrics import samples
+from ..observing.test_metrics import samples
 from .conftest import Dial
 
 OK, NOTHING, ILLEGAL_HANDLE = 20000, 40401, 40013

@@ -1,0 +1,431 @@
+"""Who may: accounts, signatures and permissions, as Apache's plain ACL."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from threading import Event
+from typing import Any
+
+import msgpack
+import orjson
+import pytest
+from rocketlet.broker.access.accounts import AclError
+from rocketlet.broker.config import RELOAD_INTERVAL_S
+from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.remoting.rules import KNOWN, Rule
+from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
+from rocketlet.broker.server import Listening, Server
+from rocketlet.client import AdminClient, BrokerRefused, Consumer, Producer, RocketletError
+from rocketlet.protocol import bodies, group_bodies
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.extents import encode_topics
+from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
+from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.names import TRACE_TOPIC, retry_topic
+from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.signature import Signer
+from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.work import finish
+from rocketlet.testing.ports import free_port
+from structlog.testing import capture_logs
+
+from ...conftest import PATIENCE_S, Node, Nodes, eventually
+from ...support.accounts import ACCOUNTS, ADMIN, KEYS, SECRETS, SEND, AccountsFile, Wired, access, account, signed_wire
+from ...support.handlers import Inbox
+
+# Every request code
+
+
+TABLE: dict[int, Rule] = {
+    **SENDS,
+    **{code: rule for code, (_, rule) in BROKER_REQUESTS.items()},
+    **{code: rule for code, (_, rule) in NAME_SERVER_REQUESTS.items()},
+}
+# What an account without any permission may do: learn where things are, and answer who asked it.
+FOR_EVERY_ACCOUNT = {
+    RequestCode.SEND_REPLY_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2,
+    RequestCode.IDENTIFY,
+    RequestCode.GET_ROUTEINFO_BY_TOPIC,
+    RequestCode.GET_BROKER_CLUSTER_INFO,
+    RequestCode.GET_DEPARTED_BROKERS,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+    RequestCode.GET_TOPICS_BY_CLUSTER,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+    RequestCode.GET_KV_CONFIG,
+    RequestCode.GET_KVLIST_BY_NAMESPACE,
+}
+EVERYTHING = {  # the header fields by which any request names a topic or group
+    **SEND, "topic": "orders", "consumerGroup": "shipping", "group": "shipping", "groupName": "shipping",
+    "producerGroup": "p", "srcGroup": "shipping", "destGroup": "other", "compareGroup": "shipping", "clientID": "c",
+    "delayLevel": 1, "tranStateTableOffset": 0, "commitOrRollback": 8,
+}  # fmt: skip
+
+
+def body_of(code: int) -> bytes:
+    subscriptions = (parse_subscription("orders", "*", version=1),)
+    if code == RequestCode.HEART_BEAT:
+        return bodies.encode_heartbeat(Heartbeat("c", (ConsumerData("shipping", subscriptions=subscriptions),)))
+    if code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
+        return group_bodies.encode_lock_request(LockRequest("c", "shipping", (Queue("orders", "broker-a", 0),)))
+    if code == RequestCode.CHECK_CLIENT_CONFIG:
+        return group_bodies.encode_client_check("c", "shipping", subscriptions[0])
+    if code == RequestCode.QUERY_ASSIGNMENT:
+        return orjson.dumps({"topic": "orders", "consumerGroup": "shipping", "clientId": "c"})
+    if code == RequestCode.BATCH_ACK_MESSAGE:
+        return orjson.dumps({"acks": [{"c": "shipping", "t": "orders", "q": 0, "so": 0, "pt": 1, "b": "AQ=="}]})
+    if code == RequestCode.GET_QUEUE_OFFSETS:
+        return encode_topics(["orders"])
+    return b""
+
+
+async def positions(wired: Wired, guarded: Node) -> tuple[int, int]:
+    """Of a message in `orders`, and of a half message that is meant for it."""
+    admin = await wired(ADMIN)
+    half = {**SEND, "f": 4, "i": "TRAN_MSG\1true\2PGROUP\1p\2"}
+    for ext in (SEND, half):
+        assert (await admin.call(RequestCode.SEND_MESSAGE_V2, ext, b"x")).code == 0
+    (stored,) = [queue for queue in guarded.broker.store.queues.values() if queue.topic == "orders" and queue.next]
+    half_queue = guarded.broker.store.queue("RMQ_SYS_TRANS_HALF_TOPIC", 0)
+    return stored.entry(0)[0], half_queue.entry(0)[0]
+
+
+@pytest.mark.parametrize("code", sorted(TABLE), ids=lambda code: RequestCode(code).name)
+async def test_every_request_needs_an_account_and_what_its_rule_says(
+    guarded: Node, wired: Wired, file: AccountsFile, code: int
+) -> None:
+    """None is forgotten: without a signature nothing is served, and without permissions only what is listed here."""
+    message, half = await positions(wired, guarded)
+    ext = {**EVERYTHING, "offset": message, "commitLogOffset": half}
+    stranger, nobody = await wired(""), await wired("nobody-key")
+    refusal = await stranger.call(code, ext, body_of(code))
+    assert (refusal.code, "No accessKey is configured" in (refusal.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    refusal = await nobody.call(code, ext, body_of(code))
+    is_refused = "AclException: N" in (refusal.remark or "")
+    assert is_refused == (code not in FOR_EVERY_ACCOUNT), refusal.remark
+    assert (TABLE[code] is KNOWN) == (code in FOR_EVERY_ACCOUNT)
+
+
+def test_the_tables_overlap_nowhere() -> None:
+    assert len(TABLE) == len(SENDS) + len(BROKER_REQUESTS) + len(NAME_SERVER_REQUESTS)
+
+
+# Accounts
+
+
+async def test_clients_do_what_their_accounts_may(guarded: Node) -> None:
+    inbox = Inbox()
+    async with (
+        Producer(guarded.address, access=access("orders-key")) as producer,
+        Consumer(guarded.address, "shipping", "orders", inbox, start="first", access=access("readers-key")),
+    ):
+        for number in range(5):
+            await producer.send("orders", b"%d" % number)
+        await eventually(lambda: len(inbox.messages) == 5)
+        with pytest.raises(BrokerRefused, match="No default permission for topic:other"):
+            await producer.send("other", b"x")
+    async with Producer(guarded.address, access=access("readers-key")) as producer:
+        with pytest.raises(BrokerRefused, match="topic:orders"):
+            await producer.send("orders", b"x")
+
+
+@pytest.mark.parametrize("encoding", ["auto", "json", "rocketmq"])
+async def test_signatures_hold_in_every_encoding(guarded: Node, encoding: Any) -> None:
+    async with Producer(guarded.address, access=access("orders-key", encoding=encoding)) as producer:
+        for _ in range(3):  # with `auto` the third is in MessagePack
+            await producer.send("orders", "größe".encode(), tag="T", keys="größe")
+    with pytest.raises(RocketletError, match="Check signature failed"):
+        wrong = access("orders-key", encoding=encoding)
+        object.__setattr__(wrong, "secret_key", "another-secret")
+        async with Producer(guarded.address, access=wrong) as producer:
+            await producer.send("orders", b"x")
+
+
+async def test_white_addresses_need_no_signature(guarded: Node, wired: Wired, file: AccountsFile) -> None:
+    trusted, stranger = await wired("trusted-key"), await wired("")
+    trusted.secret = "a-wrong-secret"
+    assert (await trusted.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0
+    assert (await stranger.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code != 0
+    file.rewrite(ACCOUNTS, white=("127.0.0.1",))
+    assert (await stranger.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0  # on the open connection
+    file.rewrite(ACCOUNTS, white=("10.0.0.1",))
+    assert (await stranger.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code != 0
+
+
+async def test_each_account_of_a_connection_is_judged_as_itself(guarded: Node, wired: Wired) -> None:
+    """One that has signed, one whose address needs no signature, and the first again, without."""
+    wire = await wired("orders-key")
+    for key, secret, may in (
+        ("orders-key", SECRETS["orders-key"], True),
+        ("orders-key", "a-wrong-secret", False),
+        ("trusted-key", "a-wrong-secret", True),
+        ("orders-key", "a-wrong-secret", False),
+        ("trusted-key", "a-wrong-secret", True),
+    ):
+        wire.access_key, wire.secret = key, secret
+        assert ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0) is may
+
+
+async def test_a_changed_account_holds_on_open_connections(guarded: Node, wired: Wired, file: AccountsFile) -> None:
+    wire = await wired("orders-key")
+    assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0
+    file.rewrite([account(ADMIN, admin=True)])
+    assert "No acl config" in ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
+    file.rewrite([account("orders-key", topicPerms=["orders=SUB"])])
+    assert "No default permission" in ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
+
+
+async def test_the_server_looks_at_the_file_by_itself(nodes: Nodes, file: AccountsFile) -> None:
+    node = await nodes.start(acl=file.acl)
+    file.write([account(ADMIN, admin=True)])
+    node.clock.advance(RELOAD_INTERVAL_S)
+    assert set(file.acl.file.policy.accounts) == set(KEYS)  # it may be half written
+    node.clock.advance(RELOAD_INTERVAL_S)
+    await eventually(lambda: set(file.acl.file.policy.accounts) == {ADMIN})
+
+
+async def test_everybody_may_trace(wired: Wired) -> None:
+    nobody = await wired("nobody-key")
+    assert (await nobody.call(RequestCode.SEND_MESSAGE_V2, {**SEND, "b": TRACE_TOPIC}, b"x")).code == 0
+
+
+async def test_an_account_is_told_the_names_of_topics_that_it_may_use(guarded: Node) -> None:
+    async with AdminClient(guarded.address, access=access(ADMIN)) as admin:
+        for name in ("orders", "payroll"):
+            await admin.create_topic(name)
+        assert {"orders", "payroll", "TBW102"} <= set(await admin.topics(system=True))
+    for key, told in {"orders-key": {"orders"}, "nobody-key": set[str]()}.items():
+        async with AdminClient(guarded.address, access=access(key)) as reader:
+            assert set(await reader.topics(system=True)) - {"TBW102"} == told, key
+
+
+async def test_messages_for_a_retry_topic_need_its_group(wired: Wired) -> None:
+    readers, orders = await wired("readers-key"), await wired("orders-key")
+    ext = {**SEND, "b": retry_topic("shipping")}
+    assert (await readers.call(RequestCode.SEND_MESSAGE_V2, ext, b"x")).code == 0
+    assert "group:shipping" in ((await orders.call(RequestCode.SEND_MESSAGE_V2, ext, b"x")).remark or "")
+
+
+async def test_a_message_is_not_fetched_by_its_place_or_by_sending_it_back(guarded: Node, wired: Wired) -> None:
+    """Apache asks for no topic there."""
+    admin, readers = await wired(ADMIN), await wired("readers-key")
+    assert (await admin.call(RequestCode.SEND_MESSAGE_V2, {**SEND, "b": "secret"}, b"x")).code == 0
+    (queue,) = [queue for queue in guarded.broker.store.queues.values() if queue.topic == "secret" and queue.next]
+    position = queue.entry(0)[0]
+    for code, ext in (
+        (RequestCode.VIEW_MESSAGE_BY_ID, {"offset": position}),
+        (RequestCode.CONSUMER_SEND_MSG_BACK, {"offset": position, "group": "shipping", "delayLevel": 1}),
+    ):
+        answer = await readers.call(code, ext)
+        assert "topic:secret" in (answer.remark or "")
+
+
+async def test_half_messages_are_shown_only_to_who_may_send_to_their_topic(nodes: Nodes, file: AccountsFile) -> None:
+    """Whoever knows a producer group's name can join it."""
+    node = await nodes.start(acl=file.acl, transaction_timeout_s=0.0)
+    beat = bodies.encode_heartbeat(Heartbeat("c", (), ("p",)))
+    wires = [await signed_wire(node.address, key) for key in ("nobody-key", "orders-key", "readers-key")]
+    for wire in wires:
+        assert (await wire.call(RequestCode.HEART_BEAT, {}, beat)).code == 0
+    half = {**SEND, "f": 4, "g": int(time.time() * 1000), "i": "TRAN_MSG\1true\2PGROUP\1p\2"}
+    assert (await wires[1].call(RequestCode.SEND_MESSAGE_V2, half, b"x")).code == 0
+    for _ in range(6):
+        finish(node.broker.transactions.checking())
+    for wire in wires:
+        await wire.call(RequestCode.GET_BROKER_CLUSTER_INFO)  # what the broker asked came before this answer
+    assert [len(wire.requests) for wire in wires] == [0, 6, 0]
+    for wire in wires:
+        await wire.close()
+
+
+# Registration
+
+
+async def test_only_signed_brokers_register(nodes: Nodes, file: AccountsFile) -> None:
+    port = free_port()
+    await nodes.stack.enter_async_context(
+        Server(Listening("127.0.0.1", port, acl=file.acl), broker=None, routes=Routes())
+    )
+    address = f"127.0.0.1:{port}"
+    with capture_logs() as logs:
+        await nodes.start(name="stranger", name_servers=(address,))
+    assert "name_server_refused" in {entry["event"] for entry in logs}
+    await nodes.start(name="broker-b", name_servers=(address,), acl=file.acl, name_server_account=ADMIN)
+    async with Producer(address, access=access(ADMIN)) as producer:
+        assert (await producer.send("orders", b"x")).queue.broker_name == "broker-b"
+    with pytest.raises(AclError, match="no account missing"):
+        await nodes.start(name="broker-c", name_servers=(address,), acl=file.acl, name_server_account="missing")
+
+
+# Hostile requests
+
+
+async def test_what_was_signed_cannot_be_changed(wired: Wired) -> None:
+    wire = await wired("orders-key")
+    signature = Signer(wire.secret).signature({**SEND, "AccessKey": "orders-key"}, b"x")
+    for ext, body in (
+        ({**SEND, "e": 1}, b"x"),
+        (SEND, b"y"),
+        ({**SEND, "l": 1}, b"x"),
+        ({**SEND, "b": "order"}, b"sx"),
+    ):
+        answer = await wire.call(RequestCode.SEND_MESSAGE_V2, {**ext, "Signature": signature}, body)
+        assert "Check signature failed" in (answer.remark or ""), ext
+
+
+ODD_FIELDS: list[dict[Any, Any]] = [
+    {"b": None}, {"b": ["orders"]}, {"b": {"x": 1}}, {"b": 0}, {"b": False}, {"b": b"orders"},
+    {b"b": "orders", "b": "other"},
+    {"AccessKey": None}, {"AccessKey": 5}, {"AccessKey": ["orders-key"]}, {"AccessKey": {"a": 1}},
+    {"AccessKey": "x" * 100_000},
+    {"Signature": None}, {"Signature": 5}, {"Signature": True}, {"Signature": b"bytes"}, {"Signature": ["list"]},
+    {"Signature": "\N{SNOWMAN}"}, {"Signature": "x" * 1_000_000}, {f"field-{number}": "x" for number in range(10_000)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD_FIELDS, ids=range(len(ODD_FIELDS)))
+async def test_odd_fields_are_refused_and_hurt_nobody(guarded: Node, wired: Wired, odd: dict[Any, Any]) -> None:
+    """In MessagePack, where a value may be of any kind. It is refused, or the connection is closed; nothing is stored."""
+    wire, honest = await wired(""), await wired("orders-key")
+    fields: dict[Any, Any] = {**SEND, "AccessKey": "orders-key", "Signature": "x" * 28, **odd}
+    header = msgpack.packb((RequestCode.SEND_MESSAGE_V2, 0, 1, 3, 409, None, fields))
+    with capture_logs() as logs:
+        wire.write((4 + len(header)).to_bytes(4, "big") + (MSGPACK << 24 | len(header)).to_bytes(4, "big") + header)
+        try:
+            assert (await wire.answer(1)).code == ResponseCode.SYSTEM_ERROR
+        except ConnectionResetError:
+            pass
+    assert not [entry for entry in logs if entry["log_level"] in ("error", "critical")]
+    assert not any(queue.next for queue in guarded.broker.store.queues.values())
+    assert (await honest.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0
+
+
+async def test_fields_that_look_empty_are_not_overlooked(wired: Wired) -> None:
+    """0 and False are names, too, for a handler makes texts of them."""
+    nobody = await wired("nobody-key")
+    for name in (0, False):
+        ext = {"topic": name, "consumerGroup": name, "queueId": 0}
+        answer = await nobody.call(RequestCode.QUERY_CONSUMER_OFFSET, ext, serialize_type=MSGPACK)
+        assert "No default permission" in (answer.remark or "")
+
+
+@pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ, MSGPACK])
+async def test_a_oneway_request_without_permission_has_no_effect(
+    guarded: Node, wired: Wired, serialize_type: int
+) -> None:
+    nobody = await wired("nobody-key")
+    nobody.send(RequestCode.SEND_MESSAGE_V2, SEND, b"x", flag=2, serialize_type=serialize_type)
+    await nobody.call(RequestCode.GET_BROKER_CLUSTER_INFO)
+    assert not any(queue.next for queue in guarded.broker.store.queues.values())
+
+
+async def test_refusals_are_logged_once_counted_and_hold_no_secret(
+    guarded: Node, wired: Wired, file: AccountsFile
+) -> None:
+    nobody, stranger = await wired("nobody-key"), await wired("")
+    with capture_logs() as logs:
+        for _ in range(3):
+            answers = [
+                await nobody.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x"),
+                await nobody.call(RequestCode.UPDATE_BROKER_CONFIG, {}, b"x=y"),
+                await nobody.call(RequestCode.SEND_MESSAGE_V2, {**SEND, "Signature": "wrong"}, b"x"),
+                await stranger.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x"),
+                await stranger.call(RequestCode.SEND_MESSAGE_V2, {**SEND, "AccessKey": "no-such-account"}, b"x"),
+            ]
+    reasons = ["permission", "admin", "signature", "no_key", "unknown_key"]
+    assert file.acl.refused == dict.fromkeys(reasons, 3)
+    assert [entry["reason"] for entry in logs] == reasons
+    shown = str(logs) + str(answers)
+    assert not [secret for secret in SECRETS.values() if secret in shown]
+    assert all(answer.code == ResponseCode.SYSTEM_ERROR for answer in answers)
+
+
+async def test_who_is_asked_does_not_get_the_signature_of_who_asks(guarded: Node, wired: Wired) -> None:
+    member, admin = await wired("readers-key"), await wired(ADMIN)
+    assert (await member.call(RequestCode.HEART_BEAT, {}, body_of(RequestCode.HEART_BEAT))).code == 0
+    admin.send(RequestCode.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "shipping", "clientId": "c"})
+    request = await member.request(RequestCode.GET_CONSUMER_RUNNING_INFO)
+    assert not {"AccessKey", "Signature"} & set(request.ext)
+
+
+# mqadmin's commands
+
+
+async def test_accounts_are_set_up_over_the_wire(guarded: Node, wired: Wired, file: AccountsFile) -> None:
+    admin = await wired(ADMIN)
+    fresh = {
+        "accessKey": "fresh-key",
+        "secretKey": "secret-of-fresh",
+        "topicPerms": "orders=PUB,other=SUB",
+        "admin": "false",
+    }
+    with capture_logs() as logs:
+        assert (await admin.call(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, fresh)).code == 0
+    assert "secret-of-fresh" not in str(logs)
+    wire = await wired("")
+    wire.access_key, wire.secret = "fresh-key", "secret-of-fresh"
+    assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0
+    white = {"globalWhiteAddrs": "10.0.0.{1,2},10.0.1.*"}
+    assert (await admin.call(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, white)).code == 0
+    found = orjson.loads((await admin.call(RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)).body)
+    assert found["globalWhiteAddrs"] == ["10.0.0.{1,2}", "10.0.1.*"]
+    assert {entry["accessKey"] for entry in found["plainAccessConfigs"]} == {*KEYS, "fresh-key"}
+    assert "secret-of" not in str(found)
+    version = await admin.call(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
+    assert orjson.loads(str(version.ext["version"]))["counter"] == 2
+    assert (await admin.call(RequestCode.DELETE_ACL_CONFIG, {"accessKey": "fresh-key"})).code == 0
+    assert "No acl config" in ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
+
+
+@pytest.mark.parametrize(
+    ("code", "ext", "failure", "reason"),
+    [
+        (50, {"accessKey": "fresh-key", "secretKey": "short"}, 209, "at least 7"),
+        (50, {"accessKey": "fresh-key", "secretKey": "long-enough", "topicPerms": "a"}, 209, "write name=PUB"),
+        (51, {"accessKey": "no-such-account"}, 210, "no account"),
+        (53, {"globalWhiteAddrs": "10.0.0"}, 211, "neither IPv4"),
+        (53, {"globalWhiteAddrs": "", "aclFileFullPath": "/etc/passwd"}, 211, "one ACL file"),
+    ],
+)
+async def test_changes_that_cannot_be_are_refused(
+    wired: Wired, file: AccountsFile, code: int, ext: dict[str, str], failure: int, reason: str
+) -> None:
+    before = file.path.read_bytes()
+    answer = await (await wired(ADMIN)).call(code, ext)
+    assert (answer.code, reason in (answer.remark or "")) == (failure, True), answer.remark
+    assert file.path.read_bytes() == before
+
+
+async def test_others_are_served_while_an_account_is_written(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 accounts take 0.4 s."""
+    may_go_on, began = Event(), Event()
+
+    def slow(*_: object) -> None:
+        began.set()
+        assert may_go_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr("rocketlet.broker.access.file.replace_file", slow)
+    admin, other = await wired(ADMIN), await wired("orders-key")
+    fresh = {"accessKey": "fresh-key", "secretKey": "secret-of-fresh"}
+    putting = asyncio.create_task(admin.call(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, fresh))
+    await eventually(began.is_set)
+    assert (await other.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0
+    assert not putting.done()
+    may_go_on.set()
+    assert (await putting).code == 0
+
+
+async def test_a_broker_without_accounts_says_how_to_have_some(node: Node) -> None:
+    wire = await signed_wire(node.address, "")
+    for code in (50, 51, 52, 53, 54):
+        ext = {"accessKey": "fresh-key", "secretKey": "long-enough", "globalWhiteAddrs": ""}
+        assert "--acl" in ((await wire.call(code, ext)).remark or "")
+    await wire.close()
+
+
+async def test_many_clients_at_once_are_told_apart(guarded: Node, wired: Wired) -> None:
+    wires = [await wired(key) for key in ("orders-key", "nobody-key") * 5]
+    answers = await asyncio.gather(*(wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x") for wire in wires))
+    assert [answer.code for answer in answers] == [0, 1] * 5

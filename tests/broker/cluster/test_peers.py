@@ -1,0 +1,159 @@
+"""How much a broker keeps and does for others of its groups: anybody may register brokers, and be a member."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from itertools import pairwise
+from typing import cast
+from unittest import mock
+
+import pytest
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import KEPT_LISTS, MAX_LISTED_IDS, MAX_PEER_LINKS, MAX_STRANGERS
+from rocketlet.broker.groups.foreign.agreement import Agreement, Others
+from rocketlet.broker.groups.member import Member
+from rocketlet.broker.groups.members import ConsumerGroup
+from rocketlet.broker.remoting.connection import Connection
+from rocketlet.protocol.agreement import Members, Word
+from rocketlet.protocol.bodies import BrokerData, ConsumerData, Route
+from rocketlet.protocol.frame import Frame, FrameReader, encode
+from rocketlet.protocol.headers import AgreeOnMembers
+from rocketlet.protocol.subscription import Subscription
+from rocketlet.protocol.work import finish
+
+from ...conftest import PATIENCE_S, Node, eventually
+
+
+class Peer:
+    """A broker that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.connected = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connected += 1
+        frames = FrameReader()
+        while data := await reader.read(65_536):
+            await self.answers.wait()
+            for frame in frames.feed(data):
+                writer.write(encode(Frame(0, frame.opaque, flag=1)))
+        self.connected -= 1
+        writer.close()
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[list[Peer]]:
+    async with AsyncExitStack() as stack:
+        peers = [Peer() for _ in range(4)]
+        for peer in peers:
+            server = await stack.enter_async_context(await asyncio.start_server(peer.serve, "127.0.0.1", 0))
+            host, port = server.sockets[0].getsockname()
+            peer.address = f"{host}:{port}"
+        yield peers
+        for peer in peers:
+            peer.answers.set()
+
+
+WORD = Word(AgreeOnMembers("g", "broker-a", 1, 0, False, "", ""), Members())
+
+
+class Said:
+    """What became of a word to each peer."""
+
+    def __init__(self, node: Node) -> None:
+        self._peers = node.broker.peers
+        self.failed: list[str] = []
+
+    async def to(self, *peers: Peer) -> None:
+        for peer in peers:
+            self._peers.say(peer.address, "g", lambda: WORD, self._failing(peer))
+        await eventually(lambda: not self._peers._due)
+
+    def _failing(self, peer: Peer) -> Callable[[bool], None]:
+        return lambda is_for_good: self.failed.append(peer.address)
+
+
+async def test_idle_connections_make_room_for_others(
+    node: Node, peers: list[Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.cluster.peers.MAX_PEER_LINKS", 2)
+    said = Said(node)
+    for peer in peers:
+        await said.to(peer)
+    assert not said.failed
+    await eventually(lambda: [peer.connected for peer in peers] == [0, 0, 1, 1])
+    node.clock.advance(3600.0)
+    await eventually(lambda: not any(peer.connected for peer in peers))
+    assert MAX_PEER_LINKS == 256, "as the document says"
+
+
+async def test_while_as_many_are_asked_others_count_as_unreachable(
+    node: Node, peers: list[Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.cluster.peers.MAX_PEER_LINKS", 2)
+    said = Said(node)
+    for peer in peers[:2]:
+        peer.answers.clear()
+    asking = asyncio.create_task(said.to(*peers))
+    await eventually(lambda: len(said.failed) == 2)
+    assert said.failed == [peer.address for peer in peers[2:]]
+    for peer in peers:
+        peer.answers.set()
+    await asyncio.wait_for(asking, PATIENCE_S)
+    assert len(said.failed) == 2
+    await said.to(*peers[2:])
+    assert len(said.failed) == 2
+
+
+def agreement() -> Agreement:
+    return Agreement("broker-a", MovableClock(stands=True), lambda *_: None, lambda _: None)
+
+
+def test_brokers_that_do_not_know_the_request_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketlet.broker.groups.foreign.agreement.MAX_STRANGERS", 2)
+    of_groups = agreement()
+    for number in range(3):
+        name = f"broker-{number}"
+        of_groups.opened("g")
+        of_groups.found("g", Others({name: ("host:1", "d")}, {}), ())
+        of_groups._failed("g", name, True)
+    assert [*of_groups._strangers] == ["broker-1", "broker-2"]
+    assert MAX_STRANGERS == 1000
+
+
+def group_of(*topics: str) -> ConsumerGroup:
+    """A foreign member for each topic, which it subscribes to beside one that all do."""
+    group = ConsumerGroup("g")
+    for topic in topics:
+        connection = cast("Connection", object())
+        data = ConsumerData("g", subscriptions=(Subscription("t"), Subscription(topic)))
+        member = Member(topic, connection, data, 0, 0, 0.0)
+        member.update(data, 0.0)
+        group.members[connection] = group.foreign[connection] = member
+        group.topics.update(member.topics)
+    return group
+
+
+ROUTES = {"t": Route((), (BrokerData("broker-b", "DefaultCluster", {0: "host:1"}),))}
+
+
+def test_the_lists_of_very_different_members_are_made_one_at_a_time() -> None:
+    group = group_of(*map(str, range(20)))
+    with mock.patch.object(group, "companions", side_effect=group.companions) as companions:
+        work = agreement().finding_others(group, ROUTES)
+        made = [companions.call_count for _ in work]
+    assert {later - former for former, later in pairwise(made)} == {1}
+    assert companions.call_count == 20
+
+
+def test_the_lists_of_a_change_have_only_so_many_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of("a", "b", "c")
+    for limit, count in ((9, 3), (8, 2)):
+        monkeypatch.setattr("rocketlet.broker.groups.foreign.agreement.MAX_LISTED_IDS", limit)
+        assert len(finish(agreement().finding_others(group, ROUTES)).lists) == count
+    assert (MAX_LISTED_IDS, KEPT_LISTS) == (10_000, 4)

@@ -1,0 +1,198 @@
+"""SQL92 filters are parsed in turns, and a pull looks at no more than a turn has time for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rocketlet.broker import config
+from rocketlet.broker.messages import filters
+from rocketlet.protocol.codes import RequestCode as Code
+from rocketlet.protocol.codes import ResponseCode
+from rocketlet.protocol.group_bodies import encode_client_check
+from rocketlet.protocol.message import decode_records
+from rocketlet.protocol.properties import decode
+from rocketlet.protocol.subscription import SQL92, Subscription
+
+from ...conftest import Connect, Node, Wire, create_topic, eventually
+from ...support.requests import SUBSCRIBED, SUSPEND, pull, send
+
+
+class Slow:
+    """Lets no work have a turn, so that nothing is parsed, until it is let."""
+
+    def __init__(self, filters: filters.Filters, patch: pytest.MonkeyPatch) -> None:
+        self._filters = filters
+        self._patch = patch
+        patch.setattr("rocketlet.broker.running.turns.TURN_S", -1)
+
+    @property
+    def asked(self) -> list[str]:
+        return list(self._filters._asked)
+
+    def let_parse(self) -> None:
+        self._patch.undo()
+
+
+@pytest.fixture
+def slow(node: Node) -> Iterator[Slow]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Slow(node.broker.filters, patch)
+
+
+def filtered(expression: str, **fields: Any) -> dict[str, Any]:
+    return pull(subscription=expression, expression_type="SQL92", **fields)
+
+
+def check(expression: str) -> bytes:
+    return encode_client_check("c", "g", Subscription("t", expression, kind=SQL92))
+
+
+async def test_only_who_asks_for_a_new_filter_waits_for_it(
+    node: Node, wire: Wire, connect: Connect, slow: Slow
+) -> None:
+    await create_topic(wire, "t")
+    await send(wire, b"yes", properties="a\x011")
+    asked = wire.send(Code.PULL_MESSAGE, filtered("a = 1")), wire.send(Code.CHECK_CLIENT_CONFIG, body=check("a = 1"))
+    wrong = wire.send(Code.CHECK_CLIENT_CONFIG, body=check("a +"))
+    await eventually(lambda: slow.asked == ["a = 1", "a +"])
+    for other in (wire, await connect(node.address)):
+        assert (await other.call(Code.PULL_MESSAGE, pull())).code == 0
+        assert (await send(other, b"no")).code == 0
+    slow.let_parse()
+    found, checked = [await wire.answer(opaque) for opaque in asked]
+    assert (found.code, found.body.count(b"yes"), checked.code) == (0, 1, 0)
+    assert (await wire.answer(wrong)).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    assert (await wire.call(Code.PULL_MESSAGE, filtered("a +"))).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+async def test_a_filter_that_breaks_the_parser_is_answered(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(expression: str) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(filters, "parsing", broken)
+    answer = await wire.call(Code.CHECK_CLIENT_CONFIG, body=check("a = 1"))
+    assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+async def test_what_waits_for_a_filter_counts_and_a_client_that_is_gone_is_forgotten(
+    node: Node, wire: Wire, connect: Connect, slow: Slow
+) -> None:
+    await create_topic(wire, "t")
+    leaving = await connect(node.address)
+    for asking in (wire, leaving):
+        asking.send(Code.PULL_MESSAGE, filtered("a = 1", flags=SUBSCRIBED | SUSPEND))
+    await eventually(lambda: node.broker.filters._waiting == 2)
+    connections = list(node.server._connections)
+    assert all(connection.charged_bytes > len("a = 1") for connection in connections)
+    await leaving.close()
+    await eventually(lambda: len(node.server._connections) == 1)
+    slow.let_parse()
+    await eventually(lambda: not node.broker.filters._waiting)
+    await eventually(lambda: [connection.held_pulls for connection in connections].count(1) == 1)
+    assert not node.broker.filters._asked
+
+
+async def test_more_requests_than_may_wait_for_their_filter_are_refused(
+    node: Node, wire: Wire, slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filters, "MAX_UNPARSED", 2)
+    asked = [wire.send(Code.CHECK_CLIENT_CONFIG, body=check("a = 1")) for _ in range(2)]
+    refused = await wire.call(Code.CHECK_CLIENT_CONFIG, body=check("a = 1"))
+    assert (refused.code, "wait for their SQL92 filter" in (refused.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
+    slow.let_parse()
+    assert [(await wire.answer(opaque)).code for opaque in asked] == [0, 0]
+    assert (await wire.call(Code.CHECK_CLIENT_CONFIG, body=check("a = 1"))).code == 0
+
+
+async def test_the_filter_that_was_asked_for_longest_ago_is_forgotten(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filters, "MAX_FILTERS", 2)
+    for number in (1, 2, 1, 3):
+        assert (await wire.call(Code.CHECK_CLIENT_CONFIG, body=check(f"a = {number}"))).code == 0
+    assert [node.broker.filters.find(f"a = {number}") is not None for number in (1, 2, 3)] == [True, False, True]
+
+
+async def test_filters_that_are_known_are_limited_by_their_words(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filters, "KNOWN_FILTER_WORDS", 8)
+    for expression in ("a = 1", "b = 1", "c = 1 OR d = 1", "a = +"):
+        await wire.call(Code.CHECK_CLIENT_CONFIG, body=check(expression))
+    assert list(node.broker.filters._known) == ["c = 1 OR d = 1", "a = +"]
+    assert node.broker.filters._known_words == 8
+    long = " OR ".join(["a = 1"] * 10)
+    assert (await wire.call(Code.CHECK_CLIENT_CONFIG, body=check(long))).code == 0
+    assert list(node.broker.filters._known) == [long], "the last one stays, or nobody could use it"
+
+
+async def test_a_broker_stops_while_filters_wait_to_be_parsed(node: Node, wire: Wire, slow: Slow) -> None:
+    for number in range(2):
+        wire.send(Code.CHECK_CLIENT_CONFIG, body=check(f"a = {number}"))
+    await eventually(lambda: len(slow.asked) == 2)
+    slow.let_parse()
+    await node.stop()
+
+
+async def test_a_nested_text_ends_filters_for_nobody(wire: Wire) -> None:
+    """A parser of all SQL took exponential time for it, in a thread for which the process waited at its end."""
+    for hostile in ("STRUCT(" * 68 + "1", "a = " + "(" * 5000, "CASE WHEN " * 500, "a = 1 OR (" * 2000):
+        assert (await wire.call(Code.CHECK_CLIENT_CONFIG, body=check(hostile))).code != 0
+    assert (await wire.call(Code.CHECK_CLIENT_CONFIG, body=check("a = 1"))).code == 0
+
+
+async def test_a_message_that_breaks_a_filter_does_not_match_and_is_counted(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(text: str) -> dict[str, str]:
+        if "bad" in text:
+            raise OverflowError("too large")
+        return decode(text)
+
+    monkeypatch.setattr("rocketlet.broker.messages.sql_filter.decode", broken)
+    await create_topic(wire, "t")
+    held = wire.send(Code.PULL_MESSAGE, filtered("a = 'bad' OR a = 'good'", flags=SUBSCRIBED | SUSPEND))
+    for value in ("bad", "good"):
+        await send(wire, value.encode(), properties=f"a\x01{value}")
+    found = await wire.answer(held)
+    while found.code == ResponseCode.PULL_RETRY_IMMEDIATELY:
+        offset = int(found.ext["nextBeginOffset"])
+        asked = filtered("a = 'bad' OR a = 'good'", flags=SUBSCRIBED | SUSPEND, offset=offset)
+        found = await wire.call(Code.PULL_MESSAGE, asked)
+    assert (found.code, found.body.count(b"good"), node.broker.filters.failed) == (0, 2, 1)
+
+
+async def test_a_number_that_is_too_large_stops_no_reader(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    await send(wire, b"huge", properties="a\x010x1p99999")
+    await send(wire, b"one", properties="a\x011")
+    await send(wire, b"two", properties="a\x012")
+    answer = await wire.call(Code.PULL_MESSAGE, filtered("a > 1.5"))
+    assert (answer.code, [record.body for record in decode_records(answer.body)]) == (0, [b"huge", b"two"])
+
+
+LONG = " OR ".join(f"({' OR '.join(['a = 1'] * 40)})" for _ in range(4))  # 652 words and signs, with those between them
+
+
+@pytest.mark.parametrize(
+    ("expression", "body", "properties", "looked_at"),
+    [
+        ("a = 1", b"x", "TAGS\x01x", config.SCAN_ENTRIES),
+        (LONG, b"x", "TAGS\x01x", config.SCAN_WORDS // 647),
+        ("a = 1", b"x" * (config.SCAN_BYTES // 8 - 1000), "", 8),
+        ("a = 1", b"x", "b\x01" + "x" * 32_000, config.SCAN_BYTES // 32_130),
+        ("a = 1", b"x" * (config.SCAN_BYTES + 1), "", 1),
+    ],
+    ids=["entries", "words", "bodies", "properties", "one is always looked at"],
+)
+async def test_a_pull_looks_at_no_more_than_a_turn_has_time_for(
+    wire: Wire, expression: str, body: bytes, properties: str, looked_at: int
+) -> None:
+    await create_topic(wire, "t")
+    asked = [await send(wire, body, properties=properties) for _ in range(min(looked_at + 3, 40))]
+    assert {answer.code for answer in asked} == {0}
+    answer = await wire.call(Code.PULL_MESSAGE, filtered(expression))
+    assert (answer.code, answer.remark) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE")
+    assert int(answer.ext["nextBeginOffset"]) == min(looked_at, len(asked))

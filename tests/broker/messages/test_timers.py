@@ -1,0 +1,338 @@
+"""Messages that are sent to a time: when they come, what is kept, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import MAX_TIMER_DELAY_MS
+from rocketlet.protocol import properties as props
+from rocketlet.protocol.batch import encode_batch
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.message import Record, decode_records
+from rocketlet.protocol.names import TIMER_TOPIC
+from rocketlet.protocol.recall_handle import HandleError, RecallHandle, decode_handle
+
+from ...conftest import Connect, Node, Nodes, Wire, create_topic
+from ...support.requests import HALF_PROPERTIES, SUBSCRIBED, SUSPEND, bodies_of, pull, send
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+async def standing(nodes: Nodes) -> Node:
+    """A broker whose clock moves by `advance` only, with a topic."""
+    return await nodes.start(clock=MovableClock(stands=True))
+
+
+@pytest.fixture
+async def line(standing: Node, connect: Connect) -> Wire:
+    wire = await connect(standing.address)
+    await create_topic(wire, "t", 2)
+    return wire
+
+
+def timed(key: str = "u1", /, **fields: Any) -> str:
+    return props.encode({"UNIQ_KEY": key, **{f"TIMER_{name}": str(value) for name, value in fields.items()}})
+
+
+async def records(wire: Wire, queue: int = 0, topic: str = "t") -> list[Record]:
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(topic, queue=queue))
+    return list(decode_records(answer.body)) if answer.code == 0 else []
+
+
+async def recall(wire: Wire, handle: str, topic: str = "t") -> Frame:
+    return await wire.call(RequestCode.RECALL_MESSAGE, {"topic": topic, "recallHandle": handle})
+
+
+@pytest.mark.parametrize("name", ["DELAY_SEC", "DELAY_MS", "DELIVER_MS"])
+async def test_a_message_comes_at_its_ms_and_not_before(standing: Node, line: Wire, name: str) -> None:
+    now_ms = standing.clock.time_ms()
+    value = {"DELAY_SEC": 2, "DELAY_MS": 2000, "DELIVER_MS": now_ms + 2000}[name]
+    answer = await send(line, b"later", queue=1, properties=timed(**{name: value}))
+    assert (answer.code, answer.ext["queueId"]) == (0, "1")
+    standing.clock.advance(1.998)
+    assert await records(line, 1) == []
+    standing.clock.advance(0.003)
+    [record] = await records(line, 1)
+    assert record.body == b"later"
+    assert record.store_ms in (now_ms + 2000, now_ms + 2001)
+    assert props.find(record.properties, "TIMER_OUT_MS") == str(now_ms + 2000)
+
+
+async def test_messages_come_in_the_order_of_their_times_whatever_order_they_were_sent_in(
+    standing: Node, line: Wire
+) -> None:
+    for after_ms in (500, 10, 3000, 10, 700):
+        await send(line, b"%d" % after_ms, properties=timed(DELAY_MS=after_ms))
+    standing.clock.advance(0.6)
+    assert await bodies_of(line) == [b"10", b"10", b"500"]
+    standing.clock.advance(10)
+    assert await bodies_of(line) == [b"10", b"10", b"500", b"700", b"3000"]
+
+
+async def test_a_message_that_comes_wakes_who_waits_for_it(standing: Node, line: Wire, connect: Connect) -> None:
+    waiting = await connect(standing.address)
+    held = waiting.send(RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED | SUSPEND, suspend_timeout_millis=60_000))
+    await send(line, b"late", properties=timed(DELAY_MS=5000))
+    standing.clock.advance(5.001)
+    assert [record.body for record in decode_records((await waiting.answer(held)).body)] == [b"late"]
+
+
+async def test_a_time_in_the_past_is_at_once_and_a_level_counts_before_a_time(standing: Node, line: Wire) -> None:
+    for value in (standing.clock.time_ms(), 5, -1):
+        await send(line, b"past", properties=timed(DELIVER_MS=value))
+    assert await bodies_of(line) == [b"past"] * 3
+    text = timed(DELAY_MS=3_600_000) + "\x02DELAY\x011"
+    assert "recallHandle" not in (await send(line, b"level", queue=1, properties=text)).ext
+    standing.clock.advance(1.1)
+    [record] = await records(line, 1)
+    assert props.find(record.properties, "TIMER_DELAY_MS") is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "hint"),
+    [
+        ({"DELAY_MS": MAX_TIMER_DELAY_MS + 1}, "max delay 3456000000ms"),
+        ({"DELAY_SEC": MAX_TIMER_DELAY_MS}, "days ahead"),
+        ({"DELIVER_MS": "soon"}, "TIMER_DELIVER_MS is 'soon'"),
+        ({"DELAY_SEC": "1_0"}, "not a number"),
+        ({"DELAY_MS": "9" * 20}, "not a number"),
+        ({"DEL_UNIQKEY": "t_u1", "DELAY_MS": 5}, "RECALL_MESSAGE"),
+    ],
+)
+async def test_what_cannot_be_a_time_is_refused(line: Wire, fields: dict[str, Any], hint: str) -> None:
+    answer = await send(line, properties=timed(**fields))
+    assert (answer.code, hint in (answer.remark or "")) == (ResponseCode.MESSAGE_ILLEGAL, True), answer.remark
+
+
+async def test_the_farthest_time_is_taken(standing: Node, line: Wire) -> None:
+    assert (await send(line, b"far", properties=timed(DELAY_MS=MAX_TIMER_DELAY_MS))).code == 0
+    assert standing.broker.timers.waiting == 1
+
+
+async def test_transactions_and_batches_have_no_time(standing: Node, line: Wire) -> None:
+    half = f"{HALF_PROPERTIES}\x02TIMER_DELAY_MS\x015"
+    answer = await send(line, properties=half, sys_flag=4)
+    assert (answer.code, "transactional" in (answer.remark or "")) == (ResponseCode.MESSAGE_ILLEGAL, True)
+    batch = encode_batch([(0, b"a", timed(DELAY_MS=5000))])
+    answer = await send(line, batch, batch=True, properties=timed(DELAY_MS=5000))
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    # As Apache's: the properties of one message in a batch are not looked at.
+    assert (await send(line, batch, batch=True)).code == 0
+    assert await bodies_of(line) == [b"a"]
+
+
+async def test_the_system_topic_cannot_be_sent_to(line: Wire) -> None:
+    answer = await send(line, topic=TIMER_TOPIC, properties=timed(OUT_MS=5))
+    assert answer.code == ResponseCode.NO_PERMISSION
+
+
+async def test_what_waits_is_kept_over_a_restart_and_comes_once(nodes: Nodes, connect: Connect) -> None:
+    clock = MovableClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    await create_topic(wire, "t", 2)
+    for after_s in (1, 3, 5):
+        await send(wire, b"%d" % after_s, properties=timed(DELAY_SEC=after_s))
+    clock.advance(1.5)
+    await node.stop()
+    clock.advance(2)
+    node = await nodes.start(clock=clock, data_dir=node.config.data_dir)
+    wire = await connect(node.address)
+    assert node.broker.timers.waiting == 2
+    clock.advance(0.001)
+    assert await bodies_of(wire) == [b"1", b"3"]
+    clock.advance(60)
+    assert await bodies_of(wire) == [b"1", b"3", b"5"]
+    await node.stop()
+    node = await nodes.start(clock=clock, data_dir=node.config.data_dir)
+    clock.advance(60)
+    assert await bodies_of(await connect(node.address)) == [b"1", b"3", b"5"]
+    assert node.broker.timers.waiting == 0
+
+
+async def test_a_clock_that_is_set_back_loses_nothing(nodes: Nodes, connect: Connect) -> None:
+    clock = MovableClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    await send(wire, b"first", properties=timed(DELAY_SEC=100))
+    clock.advance(101)
+    clock._ahead_s -= 95  # as a machine's that was ahead
+    await send(wire, b"second", properties=timed(DELAY_SEC=60))
+    await node.stop()
+    node = await nodes.start(clock=clock, data_dir=node.config.data_dir)
+    wire = await connect(node.address)
+    assert await bodies_of(wire) == [b"first"]
+    clock.advance(61)
+    assert await bodies_of(wire) == [b"first", b"second"]
+    await node.stop()
+    node = await nodes.start(clock=clock, data_dir=node.config.data_dir)
+    clock.advance(9999)
+    assert await bodies_of(await connect(node.address)) == [b"first", b"second"]
+
+
+async def test_a_full_disk_delays_delivery_and_loses_nothing(
+    standing: Node, line: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        await send(line, b"%d" % number, properties=timed(DELAY_MS=100 + number))
+    with monkeypatch.context() as patch:
+
+        def refused(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr("rocketlet.broker.store.disk.write", refused)
+        standing.clock.advance(1)
+        assert await bodies_of(line) == []
+    standing.clock.advance(1.5)
+    assert await bodies_of(line) == [b"0", b"1", b"2"]
+    standing.clock.advance(60)
+    assert await bodies_of(line) == [b"0", b"1", b"2"]
+
+
+async def test_retention_drops_the_log_and_keeps_what_waits(nodes: Nodes, connect: Connect) -> None:
+    clock = MovableClock(stands=True)
+    settings: dict[str, Any] = {"clock": clock, "retain_hours": 0.0, "segment_bytes": 10_000}
+    node = await nodes.start(**settings)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    clock.advance(100)  # all files are older than what is retained
+    for number in range(5):
+        await send(wire, b"late-%d" % number, properties=timed(f"u{number}", DELAY_SEC=10 * DAY_MS // 1000 + number))
+    for _ in range(5):
+        for _ in range(20):
+            await send(wire, b"x" * 1000)
+        await node.broker.expire_segments()
+    assert node.broker.store.begin > 50_000
+    assert node.broker.timers.waiting == 5
+    assert node.broker.timers.queue.begin >= 5
+    await node.stop()
+    node = await nodes.start(data_dir=node.config.data_dir, **settings)
+    clock._ahead_s += 10 * DAY_MS / 1000
+    clock.advance(0.5)
+    assert node.broker.timers.waiting == 4
+    clock.advance(10)
+    wire = await connect(node.address)
+    begin = node.broker.store.queues["t", 0].begin
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=begin))
+    late = [record.body for record in decode_records(answer.body) if record.body.startswith(b"late")]
+    assert late == [b"late-%d" % number for number in range(5)]
+
+
+async def test_many_messages_are_sorted_on_disk_and_come_in_order(
+    nodes: Nodes, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.store.schedule.RUN_KEYS", 32)
+    monkeypatch.setattr("rocketlet.broker.store.schedule.RUNS_TO_MERGE", 2)
+    clock = MovableClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    times = [(number * 7919) % 1000 + 1 for number in range(400)]
+    for number, after_ms in enumerate(times):
+        await send(wire, b"%d" % number, properties=timed(DELAY_MS=1000 * after_ms))
+        if number % 50 == 0:
+            node.broker.persist()
+    folder = tmp_path / "broker-a" / "timers"
+    assert 0 < len(list(folder.iterdir())) < 10
+    clock.advance(500)
+    await node.stop()
+    damaged = sorted(folder.iterdir())[0]
+    data = bytearray(damaged.read_bytes())
+    data[5] ^= 1
+    damaged.write_bytes(bytes(data))
+    node = await nodes.start(clock=clock, data_dir=node.config.data_dir)
+    clock.advance(501)
+    wire = await connect(node.address)
+    found: list[int] = []
+    while len(found) < 400:
+        answer = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=len(found)))
+        assert answer.code == 0
+        found += [int(record.body) for record in decode_records(answer.body)]
+    assert found == sorted(range(400), key=lambda number: (times[number], number))
+    assert node.broker.timers.waiting == 0
+
+
+async def test_a_message_is_recalled_before_its_time_once(standing: Node, line: Wire) -> None:
+    handles: list[str] = []
+    for number in range(3):
+        answer = await send(line, b"%d" % number, properties=timed(f"u{number}", DELAY_MS=5000))
+        handles.append(str(answer.ext["recallHandle"]))
+    answer = await recall(line, handles[1])
+    assert (answer.code, answer.ext["msgId"]) == (0, "u1")
+    assert (await recall(line, handles[1])).code == ResponseCode.NO_MESSAGE
+    standing.clock.advance(5.001)
+    assert await bodies_of(line) == [b"0", b"2"]
+    assert (await recall(line, handles[0])).code == ResponseCode.NO_MESSAGE
+
+
+async def test_a_recall_is_kept_over_a_restart(nodes: Nodes, connect: Connect) -> None:
+    clock = MovableClock(stands=True)
+    node = await nodes.start(clock=clock, flush="sync")
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    handle = str((await send(wire, properties=timed(DELAY_MS=5000))).ext["recallHandle"])
+    await send(wire, b"stays", properties=timed("u2", DELAY_MS=5000))
+    assert (await recall(wire, handle)).code == 0
+    await node.stop()
+    node = await nodes.start(clock=clock, data_dir=node.config.data_dir)
+    wire = await connect(node.address)
+    assert (await recall(wire, handle)).code == ResponseCode.NO_MESSAGE
+    clock.advance(5.001)
+    assert await bodies_of(wire) == [b"stays"]
+
+
+async def test_a_handle_that_is_none_is_refused(standing: Node, line: Wire) -> None:
+    handle = RecallHandle("t", "broker-a", standing.clock.time_ms() + 5, "u1")
+    cases = {
+        "junk": "recall handle is invalid",
+        handle._replace(topic="u").encoded(): "topic not match",
+        handle._replace(broker_name="b").encoded(): "broker service not available",
+    }
+    for text, hint in cases.items():
+        answer = await recall(line, text)
+        assert (answer.code, hint in (answer.remark or "")) == (ResponseCode.ILLEGAL_OPERATION, True), answer.remark
+    assert (await recall(line, handle.encoded())).code == ResponseCode.NO_MESSAGE
+    assert (await recall(line, handle.encoded(), "nowhere")).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_only_what_waits_for_a_time_and_has_a_key_gets_a_handle(line: Wire) -> None:
+    answer = await send(line, properties=timed(DELAY_MS=5000))
+    assert decode_handle(str(answer.ext["recallHandle"]))[:2] == ("t", "broker-a")
+    for text in (timed(DELAY_MS=0), "UNIQ_KEY\x01u", "TIMER_DELAY_MS\x015000"):
+        assert "recallHandle" not in (await send(line, properties=text)).ext
+
+
+@given(
+    st.from_regex(r"[%|a-zA-Z0-9_-]{1,127}", fullmatch=True),
+    st.integers(0, 10**15),
+    st.text(st.characters(exclude_characters=" ", exclude_categories=["Cs"]), min_size=1, max_size=40),
+)
+def test_a_handle_comes_back_as_it_was(topic: str, due_ms: int, key: str) -> None:
+    handle = RecallHandle(topic, "broker-a", due_ms, key)
+    assert decode_handle(handle.encoded()) == handle
+
+
+@given(st.text())
+def test_any_other_text_is_no_handle(text: str) -> None:
+    with pytest.raises(HandleError):
+        decode_handle(text)
+
+
+async def test_recalls_are_limited(standing: Node, line: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketlet.broker.messages.timers.MAX_RECALLED", 1)
+    monkeypatch.setattr("rocketlet.broker.messages.timers.MAX_RECALL_LOOKS", 2)
+    answers = [await send(line, properties=timed(f"u{number}", DELAY_MS=5000)) for number in range(3)]
+    handles = [str(answer.ext["recallHandle"]) for answer in answers]
+    assert (await recall(line, handles[0])).code == 0
+    answer = await recall(line, handles[1])
+    assert (answer.code, "1 messages were recalled" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    answer = await recall(line, handles[2])  # behind as many of the same ms as are looked at
+    assert (answer.code, "more than 2 messages" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)

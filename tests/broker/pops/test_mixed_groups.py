@@ -1,0 +1,109 @@
+"""Our consumers, which pull, and clients that pop in one group: every message is handled once, whoever comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+
+from rocketlet.client import Consumer, Producer
+from rocketlet.client.admin.admin_client import AdminClient
+from rocketlet.client.admin.diagnosis import diagnose
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.message import Record
+
+from ...conftest import Connect, Node, Nodes, Wire, create_topic
+from ...support.handlers import Inbox
+from ...support.requests import join
+from .test_pop_requests import ack, popped
+
+
+@contextlib.asynccontextmanager
+async def popper(wire: Wire, got: list[bytes]) -> AsyncIterator[None]:
+    """A client that pops until it is closed."""
+
+    async def pop() -> None:
+        while True:
+            for record in await popped(wire, pollTime=200, initMode=0):
+                await handled(wire, record, got)
+
+    task = asyncio.create_task(pop())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await wire.close()
+
+
+async def handled(wire: Wire, record: Record, got: list[bytes]) -> None:
+    got.append(record.body)
+    await asyncio.shield(wire.call(RequestCode.ACK_MESSAGE, ack(record)))
+
+
+async def send(node: Node, bodies: Iterable[bytes]) -> list[bytes]:
+    sent = list(bodies)
+    async with Producer(node.address) as producer:
+        for body in sent:
+            await producer.send("t", body)
+    return sent
+
+
+def owners(node: Node) -> Counter[str]:
+    return Counter(node.broker.locks.owners("g").values())
+
+
+async def test_who_pulls_and_who_pops_share_a_topic_and_hand_queues_over(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start()
+    await create_topic(await connect(node.address), "t", queues=8)
+    inbox, got, sent = Inbox(), list[bytes](), list[bytes]()
+
+    async def until_all() -> None:
+        while len(inbox.messages) + len(got) < len(sent):
+            await asyncio.sleep(0.01)
+
+    async with popper(await connect(node.address), got):
+        sent += await send(node, (b"apart-%d" % number for number in range(20)))
+        await until_all()
+        async with Consumer(node.address, "g", "t", inbox, start="first"):
+            sent += await send(node, (b"joined-%d" % number for number in range(40)))
+            while owners(node)["(shared)"] != 4 or len(owners(node)) != 2:
+                await asyncio.sleep(0.01)
+            sent += await send(node, (b"both-%d" % number for number in range(40)))
+            await until_all()
+            assert {body[:4] for body in inbox.bodies} & {body[:4] for body in got} >= {b"both"}
+            async with AdminClient(node.address) as admin:
+                assert not [finding for finding in await diagnose(admin) if finding.subject == "g"]
+        sent += await send(node, (b"alone-%d" % number for number in range(20)))
+        await until_all()
+        assert owners(node) == Counter()
+    async with Consumer(node.address, "g", "t", inbox, start="first"):
+        sent += await send(node, (b"pulled-%d" % number for number in range(20)))
+        await until_all()
+    assert Counter(inbox.bodies + got) == Counter(sent)
+
+
+async def test_the_broker_restarts_with_queues_of_both_kinds(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start()
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    (record,) = [await pop_one(node, wire)]
+    await join(wire, "c1")
+    before = owners(node)
+    assert before["(shared)"] >= 2
+    await node.stop()
+    node = await nodes.start()
+    wire = await connect(node.address)
+    assert owners(node) == before
+    await join(wire, "c1")
+    assert (await wire.call(RequestCode.ACK_MESSAGE, ack(record))).code == 0
+    while owners(node)["(shared)"] > 2:
+        await popped(wire)
+
+
+async def pop_one(node: Node, wire: Wire) -> Record:
+    await send(node, [b"a"])
+    (record,) = await popped(wire, initMode=0)
+    return record

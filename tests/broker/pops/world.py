@@ -1,0 +1,220 @@
+"""A store, topics and groups with messages shared, without a broker, a socket or a loop: a clock that stands, and turns that
+end when a test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.groups.history import History
+from rocketlet.broker.groups.members import ConsumerGroups
+from rocketlet.broker.groups.modes import RequestModes
+from rocketlet.broker.groups.owning.locks import Around, Locks
+from rocketlet.broker.groups.owning.offsets import Offsets
+from rocketlet.broker.groups.owning.watch import Watch
+from rocketlet.broker.groups.settings import GroupConfigs
+from rocketlet.broker.messages.appender import Appender
+from rocketlet.broker.messages.topics import Topics
+from rocketlet.broker.pops.division import Members
+from rocketlet.broker.pops.mixed import Mixed
+from rocketlet.broker.pops.pops import Pops
+from rocketlet.broker.pops.seats import Seat
+from rocketlet.broker.pops.values import Outcome, Received, Request
+from rocketlet.broker.running.engine import Engine
+from rocketlet.broker.running.jobs import run
+from rocketlet.broker.running.turns import Turns
+from rocketlet.broker.sessions.events import GroupChanged
+from rocketlet.broker.sessions.session import Session
+from rocketlet.broker.store.frames import Frames
+from rocketlet.protocol.bodies import ConsumerData, Route, TopicConfig
+from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.group_config import GroupConfig
+from rocketlet.protocol.message import decode_record, encode_host
+from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.subscription import Subscription, tag_code
+
+from ...support.stores import open_store
+
+HOST = encode_host("127.0.0.1", 1)
+
+
+class _AtOnce:
+    """Tasks that wait for nothing are over at once."""
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            return
+        raise AssertionError("it waits")
+
+
+async def _no_route(topic: str) -> Route | None:
+    return None
+
+
+class World:
+    """One run of what a broker has below its doors. `restart` is a kill, or a stop, and another run."""
+
+    journal_bytes = 2000  # so that it is written anew in tests, too
+
+    def __init__(self, folder: Path, queues: int = 2, clock: MovableClock | None = None) -> None:
+        self.folder = folder
+        self.queues = queues
+        self.clock = clock or MovableClock(stands=True)
+        self.clock._began = (1000.0, 1_800_000_000.0)  # the same in each run
+        self._soon: list[Callable[[], object]] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        self.open()
+
+    def open(self) -> None:
+        folder, clock = self.folder, self.clock
+        config = BrokerConfig(data_dir=folder, address="127.0.0.1:1")
+        self.store = open_store(folder, time_ms=clock.time_ms)
+        self.topics = Topics(config, clock, on_change=lambda _: None)
+        self.store.recover(self.topics.since(), deleted=self.topics.deleted, knows_topics=self.topics.is_current)
+        self.topics.ensure(TopicConfig("t", self.queues, self.queues), 0)
+        self.appender = Appender(self.store, self._appended)
+        self.offsets = Offsets(folder / "offsets.json", self.topics.identity)
+        self.offsets.clamp(self.store.queues)
+        self.groups = GroupConfigs(folder / "groups.json", clock.time_ms, auto_create=True)
+        self._soon.clear()
+        self.pops: Pops | None = None
+        self.pops = Pops(
+            "b", self.topics, self.appender, self.offsets, self.groups, Frames(self.journal), clock,
+            lambda action, otherwise: action(), self._members(), self._soon.append,
+        )  # fmt: skip
+        self.pops._book.journal_bytes = self.journal_bytes
+
+    def _members(self) -> Members:
+        clock, turns = self.clock, Turns()
+        history = History(clock)
+        around = Around(
+            on_free=lambda session, group: session.tell(GroupChanged(group)), on_change=lambda: None,
+            is_held_back=lambda group, topic, _: self.state.is_apart(group, topic),
+            is_anothers=lambda *_: False, queues_of=self.topics.queues_of, end_of=lambda *_: 0,
+        )  # fmt: skip
+        self.members = ConsumerGroups(
+            history, "b", self.topics.queues_of, clock, turns, on_change=lambda group: self.state.changed(group)
+        )
+        self.locks = Locks(history, self.folder / "locks.json", clock, around)
+        watch = Watch(self.members, self.locks, history, self.topics.queues_of, clock)
+        engine = Engine(_AtOnce(), turns, clock)  # type: ignore[arg-type]
+        return Members(
+            self.members, self.locks, watch, RequestModes(self.folder / "modes.json"), Mixed(clock, history), engine,
+            _no_route, self.topics.queues_of,
+        )  # fmt: skip
+
+    def join(self, client_id: str, *, strategy: str | None = "AVG", group: str = "g", topic: str = "t") -> Session:
+        """A member that pulls: one of ours, or without a strategy one of Apache's."""
+        session = Seat(lambda: None)
+        subscriptions = (Subscription(topic), Subscription(f"%RETRY%{group}"))
+        self.members.heartbeat(
+            session, client_id, ConsumerData(group, subscriptions=subscriptions, strategy=strategy), 0, 0
+        )
+        return session
+
+    def leave(self, session: Session, group: str = "g") -> None:
+        self.locks.leave(session, group, is_foreign=False)
+        self.members.leave(session, group)
+
+    def lock(self, session: Session, client_id: str, *queues: int) -> set[int]:
+        wanted = tuple(Queue("t", "b", number) for number in queues)
+        got = self.locks.lock(LockRequest(client_id, "g", wanted, handover=True), session)
+        return {queue.queue_id for queue in got}
+
+    def unlock(self, session: Session, client_id: str, *queues: int) -> list[str]:
+        wanted = tuple(Queue("t", "b", number) for number in queues)
+        return self.locks.unlock(LockRequest(client_id, "g", wanted, handover=True), session)
+
+    def _appended(self, queues: Sequence[Any]) -> None:
+        if self.pops is not None:
+            self.pops.appended(queues)
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "pops.journal"
+
+    @property
+    def state(self) -> Pops:
+        assert self.pops is not None
+        return self.pops
+
+    def turn(self) -> None:
+        """This turn of the loop is over."""
+        while self._soon:
+            soon, self._soon[:] = list(self._soon), []
+            for action in soon:
+                action()
+
+    def kill(self) -> None:
+        self.clock.stop()
+        self.state._book.frames.close()
+        self.store.close()
+
+    def save(self) -> None:
+        save = run(self.offsets.saving())
+        if save is not None:
+            save.write(sync=False)
+        run(self.state.saving())
+
+    def group(self, name: str, **settings: Any) -> None:
+        self.groups.put(GroupConfig(name, **settings))
+
+    def send(self, body: str, queue: int = 0, topic: str = "t", **properties: str) -> int:
+        text = "\x02".join(f"{name}\x01{value}" for name, value in properties.items())
+        with self.appender.batch():
+            place = self.appender.stage(
+                self.store.queue(topic, queue), body.encode(), text.encode(), tag_code(text), 0, 0, 1, HOST
+            )
+        return place[1]
+
+    def receive(self, count: int = 32, invisible_ms: int = 10_000, **rest: Any) -> Received:
+        """What there is now."""
+        got: list[Received] = []
+        request = Request(
+            rest.pop("group", "g"), rest.pop("topic", "t"), rest.pop("client", "c"), count, invisible_ms, **rest
+        )
+        self.state.receive(request, got.append)
+        self.turn()
+        (received,) = got
+        return received
+
+    def wait(self, count: int = 32, invisible_ms: int = 10_000, wait_ms: int = 20_000, **rest: Any) -> list[Received]:
+        """A receive that waits: what it is answered, when it is."""
+        got: list[Received] = []
+        request = Request(
+            rest.pop("group", "g"),
+            rest.pop("topic", "t"),
+            rest.pop("client", "c"),
+            count,
+            invisible_ms,
+            wait_ms,
+            **rest,
+        )
+        got_wait = self.state.receive(request, got.append)
+        self.last_wait = got_wait
+        self.turn()
+        return got
+
+    def ack(self, *handles: str, group: str = "g", topic: str = "t") -> list[Outcome]:
+        got: list[Outcome] = []
+        self.state.ack(group, topic, handles, got.extend)
+        self.turn()
+        assert len(got) == len(handles)
+        return got
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.turn()
+
+
+def bodies(received: Received) -> list[str]:
+    return [decode_record(message.record).body.decode() for message in received.messages]
+
+
+def handles(received: Received) -> list[str]:
+    return [message.handle for message in received.messages]

@@ -1,0 +1,398 @@
+"""What administrators ask: answers that mqadmin does not show, and bad input."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import orjson
+import pytest
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.groups.settings import GroupConfigs
+from rocketlet.broker.messages.topics import Topics
+from rocketlet.broker.store.consume_queue import ConsumeQueue
+from rocketlet.protocol import admin_bodies, bodies, fastjson_text, names
+from rocketlet.protocol.admin_bodies import Progress
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig
+from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
+from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.group_config import GroupConfig, group_json
+from rocketlet.protocol.message import decode_record
+from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.subscription import parse_subscription
+
+from ...conftest import Connect, Node, Nodes, Wire, create_topic
+from ...support.requests import pull, send
+
+ALL_GROUPS = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+
+
+def value(answer: Frame) -> Any:
+    assert answer.code == 0, answer.remark
+    return fastjson_text.loads(answer.body)
+
+
+async def member(wire: Wire, client_id: str = "c1", topic: str = "t") -> None:
+    """Makes the wire a member of group g."""
+    data = ConsumerData("g", subscriptions=(parse_subscription(topic, "*", version=1),))
+    beat = Heartbeat(client_id, (data,), ("p",))
+    assert (await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(beat))).code == 0
+
+
+async def commit(wire: Wire, offset: int, queue: int = 0, group: str = "g", topic: str = "t") -> None:
+    ext = {"consumerGroup": group, "topic": topic, "queueId": queue, "commitOffset": offset}
+    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == 0
+
+
+async def test_topics_groups_offsets_and_delays_are_listed(wire: Wire) -> None:
+    await create_topic(wire, "t", 2)
+    await member(wire)
+    await commit(wire, 0)
+    topics = value(await wire.call(RequestCode.GET_ALL_TOPIC_CONFIG))["topicConfigTable"]
+    assert topics["t"]["readQueueNums"] == 2
+    groups = value(await wire.call(ALL_GROUPS))["subscriptionGroupTable"]
+    assert groups["g"]["retryMaxTimes"] == 16
+    assert value(await wire.call(RequestCode.GET_ALL_CONSUMER_OFFSET)) == {"offsetTable": {"t@g": {"0": 0}}}
+    assert value(await wire.call(RequestCode.GET_ALL_DELAY_OFFSET)) == {"offsetTable": {}}
+    system = value(await wire.call(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER))["topicList"]
+    assert {"TBW102", names.SCHEDULE_TOPIC, "broker-a"} <= set(system)
+    assert "t" not in system
+    listed = value(await wire.call(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))
+    assert set(listed["topicList"]) == {"DefaultCluster", "broker-a"}
+    of_cluster = value(await wire.call(RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": "DefaultCluster"}))
+    assert "t" in of_cluster["topicList"]
+    assert value(await wire.call(RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": "x"})) == {"topicList": []}
+    assert b"orderMessageEnable" in (await wire.call(RequestCode.GET_NAMESRV_CONFIG)).body
+    producers = value(await wire.call(RequestCode.GET_ALL_PRODUCER_INFO))["data"]["p"]
+    assert [(item["clientId"], item["remoteIP"][0]) for item in producers] == [("c1", "/")]
+
+
+async def test_one_topic_and_one_group_are_shown(wire: Wire) -> None:
+    ext = {"topic": "t", "readQueueNums": 3, "writeQueueNums": 3, "perm": 6}
+    await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, {**ext, "attributes": "+message.type=FIFO"})
+    await member(wire)
+
+    async def shown() -> Any:
+        return value(await wire.call(RequestCode.GET_TOPIC_CONFIG, {"topic": "t", "lo": "true"}))
+
+    assert ((await shown())["readQueueNums"], (await shown())["attributes"]) == (3, {"message.type": "FIFO"})
+    listed = value(await wire.call(RequestCode.GET_ALL_TOPIC_CONFIG))["topicConfigTable"]
+    assert listed["t"]["attributes"] == {"message.type": "FIFO"}
+    await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)  # says nothing of them
+    assert (await shown())["attributes"] == {"message.type": "FIFO"}
+    for changes, hint in {"+message.type=ODD": "NORMAL", "+queue.type=BatchCQ": "message.type", "x": "kept"}.items():
+        answer = await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, {**ext, "attributes": changes})
+        assert (answer.code, hint in (answer.remark or "")) == (1, True), changes
+    await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, {**ext, "attributes": "-message.type"})
+    assert (await shown())["attributes"] == {}
+    group = value(await wire.call(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "g"}))
+    assert (group["groupName"], group["retryMaxTimes"]) == ("g", 16)
+    assert (await wire.call(RequestCode.GET_TOPIC_CONFIG, {"topic": "x"})).code == ResponseCode.TOPIC_NOT_EXIST
+    answer = await wire.call(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "x"})
+    assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+async def test_a_topics_message_type_is_kept_over_a_restart(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start()
+    ext = {"topic": "t", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "attributes": "+message.type=DELAY"}
+    await (await connect(node.address)).call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+    await node.stop()
+    node = await nodes.start(data_dir=node.broker.config.data_dir)
+    topic = node.broker.topics.get("t")
+    assert topic is not None
+    assert topic.message_type == "DELAY"
+
+
+async def test_progress_spans_and_corrections(wire: Wire) -> None:
+    await create_topic(wire, "t", 2)
+    for _ in range(4):
+        await send(wire)
+    await commit(wire, 3)
+    await commit(wire, 1, group="behind")
+    ext = {"topic": "t", "group": "g"}
+    spans = value(await wire.call(RequestCode.QUERY_CONSUME_TIME_SPAN, ext))["consumeTimeSpanSet"]
+    assert [item["messageQueue"]["queueId"] for item in spans] == [0, 1]
+    assert spans[0]["minTimeStamp"] <= spans[0]["consumeTimeStamp"] <= spans[0]["maxTimeStamp"]
+    assert spans[1]["maxTimeStamp"] == -1
+    assert (
+        await wire.call(RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "x", "group": "g"})
+    ).code == ResponseCode.TOPIC_NOT_EXIST
+    ext = {"compareGroup": "behind", "topic": "t", "filterGroups": "g"}
+    assert value(await wire.call(RequestCode.QUERY_CORRECTION_OFFSET, ext)) == {"correctionOffsets": {"0": 3}}
+    stats = admin_bodies.decode_consume_stats(
+        (await wire.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"})).body
+    )
+    assert stats[Queue("t", "broker-a", 0)].lag == 1
+    assert value(await wire.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "nobody"}))["offsetTable"] == {}
+
+
+async def test_statistics_count_what_went_through(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    for _ in range(5):
+        await send(wire)
+    await wire.call(RequestCode.PULL_MESSAGE, pull())
+    for name, key in (("TOPIC_PUT_NUMS", "t"), ("GROUP_GET_NUMS", "t@g")):
+        found = value(await wire.call(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": name, "statsKey": key}))
+        assert {found[part]["sum"] for part in ("statsMinute", "statsHour", "statsDay")} == {5}
+    answer = await wire.call(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": "NOPE", "statsKey": "t"})
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "TOPIC_PUT_NUMS" in (answer.remark or "")
+
+
+async def test_the_rate_of_a_day_is_that_of_the_time_since_midnight_or_the_start(
+    nodes: Nodes, connect: Connect
+) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    for _ in range(5):
+        await send(wire)
+    node.clock.advance(10)
+    found = value(await wire.call(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": "TOPIC_PUT_NUMS", "statsKey": "t"}))
+    assert found["statsDay"]["tps"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        (b"brokerName=x", 16, "cannot be changed"),
+        (b"brokerPermission=9", 1, "brokerPermission"),
+        (b"brokerPermission=many", 1, "not a number"),
+        (b"# nothing\n\n", 0, ""),
+    ],
+)
+async def test_a_wrong_setting_is_refused_with_what_is_allowed(
+    node: Node, wire: Wire, body: bytes, code: int, words: str
+) -> None:
+    answer = await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=body)
+    assert answer.code == code
+    assert words in (answer.remark or "")
+    assert node.broker.config.permission == 6
+
+
+async def test_permissions_change_while_the_broker_runs(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=2\nautoCreateSubscriptionGroup=false")
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull())).code == ResponseCode.NO_PERMISSION
+    route = bodies.decode_route((await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})).body)
+    assert [queue.perm for queue in route.queues] == [2]
+    await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=6")
+    assert (await wire.call(RequestCode.PULL_MESSAGE, pull())).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, (
+        "groups are not made any more"
+    )
+
+
+async def test_kv_settings_are_kept_by_namespace(wire: Wire) -> None:
+    put = {"namespace": "n", "key": "k", "value": "v"}
+    assert (await wire.call(RequestCode.GET_KV_CONFIG, put)).code == ResponseCode.QUERY_NOT_FOUND
+    assert (
+        await wire.call(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "n"})
+    ).code == ResponseCode.QUERY_NOT_FOUND
+    assert (await wire.call(RequestCode.PUT_KV_CONFIG, put)).code == 0
+    assert (await wire.call(RequestCode.GET_KV_CONFIG, put)).ext["value"] == "v"
+    assert value(await wire.call(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": "n"})) == {"table": {"k": "v"}}
+    assert (await wire.call(RequestCode.DELETE_KV_CONFIG, put)).code == 0
+    assert (await wire.call(RequestCode.GET_KV_CONFIG, put)).code == ResponseCode.QUERY_NOT_FOUND
+    assert (await wire.call(RequestCode.PUT_KV_CONFIG, {"namespace": "n"})).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_the_name_server_keeps_only_so_many_settings(
+    node: Node, monkeypatch: pytest.MonkeyPatch, wire: Wire
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.nameserver.routes.MAX_KV_KEYS", 2)
+    monkeypatch.setattr("rocketlet.broker.nameserver.routes.MAX_KV_NAMESPACES", 2)
+    codes = [
+        (await wire.call(RequestCode.PUT_KV_CONFIG, {"namespace": name, "key": key, "value": "v"})).code
+        for name, key in (("a", "1"), ("a", "2"), ("a", "3"), ("a", "1"), ("b", "1"), ("c", "1"))
+    ]
+    assert codes == [0, 0, 1, 0, 0, 1]
+
+
+async def test_a_group_online_is_reset_by_telling_its_members(node: Node, wire: Wire, connect: Connect) -> None:
+    await create_topic(wire, "t", 2)
+    for _ in range(3):
+        await send(wire)
+    ext = {"topic": "t", "group": "g", "timestamp": -1, "isForce": "true"}
+    assert (
+        await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**ext, "topic": "x"})
+    ).code == ResponseCode.SYSTEM_ERROR
+    assert (await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)).code == ResponseCode.SYSTEM_ERROR, (
+        "the group has no offset yet"
+    )
+    for queue in range(2):
+        await commit(wire, 0, queue)
+    assert (await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)).code == ResponseCode.CONSUMER_NOT_ONLINE
+    two = await connect(node.address)
+    await member(two)
+    wanted = {Queue("t", "broker-a", 0): 3, Queue("t", "broker-a", 1): 0}
+    answer = await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
+    assert admin_bodies.decode_offsets(answer.body) == wanted
+    told = await two.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+    assert told.is_oneway
+    assert admin_bodies.decode_offsets(told.body) == wanted
+    await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**ext, "isForce": "false"})
+    told = await two.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+    assert set(admin_bodies.decode_offsets(told.body).values()) == {0}, "without force only back"
+
+
+async def test_a_c_client_that_resets_gets_its_own_form(node: Node, wire: Wire, connect: Connect) -> None:
+    await create_topic(wire, "t", 1)
+    await commit(wire, 0)
+    two = await connect(node.address)
+    await member(two)
+    ext = {"topic": "t", "group": "g", "timestamp": 0, "isForce": "true"}
+    await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext, language=Language.CPP)
+    told = await two.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+    assert isinstance(orjson.loads(told.body)["offsetTable"], list)
+
+
+async def test_members_are_asked_and_their_answers_passed_on(node: Node, wire: Wire, connect: Connect) -> None:
+    await create_topic(wire, "t", 1)
+    sent = await send(wire, b"try me")
+    two = await connect(node.address)
+    await member(two, "c2")
+    ext = {"topic": "t", "group": "g", "clientAddr": "c2"}
+    opaque = wire.send(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext)
+    asked = await two.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT)
+    two.write_answer(asked, admin_bodies.encode_client_status({Queue("t", "broker-a", 0): 7}))
+    table = value(await wire.answer(opaque))["consumerTable"]
+    assert list(table) == ["c2"]
+    assert list(table["c2"].values()) == [7]
+    opaque = wire.send(
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+        {"consumerGroup": "g", "clientId": "c2", "msgId": str(sent.ext["msgId"])},
+    )
+    asked = await two.request(RequestCode.CONSUME_MESSAGE_DIRECTLY)
+    assert decode_record(asked.body).body == b"try me"
+    assert asked.ext["brokerName"] == "broker-a"
+    two.write_answer(asked, b'{"consumeResult":0}')
+    assert (await wire.answer(opaque)).body == b'{"consumeResult":0}'
+
+
+async def test_who_is_not_there_is_not_waited_for(node: Node, wire: Wire, connect: Connect) -> None:
+    await create_topic(wire, "t", 1)
+    nobody = {"consumerGroup": "g", "clientId": "c9", "msgId": "00"}
+    for code in (RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY):
+        assert (await wire.call(code, nobody)).code == ResponseCode.SYSTEM_ERROR
+    assert (
+        await wire.call(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "t", "group": "g"})
+    ).code == ResponseCode.SYSTEM_ERROR
+    two = await connect(node.address)
+    await member(two, "c9")
+    answer = await wire.call(RequestCode.CONSUME_MESSAGE_DIRECTLY, nobody)
+    assert "no message has the id 00" in (answer.remark or "")
+    opaque = wire.send(RequestCode.GET_CONSUMER_RUNNING_INFO, nobody)
+    await two.request(RequestCode.GET_CONSUMER_RUNNING_INFO)
+    await two.close()
+    assert (await wire.answer(opaque)).code == ResponseCode.CONSUME_MSG_TIMEOUT
+
+
+async def test_an_offset_out_of_range_leaves_an_event(wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await send(wire)
+    await wire.call(RequestCode.PULL_MESSAGE, pull(offset=9))
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(names.OFFSET_MOVED_TOPIC))
+    event = orjson.loads(decode_record(answer.body).body)
+    assert (event["consumerGroup"], event["offsetRequest"], event["offsetNew"]) == ("g", 9, 1)
+    assert event["messageQueue"] == {"brokerName": "broker-a", "queueId": 0, "topic": "t"}
+
+
+async def test_a_compressed_registration_is_read(wire: Wire) -> None:
+    def part(text: str) -> bytes:
+        return len(text.encode()).to_bytes(4, "big") + text.encode()
+
+    plain = part('{"counter":1,"timestamp":2}') + (1).to_bytes(4, "big") + part("far 3 3 6 SINGLE_TAG") + part("[]")
+    body = zlib.compress(plain, 9)
+    ext = {
+        "brokerName": "broker-z",
+        "brokerAddr": "127.0.0.1:9",
+        "clusterName": "DefaultCluster",
+        "haServerAddr": "127.0.0.1:8",
+        "brokerId": 0,
+        "compressed": "true",
+        "bodyCrc32": zlib.crc32(body) & 0x7FFFFFFF,
+    }
+    assert (await wire.call(RequestCode.REGISTER_BROKER, ext, body)).code == 0
+    route = bodies.decode_route((await wire.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "far"})).body)
+    assert [(queue.broker_name, queue.read_queues) for queue in route.queues] == [("broker-z", 3)]
+    answer = await wire.call(RequestCode.REGISTER_BROKER, {**ext, "bodyCrc32": 0}, b"no zlib")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "compressed" in (answer.remark or "")
+
+
+async def test_topics_and_groups_survive_a_kill_whatever_their_journals_hold(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("messages.topics", "groups.settings"):
+        monkeypatch.setattr(f"rocketlet.broker.{module}.JOURNAL_LINES", 3)
+    node = await nodes.start()
+    topics, groups = node.broker.topics, node.broker.group_configs
+    for number in range(40):
+        topics.put(TopicConfig(f"t{number}", number, number), 0)
+        groups.put(GroupConfig(f"g{number}", retry_max_times=number))
+        if number % 3 == 0:
+            topics.delete(f"t{number}", 0)
+            groups.delete(f"g{number}")
+        config = node.config
+        kept = {
+            topic.name: topic.read_queues
+            for topic in Topics(config, node.clock, on_change=print)
+            if topic.name[1:].isdigit()
+        }
+        assert kept == {f"t{item}": item for item in range(number + 1) if item % 3}
+        again = GroupConfigs(config.data_dir / "groups.json", node.clock.time_ms, auto_create=True)
+        assert {group.name: group.retry_max_times for group in again} == {
+            f"g{item}": item for item in range(number + 1) if item % 3
+        }
+
+
+async def test_the_groups_have_a_version_of_their_own(wire: Wire) -> None:
+    async def version(code: RequestCode) -> Any:
+        return value(await wire.call(code))["dataVersion"]["counter"]
+
+    topics, groups = await version(RequestCode.GET_ALL_TOPIC_CONFIG), await version(ALL_GROUPS)
+    await create_topic(wire, "t", 1)
+    assert (await version(RequestCode.GET_ALL_TOPIC_CONFIG), await version(ALL_GROUPS)) == (topics + 1, groups)
+    body = orjson.dumps(group_json(GroupConfig("new")))
+    assert (await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)).code == 0
+    assert (await version(RequestCode.GET_ALL_TOPIC_CONFIG), await version(ALL_GROUPS)) == (topics + 1, groups + 1)
+
+
+async def test_progress_in_columns_says_what_progress_in_objects_says(wire: Wire) -> None:
+    await create_topic(wire, "t", 3)
+    await create_topic(wire, "u", 1)
+    for _ in range(4):
+        await send(wire)
+    await commit(wire, 3)
+    await commit(wire, 0, topic="u")
+    said = await wire.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"})
+    objects = admin_bodies.decode_consume_stats(said.body)
+    ext = {"consumerGroup": "g", "columns": True}
+    columns = await wire.call(RequestCode.GET_CONSUME_STATS, ext)
+    assert admin_bodies.decode_consume_stats(columns.body) == objects
+    assert objects[Queue("t", "broker-a", 0)].last_ms > 0
+    assert len(objects) == 4
+
+
+async def test_progress_without_times_reads_nothing(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    await create_topic(wire, "t", 1)
+    await send(wire)
+    await send(wire)
+    await commit(wire, 1)
+    read: list[int] = []
+
+    def store_time_ms(queue: ConsumeQueue, offset: int) -> int:
+        read.append(offset)
+        return 7
+
+    monkeypatch.setattr(node.broker.store, "store_time_ms", store_time_ms)
+    ext: dict[str, Any] = {"consumerGroup": "g", "columns": True, "times": False}
+    columns = await wire.call(RequestCode.GET_CONSUME_STATS, ext)
+    told = value(await wire.call(RequestCode.GET_GROUP_HISTORY, {"consumerGroup": "g", "lag": False}))
+    assert (read, told["lag"]) == ([], [])
+    queue = Queue("t", "broker-a", 0)
+    assert admin_bodies.decode_consume_stats(columns.body) == {queue: Progress(2, 1, 0)}
+    ext["times"] = True
+    columns = await wire.call(RequestCode.GET_CONSUME_STATS, ext)
+    assert admin_bodies.decode_consume_stats(columns.body) == {queue: Progress(2, 1, 7)}
+    assert read == [0]

@@ -1,0 +1,499 @@
+"""What arrives on a socket and was made to hurt: the others must not notice, and nothing may be left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import zlib
+from typing import Any
+
+import msgpack
+import orjson
+import pytest
+import structlog
+from rocketlet.protocol import fastjson_text
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.frame import JSON, MSGPACK, Frame, encode
+from rocketlet.protocol.message import decode_records, encode_record
+
+from campaigns.frames import Peer
+
+from ...conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
+from ...support.requests import bodies_of, pull, raw_frame, send_v2
+
+
+def huge_opaque(serialize_type: int) -> bytes:
+    """A send that is refused, with a number that no answer can carry."""
+    ext = send_v2(b="no topic")
+    if serialize_type == MSGPACK:
+        header = msgpack.packb((310, 0, 2**63 + 1, 12, 0, None, ext))
+    else:
+        fields = {"code": 310, "flag": 0, "language": "JAVA", "version": 0, "extFields": ext}
+        header = orjson.dumps(fields)[:-1] + b',"opaque":"%d"}' % 10**30
+    return raw_frame(header, b"never", serialize_type)
+
+
+@pytest.mark.parametrize("serialize_type", [JSON, MSGPACK])
+async def test_answers_go_only_to_the_connection_that_asked(
+    wire: Wire, connect: Connect, node: Node, serialize_type: int
+) -> None:
+    await create_topic(wire, "t")
+    hostile = await connect(node.address)
+    valid = encode(Frame(RequestCode.SEND_MESSAGE_V2, 3, send_v2(), b"first"))  # 3: a number of the victim
+    hostile.write(valid + huge_opaque(serialize_type))  # in one read
+    assert await hostile.closed()
+    for body in (b"a", b"b", b"c"):
+        answer = await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), body)
+        offset = int(answer.ext["queueOffset"])
+        found = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=offset, max_msg_nums=1))
+        assert [record.body for record in decode_records(found.body)] == [body], "the answer is of this message"
+
+
+@pytest.mark.parametrize("field", ["code", "opaque", "flag", "version"])
+@pytest.mark.parametrize("value", [b"2147483648", b"-2147483649", b'"1e3"', b"[]", b"1.5"])
+async def test_numbers_of_a_header_have_32_bits(node: Node, connect: Connect, field: str, value: bytes) -> None:
+    hostile = await connect(node.address)
+    fields = {"code": b"310", "opaque": b"1", "flag": b"0", "version": b"0"} | {field: value}
+    hostile.write(raw_frame(b"{%b}" % b",".join(b'"%b":%b' % (name.encode(), text) for name, text in fields.items())))
+    assert await hostile.closed()
+
+
+async def test_what_a_failed_request_staged_is_not_stored(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t")
+    appender = node.broker.appender
+    stage_batch = appender.stage_batch
+
+    def failing(*args: Any) -> Any:
+        stage_batch(*args)
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(appender, "stage_batch", failing)
+    batch = b"".join(raw_batch_entry(body) for body in (b"one", b"two", b"three"))
+    assert (await wire.call(RequestCode.SEND_BATCH_MESSAGE, send_v2(m=True), batch)).code == ResponseCode.SYSTEM_ERROR
+    answer = await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"next")
+    assert (answer.code, int(answer.ext["queueOffset"])) == (0, 0)
+    assert await bodies_of(wire) == [b"next"]
+
+
+def raw_batch_entry(body: bytes) -> bytes:
+    size = 22 + len(body)
+    return b"".join(number.to_bytes(4, "big") for number in (size, 0, 0, 0, len(body))) + body + b"\0\0"
+
+
+async def test_a_defect_in_a_handler_closes_only_its_connection(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t")
+    hostile = await connect(node.address)
+
+    def broken(*args: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(node.broker.clients, "answer", broken)
+    send = encode(Frame(RequestCode.SEND_MESSAGE_V2, 1, send_v2(), b"first"))
+    hostile.write(send + encode(Frame(0, 7, flag=1)))
+    with pytest.raises((ConnectionError, TimeoutError)):
+        await hostile.answer(99)
+    answer = await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"mine")
+    assert int(answer.ext["queueOffset"]) == 1
+    assert await bodies_of(wire) == [b"first", b"mine"]
+
+
+BAD_NAMES = ["a/../../x", "a\0b", "..", "x" * 121, "a b", "ä"]
+
+
+async def created_by(wire: Wire, name: str) -> list[Frame]:
+    """Answers to every request that could make a group or a topic of this name."""
+    await create_topic(wire, "t")
+    await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"x")
+    config = {"groupName": name, "retryQueueNums": 1}
+    beat = {"clientID": "c", "consumerDataSet": [{"groupName": name}]}
+    topic = {"topic": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    offset = {"consumerGroup": name, "topic": "t", "queueId": 0, "commitOffset": 0}
+    back = {"offset": 0, "group": name, "delayLevel": 1}
+    return [
+        await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, back),
+        await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, back | {"delayLevel": -1}),
+        await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=orjson.dumps(config)),
+        await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(beat)),
+        await wire.call(RequestCode.PULL_MESSAGE, pull(consumer_group=name)),
+        await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, offset),
+        await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, topic | {"topic": "%RETRY%" + name}),
+        await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(b="%RETRY%" + name), b"x"),
+    ]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+async def test_no_request_makes_a_topic_or_group_with_a_name_that_no_folder_can_have(
+    nodes: Nodes, connect: Connect, name: str
+) -> None:
+    node = await nodes.start(delay_levels_ms=(5,) * 18)
+    answers = await created_by(await connect(node.address), name)
+    assert [answer.code for answer in answers if answer.code == 0] == []
+    await node.stop()
+    assert sorted(path.name for path in nodes.folder.iterdir()) == ["broker-a"], "nothing is written outside"
+    again = await nodes.start(delay_levels_ms=(5,) * 18)
+    assert name not in [group.name for group in again.broker.group_configs]
+
+
+async def test_a_group_whose_retry_topic_is_just_short_enough_works(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(delay_levels_ms=(5,) * 18)
+    wire = await connect(node.address)
+    name = "x" * 120
+    answers = await created_by(wire, name)
+    assert [answer.code for answer in answers] == [0, 0, 0, 0, 0, 0, 0, 0]
+    await eventually(lambda: node.broker.store.queue("%RETRY%" + name, 0).next == 2)
+    assert await bodies_of(wire, "%RETRY%" + name) == [b"x", b"x"]
+
+
+async def test_names_that_are_illegal_in_an_old_folder_are_left_out(nodes: Nodes) -> None:
+    node = await nodes.start()
+    await node.stop()
+    folder = node.config.data_dir
+    (folder / "groups.json").write_bytes(orjson.dumps([{"groupName": "a\0b"}, {"groupName": "good"}]))
+    topics = {"topics": [{"topicName": "../../x"}, {"topicName": "good"}]}
+    (folder / "topics.json").write_bytes(orjson.dumps(topics))
+    again = await nodes.start()
+    assert [group.name for group in again.broker.group_configs] == ["good"]
+    assert again.broker.topics.get("good")
+    assert again.broker.topics.get("../../x") is None
+
+
+async def test_one_delayed_message_that_cannot_be_delivered_does_not_stop_its_level(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await nodes.start(delay_levels_ms=(100, 200))
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    read, broken = node.broker.store.message, []
+
+    def failing(queue: Any, offset: int) -> Any:
+        if offset == 0:
+            broken.append(offset)
+            raise ValueError("planted")
+        return read(queue, offset)
+
+    monkeypatch.setattr(node.broker.store, "message", failing)
+    for body in (b"bad", b"good"):
+        await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(i="DELAY\x011"), body)
+    await eventually(lambda: node.broker.store.queue("t", 0).next == 1)
+    assert await bodies_of(wire) == [b"good"]
+    assert (node.broker.delays.set_aside, broken) == (1, [0])
+
+
+async def test_a_delay_level_goes_on_after_any_failure(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    await create_topic(wire, "t")
+    commit, store = node.broker.appender.commit, node.broker.store
+    failures: list[int] = []
+
+    def failing() -> None:
+        if not failures and any(queue.topic == "t" for queue in store._staged_queues):
+            failures.append(1)
+            raise RuntimeError("planted")
+        commit()
+
+    monkeypatch.setattr(node.broker.appender, "commit", failing)
+    await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(i="DELAY\x011"), b"one")
+    node.clock.advance(1)
+    assert failures == [1]
+    await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(i="DELAY\x011"), b"two")
+    node.clock.advance(2)
+    assert sorted(await bodies_of(wire)) == [b"one", b"two"]
+
+
+async def test_a_held_pull_that_fails_hurts_only_its_own_connection(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t")
+    reader = await connect(node.address)
+    reader.send(RequestCode.PULL_MESSAGE, pull(flags=6))
+    await eventually(lambda: any(node.broker.held_pulls.of(item) for item in node.server._connections))
+
+    def broken(*args: Any, **fields: Any) -> Any:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(node.broker.store, "fetch", broken)
+    answer = await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"x")
+    assert (answer.code, int(answer.ext["queueOffset"])) == (0, 0)
+    assert await reader.closed()
+
+
+REGISTER = {
+    "brokerName": "b", "brokerAddr": "10.0.0.1:1", "clusterName": "c", "haServerAddr": "", "brokerId": 0,
+    "compressed": "true",
+}  # fmt: skip
+
+
+def part(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+@pytest.mark.parametrize(
+    ("plain", "remark"),
+    [
+        (part(b"{}") + b"\xff\xff\xff\xff", "4294967295 parts in 0 bytes"),
+        (part(b"{}") + b"\0\0\0\2" + part(b"t 1 1 6"), "4 bytes at byte 21 of 21"),
+        (b"\xff\xff\xff\xff{}", "4294967295 bytes"),
+        (part(b"{}") + b"\0\0\0\1" + part(b"t 1"), "cannot be read"),
+        (part(b"[1]") + b"\0\0\0\0", "cannot be read"),
+        (part(b"no json") + b"\0\0\0\0", "cannot be read"),
+        (bytes(16_777_217), "inflates to more than 16777216"),
+        (b"", "0 bytes"),
+    ],
+)
+async def test_a_registration_that_promises_more_than_it_has_is_refused(wire: Wire, plain: bytes, remark: str) -> None:
+    answer = await wire.call(RequestCode.REGISTER_BROKER, REGISTER, zlib.compress(plain))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    if plain:
+        assert remark in (answer.remark or "")
+    cut = await wire.call(RequestCode.REGISTER_BROKER, REGISTER, zlib.compress(plain)[:-5])
+    assert cut.code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_a_compressed_registration_may_be_as_large_as_a_frame(wire: Wire) -> None:
+    plain = part(b"{}") + b"\0\0\0\1" + part(b"t 1 1 6 ")
+    plain = part(b"{" + b" " * (16_777_216 - len(plain)) + b"}") + plain[6:]
+    assert len(plain) == 16_777_216
+    assert (await wire.call(RequestCode.REGISTER_BROKER, REGISTER, zlib.compress(plain))).code == 0
+
+
+@pytest.mark.parametrize("text", [b" " * 1_000_000 + b'"', b'"\\' * 500_000, b'{"a":' * 100_000, b"[" * 1_000_000])
+def test_text_that_is_no_json_costs_its_length_once(text: bytes) -> None:
+    with pytest.raises(fastjson_text.JsonError):  # what cost its square took hours
+        fastjson_text.loads(text)
+
+
+async def test_a_position_inside_of_a_message_is_no_message(
+    wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t")
+    fake = b"\x7f\xff\xff\xff" + b"\xda\xa3\x20\xa7" + bytes(100)
+    await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), fake)
+    reads: list[int] = []
+    position = node.broker.store.read_log(0, 1000).index(fake)
+    read_at = os.pread
+
+    def counted(descriptor: int, size: int, position: int) -> bytes:
+        reads.append(size)
+        return read_at(descriptor, size, position)
+
+    monkeypatch.setattr("rocketlet.broker.store.disk.read_at", counted)
+    assert (await wire.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": position})).code == ResponseCode.SYSTEM_ERROR
+    back = {"offset": position, "group": "g", "delayLevel": 1}
+    assert (await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == ResponseCode.SYSTEM_ERROR
+    assert max(reads) <= 36
+
+
+async def test_a_half_message_is_ended_only_where_it_lies(wire: Wire, node: Node) -> None:
+    await create_topic(wire, "t")
+    half = send_v2(i="TRAN_MSG\x01true\x02PGROUP\x01p", f=4)
+    found = await wire.call(RequestCode.SEND_MESSAGE_V2, half, b"real")
+    position, offset = node.broker.store.queue("RMQ_SYS_TRANS_HALF_TOPIC", 0).entry(0)[0], 0
+    forged_at = node.broker.store.end + 88  # where the body of the next record begins
+    record = encode_record(
+        0, 0, offset, forged_at, 4, 1, bytes(8), 1, bytes(8), 0, 0, b"forged",
+        bytes((24,)) + b"RMQ_SYS_TRANS_HALF_TOPIC",
+        b"PGROUP\x01p\x02REAL_TOPIC\x01t\x02REAL_QID\x010",
+    )  # fmt: skip
+    await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(e=1), record)
+    assert node.broker.store.record_at(forged_at) is None, "the body is a record, if one believes it"
+    end = {
+        "producerGroup": "p", "tranStateTableOffset": offset, "commitLogOffset": forged_at, "commitOrRollback": 8,
+    }  # fmt: skip
+    assert (await wire.call(RequestCode.END_TRANSACTION, end)).code == ResponseCode.SYSTEM_ERROR
+    assert (await wire.call(RequestCode.END_TRANSACTION, end | {"commitLogOffset": position})).code == 0
+    assert await bodies_of(wire) == [b"real"]
+    assert found.code == 0
+
+
+async def test_queue_counts_of_topics_are_limited_at_their_edge(wire: Wire) -> None:
+    ext = {"topic": "t", "readQueueNums": 4096, "writeQueueNums": 4096, "perm": 7}
+    assert (await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+    for field, value in (
+        ("readQueueNums", 4097), ("writeQueueNums", 10**9), ("readQueueNums", -1), ("writeQueueNums", -1), ("perm", 8),
+        ("perm", -1), ("topicSysFlag", 2**31), ("topicSysFlag", -1),
+    ):  # fmt: skip
+        answer = await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext | {field: value})
+        assert (answer.code, "is not between 0 and" in (answer.remark or "")) == (1, True), field
+    assert (await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(e=-1), b"x")).code == 0
+
+
+async def test_settings_of_groups_are_limited_at_their_edge(wire: Wire, node: Node) -> None:
+    good = {"groupName": "g", "retryQueueNums": 64, "retryMaxTimes": 1_000_000}
+    assert (await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=orjson.dumps(good))).code == 0
+    for field, value in (
+        ("retryQueueNums", 65), ("retryQueueNums", 30_000_000), ("retryQueueNums", -1), ("retryMaxTimes", 1_000_001),
+        ("retryMaxTimes", -2), ("brokerId", -2), ("whichBrokerWhenConsumeSlowly", -2),
+    ):  # fmt: skip
+        body = orjson.dumps(good | {field: value})
+        answer = await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+        assert (answer.code, "is not between" in (answer.remark or "")) == (1, True), field
+    beat = {"clientID": "c", "consumerDataSet": [{"groupName": "g"}]}
+    assert (await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(beat))).code == 0
+    assert node.broker.topics.queues_of("%RETRY%g") == 64
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        (b"defaultTopicQueueNums=4096", b"defaultTopicQueueNums=4097"),
+        (b"defaultTopicQueueNums=1", b"defaultTopicQueueNums=0"),
+        (b"defaultTopicQueueNums=8", b"defaultTopicQueueNums=" + b"9" * 5000),
+        (b"fileReservedTime=876000", b"fileReservedTime=nan"),
+        (b"fileReservedTime=0", b"fileReservedTime=-1"),
+        (b"fileReservedTime=72", b"fileReservedTime=inf"),
+        (b"transactionTimeOut=86400000", b"transactionTimeOut=86400001"),
+        (b"transactionTimeOut=0", b"transactionTimeOut=-1"),
+        (b"transactionTimeOut=1", b"transactionTimeOut=1" + b"0" * 400),
+        (b"brokerPermission=7", b"brokerPermission=8"),
+        (b"brokerPermission=0", b"brokerPermission=-1"),
+    ],
+)
+async def test_settings_of_the_broker_are_limited_at_their_edge(wire: Wire, good: bytes, bad: bytes) -> None:
+    assert (await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=good)).code == 0
+    assert (await wire.call(RequestCode.UPDATE_BROKER_CONFIG, body=bad)).code == ResponseCode.SYSTEM_ERROR
+    assert good in (await wire.call(RequestCode.GET_BROKER_CONFIG)).body
+    assert (await wire.call(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "TBW102"})).code == 0
+
+
+async def test_settings_that_are_too_large_in_an_old_folder_are_left_out(nodes: Nodes) -> None:
+    node = await nodes.start()
+    await node.stop()
+    folder = node.config.data_dir
+    (folder / "groups.json").write_bytes(orjson.dumps([{"groupName": "g", "retryQueueNums": 30_000_000}]))
+    (folder / "topics.json").write_bytes(orjson.dumps({"topics": [{"topicName": "t", "readQueueNums": 60_000}]}))
+    again = await nodes.start()
+    assert list(again.broker.group_configs) == []
+    assert again.broker.topics.get("t") is None
+
+
+@pytest.mark.parametrize("count", [65_536, 65_537, 10**9, -1])
+async def test_a_name_server_believes_no_broker_with_more_queues_than_can_be(wire: Wire, count: int) -> None:
+    topic = {"topicName": "far", "readQueueNums": count, "writeQueueNums": 1}
+    plain = orjson.dumps({"topicConfigSerializeWrapper": {"topicConfigTable": {"far": topic}}})
+    answer = await wire.call(RequestCode.REGISTER_BROKER, REGISTER | {"compressed": "false"}, plain)
+    line = part(b"{}") + b"\0\0\0\1" + part(b"far 1 %d 6 SINGLE_TAG" % count)
+    compressed = await wire.call(RequestCode.REGISTER_BROKER, REGISTER, zlib.compress(line))
+    assert [answer.code == 0, compressed.code == 0] == [count == 65_536] * 2
+
+
+async def test_a_query_of_an_index_gets_1024_entries_at_most(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    for _ in range(11):
+        batch = b"".join(raw_batch_entry(b"x") for _ in range(100))
+        assert (await wire.call(RequestCode.SEND_BATCH_MESSAGE, send_v2(m=True), batch)).code == 0
+    for index, count, expected in (
+        (0, 2**40, 1024),
+        (0, 1024, 1024),
+        (1090, 100, 10),
+        (-5, 10, 5),
+        (2**40, 1, 0),
+        (0, -1, 0),
+    ):
+        ext = {"topic": "t", "queueId": 0, "index": index, "count": count}
+        found = orjson.loads((await wire.call(RequestCode.QUERY_CONSUME_QUEUE, ext)).body)["queueData"]
+        assert len(found) == expected, (index, count)
+
+
+async def test_one_half_message_with_an_odd_property_does_not_keep_the_others_from_being_checked(
+    nodes: Nodes, connect: Connect
+) -> None:
+    node = await nodes.start(transaction_timeout_s=0.0, transaction_sweep_s=0.01)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    beat = {"clientID": "c", "producerDataSet": [{"groupName": "p"}]}
+    assert (await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(beat))).code == 0
+    odd = "CHECK_IMMUNITY_TIME_IN_SECONDS\x01" + "9" * 5000 + "\x02TRAN_MSG\x01true\x02PGROUP\x01p"
+    for properties, body in ((odd, b"odd"), ("TRAN_MSG\x01true\x02PGROUP\x01p", b"plain")):
+        ext = send_v2(i=properties, g=int(time.time() * 1000))
+        assert (await wire.call(RequestCode.SEND_MESSAGE_V2, ext, body)).code == 0
+    async with asyncio.timeout(PATIENCE_S):  # the odd one may be checked several times before the plain one is there
+        while b"plain" not in (await wire.request(RequestCode.CHECK_TRANSACTION_STATE)).body:
+            pass
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"queueCounts": {"broker-a": [1]}},
+        {"queueCounts": {"broker-a": {"t": "x"}}},
+        {"queueCounts": [1]},
+        {"allocateStrategy": {}},
+        {"allocateStrategy": ["AVG"]},
+        {"assigned": [["t"]]},
+        {"assigned": [["t", "broker-a", 2**63]]},
+        {"subscriptionDataSet": [{"topic": ["t"]}]},
+        {"subscriptionDataSet": [{"topic": "t", "expressionType": ["SQL92"]}]},
+        {"subscriptionDataSet": [{"topic": "t", "subVersion": 2**64 - 1}]},
+    ],
+)
+async def test_an_odd_heartbeat_hurts_no_honest_member(
+    wire: Wire, connect: Connect, node: Node, odd: dict[str, Any]
+) -> None:
+    await create_topic(wire, "t")
+    hostile = await connect(node.address)
+    body = orjson.dumps({"clientID": "odd", "consumerDataSet": [{"groupName": "g"} | odd]})
+    answer = await hostile.call(RequestCode.HEART_BEAT, body=body)
+    assert (answer.code, "heartbeat body cannot be read" in (answer.remark or "")) == (1, True)
+    good = {"groupName": "g", "subscriptionDataSet": [{"topic": "t"}], "queueCounts": {"broker-a": {"t": 4}}}
+    beat = {"clientID": "honest", "consumerDataSet": [good]}
+    for _ in range(2):
+        assert (await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(beat))).code == 0
+    members = orjson.loads((await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})).body)
+    assert members["consumerIdList"] == ["honest"]
+
+
+@pytest.mark.parametrize("code", [RequestCode.GET_MAX_OFFSET, RequestCode.SEND_MESSAGE_V2])
+async def test_the_requests_of_one_read_take_turns_with_those_of_others(
+    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    await create_topic(wire, "t")
+    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.TURN_S", 0.0)
+    greedy = await connect(node.address)
+    await greedy.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
+    ext = {"topic": "t", "queueId": 0, **send_v2()}
+    first = greedy._opaque + 1
+    greedy.write(b"".join(encode(Frame(code, first + number, ext, b"%d" % number)) for number in range(3000)))
+    await greedy._writer.drain()
+    await eventually(lambda: any(connection.kept for connection in node.server._connections))
+    await wire.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
+    assert any(connection.kept for connection in node.server._connections), "the others did not wait for all of it"
+    answers = [await greedy.answer(first + number) for number in range(3000)]
+    assert {answer.code for answer in answers} == {0}
+    if code == RequestCode.SEND_MESSAGE_V2:
+        assert [int(answer.ext["queueOffset"]) for answer in answers] == list(range(3000)), "in their order"
+
+
+@pytest.mark.parametrize("offset", [2**63, -(2**63) - 1, 10**30])
+async def test_numbers_of_a_request_have_64_bits(wire: Wire, offset: int) -> None:
+    await create_topic(wire, "t")
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=offset))
+    assert (answer.code, "queueOffset" in (answer.remark or "")) == (1, True)
+
+
+async def test_a_client_that_repeats_what_is_refused_does_not_fill_the_log(node: Node, wire: Wire) -> None:
+    """An event is logged once for an address in ten minutes, whatever the request; the answers are the same."""
+    odd: list[tuple[int, dict[str, Any]]] = [
+        (RequestCode.UPDATE_CONSUMER_OFFSET, {"consumerGroup": "g", "topic": "no", "queueId": 1, "commitOffset": 0}),
+        (RequestCode.UNREGISTER_BROKER, registration_ext(node)),
+        (RequestCode.END_TRANSACTION, {
+            "producerGroup": "p", "tranStateTableOffset": 1, "commitLogOffset": 0, "commitOrRollback": 8, "msgId": "x",
+        }),
+    ]  # fmt: skip
+    with structlog.testing.capture_logs() as logs:
+        codes = {(await wire.call(code, ext)).code for code, ext in odd for _ in range(5)}
+        for _ in range(5):
+            peer = Peer(node.server, 5000)
+            peer.send(b"\0\0\0\1no frame")
+            peer.hang_up()
+    assert 0 not in codes
+    events = [item["event"] for item in logs if item["log_level"] in ("warning", "error")]
+    assert sorted(events) == sorted(set(events))
+    assert {"commit_refused", "registration_refused", "connection_closed_not_a_frame"} <= set(events)
+
+
+def registration_ext(node: Node) -> dict[str, Any]:
+    return {"brokerName": "broker-a", "brokerAddr": node.address, "clusterName": "c", "brokerId": 0}

@@ -1,0 +1,341 @@
+"""Every limit that clients could use up: what is beyond is refused with a reason, and honest clients go on."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from rocketlet.broker.config import IDLE_LIMIT_S, LARGE_HOLDING_BYTES, SWEEP_INTERVAL_S
+from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.running.machine import default_budget
+from rocketlet.broker.sessions.memory import Memory
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.work import finish
+
+from campaigns.frames import Peer
+
+from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ...support.requests import pull, send
+
+MIB = 1 << 20
+
+
+async def half_frame(wire: Wire, size: int) -> None:
+    """Sends the beginning of a frame of 16 MiB."""
+    wire.write((16 * MIB - 4).to_bytes(4, "big") + bytes(4) + bytes(size - 8))
+    await wire._writer.drain()
+
+
+async def test_half_frames_of_many_clients_stay_within_the_budget_and_the_silent_ones_go_first(
+    nodes: Nodes, connect: Connect
+) -> None:
+    node = await nodes.start(memory_bytes=24 * MIB)
+    honest = await connect(node.address)
+    await create_topic(honest, "t")
+    memory = node.server.memory
+    hostile = []
+    for number in range(6):
+        hostile.append(await connect(node.address))
+        await half_frame(hostile[-1], 8 * MIB)
+        held = min(number + 1, 3) * 8 * MIB
+        await eventually(lambda held=held: held - MIB < memory.used_bytes <= held or memory.closed >= 3)  # type: ignore[misc]
+    await eventually(lambda: memory.closed == 3)
+    for wire in hostile[:3]:
+        with pytest.raises((ConnectionError, AssertionError)):
+            assert not await wire.closed()
+    assert (await send(honest)).code == 0
+    assert memory.used_bytes <= 24 * MIB
+
+
+async def test_answers_that_nobody_reads_stay_within_the_budget(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(memory_bytes=64 * MIB)
+    honest = await connect(node.address)
+    await create_topic(honest, "t")
+    for _ in range(2):
+        await send(honest, b"x" * 200_000)
+    for _ in range(40):
+        greedy = await connect(node.address)
+        greedy._writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(60):  # 12 MB
+            greedy.send(RequestCode.PULL_MESSAGE, pull("t", max_msg_nums=1))
+        await greedy._writer.drain()
+    memory = node.server.memory
+    await eventually(lambda: memory.closed > 0)
+    assert memory.used_bytes <= 64 * MIB
+    assert (await send(honest)).code == 0
+
+
+async def test_held_pulls_of_a_client_that_does_not_read_are_answered_when_it_reads(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    await create_topic(wire, "t", 64)
+    lazy = await connect(node.address)
+    asked = [lazy.send(RequestCode.PULL_MESSAGE, pull("t", queue=queue, flags=6)) for queue in range(64)]
+    await eventually(lambda: any(connection.held_pulls == 64 for connection in node.server._connections))
+    (connection,) = [connection for connection in node.server._connections if connection.held_pulls == 64]
+    lazy._writer.transport.pause_reading()  # type: ignore[attr-defined]
+    for queue in range(64):
+        await send(wire, b"x" * 250_000, queue=queue)
+    await eventually(lambda: connection.held_pulls == 0)
+    assert connection._transport is not None
+    assert connection._transport.get_write_buffer_size() < 5 * MIB, "the others wait as requests, not as answers"
+    lazy._writer.transport.resume_reading()  # type: ignore[attr-defined]
+    for opaque in asked:
+        assert len((await lazy.answer(opaque)).body) > 250_000
+
+
+async def test_when_many_hold_a_little_requests_are_refused_with_a_reason(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(memory_bytes=8 * LARGE_HOLDING_BYTES)
+    honest = await connect(node.address)
+    await create_topic(honest, "t")
+    hostile = [await connect(node.address) for _ in range(12)]
+    for wire in hostile:
+        await half_frame(wire, LARGE_HOLDING_BYTES - 1000)
+    await eventually(lambda: node.server.memory.is_full)
+    answer = await send(honest)
+    assert (answer.code, "--memory" in (answer.remark or "")) == (2, True)
+    for wire in hostile[:8]:
+        await wire.close()
+    await eventually(lambda: not node.server.memory.is_full)
+    assert (await send(honest)).code == 0
+
+
+def test_the_default_budget_is_a_share_of_the_machine_or_the_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine = default_budget()
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr("rocketlet.broker.running.machine._CGROUP_LIMITS", (str(limit), str(tmp_path / "none")))
+    limit.write_text("536870912\n")
+    assert default_budget() == 128 * MIB
+    limit.write_text("1048576\n")
+    assert default_budget() == 64 * MIB, "with less nothing works"
+    limit.write_text("max\n")
+    assert default_budget() >= machine
+
+
+class Holding:
+    def __init__(self, held: int, heard_s: float) -> None:
+        self.held, self.heard_s, self.counted_bytes, self.peer, self.is_aborted = held, heard_s, 0, "x", False
+
+    def held_bytes(self) -> int:
+        return 0 if self.is_aborted else self.held
+
+    def is_changing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_who_was_silent_for_longest_is_closed_first_and_only_as_many_as_needed() -> None:
+    holders = [Holding(100_000, heard_s) for heard_s in (3.0, 1.0, 2.0)] + [Holding(1000, 0.0)]
+    memory = Memory(250_000)
+    for holder in holders:
+        memory.count(holder)
+    assert [holder.is_aborted for holder in holders] == [False, True, False, False]
+    assert (memory.used_bytes, memory.closed) == (201_000, 1)
+
+
+async def test_a_sweep_looks_at_connections_that_did_something_and_at_no_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep comes every second: what it costs must not grow with the connections that are idle."""
+    looks: list[Connection] = []
+    held_bytes = Connection.held_bytes
+
+    def counted(connection: Connection) -> int:
+        looks.append(connection)
+        return held_bytes(connection)
+
+    monkeypatch.setattr(Connection, "held_bytes", counted)
+    request = encode(Frame(RequestCode.GET_BROKER_RUNTIME_INFO, opaque=1))
+    peers = [Peer(node.server, number) for number in range(200)]
+    for peer in peers:
+        peer.send(request)
+    finish(node.server.memory.sweeping())
+    finish(node.server.memory.sweeping())
+    looks.clear()
+    finish(node.server.memory.sweeping())
+    assert looks == []
+    peers[7].send(request)
+    looks.clear()
+    finish(node.server.memory.sweeping())
+    assert looks == [peers[7].connection]
+    for peer in peers:
+        peer.hang_up()
+    assert node.server.memory._marked == {}
+
+
+async def test_one_address_has_half_of_the_connections_at_most_but_loopback_may_have_all(node: Node) -> None:
+    node.server.max_connections = 8
+
+    def peer(host: str) -> Peer:
+        return Peer(node.server, 1, host)
+
+    strangers = [peer("10.0.0.1") for _ in range(5)]
+    assert [item.socket.is_closed for item in strangers] == [False] * 4 + [True]
+    other = peer("10.0.0.2")
+    assert not other.socket.is_closed
+    strangers[0].hang_up()
+    strangers[4].hang_up()
+    again = peer("10.0.0.1")
+    assert not again.socket.is_closed
+    local = peer("127.0.0.1")
+    assert not local.socket.is_closed
+    for item in (*strangers[1:4], other, again, local):
+        item.hang_up()
+    assert node.server._of_address == {}
+
+
+async def test_offsets_of_queues_that_do_not_exist_are_refused(wire: Wire, node: Node) -> None:
+    await create_topic(wire, "t", 4)
+    ext = {"consumerGroup": "g", "topic": "t", "queueId": 3, "commitOffset": 0}
+    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == 0
+    for odd in ({"queueId": 4}, {"queueId": -1}, {"queueId": 2**31}, {"topic": "nowhere"}):
+        answer = await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext | odd)
+        assert (answer.code, "there is no queue" in (answer.remark or "")) == (1, True), odd
+    assert list(node.broker.offsets.encoded()) == [b'"t@g":{"3":0}']
+
+
+async def test_offsets_are_limited_at_their_edge(wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketlet.broker.groups.owning.offsets.MAX_OFFSETS", 5)
+    await create_topic(wire, "t", 4)
+    latest = {"consumerGroup": "g", "topic": "t", "queueId": 0, "unknown": "latest"}
+    assert (await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, latest)).code == 0
+    commit = {"consumerGroup": "h", "topic": "t", "queueId": 0, "commitOffset": 0}
+    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0, "a known one is not another one"
+    answer = await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"queueId": 1})
+    assert (answer.code, "keeps 5 offsets" in (answer.remark or "")) == (1, True)
+    node.broker.offsets.forget_group("g")
+    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"queueId": 1})).code == 0
+
+
+@pytest.mark.parametrize(("module", "limit"), [("messages.topics", "MAX_TOPICS"), ("groups.settings", "MAX_GROUPS")])
+async def test_topics_and_groups_are_limited_at_their_edge(
+    wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch, module: str, limit: str
+) -> None:
+    await create_topic(wire, "t")
+    count = len(list(node.broker.topics)) if limit == "MAX_TOPICS" else 0
+    monkeypatch.setattr(f"rocketlet.broker.{module}.{limit}", count + 1)
+
+    async def make(name: str) -> Any:
+        if limit == "MAX_TOPICS":
+            return await send(wire, topic=name)
+        body = orjson.dumps({"groupName": name})
+        return await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+
+    assert (await make("first")).code == 0
+    assert (await make("first")).code == 0
+    answer = await make("second")
+    assert (answer.code, f"takes {count + 1}" in (answer.remark or "")) == (1, True)
+    assert (await send(wire)).code == 0
+
+
+async def test_the_queues_of_all_topics_together_are_limited_at_their_edge(
+    wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t", 4)
+    queues = sum(max(topic.read_queues, topic.write_queues) for topic in node.broker.topics)
+    monkeypatch.setattr("rocketlet.broker.messages.topics.MAX_QUEUES", queues + 5)
+
+    async def make(topic: str, read: int, write: int) -> tuple[int, bool]:
+        ext = {"topic": topic, "readQueueNums": str(read), "writeQueueNums": str(write), "perm": "6"}
+        answer = await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+        return answer.code, f"takes {queues + 5} queues of all topics" in (answer.remark or "")
+
+    assert await make("u", 6, 1) == (1, True), "what counts is how many there are to read or to write"
+    assert await make("u", 1, 5) == (0, False)
+    assert await make("t", 5, 4) == (1, True), "a topic that grows is refused, too"
+    assert await make("t", 4, 3) == (0, False), "one that shrinks is not"
+    assert await make("t", 3, 3) == (0, False)
+    assert await make("v", 1, 1) == (0, False)
+    assert await make("w", 1, 1) == (1, True)
+    assert (await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "u"})).code == 0
+    assert await make("w", 5, 5) == (0, False)
+    assert await make("x", 1, 1) == (1, True)
+    assert (await send(wire)).code == 0
+
+
+async def test_what_is_answered_later_is_limited_at_its_edge(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    await create_topic(wire, "t")
+    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.MAX_ANSWERING", 0)
+    fields = {"topic": "t", "consumerGroup": "g", "clientId": "c", "strategyName": "AVG", "messageModel": "CLUSTERING"}
+    asked = orjson.dumps(fields)
+    answer = await wire.call(RequestCode.QUERY_ASSIGNMENT, body=asked)
+    assert (answer.code, "being answered" in (answer.remark or "")) == (1, True)
+    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.MAX_ANSWERING", 1)
+    assert (await wire.call(RequestCode.QUERY_ASSIGNMENT, body=asked)).code == 0
+
+
+async def test_a_client_that_does_not_read_is_idle_and_closed(node: Node, wire: Wire, connect: Connect) -> None:
+    await create_topic(wire, "t")
+    for _ in range(2):
+        await send(wire, b"x" * 200_000)
+    greedy = await connect(node.address)
+    greedy._writer.transport.pause_reading()  # type: ignore[attr-defined]
+    for _ in range(100):
+        greedy.send(RequestCode.PULL_MESSAGE, pull("t", max_msg_nums=1))
+    await eventually(lambda: any(connection.is_paused for connection in node.server._connections))
+    (slow,) = [connection for connection in node.server._connections if connection.is_paused]
+    before_s = slow.active_s
+    slow.write([b"a notification"])
+    assert slow.active_s == before_s, "what is written to it is no sign of life"
+    node.clock.advance(IDLE_LIMIT_S + SWEEP_INTERVAL_S)
+    await eventually(lambda: slow not in node.server._connections)
+
+
+async def test_many_connections_with_held_pulls_close_in_linear_time(node: Node, wire: Wire) -> None:
+    """What was counted is the work, not the time: with 10,000 it took 32 s."""
+    await create_topic(wire, "t")
+    peers = [Peer(node.server, 2000 + number) for number in range(500)]
+    for peer in peers:
+        peer.send(_encoded(pull(flags=6)))
+    held = node.broker.held_pulls
+    assert sum(item.connection.held_pulls for item in peers) == 500
+    looked: list[int] = []
+
+    class Counting(dict[Any, Any]):
+        def __iter__(self) -> Any:
+            looked.append(len(self))
+            return super().__iter__()
+
+        def values(self) -> Any:
+            looked.append(len(self))
+            return super().values()
+
+    held._held = Counting(held._held)
+    held._of = Counting(held._of)
+    for peer in peers:
+        peer.hang_up()
+    await node.broker.turns.done()
+    assert sum(looked) == 0, "no connection looks at all others'"
+    assert (held._count, dict(held._of)) == (0, {})
+    await asyncio.sleep(0)
+
+
+def _encoded(ext: dict[str, Any]) -> bytes:
+    from rocketlet.protocol.frame import Frame, encode
+
+    return encode(Frame(RequestCode.PULL_MESSAGE, 1, ext))
+
+
+async def test_memberships_of_a_connection_are_limited_at_their_edge(
+    wire: Wire, connect: Connect, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.groups.members.MAX_MEMBERSHIPS", 2)
+
+    async def join(who: Wire, *names: str) -> Any:
+        body = orjson.dumps({"clientID": "c", "consumerDataSet": [{"groupName": name} for name in names]})
+        return await who.call(RequestCode.HEART_BEAT, body=body)
+
+    assert (await join(wire, "a", "b")).code == 0
+    answer = await join(wire, "a", "b", "c")
+    assert (answer.code, "2 groups at most" in (answer.remark or "")) == (1, True)
+    assert [group.name for group in node.broker.groups] == ["a", "b"], "a group that nobody could join is not there"
+    assert (await join(await connect(node.address), "c")).code == 0

@@ -1,0 +1,195 @@
+"""What is acknowledged is kept: --flush sync, devices that fail, full disks, logs that lost their end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rocketlet.broker.messages.delays import tag_code_of
+from rocketlet.protocol import bodies
+from rocketlet.protocol.bodies import Heartbeat
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.headers import SendBack, UpdateOffset, write
+from rocketlet.protocol.message import Record, decode_records
+
+from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ...support.requests import COMMIT, end, half, heartbeat, pull, reply, send
+
+
+class Device:
+    """Holds every sync back until `let`, or fails it with `error`."""
+
+    def __init__(self) -> None:
+        self._free = threading.Event()
+        self._free.set()
+        self.error: OSError | None = None
+
+    def sync(self, descriptor: int) -> None:
+        if threading.current_thread() is not threading.main_thread():  # a state file's sync is not held back
+            assert self._free.wait(20)
+        if self.error is not None:
+            raise self.error
+        os.fdatasync(descriptor)
+
+    def hold(self) -> None:
+        self._free.clear()
+
+    def let(self) -> None:
+        self._free.set()
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    monkeypatch.setattr("rocketlet.broker.store.disk.sync", made.sync)
+    return made
+
+
+@pytest.fixture
+async def synced(nodes: Nodes, connect: Connect) -> Wire:
+    node = await nodes.start(flush="sync")
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    return wire
+
+
+async def is_answered(wire: Wire, opaque: int) -> bool:
+    """Whether a request was answered by the time that a later one is."""
+    await wire.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})
+    return opaque in wire._answers
+
+
+async def test_with_sync_every_answer_that_says_stored_waits_for_the_device(
+    synced: Wire, device: Device, nodes: Nodes, connect: Connect
+) -> None:
+    stored = await send(synced, b"first")
+    prepared = await half(synced)
+    await heartbeat(synced)
+    waiting = await connect("127.0.0.1:" + str(synced._writer.get_extra_info("peername")[1]))
+    await waiting.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat("me", producer_groups=("p",))))
+    position = int(str(stored.ext["msgId"])[-16:], 16)
+    requests: list[Callable[[], int]] = [
+        lambda: synced.send(RequestCode.CONSUMER_SEND_MSG_BACK, write(SendBack(position, "g", -1))),
+        lambda: synced.send(RequestCode.END_TRANSACTION, end(prepared, COMMIT)),
+        lambda: synced.send(RequestCode.SEND_REPLY_MESSAGE_V2, reply("nobody")),
+    ]
+    for request in requests:
+        device.hold()
+        opaque = request()
+        assert not await is_answered(synced, opaque)
+        device.let()
+        await synced.answer(opaque)
+    device.hold()
+    opaque = synced.send(RequestCode.SEND_REPLY_MESSAGE_V2, reply("me"), b"pong")
+    waiting.write_answer(await waiting.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT))
+    await waiting.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})
+    assert not await is_answered(synced, opaque)
+    device.let()
+    assert (await synced.answer(opaque)).code == 0
+
+
+async def test_after_a_sync_that_failed_nothing_is_written_any_more(
+    nodes: Nodes, connect: Connect, device: Device, tmp_path: Path
+) -> None:
+    node = await nodes.start(flush="sync")
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    assert (await send(wire, b"kept")).code == 0
+    device.error = OSError(5, "Input/output error")
+    refused = await send(wire, b"who knows")
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "the broker writes no more" in (refused.remark or "")
+    device.error = None  # the next sync would succeed, and mean nothing
+    end_of_log = node.broker.store.end
+    again = await send(wire, b"not written")
+    assert (again.code, node.broker.store.end) == (ResponseCode.SERVICE_NOT_AVAILABLE, end_of_log)
+    assert "Input/output error" in (again.remark or "")
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull())
+    assert next(decode_records(answer.body)).body == b"kept"
+    await node.stop()
+    node = await nodes.start(flush="sync", data_dir=tmp_path / "broker-a")
+    wire = await connect(node.address)
+    assert (await send(wire, b"after")).code == 0
+
+
+async def test_a_write_that_the_device_fails_stops_writing_too(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t")
+
+    def fail(descriptor: int, data: bytes) -> int:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rocketlet.broker.store.disk.write", fail)
+        assert (await send(wire)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert (await send(wire)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert node.broker.store.fault is not None
+
+
+async def test_a_broker_starts_on_a_full_disk_and_unknown_groups_read_there(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    node = await nodes.start()
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    await send(wire, b"kept")
+    await node.stop()
+    for name in ("checkpoint.json", "checkpoint.old"):  # there is something to recover, and no room to say so
+        (tmp_path / "broker-a" / name).unlink(missing_ok=True)
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rocketlet.broker.store.disk.write", full)
+        node = await nodes.start(data_dir=tmp_path / "broker-a")
+        wire = await connect(node.address)
+        await heartbeat(wire, group="unknown")
+        answer = await wire.call(RequestCode.PULL_MESSAGE, pull(consumer_group="unknown"))
+        assert [record.body for record in decode_records(answer.body)] == [b"kept"]
+        assert (await send(wire)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        node.broker.persist()
+    assert (await send(wire, b"room again")).code == 0
+    node.broker.persist()
+    await node.stop()
+    node = await nodes.start(data_dir=tmp_path / "broker-a")
+    assert node.broker.recovered.records == 0
+    assert node.broker.store.queue("t", 0).next == 2
+
+
+async def test_offsets_and_progress_behind_a_lost_end_are_set_back(
+    nodes: Nodes, connect: Connect, tmp_path: Path
+) -> None:
+    node = await nodes.start(delay_levels_ms=(1,))
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    for number in range(10):
+        await send(wire, b"%d" % number)
+        await send(wire, b"late", queue=1, properties="DELAY\x011")
+    await heartbeat(wire)
+    await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, write(UpdateOffset("g", "t", 0, 10)))
+    await eventually(lambda: node.broker.delays.progress.get(1) == 10)
+    await node.stop()
+    folder = tmp_path / "broker-a"
+    (segment,) = (folder / "commitlog").iterdir()
+    os.truncate(segment, segment.stat().st_size // 4)
+    for name in ("checkpoint.json", "checkpoint.old"):  # with it, the numbers go on where they were
+        (folder / name).unlink(missing_ok=True)
+    node = await nodes.start(delay_levels_ms=(1,), data_dir=folder)
+    queue, delayed = node.broker.store.queue("t", 0), node.broker.store.queue("t", 1)
+    assert 0 < queue.next < 10
+    assert node.broker.offsets.get("g", "t", 0) == queue.next
+    assert node.broker.delays.progress[1] < 10
+    wire = await connect(node.address)
+    before = delayed.next
+    await send(wire, b"late", queue=1, properties="DELAY\x011")
+    await eventually(lambda: delayed.next > before)
+
+
+def test_a_delayed_message_of_a_level_that_is_gone_has_the_last_ones_time() -> None:
+    record = Record(0, 0, 7, 0, 0, 0, 0, 0, b"", 1000, b"", 0, 0, b"", "SCHEDULE_TOPIC_XXXX", "")
+    assert tag_code_of(record, (1, 2)) == 1002
