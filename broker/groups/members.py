@@ -1,8 +1,9 @@
 """The members of each consumer group, and their subscriptions.
 
 Apache's broker keeps one table of subscriptions per group, which every heartbeat overwrites, so that members with different
-topics erase each other's. Here each member has its own; the group's subscription is their union. A member is a connection:
-a client that reconnects is a new one until the old connection is closed.
+topics erase each other's. Here each member has its own; the group's subscription is their union. A member is a session
+in a group (decision 24): pulls and commits say no client id, so one connection cannot be two members of a group. A client
+that reconnects is two members with one id until the old connection is closed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ..config import (
     LimitExceeded,
 )
 from ..running.turns import Turns
+from ..sessions.refusal import Reason, Refusal
 from ..sessions.session import Session
 from .disagreements import finding_faults, stale_counts
 from .foreign.given import ALONE, MemberList
@@ -309,10 +311,17 @@ class ConsumerGroups:
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(list(self._groups.values()))
 
-    def admit(self, connection: Session, groups: Iterable[str]) -> None:
-        """Raises LimitExceeded if a client may not be a member of all these groups: 256, each with 10,000 members."""
+    def admit(self, connection: Session, client_id: str, groups: Iterable[str]) -> None:
+        """Raises LimitExceeded if a client may not be a member of all these groups: 256, each with 10,000 members; Refusal
+        if the connection is the member of one by another id."""
         known: Collection[str] = self._names.get(connection, ())
-        fresh = set(groups).difference(known)
+        names = set(groups)
+        for name in names.intersection(known):
+            member = self._groups[name].members[connection]
+            if member.client_id != client_id:
+                member_text = f"this connection is the member {member.client_id} of the group {name}"
+                raise Refusal(Reason.ILLEGAL, f"{member_text}; {client_id} needs a connection of its own")
+        fresh = names.difference(known)
         if fresh and len(known) + len(fresh) > MAX_MEMBERSHIPS:
             raise LimitExceeded(f"a connection is a member of {MAX_MEMBERSHIPS} groups at most")
         for name in fresh:

@@ -47,7 +47,8 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
 
 
 def _check(broker: Broker, connection: Connection, beat: bodies.Heartbeat) -> None:
-    """All that a heartbeat may be refused for, before any of its groups is registered. Raises Refused, LimitExceeded."""
+    """All that a heartbeat may be refused for, before any of its groups is registered. Raises Refused, Refusal,
+    LimitExceeded."""
     for consumer in beat.consumers:
         settings = broker.group_configs.ensure(consumer.group)
         if settings is not None and settings.strict:
@@ -56,7 +57,8 @@ def _check(broker: Broker, connection: Connection, beat: bodies.Heartbeat) -> No
                 raise Refused(ResponseCode.NO_PERMISSION, fault)
         if settings is not None:
             _ensure_retry_topic(broker, connection, settings)
-    broker.groups.admit(connection, (consumer.group for consumer in beat.consumers))
+    if connection.beat is None or connection.beat[1] is not beat:  # the last one once more was admitted
+        broker.groups.admit(connection, beat.client_id, (consumer.group for consumer in beat.consumers))
 
 
 def _beat_of(connection: Connection, body: bytes) -> bodies.Heartbeat:

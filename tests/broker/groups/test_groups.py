@@ -57,7 +57,7 @@ async def test_a_heartbeat_that_equals_the_last_one_does_all_that_it_did(node: N
     await wire.call(RequestCode.UNREGISTER_CLIENT, write(UnregisterClient("c1", consumer_group="g")))
     await beat(wire, "c1")
     assert await members(wire) == ["c1"]
-    await beat(wire, "c2")
+    await beat(wire, "c2", group="h")
     await beat(wire, "c1")
     assert node.broker.clients.session_of("c1") is node.broker.clients.session_of("c2")
 

@@ -202,16 +202,11 @@ async def test_members_that_disagree_in_ever_other_ways_do_not_fill_the_log(
     peers = [Peer(node.server, 2000 + number) for number in range(2)]
     with structlog.testing.capture_logs() as logged:
         for number in range(10):
-            for item in peers:
-                data = ConsumerData(
-                    f"g{number // 5}", subscriptions=(parse_subscription("t", f"tag-{number}", version=1),)
-                )
-                item.send(encode(Frame(Code.HEART_BEAT, 1, {}, beat(f"c{number}", data))))
-                if item is peers[0]:
-                    other = ConsumerData(
-                        f"g{number // 5}", subscriptions=(parse_subscription("u", "*", version=number),)
-                    )
-                    peers[1].send(encode(Frame(Code.HEART_BEAT, 1, {}, beat("c", other))))
+            for index, item in enumerate(peers):
+                topic, expression = ("t", f"tag-{number}") if item is peers[0] else (f"u{number}", "*")
+                subscriptions = (parse_subscription(topic, expression, version=number),)
+                data = ConsumerData(f"g{number // 5}", subscriptions=subscriptions)
+                item.send(encode(Frame(Code.HEART_BEAT, 1, {}, beat(f"c{index}", data))))
     said = [entry["group"] for entry in logged if entry["event"] == "members_disagree"]
     assert (said.count("g0"), said.count("g1")) == (3, 3)
     for item in peers:
