@@ -1,6 +1,6 @@
 """Incidents on real processes, one after the other: each must be named by `rocketlet doctor`, a metric, a log event and
 /readyz, as far as they can know of it, within its time, and nothing else may be named. `--only well` is a cluster without
-any, under load for `--seconds`, of which nothing may be said.
+any, under load for `--seconds`: doctor, the shipped alerts and the log may name nothing.
 
 A fault is: a tool that says nothing in time, or something else.
 """
@@ -19,13 +19,14 @@ from pathlib import Path
 
 import uvloop
 
+from . import _well as _well_cluster
 from ._incidents import INCIDENTS, Incident, Stage
 from .common import Limit, Outcome
 
 DEFAULT_COUNT = len(INCIDENTS)
 WELL = "well"
 WELL_S = 60.0
-RATE_S = 0.01  # between two messages of the well cluster
+LOOK_S = 1.0  # between two looks of the doctor at it
 BESIDE = {"expired": {"no_members"}}  # which had lost nothing if it had members
 
 
@@ -109,34 +110,30 @@ async def doctor(stage: Stage) -> tuple[set[tuple[str, str]], str]:
 
 
 async def _well(seconds: float, folder: Path, outcome: Outcome) -> None:
-    """Two members of one group that handle what comes, and a second group with a filter that takes little."""
+    """Each doctor looks as an operator does; Prometheus evaluates the shipped alerts all the time."""
     async with AsyncExitStack() as stack:
         stage = Stage(folder, stack)
-        await stage.start("a", "start")
-        await (await stage.admin()).create_topic("orders", queues=4)
-        producer = await stage.producer()
-        for group, expression in (("shop", "*"), ("shop", "*"), ("audit", "rare")):
-            await stage.consumer(group, {"orders": expression}, lambda message: None)
-        end_s = time.monotonic() + seconds
+        await _well_cluster.started(stage)
+        async with _well_cluster.watched(stage) as alerts, _well_cluster.working(stage):
+            began_s = time.monotonic()
+            while time.monotonic() < began_s + seconds:
+                findings, text = await doctor(stage)
+                outcome.tried += 1
+                for subject, kind in sorted(findings):
+                    outcome.fault(f"well: doctor names {kind} of {subject}")
+                if text:
+                    outcome.fault(f"well: doctor says {text}")
+                await asyncio.sleep(LOOK_S)
+            for alert in sorted(await asyncio.to_thread(alerts.named, time.monotonic() - began_s)):
+                outcome.fault(f"well: the alert {alert} fired")
+            for line in _alarming(stage.log()):
+                outcome.fault(f"well: its log says {line}")
+            for process in ("a", "b"):
+                if (await _fetched(stage, process, "readyz"))[0] != 200:
+                    outcome.fault(f"well: {process} is not ready")
 
-        async def load() -> None:
-            number = 0
-            while True:
-                await producer.send("orders", b"x" * 500, tag="rare" if number % 1_000 == 0 else "common")
-                number += 1
-                await asyncio.sleep(RATE_S)
 
-        loading = asyncio.create_task(load())
-        while time.monotonic() < end_s:
-            findings, text = await doctor(stage)
-            outcome.tried += 1
-            for subject, kind in sorted(findings):
-                outcome.fault(f"well: doctor names {kind} of {subject}")
-            if text:
-                outcome.fault(f"well: doctor says {text}")
-            await asyncio.sleep(1)
-        loading.cancel()
-        if '"level": "warning"' in stage.log() or '"level": "error"' in stage.log():
-            outcome.fault("well: its log has a warning")
-        if (await _fetched(stage, "a", "readyz"))[0] != 200:
-            outcome.fault("well: it is not ready")
+def _alarming(log: str) -> set[str]:
+    """Its warnings and errors by event."""
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    return {f"{line['level']} {line['event']}" for line in lines if line["level"] in ("warning", "error", "critical")}

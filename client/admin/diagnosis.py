@@ -42,7 +42,7 @@ from ..wire.side_by_side import side_by_side
 from .admin_client import AdminClient, Masters
 from .dead_letters import Marks, all_marks, dead_letters
 from .described import Group, Topic
-from .group_findings import Finding, Harm, Observed, findings_of_group, suspects_of, without_deleted
+from .group_findings import Finding, Harm, Observed, findings_of_group, outpaced, suspects_of, without_deleted
 from .ownership import locked
 
 K = TypeVar("K", list, dict)  # type: ignore[type-arg]
@@ -311,9 +311,9 @@ class _Watch:
                 return
 
     async def _waiting(self, seen: Observed) -> dict[Queue, float]:
-        """How long messages have waited that their owners want, in queues that committed nothing."""
+        """How long messages have waited that their owners want, in queues that committed nothing, or less than came."""
         waiting_s: dict[Queue, float] = {}
-        for queue in suspects_of(seen.group.progress, seen.later)[:SUSPECTS]:
+        for queue in [*suspects_of(seen.group.progress, seen.later), *outpaced(seen)][:SUSPECTS]:
             stored_ms = await self._stored_ms(queue, seen)
             if stored_ms is not None:
                 now_s = time.time() + self._skews.get(queue.broker_name, 0.0)

@@ -44,7 +44,7 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Observed:
     """A group as it was seen twice, some seconds apart. `waiting_s`: by queue, for how long the next message that its owner
-    wants has waited; only of queues that committed nothing meanwhile, and only where it is too long."""
+    wants has waited; only of queues that committed nothing meanwhile or too little, and only where it is too long."""
 
     group: Group
     later: Mapping[Queue, Progress]
@@ -120,8 +120,8 @@ def _stuck(seen: Observed) -> Iterator[Finding]:
     """Finds members with stuck queues. A member's queues have one cause, so they are one finding."""
     owned = _owned(seen) if seen.group.members and seen.waiting_s else {}
     of_owner: dict[str, list[Queue]] = {}
-    for queue in seen.waiting_s:
-        if queue in owned:
+    for queue in suspects_of(seen.group.progress, seen.later):
+        if queue in owned and queue in seen.waiting_s:
             of_owner.setdefault(owned[queue][0], []).append(queue)
     for owner, queues in sorted(of_owner.items()):
         lag, longest_s = sum(seen.later[queue].lag for queue in queues), max(seen.waiting_s[queue] for queue in queues)
@@ -133,17 +133,26 @@ def _stuck(seen: Observed) -> Iterator[Finding]:
         yield Finding(Harm.STANDS, "stuck_queue", seen.group.name, text, cure)
 
 
-def _growing(seen: Observed) -> Iterator[Finding]:
-    """Finds lag that grows, topic by topic."""
-    owned = _owned(seen) if seen.group.members else {}
-    of_topic: dict[str, list[tuple[Queue, int, int]]] = {}
+def outpaced(seen: Observed) -> dict[Queue, tuple[int, int]]:
+    """Queues with a lag to which more is sent than is consumed: how much of either. A filter may want nothing of it."""
+    found: dict[Queue, tuple[int, int]] = {}
     for queue, now in seen.later.items():
         before = seen.group.progress.get(queue)
-        if before is None or queue not in owned:
+        if before is None:
             continue
         consumed = now.consumer_offset - before.consumer_offset
         arrived = now.broker_offset - before.broker_offset
         if arrived > consumed > 0 and now.lag > max(LEAST_LAG, SHORT_LAG_S * consumed / seen.seconds):
+            found[queue] = arrived, consumed
+    return found
+
+
+def _growing(seen: Observed) -> Iterator[Finding]:
+    """Finds lag that grows, topic by topic."""
+    owned = _owned(seen) if seen.group.members else {}
+    of_topic: dict[str, list[tuple[Queue, int, int]]] = {}
+    for queue, (arrived, consumed) in outpaced(seen).items():
+        if queue in owned and queue in seen.waiting_s:
             of_topic.setdefault(queue.topic, []).append((queue, arrived, consumed))
     for topic, found in of_topic.items():
         lag = sum(seen.later[queue].lag for queue, _, _ in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -224,6 +225,25 @@ async def test_lag_that_grows_says_by_how_much_and_what_helps(
         for _ in range(1000):
             go.release()
         assert consumer.client_id
+
+
+def an_outpaced_queue(waiting_s: Mapping[Queue, float]) -> Observed:
+    """A queue to which 500 messages were sent while 60 were consumed."""
+    queue = Queue("t", "a", 0)
+    before, later = {queue: Progress(1000, 40, 0)}, {queue: Progress(1500, 100, 0)}
+    member = MemberConnection("c1", "192.0.2.1:1", "PYTHON", 1)
+    connections = GroupConnections(
+        (member,), {"t": "rare"}, "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET"
+    )
+    group = Group("g", {}, {"a": connections}, before, {queue: "c1"})
+    return Observed(group, later, {}, {}, (), 5.0, waiting_s)
+
+
+def test_lag_of_messages_that_no_filter_wants_does_not_grow() -> None:
+    """The offset of a group that wants one message in a thousand trails, because its pulls are held meanwhile."""
+    assert "growing_lag" not in {finding.kind for finding in findings_of_group(an_outpaced_queue({}))}
+    waiting = an_outpaced_queue({Queue("t", "a", 0): 40.0})
+    assert "growing_lag" in {finding.kind for finding in findings_of_group(waiting)}
 
 
 async def test_a_broker_that_has_run_for_days_has_the_right_time(node: Node) -> None:
