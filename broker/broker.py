@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -60,8 +59,10 @@ from .running.jobs import Call, Job, do, make_all, run
 from .running.open_files import shares
 from .running.tasks import Tasks
 from .running.turns import Line, Turns
+from .sessions.callers import Callers
 from .sessions.clients import Clients
 from .sessions.events import GroupChanged
+from .sessions.recent import Recent
 from .sessions.session import Session
 from .store.consume_queue import ConsumeQueue
 from .store.files import Save
@@ -100,7 +101,8 @@ class Broker:
         self.tasks = Tasks(clock)
         self.history = History(clock)
         self.request_times: dict[int, Histogram] = {code: Histogram(limits.REQUEST_BOUNDS_S) for code in RequestCode}
-        self.calls: Counter[tuple[str, str]] = Counter()  # answers to gRPC, by method and code
+        self.callers = Callers(clock)
+        self.turned_away = Recent(clock.monotonic_s)  # connections
         self.clients = Clients(clock, acl.may_publish if acl else None)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
         self.peers = Peers(self.tls, sign, self.tasks, clock)
@@ -154,9 +156,7 @@ class Broker:
         parts = self._parts()
         self.commits = Commits(parts)
         self.pulling = Pulling(parts, self.commits)
-        self.progress = GroupProgress(
-            config.name, self.topics, self.store, self.offsets, self.groups, self.pops.offsets_of
-        )
+        self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups, self.pops.popped)
         self.registration = self._make_registration()
 
         self._saving_locks: Timer | None = None
@@ -366,6 +366,10 @@ class Broker:
         self.held_pulls.drop(connection)
         self.clients.drop(connection)
         self.watch.drop(connection)
+
+    def note_turned_away(self, address: str, reason: str) -> None:
+        """A connection came to nothing."""
+        self.turned_away.note((address, reason), f"{address}: {reason[: limits.MAX_NAMED_CHARS]}")
 
     # Timers
 

@@ -215,6 +215,8 @@ class Server:
             return connection
         if self.grpc_door is not None:
             return self.grpc_door.protocol(connection)
+        if self._broker is not None:
+            self._broker.note_turned_away(connection.address, _NO_GRPC)
         if connection.is_news("grpc_client_refused"):
             log.warning("grpc_client_refused", peer=connection.peer, reason=_NO_GRPC)
         return connection
@@ -248,6 +250,8 @@ class Server:
     def opened(self, connection: Connection) -> None:
         fault, limit = self._refusal(connection)
         if fault:
+            if self._broker is not None:
+                self._broker.note_turned_away(connection.address, fault)
             if connection.is_news("connection_refused"):
                 log.warning("connection_refused", peer=connection.peer, reason=fault, limit=limit)
             connection.abort()

@@ -43,7 +43,8 @@ Lifespan = Callable[["Rocketlet"], AbstractAsyncContextManager[Any]]
 
 
 class Health(NamedTuple):
-    """`lag`: messages that this process has not handled, by group and topics. `fault`: why it is not well; empty if it is."""
+    """`lag`: messages that this process has not handled, or the group, where its members share messages, by group and topics.
+    `fault`: why it is not well; empty if it is."""
 
     is_well: bool
     lag: Mapping[str, int]
@@ -223,7 +224,7 @@ class Rocketlet:
         lag: dict[str, int] = {}
         try:
             for name, consumer in self._consumers.items():
-                lag[name] = await consumer.lag() if isinstance(consumer, Consumer) else 0
+                lag[name] = await consumer.lag()
         except RocketletError as error:
             return Health(False, lag, str(error))
         return Health(self._producer is not None, lag, "" if self._producer is not None else "it does not run")

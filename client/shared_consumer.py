@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal, Self
 
+from ..protocol.admin_bodies import decode_consume_stats
 from ..protocol.bodies import ConsumerData, Heartbeat
 from ..protocol.codes import RequestCode
-from ..protocol.headers import UnregisterClient, write
+from ..protocol.headers import ConsumeStats, UnregisterClient, write
 from ..protocol.names import INNER_PRODUCER_GROUP
 from ..protocol.queue import Queue
 from ..protocol.subscription import Subscription
@@ -42,6 +43,7 @@ from .sharing.sharing import Sharing
 from .sharing.working import Workers
 from .tasks import cancelled
 from .wire.access import Access
+from .wire.answers import body_of
 from .wire.cluster import Cluster
 from .wire.identity import new_client_id
 
@@ -250,6 +252,25 @@ class SharedConsumer:
     async def resume(self) -> None:
         """Ends a pause."""
         self._checked().handout.resume()
+
+    async def lag(self) -> int:
+        """How many messages of its topics the group has not acknowledged; on Apache's brokers, how many nobody has received
+        yet. Raises RocketletError."""
+        self._checked()
+        asked = {
+            (topic, data.broker_name)
+            for topic in self.subscriptions
+            if (route := self._cluster.route(topic)) is not None
+            for data in route.queues
+            if data.read_queues
+        }
+        return sum(await asyncio.gather(*(self._lag(topic, broker_name) for topic, broker_name in asked)))
+
+    async def _lag(self, topic: str, broker_name: str) -> int:
+        connection = await self._cluster.broker(broker_name)
+        ext = write(ConsumeStats(self.group, topic, columns=True, times=False))
+        found = body_of(await connection.request(RequestCode.GET_CONSUME_STATS, ext), decode_consume_stats)
+        return sum(max(item.lag, 0) for item in found.values())
 
     # Messages, without a handler
 

@@ -40,6 +40,7 @@ class Member:
     subscriptions: Mapping[str, str]
     is_leaving: bool
     queues: int
+    shares: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class Look:
     @property
     def lag(self) -> int:
         return sum(max(item.lag, 0) for item in self.progress.values())
+
+    @property
+    def in_hand(self) -> int:
+        return sum(item.in_hand for item in self.progress.values())
 
 
 class GroupWatch:
@@ -241,6 +246,7 @@ def _look_of(
             member["subscriptions"],
             bool(member["leaving"]),
             counts[client_id],
+            bool(member.get("pops")) and not counts[client_id],
         )
         for client_id, member in sorted(told.items())
     )

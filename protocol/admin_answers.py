@@ -120,7 +120,8 @@ def decode_running(data: Any) -> Running:
 def decode_report(data: Any) -> dict[str, Any]:
     """GET_GROUP_HISTORY, which only Rocketlet's brokers answer."""
     lists = ("members", "lag", "owners", "disagreements", "events")
-    return {**data, **{name: list(data[name]) for name in lists}, "broker": str(data["broker"])}
+    found = {name: list(data[name]) for name in lists}
+    return {"full": [], **data, **found, "broker": str(data["broker"])}
 
 
 @answers("accounts")

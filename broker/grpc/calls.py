@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +10,9 @@ from ...protocol.grpc import MessageReader, Status
 from ...protocol.http2.fields import Fields
 from ...protocol.http2.flow import Stream
 from ..access.needs import Need
+from ..config import MAX_NAMED_CHARS
 from ..listening.carrier import Carrier
+from ..sessions.callers import Callers
 from .codes import OK_TEXT, Code
 
 Needs = Callable[[Any], list[Need]]
@@ -43,14 +44,14 @@ class Way(Protocol):
 class Call:
     """`account`: the access key of the account that asks; empty without one. `session`: the client's connection. `aborted` is
     called if the call is over before it was answered; `due_s`: when its client gives up, in the loop's time. `answers`: the
-    way to the client, in which the test kit may stand. `counts`: of answers, by method and code."""
+    way to the client, in which the test kit may stand. `callers`: hears of answers."""
 
     __slots__ = (
         "_has_begun",
         "aborted",
         "account",
         "answers",
-        "counts",
+        "callers",
         "due_s",
         "flush_soon",
         "has_request",
@@ -68,7 +69,7 @@ class Call:
         due_s: float | None,
         answers: Way,
         flush_soon: Callable[[], None],
-        counts: Counter[tuple[str, str]],
+        callers: Callers,
     ) -> None:
         self.session = session
         self.stream = stream
@@ -80,7 +81,7 @@ class Call:
         self.has_request = False
         self._has_begun = False
         self.answers = answers
-        self.counts = counts
+        self.callers = callers
         self.flush_soon = flush_soon
 
     @property
@@ -119,14 +120,16 @@ class Call:
 
     def send(self, message: Any) -> None:
         if not self._has_begun:  # its first message has the status
-            self.counts[self.method.name, str(message.status.code)] += 1
+            status = message.status
+            client = f"{self.client_id[:MAX_NAMED_CHARS]} ({self.session.peer})"
+            self.callers.answered(self.method.name, status.code, status.message, client)
         self.begin()
         self.answers.send_data(self.stream, grpc.encode_message(message.SerializeToString()))
         self.flush_soon()
 
     def end(self, status: int = Status.OK, reason: str = "") -> None:
         if not self._has_begun:
-            self.counts[self.method.name, f"gRPC {int(status)}"] += 1
+            self.callers.ended(self.method.name, int(status))
         block = grpc.trailers(status, reason) if self._has_begun else grpc.only_trailers(status, reason)
         self._has_begun = True
         self.answers.send_end(self.stream, block)

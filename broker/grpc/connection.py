@@ -7,7 +7,7 @@ protocol, reads calls, and writes through it.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from typing import Final, Protocol
 
 import structlog
@@ -21,6 +21,7 @@ from ...protocol.http2.frames import ErrorCode
 from ...protocol.http2.hpack import encode
 from ..config import STREAM_BYTES
 from ..listening.carrier import Carrier
+from ..sessions.callers import Callers
 from .calls import Call, Method
 
 log = structlog.get_logger("rocketlet.grpc")
@@ -34,11 +35,13 @@ _NO_GRPC: Final = encode(
 
 
 class Door(Protocol):
-    """Knows the methods, and serves the calls that were read. `counts`: of answers, by method and code."""
+    """Knows the methods, and serves the calls that were read. `callers`: hears of connections and answers."""
 
-    counts: Counter[tuple[str, str]]
+    callers: Callers
 
     def now_s(self) -> float: ...
+
+    def turned_away(self, connection: Carrier, reason: str) -> None: ...
 
     def method_of(self, stream: Stream) -> Method:
         """Raises CallFault."""
@@ -61,6 +64,7 @@ class GrpcConnection(asyncio.Protocol):
         self._charged_bytes = 0
         self._is_serving = self._is_flush_due = False
         connection.farewell = self._say_goodbye
+        door.callers.connections += 1
 
     def data_received(self, data: bytes) -> None:
         connection, now_s = self.connection, self.door.now_s()
@@ -102,7 +106,7 @@ class GrpcConnection(asyncio.Protocol):
         method = self.door.method_of(stream)
         left_s = grpc.timeout_s(stream.fields.get(b"grpc-timeout"))
         due_s = None if left_s is None else self.connection.heard_s + left_s
-        return Call(self.connection, stream, method, due_s, self.http2.answers, self.flush_soon, self.door.counts)
+        return Call(self.connection, stream, method, due_s, self.http2.answers, self.flush_soon, self.door.callers)
 
     def _take(self, stream: Stream, data: bytes, is_end: bool) -> None:
         call = stream.call
@@ -209,8 +213,10 @@ class GrpcConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         fault = self.http2.fault
-        if fault is not None and self.connection.is_news("http2_connection_closed"):
-            log.warning("http2_connection_closed", peer=self.connection.peer, reason=str(fault))
+        if fault is not None:
+            self.door.turned_away(self.connection, f"it broke a rule of HTTP/2: {fault}")
+            if self.connection.is_news("http2_connection_closed"):
+                log.warning("http2_connection_closed", peer=self.connection.peer, reason=str(fault))
         self.connection.close()
 
     def _say_goodbye(self) -> None:
@@ -226,6 +232,7 @@ class GrpcConnection(asyncio.Protocol):
         self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.door.callers.connections -= 1
         self.ready.clear()
         for stream in self.http2.lost():
             self._abort(stream)

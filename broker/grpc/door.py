@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from ..broker import Broker
 from ..clock import MACHINE
 from ..config import CLIENT_GONE_S, MAX_ANSWERING, TURN_S, LimitExceeded
 from ..listening.carrier import Carrier
+from ..sessions.callers import Callers
 from ..sessions.refusal import Refusal
 from ..store.files import StoreError
 from .authentication import authorize
@@ -50,14 +50,13 @@ class Door:
         self._sends: Sends | None = None
         self._methods: Mapping[bytes, Method] = {}
         self._answering = 0
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self.callers = broker.callers if broker is not None else Callers(MACHINE)
         self.now_s = MACHINE.monotonic_s
         if broker is not None:
             self._hall = Hall(broker, GrpcClients(tell, self._gone), acl)
             self._sends = Sends(self._hall)
             self._methods = {f"/{SERVICE}/{name}".encode(): method for name, method in METHODS.items()}
             self.now_s = broker.clock.monotonic_s
-            self.counts = broker.calls
 
     def _gone(self, client: GrpcClient) -> None:
         """A client has said good-bye, or its connection is gone; then it may come back."""
@@ -70,6 +69,10 @@ class Door:
     def _look_for(self, client_id: str) -> None:
         if self._hall is not None and self._hall.clients.get(client_id) is None:
             self._hall.broker.pops.client_gone(client_id)
+
+    def turned_away(self, connection: Carrier, reason: str) -> None:
+        if self._hall is not None:
+            self._hall.broker.note_turned_away(connection.address, reason)
 
     def protocol(self, connection: Carrier) -> GrpcConnection:
         return GrpcConnection(self, connection)

@@ -224,7 +224,8 @@ def _with_filter(hall: Hall, call: Call, request: Request, expression: str) -> N
             return
     except Refusal as refusal:
         raise refused(refusal) from None
-    _begin(hall, call, replace(request, subscription=None, matches=matches))
+    subscription = Subscription(request.topic, expression, kind=SQL92)
+    _begin(hall, call, replace(request, subscription=subscription, matches=matches))
 
 
 def _look_again(hall: Hall, call: Call, request: Request, expression: str) -> None:
@@ -273,7 +274,9 @@ def _subscription(topic: str, expression: Any) -> Subscription | None:
 
 
 def _is_wanted(subscription: Subscription | None, record: Record) -> bool:
-    return subscription is None or props.find(record.properties, props.TAGS) in subscription.tags
+    if subscription is None or subscription.kind != TAG:
+        return True
+    return props.find(record.properties, props.TAGS) in subscription.tags
 
 
 def end(hall: Hall, call: Call, code: int, reason: str) -> None:

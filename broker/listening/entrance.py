@@ -84,6 +84,7 @@ class Entrance(asyncio.Protocol, Generic[C]):
             self._hand_over(data)
             return
         self._tls.refused += 1
+        self._tls.note_turned_away(self.connection.peer, _NO_PLAIN_REMARK)
         if self._tls.reports.is_due(self.connection.peer, _NO_PLAIN_REMARK):
             log.warning("plain_client_refused", peer=self.connection.peer, reason=_NO_PLAIN_REMARK)
         self._transport.write(self.connection.plain_refusal(data, _NO_PLAIN_REMARK))
@@ -108,6 +109,7 @@ class Entrance(asyncio.Protocol, Generic[C]):
     def _refuse_tls(self) -> None:
         assert self._transport is not None
         self._tls.refused += 1
+        self._tls.note_turned_away(self.connection.peer, _NO_TLS_REASON)
         if self._tls.reports.is_due(self.connection.peer, _NO_TLS_REASON):
             log.warning("tls_client_refused", peer=self.connection.peer, reason=_NO_TLS_REASON)
         self._transport.write(_NO_TLS_HERE)

@@ -15,8 +15,9 @@ from typing import Final, Literal
 import structlog
 
 from ...host.files import check_file
-from ..config import CERTIFICATE_WARNING_S, MAX_TLS_FILE_BYTES
+from ..config import CERTIFICATE_WARNING_S, MAX_NAMED_CHARS, MAX_TLS_FILE_BYTES
 from ..running.settings_files import Unsettled, Watched
+from ..sessions.recent import Recent
 from ..sessions.reports import Reports
 from .expiry import expires_s
 from .self_signed import with_certificate
@@ -136,6 +137,8 @@ class Tls:
         except Unsettled:
             raise TlsError(f"{', '.join(map(str, paths))}: these TLS files are being written; start again") from None
         self.reports = Reports()
+        self._turned_away = Recent(time.monotonic)
+        self.turned_away = self._turned_away.texts
 
     @property
     def is_offered(self) -> bool:
@@ -186,10 +189,15 @@ class Tls:
                 hint = "put a new one in its place; the broker reads it by itself"
                 log.warning("certificate_expires", file=str(path), expires=_date(until_s), hint=hint)
 
+    def note_turned_away(self, peer: str, reason: str) -> None:
+        address = peer.rpartition(":")[0]
+        self._turned_away.note((address, reason), f"{address}: {reason[:MAX_NAMED_CHARS]}")
+
     def failed(self, peer: str, reason: str) -> None:
         """A client's TLS did not come about, or was ended."""
         self.failed_handshakes += 1
         expired = [f"{path} expired on {_date(at_s)}" for path, at_s in self.expires_s.items() if at_s <= time.time()]
         reason = "; ".join([reason, *expired])
+        self.note_turned_away(peer, reason)
         if self.reports.is_due(peer, reason):
             log.warning("tls_handshake_failed", peer=peer, reason=reason)

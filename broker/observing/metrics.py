@@ -81,6 +81,9 @@ class Collector:
         yield info
         yield self._gauge("rocketlet_connections", "Open connections", len(self._connections))
         yield self._gauge(
+            "rocketlet_grpc_connections", "Of these, connections of clients of 5.x", self._broker.callers.connections
+        )
+        yield self._gauge(
             "rocketlet_connections_held_bytes",
             "Bytes that connections hold: unfinished requests and unread answers",
             self._memory.used_bytes,
@@ -179,7 +182,7 @@ class Collector:
             "method",
             "code",
         )
-        for (method, answered), count in self._broker.calls.items():
+        for (method, answered), count in self._broker.callers.answers.items():
             calls.add_metric([*self._place, method, answered], count)
         yield calls
 
@@ -257,7 +260,7 @@ class Collector:
             letters = broker.store.queues.get((names.dlq_topic(name), 0))
             dead.add_metric([*place, name], letters.next - letters.begin if letters else 0)
             for topic in broker.progress.topics_of(name):
-                messages, since_ms = await _done(broker.progress.lag(name, topic))
+                messages, since_ms, _ = await _done(broker.progress.lag(name, topic))
                 age_ms = 0 if since_ms is None else max(now_ms - since_ms, 0)
                 labels = [*place, topic, name]
                 for family, value in (

@@ -347,8 +347,23 @@ class Deliveries:
 
     # Looking
 
+    @property
+    def is_full(self) -> bool:
+        """Whether new messages wait because too many are not finished."""
+        return self.next < self.queue.next and len(self.unfinished) >= self._limit
+
+    @property
+    def lag_offset(self) -> int:
+        """As many messages lie behind it as are not finished."""
+        return self.next - len(self.unfinished)
+
+    @property
+    def in_hand(self) -> int:
+        """How many are in clients' hands, or come again at a time that one of them has said."""
+        return sum(item.state is State.IN_FLIGHT for item in self.unfinished.values())
+
     def numbers(self) -> Numbers:
-        in_flight = sum(item.state is State.IN_FLIGHT for item in self.unfinished.values())
+        in_flight = self.in_hand
         waiting = sum(item.state in (State.VISIBLE, State.BEHIND) for item in self.unfinished.values())
         return Numbers(self.next, self.committed, in_flight, waiting, self.queue.next)
 

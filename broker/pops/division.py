@@ -259,13 +259,10 @@ class Division:
         if is_full or (listed is not None and request.client_id not in divided.seats):
             self._look_soon(divided)
             return
-        subscription = request.subscription
-        if subscription is None and request.matches is not None and group is not None:
-            subscription = group.subscription(None, pool.topic)
         seat = divided.seats.get(request.client_id)
         if seat is None:
             seat = divided.seats[request.client_id] = Seat(partial(self._told, divided.name))
-        seat.subscriptions[pool.topic] = subscription or Subscription(pool.topic)
+        seat.subscriptions[pool.topic] = request.subscription or Subscription(pool.topic)
         self._heartbeat(divided, request.client_id, seat)
 
     def _heartbeat(self, divided: Divided, client_id: str, seat: Seat) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import NamedTuple
 
+from ...protocol.subscription import Subscription
 from ..clock import Timer
 from ..config import MAX_MEMBERS, POOL_IDLE_S
 from .deliveries import Deliveries, Tally
@@ -52,6 +54,13 @@ class Wait:
             self._cancel(self)
 
 
+class Popper(NamedTuple):
+    """A client that pops: when it asked last, and for what."""
+
+    asked_s: float
+    subscription: Subscription
+
+
 class Pool:
     """The pool of one group and topic. `queues`: the deliveries by queue id. `ready`: the queues that may have something,
     the one served longest ago first. `owned`: the queues that are the pool's; None: all. `leaving`: those of them that are to
@@ -68,7 +77,7 @@ class Pool:
         self._waiting: dict[int | None, OrderedDict[Wait, None]] = {}
         self.waits = 0
         self.used_s = float("-inf")  # when somebody asked last
-        self.clients: dict[str, float] = {}  # when each asked last
+        self.clients: dict[str, Popper] = {}
         self.is_cut = False  # the last look at the queues has ended early, and found nothing
         self.is_served_later = False
 
@@ -77,14 +86,14 @@ class Pool:
         is_fresh = now_s - self.used_s < POOL_IDLE_S
         return is_fresh or self.waits > 0 or any(item.unfinished for item in self.queues.values())
 
-    def note_client(self, client_id: str, now_s: float) -> None:
+    def note_client(self, request: Request, now_s: float) -> None:
         self.used_s = now_s
-        if client_id in self.clients or len(self.clients) < MAX_MEMBERS:
-            self.clients[client_id] = now_s
+        if request.client_id in self.clients or len(self.clients) < MAX_MEMBERS:
+            self.clients[request.client_id] = Popper(now_s, request.subscription or Subscription(self.topic))
 
     def forget_clients(self, before_s: float) -> None:
         """Forgets the clients that have not asked since."""
-        self.clients = {client_id: asked_s for client_id, asked_s in self.clients.items() if asked_s >= before_s}
+        self.clients = {client_id: item for client_id, item in self.clients.items() if item.asked_s >= before_s}
 
     def hold(self, wait: Wait) -> None:
         self._waiting.setdefault(wait.place, OrderedDict())[wait] = None

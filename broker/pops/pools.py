@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 
+from ...protocol.subscription import Subscription
+from ..config import MAX_UNFINISHED_OF_GROUP
 from ..groups.owning.offsets import Offsets
 from ..messages.topics import Topics
 from ..store.consume_queue import ConsumeQueue
@@ -171,17 +173,23 @@ class Pools:
         pool = self.find(group, topic)
         return pool is not None and pool.serves(queue_id)
 
-    def offsets_of(self, group: str, topic: str) -> dict[int, tuple[int, int]]:
-        """Two offsets by queue id, for queues that are popped: the one that has as many messages behind it as are not
-        finished, and the lowest that is not finished."""
+    def popped(self, group: str, topic: str) -> dict[int, Deliveries]:
+        """The queues that are popped, by queue id."""
         pool = self.find(group, topic)
-        queues = pool.queues.items() if pool is not None else ()
-        return {queue_id: (of.next - len(of.unfinished), of.committed) for queue_id, of in queues}
+        return dict(pool.queues) if pool is not None else {}
 
     def numbers(self, group: str, topic: str) -> dict[int, Numbers]:
         """The numbers by queue id, for queues that were popped. The others are where the group's offsets say."""
         pool = self.find(group, topic)
         return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.queues.items()}
+
+    def full(self, group: str) -> Iterator[tuple[str, int]]:
+        """The queues of which nothing new is given, because too many messages are not finished."""
+        is_full = self.unfinished(group) >= MAX_UNFINISHED_OF_GROUP
+        for pool in self.of_group(group):
+            for queue_id, of in pool.queues.items():
+                if of.is_full or (is_full and of.next < of.queue.next):
+                    yield pool.topic, queue_id
 
     def unfinished(self, group: str) -> int:
         """How many messages are in the hands of the group's clients, or to be given again."""
@@ -197,12 +205,12 @@ class Pools:
         """The topics that the group pops."""
         return [pool.topic for pool in self.of_group(group)]
 
-    def clients(self, group: str) -> dict[str, list[str]]:
-        """The clients that popped in the group in the last two minutes: topics by client id."""
-        found: dict[str, list[str]] = {}
+    def clients(self, group: str) -> dict[str, list[Subscription]]:
+        """The clients that popped in the group in the last two minutes: what each wants, by client id."""
+        found: dict[str, list[Subscription]] = {}
         for pool in self.of_group(group):
-            for client_id in pool.clients:
-                found.setdefault(client_id, []).append(pool.topic)
+            for client_id, item in pool.clients.items():
+                found.setdefault(client_id, []).append(item.subscription)
         return found
 
     def forget_clients(self, before_s: float) -> None:

@@ -85,8 +85,8 @@ class Pops:
         self.serves = self._pools.serves
         self.waits = self._pools.waits
         self.peek = self._pools.peek
-        self.offsets_of = self._pools.offsets_of
-        self.numbers = self._pools.numbers
+        self.popped = self._pools.popped
+        self.numbers, self.full = self._pools.numbers, self._pools.full
         self._settling = Settling(self._book, offsets, clock, when_kept, self._soon, self._freed)
         self._waits = Waits(clock, self.put_back)
         self._division = Division(broker_name, members, self._pools, self._let_go, self._gained, self._yield)
@@ -125,7 +125,7 @@ class Pops:
         if fault is not None:
             return _answered(wait, Received(Why.PULLED, fault=fault))
         pool = self._pools.get(request)
-        pool.note_client(request.client_id, self._clock.monotonic_s())
+        pool.note_client(request, self._clock.monotonic_s())
         received = self._batches.again(request, self._give_again) or self._pop(pool, request)
         if received.why is Why.FOUND or request.wait_ms <= 0:
             return _answered(wait, received)

@@ -21,7 +21,7 @@ class Request:
     that there is something. invisible_ms: how long its messages are nobody else's. wait_ms: how long it waits for a
     message; 0: not at all. queue_id: the queue that is looked at first; None: none is preferred. is_strict: no other is
     looked at. auto_renew: the broker prolongs the time as long as it hears the client. subscription: None takes all.
-    matches: the SQL92 filter (`messages.filters`); then `subscription` does not count. attempt_id: in groups in order, the
+    matches: the filter of an SQL92 subscription (`messages.filters`). attempt_id: in groups in order, the
     messages of an earlier receive with this id that are in flight are given again. from_first: a group that is new to the
     topic begins at its first message, not with the last one. from_end: it begins behind the last one. max_bytes: of all
     records of an answer together; the first one is always given.

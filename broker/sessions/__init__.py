@@ -6,5 +6,6 @@ refusal  why a client does not get what it asks for
 clients  producers by group, and what the broker asks of clients
 memory   the memory that all of them together may take
 recent   recent refusals
+callers  connections of clients of 5.x, and what they were answered
 reports  logs clients' faults, within limits
 """

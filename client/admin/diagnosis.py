@@ -135,6 +135,8 @@ async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, fl
         *_refused(broker.name, status),
         *_repeats(broker.name, status),
         *_unauthorized(broker.name, status),
+        *_turned_away(broker.name, status),
+        *_failed_calls(broker.name, status),
         *_certificates(broker.name, status),
         *_damaged(broker.name, status),
     ]
@@ -205,6 +207,22 @@ def _unauthorized(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
         cure = "correct the client's keys, or the account in the broker's --acl file"
         harm = Harm.STANDS if is_known else Harm.RISK
         yield Finding(harm, "requests_refused", broker, f"it refuses requests, {text}", cure)
+
+
+def _turned_away(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
+    """Connections that came to nothing. A scanner's do, too."""
+    for text in _told(status, "turnedAway", list):
+        cure = "if that is a client of yours: change what the reason names, in the client or at the broker's start"
+        yield Finding(Harm.RISK, "connections_refused", broker, f"it turns connections away, from {text}", cure)
+
+
+def _failed_calls(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
+    """Calls of 5.x clients. Those whose code begins with 5 fail at the broker."""
+    for text in _told(status, "failedCalls", list):
+        is_ours = str(text).startswith("5")
+        cure = "look at the broker's log" if is_ours else "change the client as the reason says"
+        harm = Harm.STANDS if is_ours else Harm.RISK
+        yield Finding(harm, "calls_failing", broker, f"calls of 5.x clients fail: {text}", cure)
 
 
 def _certificates(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
@@ -290,13 +308,13 @@ class _Watch:
 
     async def findings(self, name: str) -> list[Finding]:
         async with self._places:
-            group, disagreements = await self._first(name)
+            group, disagreements, full = await self._first(name)
         began_s = asyncio.get_running_loop().time()
         if group.members:  # without any, nothing moves
             await self._until_it_moves(group, began_s)
         async with self._places:
             seen = await self._second(group, disagreements, began_s)
-            return list(findings_of_group(replace(seen, waiting_s=await self._waiting(seen))))
+            return list(findings_of_group(replace(seen, full=full, waiting_s=await self._waiting(seen))))
 
     async def _until_it_moves(self, group: Group, began_s: float) -> None:
         """Looks again and again while messages wait and nothing is committed, for as long as the patience lasts."""
@@ -328,7 +346,7 @@ class _Watch:
         wanted = _filter(queue.topic, seen)
         try:
             async for messages in self._admin.read(
-                queue, progress.consumer_offset, progress.broker_offset, expression=wanted
+                queue, progress.consumer_offset + progress.in_hand, progress.broker_offset, expression=wanted
             ):
                 if messages:
                     return messages[0].store_ms
@@ -336,15 +354,16 @@ class _Watch:
             return None
         return None
 
-    async def _first(self, name: str) -> tuple[Group, tuple[str, ...]]:
+    async def _first(self, name: str) -> tuple[Group, tuple[str, ...], tuple[str, ...]]:
         connections, progress = await asyncio.gather(
             self._admin.connections(name, self._masters), self._admin.progress(name, masters=self._masters, times=False)
         )
         # an Apache broker does not tell: owners are then seen from the members' answers
         reports = await self._admin.told(name, self._masters) if connections else []
         disagreements = {text for report in reports for text in report["disagreements"]}
+        full = {text for report in reports for text in report["full"]}
         group = Group(name, self._configs[name], connections, progress, locked(reports))
-        return group, tuple(sorted(disagreements))
+        return group, tuple(sorted(disagreements)), tuple(sorted(full))
 
     async def _second(self, group: Group, disagreements: tuple[str, ...], began_s: float) -> Observed:
         later, running = group.progress, dict[str, Running]()

@@ -44,7 +44,8 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Observed:
     """A group as it was seen twice, some seconds apart. `waiting_s`: by queue, for how long the next message that its owner
-    wants has waited; only of queues that committed nothing meanwhile or too little, and only where it is too long."""
+    wants has waited; only of queues that committed nothing meanwhile or too little, and only where it is too long. `full`:
+    queues of which brokers give members that share nothing new, because too many messages are not acknowledged."""
 
     group: Group
     later: Mapping[Queue, Progress]
@@ -53,6 +54,7 @@ class Observed:
     disagreements: tuple[str, ...]
     seconds: float
     waiting_s: Mapping[Queue, float] = field(default_factory=dict)
+    full: tuple[str, ...] = ()
 
 
 def without_deleted(progress: Mapping[Queue, Progress], topics: Mapping[str, Topic]) -> dict[Queue, Progress]:
@@ -106,12 +108,12 @@ def _standing(seen: Observed) -> Iterator[Finding]:
 
 
 def suspects_of(before: Mapping[Queue, Progress], later: Mapping[Queue, Progress]) -> list[Queue]:
-    """Queues in which messages wait and nothing was committed between two looks."""
+    """Queues in which messages wait that nobody has popped, and nothing was committed between two looks."""
     return [
         queue
         for queue, now in later.items()
         if queue in before
-        and min(now.lag, before[queue].lag) > 0
+        and min(now.waiting, before[queue].waiting) > 0
         and now.consumer_offset <= before[queue].consumer_offset
     ]
 
@@ -125,12 +127,25 @@ def _stuck(seen: Observed) -> Iterator[Finding]:
             of_owner.setdefault(owned[queue][0], []).append(queue)
     for owner, queues in sorted(of_owner.items()):
         lag, longest_s = sum(seen.later[queue].lag for queue in queues), max(seen.waiting_s[queue] for queue in queues)
-        text = (
-            f"{_some(queues)}: {lag} messages wait, the oldest for {longest_s:.0f} s, and their owner {owner} has committed "
-            f"nothing for {seen.seconds:.0f} s"
-        )
+        idle = f"their owner {owner} has committed"
         cure = "look at that member's log: a slow or blocked handler, a paused consumer, or a message retried for ever"
+        if owner == SHARED_OWNER:
+            in_hand = sum(seen.later[queue].in_hand for queue in queues)
+            idle = f"the members that share them, with {in_hand} of these in hand, have acknowledged"
+            cure = "look at those members' logs: slow or blocked handlers, or consumers that do not ask any more"
+        text = (
+            f"{_some(queues)}: {lag} messages wait, the oldest for {longest_s:.0f} s, and {idle} nothing for "
+            f"{seen.seconds:.0f} s"
+        )
         yield Finding(Harm.STANDS, "stuck_queue", seen.group.name, text, cure)
+
+
+def _full(seen: Observed) -> Iterator[Finding]:
+    if seen.full:
+        shown = ", ".join(seen.full[:3]) + (f" and {len(seen.full) - 3} more" if len(seen.full) > 3 else "")
+        text = f"{shown}: nothing new is given, because too many messages are popped and not acknowledged"
+        cure = "see why its members neither acknowledge nor give back: handlers that hang, or a client that forgets to"
+        yield Finding(Harm.STANDS, "too_many_in_hand", seen.group.name, text, cure)
 
 
 def outpaced(seen: Observed) -> dict[Queue, tuple[int, int]]:
@@ -168,7 +183,7 @@ def _growing(seen: Observed) -> Iterator[Finding]:
 def _cure_of_lag(seen: Observed, name: str) -> str:
     topic, members = seen.topics.get(name), len(seen.group.members)
     queues = len(topic.ranges) if topic else 0
-    if members >= queues:
+    if members >= queues and SHARED_OWNER not in seen.group.owners.values():
         return f"{name} has {queues} queues for {members} members: add queues, or faster handlers"
     return "add members, or make the handlers faster (more of them at once, batches)"
 
@@ -233,6 +248,7 @@ _CHECKS: tuple[Callable[[Observed], Iterator[Finding]], ...] = (
     _lost,
     _standing,
     _stuck,
+    _full,
     _growing,
     _twice,
     _disagreeing,

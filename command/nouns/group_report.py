@@ -11,6 +11,7 @@ import orjson
 from ...client.admin.admin_client import AdminClient
 from ...client.errors import BrokerRefused
 from ...protocol.codes import ResponseCode
+from ...protocol.pop_bodies import SHARED_OWNER
 from ..plumbing.output import Output
 
 FOLLOW_S = 0.5
@@ -81,13 +82,18 @@ def _show(group: str, reports: list[dict[str, Any]], output: Output, *, timeline
     members = {member["clientId"]: member for item in reports for member in item["members"]}
     _show_members(group, members, [owner for item in reports for owner in item["owners"]], output)
     _show_lag([entry for item in reports for entry in item.get("lag", ())], output)
+    for queue in sorted({queue for item in reports for queue in item["full"]}):
+        output.text(f"  {queue}: nothing new is given, too many messages are popped and not acknowledged")
     for fault in sorted({fault for item in reports for fault in item["disagreements"]}):
         output.text(f"  disagreement: {fault}")
     _show_events(events, output)
 
 
 def _show_members(group: str, members: dict[str, Any], owners: list[dict[str, Any]], output: Output) -> None:
-    output.text(f"group {group}: {len(members)} members, {len(owners)} queues locked")
+    shared = [owner for owner in owners if owner["clientId"] == SHARED_OWNER]
+    held = [f"{len(owners) - len(shared)} queues locked"] if len(owners) > len(shared) or not shared else []
+    held += [f"{len(shared)} queues shared"] if shared else []
+    output.text(f"group {group}: {', '.join([f'{len(members)} members', *held])}")
     for client_id, member in sorted(members.items()):
         mine = sorted(
             f"{owner['topic']}@{owner['brokerName']}:{owner['queueId']}"
@@ -95,8 +101,11 @@ def _show_members(group: str, members: dict[str, Any], owners: list[dict[str, An
             if owner["clientId"] == client_id
         )
         topics = ", ".join(f"{topic} [{expression}]" for topic, expression in member["subscriptions"].items())
-        output.text(f"  {client_id}  {member['peer']}  {member['strategy'] or '-'}  {topics}")
-        output.text(f"    {len(mine)} queues: {' '.join(mine) or '-'}")
+        output.text(f"  {client_id}  {member['peer'] or '-'}  {member['strategy'] or '-'}  {topics}")
+        if member.get("pops") and not mine:
+            output.text("    shares messages")
+        else:
+            output.text(f"    {len(mine)} queues: {' '.join(mine) or '-'}")
 
 
 def _show_lag(lag: list[dict[str, Any]], output: Output) -> None:
@@ -106,7 +115,9 @@ def _show_lag(lag: list[dict[str, Any]], output: Output) -> None:
         entries = [entry for entry in lag if entry["topic"] == topic]
         since_ms = min((entry["oldestMs"] for entry in entries if entry["oldestMs"] is not None), default=None)
         age = "" if since_ms is None else f", the oldest stored {max(now_ms - since_ms, 0) / 1000:.1f} s ago"
-        output.text(f"  {topic}: {sum(entry['messages'] for entry in entries)} messages behind{age}")
+        in_hand = sum(entry.get("inHand", 0) for entry in entries)
+        hands = f", {in_hand} of them in hand" if in_hand else ""
+        output.text(f"  {topic}: {sum(entry['messages'] for entry in entries)} messages behind{hands}{age}")
 
 
 def _show_events(events: list[dict[str, Any]], output: Output) -> None:

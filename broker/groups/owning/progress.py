@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -19,10 +20,33 @@ from .offsets import Offsets
 log = structlog.get_logger("rocketlet.groups")
 
 
+class Popped(Protocol):
+    """A queue that clients pop. lag_offset: as many messages lie behind it as are not finished. committed: the lowest that
+    is not. in_hand: how many were popped and are not finished; it takes a look at each."""
+
+    @property
+    def lag_offset(self) -> int: ...
+
+    @property
+    def committed(self) -> int: ...
+
+    @property
+    def in_hand(self) -> int: ...
+
+
+class Lag(NamedTuple):
+    """Messages that a group has not committed. since_ms: when the oldest of them was stored; None without one. in_hand: how
+    many of them clients have popped."""
+
+    messages: int
+    since_ms: int | None
+    in_hand: int
+
+
 class GroupProgress:
-    """popped: for a topic that the group pops, by queue id, the offset that lag is counted from, and the lowest one that is
-    not finished. Messages finished between them do not count as lag, nor do those that retention has deleted. `lost`: how
-    many messages retention deleted before a group had committed them, since the start, by group and topic."""
+    """popped: for a topic that the group pops, the queues by id. Messages that are finished do not count as lag, nor do those
+    that retention has deleted. `lost`: how many messages retention deleted before a group had committed them, since the
+    start, by group and topic."""
 
     def __init__(
         self,
@@ -31,7 +55,7 @@ class GroupProgress:
         store: Store,
         offsets: Offsets,
         groups: ConsumerGroups,
-        popped: Callable[[str, str], Mapping[int, tuple[int, int]]],
+        popped: Callable[[str, str], Mapping[int, Popped]],
     ) -> None:
         self._broker_name = broker_name
         self._topics = topics
@@ -42,13 +66,12 @@ class GroupProgress:
         self.lost: Counter[tuple[str, str]] = Counter()
 
     def _offset(
-        self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: Mapping[int, tuple[int, int]]
+        self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: Popped | None
     ) -> tuple[int, int]:
         """The offset at which the group goes on in a queue, and how many messages were deleted before it had committed
         them."""
         begin = queue.begin if queue is not None else 0
-        found = popped.get(queue_id)
-        offset = found[0] if found is not None else self._offsets.get(group, topic, queue_id)
+        offset = popped.lag_offset if popped is not None else self._offsets.get(group, topic, queue_id)
         return max(offset or 0, begin), max(begin - offset, 0) if offset is not None else 0
 
     def of(self, group: str, topic: str) -> Iterator[tuple[Queue, Progress]]:
@@ -56,24 +79,28 @@ class GroupProgress:
         popped = self._popped(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
             queue = self._store.queues.get((topic, queue_id))
-            end = queue.next if queue else 0
-            offset, lost = self._offset(group, topic, queue_id, queue, popped)
-            yield Queue(topic, self._broker_name, queue_id), Progress(end, offset, self._last_ms(queue, offset), lost)
+            end, of_queue = queue.next if queue else 0, popped.get(queue_id)
+            offset, lost = self._offset(group, topic, queue_id, queue, of_queue)
+            in_hand = of_queue.in_hand if of_queue is not None else 0
+            progress = Progress(end, offset, self._last_ms(queue, offset), lost, in_hand)
+            yield Queue(topic, self._broker_name, queue_id), progress
 
     def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:
         """Like `of`, in lists. Without `times` it reads nothing."""
-        found = ProgressColumns(topic, self._broker_name, [], [], [], [])
+        found = ProgressColumns(topic, self._broker_name, [], [], [], [], [])
         queues, popped = self._store.queues, self._popped(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
-            queue = queues.get((topic, queue_id))
-            offset, lost = self._offset(group, topic, queue_id, queue, popped)
+            queue, of_queue = queues.get((topic, queue_id)), popped.get(queue_id)
+            offset, lost = self._offset(group, topic, queue_id, queue, of_queue)
             if lost:
                 found.lost.append((queue_id, lost))
+            if of_queue is not None and (in_hand := of_queue.in_hand):
+                found.in_hand.append((queue_id, in_hand))
             found.broker_offsets.append(queue.next if queue else 0)
             found.consumer_offsets.append(offset)
             if times:
                 found.last_ms.append(self._last_ms(queue, offset))
-            if queue_id % (SLICE if times else LOOKS) == 0:
+            if queue_id % (SLICE if times else LOOKS) == 0 or of_queue is not None:
                 yield
         return found
 
@@ -83,21 +110,21 @@ class GroupProgress:
             return 0
         return self._store.store_time_ms(queue, offset - 1)
 
-    def lag(self, group: str, topic: str) -> Work[tuple[int, int | None]]:
-        """How many messages the group has not committed, and when the oldest of them was stored; None without one."""
-        messages, oldest_ms = 0, None
+    def lag(self, group: str, topic: str) -> Work[Lag]:
+        messages, in_hand, oldest_ms = 0, 0, None
         popped = self._popped(group, topic)
         for number, queue_id in enumerate(range(self._topics.queues_of(topic)), 1):
-            queue = self._store.queues.get((topic, queue_id))
-            offset, _ = self._offset(group, topic, queue_id, queue, popped)
+            queue, of_queue = self._store.queues.get((topic, queue_id)), popped.get(queue_id)
+            offset, _ = self._offset(group, topic, queue_id, queue, of_queue)
             if queue is not None and offset < queue.next:
                 messages += queue.next - offset
-                first = popped[queue_id][1] if queue_id in popped else offset
+                first = of_queue.committed if of_queue is not None else offset
+                in_hand += of_queue.in_hand if of_queue is not None else 0
                 stored_ms = self._store.store_time_ms(queue, max(first, queue.begin))
                 oldest_ms = stored_ms if oldest_ms is None else min(oldest_ms, stored_ms)
-            if number % SLICE == 0:
+            if number % SLICE == 0 or of_queue is not None:
                 yield
-        return messages, oldest_ms
+        return Lag(messages, oldest_ms, in_hand)
 
     def noting_lost(self) -> Work[None]:
         """Names the groups that had not committed the messages of deleted segments."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -65,7 +65,7 @@ def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -
     known = {member.client_id for member in members}
     infos += [ConnectedClient(client_id, "", Language.OTHER, 0) for client_id in popping if client_id not in known]
     table: dict[str, Any] = {
-        topic: bodies.encode_subscription(Subscription(topic)) for topics in popping.values() for topic in topics
+        item.topic: bodies.encode_subscription(item) for wanted in popping.values() for item in wanted
     }
     for topic in sorted(group.topics) if group is not None else ():
         found = group.subscription(None, topic) if group is not None else None
@@ -410,7 +410,7 @@ def group_history(broker: Broker, connection: Connection, frame: Frame) -> Work[
     return answer(frame, body=b"{%b}" % (yield from listed(parts)))
 
 
-def _member(member: Member) -> dict[str, Any]:
+def _member(member: Member, *, pops: bool) -> dict[str, Any]:
     return {
         "clientId": member.client_id,
         "peer": member.connection.peer,
@@ -418,6 +418,20 @@ def _member(member: Member) -> dict[str, Any]:
         "messageModel": member.data.message_model,
         "leaving": member.data.leaving,
         "subscriptions": {item.topic: item.expression for item in member.subscriptions.values()},
+        "pops": pops,
+    }
+
+
+def _popper(client_id: str, wanted: Iterable[Subscription]) -> dict[str, Any]:
+    """A client that pops and sends no heartbeats to this door, as those of 5.x."""
+    return {
+        "clientId": client_id,
+        "peer": "",
+        "strategy": None,
+        "messageModel": "CLUSTERING",
+        "leaving": False,
+        "subscriptions": {item.topic: item.expression for item in wanted},
+        "pops": True,
     }
 
 
@@ -425,11 +439,13 @@ def history_of(broker: Broker, name: str, since_ms: int = 0, *, lag: bool = True
     """The broker's report on a group, with events from `since_ms` on; without `lag` nothing is read."""
     group = broker.groups.get(name)
     members: list[dict[str, Any]] = []
+    popping = broker.pops.clients(name)
     for number, member in enumerate(list(group.members.values()) if group else (), 1):
-        if not member.is_seat:  # whom tools ask about itself
-            members.append(_member(member))
+        if not member.is_seat:  # its client follows
+            members.append(_member(member, pops=popping.pop(member.client_id, None) is not None))
         if number % SLICE == 0:
             yield
+    members += [_popper(client_id, wanted) for client_id, wanted in popping.items()]
     owned = yield from _owners(broker, name, group)
     owners = [
         {"topic": topic, "brokerName": broker.config.name, "queueId": queue_id, "clientId": client_id}
@@ -437,14 +453,15 @@ def history_of(broker: Broker, name: str, since_ms: int = 0, *, lag: bool = True
     ]
     progress: list[dict[str, Any]] = []
     for topic in broker.progress.topics_of(name) if lag else ():
-        messages, oldest_ms = yield from broker.progress.lag(name, topic)
-        progress.append({"topic": topic, "messages": messages, "oldestMs": oldest_ms})
+        messages, oldest_ms, in_hand = yield from broker.progress.lag(name, topic)
+        progress.append({"topic": topic, "messages": messages, "oldestMs": oldest_ms, "inHand": in_hand})
     return {
         "broker": broker.config.name,
         "members": members,
         "lag": progress,
         "owners": owners,
         "draining": broker.draining.is_pending(name),
+        "full": [f"{topic}:{queue_id}" for topic, queue_id in broker.pops.full(name)],
         "queues": {topic: broker.topics.queues_of(topic) for topic in _subscribed(group)},
         "disagreements": sorted(group.reported) if group else [],
         "events": broker.history.of(name, since_ms),

@@ -178,6 +178,8 @@ def _ours(broker: Broker) -> dict[str, Any]:
         "refusedHeartbeats": _json(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]),
         "repeats": _json({**broker.repeats.recent(), "away": broker.draining.agreement.away()}),
         "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),
+        "turnedAway": _json([*broker.tls.turned_away(), *broker.turned_away.texts()][-MAX_NAMED_MEMBERS:]),
+        "failedCalls": _json(broker.callers.failed()[-MAX_NAMED_MEMBERS:]),
         "certificates": _json({path.name: int(at_s) for path, at_s in broker.tls.expires_s.items()}),
         "members": sum(len(group.members) for group in broker.groups),
         "server": f"rocketlet, Python {sys.version.split()[0]}",

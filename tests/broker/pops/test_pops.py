@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.pops.values import Outcome, Why
+from rocketlet.protocol.subscription import Subscription
 
 from .world import World, bodies, handles
 
@@ -283,9 +284,9 @@ def test_a_disk_that_takes_nothing_keeps_acknowledgements_from_being_answered(
 def test_who_pops_is_known_for_two_minutes_or_until_it_leaves(world: World) -> None:
     world.receive(client="a")
     world.receive(client="b")
-    assert world.state.clients("g") == {"a": ["t"], "b": ["t"]}
+    assert world.state.clients("g") == {"a": [Subscription("t")], "b": [Subscription("t")]}
     world.state.client_gone("a")
-    assert world.state.clients("g") == {"b": ["t"]}
+    assert world.state.clients("g") == {"b": [Subscription("t")]}
     world.advance(121)
     world.state.look_for_silent_clients()
     assert world.state.clients("g") == {}
