@@ -7,11 +7,12 @@ delivered.
 
 from __future__ import annotations
 
-import itertools
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate, chain, compress, count
+from operator import add, ne
 from typing import Final, NamedTuple
 
 import structlog
@@ -110,7 +111,7 @@ class Reader:
         fields = _unpacker(count)(data)
         positions, sizes = fields[0::3], fields[1::3]
         if sum(sizes) > room:
-            kept = max(bisect_right(list(itertools.accumulate(sizes)), room), 1)
+            kept = max(bisect_right(list(accumulate(sizes)), room), 1)
             positions, sizes, count = positions[:kept], sizes[:kept], kept
         # An index entry without a size stands for a message that was lost.
         if positions[0] >= self._log.written.begin and all(sizes):
@@ -195,20 +196,24 @@ class Reader:
         return data
 
     def _read_runs(self, positions: Sequence[int], sizes: Sequence[int]) -> list[Buffer]:
-        """Reads over small gaps: one read is cheaper than two, and checks the bytes between, too."""
+        """A piece for each run of records that lie side by side, as those of a batch do. Reads over small gaps: one read is
+        cheaper than two, and checks the bytes between, too."""
+        ends = list(map(add, positions, sizes))
+        firsts = [0, *compress(count(1), map(ne, positions[1:], ends))]
+        runs = list(zip(firsts, [*(first - 1 for first in firsts[1:]), len(ends) - 1], strict=True))
         pieces: list[Buffer] = []
-        first, last = 0, len(positions)
-        for number in range(1, last + 1):
-            end = positions[number - 1] + sizes[number - 1]
-            if number < last and positions[number] - end <= CHECKED_GAP_BYTES:
+        near = 0
+        for number in range(1, len(runs) + 1):
+            if number < len(runs) and positions[runs[number][0]] - ends[runs[number - 1][1]] <= CHECKED_GAP_BYTES:
                 continue
-            begin = positions[first]
-            data = memoryview(self._log.read_written(begin, end - begin))
-            places = list(zip(sizes[first:number], positions[first:number], strict=True))
+            begin = positions[runs[near][0]]
+            data = memoryview(self._log.read_written(begin, ends[runs[number - 1][1]] - begin))
+            edges = list(dict.fromkeys(chain.from_iterable(runs[near:number])))
+            places = [(sizes[edge], positions[edge]) for edge in edges]
             if places_in(data, [at - begin for _, at in places]) != places:
                 raise Damaged(f"the records from {begin} on are not those that their index has there")
-            pieces += [data[at - begin : at - begin + size] for size, at in places]
-            first = number
+            pieces += [data[positions[first] - begin : ends[last] - begin] for first, last in runs[near:number]]
+            near = number
         return pieces
 
     # One by one
@@ -300,7 +305,7 @@ class Reader:
             return time_ms
         behind = range(offset + 1, min(offset + DAMAGE_NEIGHBOURS, queue.next))
         before = range(offset - 1, max(offset - DAMAGE_NEIGHBOURS, queue.begin - 1), -1)
-        for near in itertools.chain(behind, before):
+        for near in chain(behind, before):
             time_ms = self._time_ms(queue, near)
             if time_ms is not None:
                 return time_ms

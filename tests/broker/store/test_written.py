@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.broker.store import disk, written
+from rocketlet.broker import config
+from rocketlet.broker.store import disk, reading, written
 from rocketlet.broker.store.store import Store
 from rocketlet.broker.store.written import Written
 from rocketlet.protocol.checksum import crc32
@@ -50,14 +51,16 @@ def one_by_one(store: Store, number: int) -> list[bytes]:
     return found
 
 
-def filled(folder: Path, at_once: int) -> tuple[Store, list[list[bytes]]]:
+def filled(folder: Path, at_once: int, run: int = 1) -> tuple[Store, list[list[bytes]]]:
+    """Three queues take turns: each gets `run` messages that lie side by side."""
     store = open_store(folder)
     store.recover(TOPICS)
     expected: list[list[bytes]] = [[], [], []]
     for number in range(300):
         body = b"body-%d" % number + bytes(number % 90)
-        expected[number % 3].append(body)
-        put(store, body, queue=number % 3, tag="a", commits=number % at_once == at_once - 1)
+        queue = number // run % 3
+        expected[queue].append(body)
+        put(store, body, queue=queue, tag="a", commits=number % at_once == at_once - 1)
     return store, expected
 
 
@@ -197,11 +200,25 @@ def test_sums_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     store.close()
 
 
-@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("gap", [config.CHECKED_GAP_BYTES, 0])
+def test_messages_that_lie_side_by_side_are_read_as_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: int
+) -> None:
+    monkeypatch.setattr(reading, "CHECKED_GAP_BYTES", gap)
+    store, expected = filled(tmp_path, 300, run=10)
+    fetched = store.fetch(store.queue("t", 1), 5, 32)
+    assert len(fetched.pieces) == 4
+    assert [record.body for record in decode_records(b"".join(fetched.pieces))] == expected[1][5:37]
+    store.close()
+
+
+@pytest.mark.parametrize(("read", "run"), [*((read, 1) for read in READS), ("all", 10)])
 @pytest.mark.parametrize("bit", [0, 40, 50, 56, 60, 62, 63, 64, 80, 88, 90, 95])
-def test_a_bit_flipped_in_an_index_while_the_broker_runs_hides_one_message(tmp_path: Path, read: str, bit: int) -> None:
+def test_a_bit_flipped_in_an_index_while_the_broker_runs_hides_one_message(
+    tmp_path: Path, read: str, run: int, bit: int
+) -> None:
     """What the log holds is as it was written; only where to look for it is wrong."""
-    store, expected = filled(tmp_path, 1)
+    store, expected = filled(tmp_path, 1, run)
     store.checkpoint()
     (index,) = (tmp_path / "consumequeue" / "t" / "1").iterdir()
     for offset in (0, 50, 99):
