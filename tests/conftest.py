@@ -28,6 +28,7 @@ from rocketlet.testing.ports import free_port
 
 from . import side_by_side
 from .support import spark_home
+from .support.certificates import Certificates
 
 PATIENCE_S = 60.0
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
@@ -178,6 +179,13 @@ async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
 async def node(nodes: Nodes) -> Node:
     """One broker with its own name server."""
     return await nodes.start()
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    return Certificates.make(folder)
 
 
 def peer() -> Connection:

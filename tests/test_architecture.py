@@ -468,3 +468,10 @@ def test_tests_of_the_broker_are_in_the_folder_of_their_room() -> None:
     assert [folder for folder in sorted(folders) if not (ROOT / folder / "__init__.py").is_file()] == []
     in_the_hall = {path.stem.removeprefix("test_") for path in tests if path.parent.name == "broker"}
     assert [name for name in sorted(in_the_hall) if not (ROOT / "broker" / f"{name}.py").is_file()] == []
+
+
+def test_no_module_of_tests_imports_from_another_one() -> None:
+    """Tests share by their folders' conftest, and by modules that have no tests of their own."""
+    shared = re.compile(r"^from \.[\w.]*\btest_\w+ import", re.M)
+    modules = [path for path in (ROOT / "tests").rglob("*.py") if shared.search(path.read_text())]
+    assert [str(path.relative_to(ROOT)) for path in modules] == []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, Message, Producer
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import RequestCode
 
-from ..conftest import Node
+from ..conftest import Node, Nodes
 
 
 class Requests:
@@ -48,3 +51,14 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
 def only_connection(producer: Producer) -> Connection:
     (connection,) = producer._greeted.values()
     return connection
+
+
+async def restart(nodes: Nodes, node: Node, *, stands: bool = False) -> Node:
+    """The same broker on the same port and folder."""
+    clock = MovableClock(stands=stands)
+    broker = Broker(node.config, clock=clock)
+    port = int(node.address.rpartition(":")[2])
+    server = await Server(Listening("127.0.0.1", port), broker=broker, routes=None).__aenter__()
+    again = Node(node.address, broker, server, node.config, clock)
+    nodes.stack.push_async_callback(again.stop)
+    return again

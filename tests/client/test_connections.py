@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -76,11 +75,10 @@ async def test_it_is_called_again_after_a_while(hangs_up: tuple[HangsUp, str], m
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS"])
 async def test_a_peer_that_reads_nothing_more_holds_up_no_close(
-    encrypted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encrypted: bool, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was written to it never leaves, and over TLS it says no goodbye."""
     monkeypatch.setattr("rocketlet.client.wire.connection.CLOSE_TIMEOUT_S", 0.01)
-    certificates = Certificates.make(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates.files.certificate, certificates.files.key)
     taken: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()

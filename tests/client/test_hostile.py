@@ -240,12 +240,11 @@ async def test_offsets_are_written_through_a_link(tmp_path: Path) -> None:
     assert _load(link) == _load(file) == {QUEUE: 5}
 
 
-def test_an_encrypted_key_asks_nobody(tmp_path: Path) -> None:
+def test_an_encrypted_key_asks_nobody(certificates: Certificates) -> None:
     """OpenSSL would ask on the terminal, and the program would stand."""
     from cryptography.hazmat.primitives import serialization as kinds
 
-    certificates = Certificates.make(tmp_path)
-    path = tmp_path / "server.key"
+    path = certificates.folder / "server.key"
     key = kinds.load_pem_private_key(path.read_bytes(), None)
     path.write_bytes(
         key.private_bytes(kinds.Encoding.PEM, kinds.PrivateFormat.PKCS8, kinds.BestAvailableEncryption(b"secret"))

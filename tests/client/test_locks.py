@@ -18,7 +18,7 @@ from rocketlet.protocol.queue import Queue
 from ..conftest import Connect, Node, Nodes, create_topic, eventually
 from ..support.apache_locks import AS_APACHES, ApacheLocks, at_once
 from ..support.handlers import Inbox, fill
-from .test_rebalance import restart
+from .conftest import restart
 
 LOCK, UNLOCK, QUERY = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.QUERY_CONSUMER_OFFSET
 

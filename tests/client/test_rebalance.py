@@ -11,10 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from rocketlet.broker.broker import Broker
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import HANDOVER_LEASE_S, LEASE_SWEEP_S
-from rocketlet.broker.server import Listening, Server
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -23,6 +20,7 @@ from rocketlet.protocol.names import RETRY_PREFIX
 from rocketlet.protocol.queue import Queue
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, peer
+from .conftest import restart
 
 QUEUES = 8
 
@@ -322,17 +320,6 @@ async def test_members_and_brokers_that_come_and_go_at_random_lose_and_repeat_no
     await asyncio.gather(*(member.__aexit__() for member in members))
     assert [body for body, times in watch.seen.items() if times > 1] == []
     assert watch.overlaps == [] or not orderly
-
-
-async def restart(nodes: Nodes, node: Node, *, stands: bool = False) -> Node:
-    """The same broker on the same port and folder."""
-    clock = MovableClock(stands=stands)
-    broker = Broker(node.config, clock=clock)
-    port = int(node.address.rpartition(":")[2])
-    server = await Server(Listening("127.0.0.1", port), broker=broker, routes=None).__aenter__()
-    again = Node(node.address, broker, server, node.config, clock)
-    nodes.stack.push_async_callback(again.stop)
-    return again
 
 
 async def test_members_that_are_refused_are_told_when_the_queue_is_free(node: Node, connect: Connect) -> None:

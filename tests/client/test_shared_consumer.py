@@ -369,11 +369,12 @@ async def test_a_member_is_shown_by_its_name_and_gone_when_it_stops(node: Node, 
     assert group is None or not group.members
 
 
-async def test_accounts_need_the_topic_and_the_group_over_tls_too(nodes: Nodes, tmp_path: Path) -> None:
-    certificates = Certificates.make(tmp_path)
+async def test_accounts_need_the_topic_and_the_group_over_tls_too(
+    nodes: Nodes, certificates: Certificates, tmp_path: Path
+) -> None:
     accounts = AccountsFile(tmp_path / "plain_acl.yml")
     node = await nodes.start(acl=accounts.acl, tls=Tls("permissive", certificates.files))
-    tls = {"tls": True, "ca_file": str(tmp_path / "ca.pem")}
+    tls = {"tls": True, "ca_file": str(certificates.folder / "ca.pem")}
     sends, reads = access("orders-key", **tls), access("readers-key", **tls)
     outcomes: dict[bytes, list[Outcome]] = {b"0": [RetryLater(delay=0)], b"1": [Reject("no")]}
     inbox = Inbox()

@@ -30,6 +30,7 @@ from rocketlet.protocol.subscription import SQL92, TAG, Sql, parse_subscription
 from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
+from ..support.requests import join
 from ..support.sick_cluster import SEGMENT_BYTES, SickCluster, provoked_here, wanted
 from .conftest import Run
 
@@ -44,12 +45,6 @@ async def found(node: Node, *peers: Wire, patience: Patience = AT_ONCE) -> dict[
         for task in answering:
             task.cancel()
     return {finding.kind: finding for finding in findings}
-
-
-async def heartbeat(wire: Wire, client_id: str, group: str, topic: str, **settings: Any) -> None:
-    consumer = ConsumerData(group, subscriptions=(parse_subscription(topic, "*"),), **settings)
-    answer = await wire.call(RequestCode.HEART_BEAT, {}, encode_heartbeat(Heartbeat(client_id, (consumer,))))
-    assert answer.code == 0
 
 
 async def test_a_name_server_without_brokers_is_no_healthy_cluster() -> None:
@@ -256,7 +251,7 @@ async def test_a_broker_that_has_run_for_days_has_the_right_time(node: Node) -> 
 async def test_queues_that_nobody_reads_and_members_that_read_none(node: Node, connect: Connect, wire: Wire) -> None:
     await create_topic(wire, "t", 2)
     one = await connect(node.address)
-    await heartbeat(one, "c1", "g", "t", strategy="AVG")
+    await join(one, "c1", strategy="AVG")
     findings = await found(node, one)
     assert "nobody reads t@broker-a:0, t@broker-a:1" in findings["unread_queues"].text
 
@@ -279,7 +274,7 @@ async def test_one_client_id_twice_and_different_subscriptions(node: Node, conne
         await create_topic(wire, topic)
     one, two = await connect(node.address), await connect(node.address)
     for peer, topic in ((one, "t"), (two, "u")):
-        await heartbeat(peer, "c1", "g", topic)
+        await join(peer, "c1", topic)
     findings = await found(node, one, two)
     assert "2 members call themselves c1" in findings["client_id_twice"].text
     assert "disagreement" in findings
@@ -304,7 +299,7 @@ async def test_permissions_groups_switched_off_and_brokers_that_are_away(nodes: 
     await create_topic(wire, "t", perm=4)
     async with AdminClient(node.address) as admin:
         await admin.create_group(GroupConfig("g", consume_enable=False))
-    await heartbeat(wire, "c1", "g", "t")
+    await join(wire, "c1")
     findings = await found(node, wire)
     assert findings["permission"].text == "no broker lets it be sent to"
     assert "consumption_off" in findings
@@ -361,7 +356,7 @@ async def test_a_group_costs_the_doctor_two_requests_without_members_and_five_wi
         empty = await requests()
         assert empty - before == 10 * 2
     for number in range(1, 4):
-        await heartbeat(wire, "c1", f"g{number}", "t")
+        await join(wire, "c1", group=f"g{number}")
     answering = asyncio.create_task(wire.refuse())
     # more: what connections, progress and owners are; the second progress; the member; the topic's route and offsets, once
     assert await requests() - empty == 3 * 3 + 2

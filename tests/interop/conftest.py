@@ -24,6 +24,7 @@ from rocketlet.broker.sessions.events import Event, Question
 from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import Language
 from rocketlet.protocol.frame import FrameReader
+from rocketlet.protocol.queue import Queue
 from rocketlet.testing import Broker
 from rocketlet.testing.ports import free_port
 
@@ -435,3 +436,38 @@ async def tagged_messages_arrive(cluster: Cluster, peer: Program, mode: str) -> 
         await peer.until(lambda: len(peer.bodies) >= 40)
     wanted = [str(number) for number in range(60) if number % 3 < 2]
     assert (peer.bodies if mode == "orderly" else sorted(peer.bodies, key=int)) == wanted
+
+
+async def filled(cluster: Cluster) -> list[str]:
+    """A topic with five messages in each of two queues per broker; their bodies."""
+    await cluster.create_topic("t", 2)
+    bodies: list[str] = []
+    async with Producer(cluster.address) as producer:
+        for node in cluster.nodes:
+            for queue in range(2):
+                for number in range(5):
+                    bodies.append(f"{node.broker.config.name}-{queue}-{number}")
+                    at = Queue("t", node.broker.config.name, queue)
+                    await producer.send("t", bodies[-1].encode(), queue=at, tag="even" if number % 2 == 0 else "odd")
+    return bodies
+
+
+@pytest.fixture(scope="session")
+def binary(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Our Go program, compiled, with Apache's client from the module proxy in it."""
+    folder = HERE / "go"
+
+    def make(_: Path) -> None:
+        fetched(["go", "mod", "download"], folder)
+        subprocess.run(["go", "build", "-o", "target/peer", "."], cwd=folder, check=True)
+
+    made_once(tmp_path_factory, "go-program", make)
+    return str(folder / "target" / "peer")
+
+
+@pytest.fixture
+def go(binary: str) -> Run:
+    def run(program_mode: str, /, **options: object) -> AbstractAsyncContextManager[Program]:
+        return program(binary, program_mode, *(f"{name}={value}" for name, value in options.items()))
+
+    return run

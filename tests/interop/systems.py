@@ -11,7 +11,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
@@ -25,6 +24,7 @@ from rocketlet.testing.ports import free_port
 from bench.peers import APACHE_START_S, APACHE_TRIES, Apache
 
 from ..conftest import PATIENCE_S
+from .features import area
 
 T = TypeVar("T")
 SMALL = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
@@ -44,10 +44,7 @@ SETTINGS: dict[str, Any] = {
 }
 numbers = count(1)
 """For the names of topics and groups."""
-
-
-def feature(text: str) -> pytest.MarkDecorator:
-    return pytest.mark.feature("Our client on Apache's broker", text, client="Apache 4.9.7, 5.3.3")
+feature = area("Our client on Apache's broker", client="Apache 4.9.7, 5.3.3")
 
 
 class Ours:

@@ -16,6 +16,7 @@ from bench.peers import Apache
 
 from ..conftest import eventually
 from ..support.handlers import Inbox
+from .features import area
 from .systems import HEAP, System
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
@@ -29,10 +30,7 @@ accounts:
   defaultTopicPerm: PUB|SUB
   defaultGroupPerm: PUB|SUB
 """
-
-
-def feature(text: str) -> pytest.MarkDecorator:
-    return pytest.mark.feature("Our client on Apache's broker", text, client="Apache 4.9.7")
+feature = area("Our client on Apache's broker", client="Apache 4.9.7")
 
 
 @pytest.fixture(scope="module")

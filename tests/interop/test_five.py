@@ -22,6 +22,7 @@ from ..support.accounts import ACCOUNTS, AccountsFile
 from ..support.certificates import Certificates
 from ..support.handlers import Inbox
 from .conftest import Program, Run, StartCluster, missing
+from .features import area
 from .official import CLIENTS, Official, home_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -30,10 +31,7 @@ PRODUCED = Counter(
     [f"{kind}-{number}" for kind in ("normal", "fifo") for number in range(5)] + "delayed committed unknown".split()
 )
 """What the mode `produce` sends and does not take back."""
-
-
-def feature(text: str) -> pytest.MarkDecorator:
-    return pytest.mark.feature("Official clients of 5.x", text)
+feature = area("Official clients of 5.x")
 
 
 @pytest.fixture(
@@ -152,9 +150,8 @@ async def test_topics_of_two_brokers(start_cluster: StartCluster, official: Offi
 
 
 @feature("TLS and accounts")
-async def test_tls_and_accounts(nodes: Nodes, official: Official, tmp_path: Path) -> None:
+async def test_tls_and_accounts(nodes: Nodes, official: Official, certificates: Certificates, tmp_path: Path) -> None:
     """Java and Go check no certificate, so the broker's own will do; Python and Node check it."""
-    certificates = Certificates.make(tmp_path)
     is_checked = official.name.startswith(("Node", "Python"))
     file = AccountsFile(tmp_path / "plain_acl.yml")
     file.write([*ACCOUNTS, {"accessKey": "five-key", "secretKey": "secret-of-five", "topicPerms": ["t=PUB"]}])
@@ -165,7 +162,7 @@ async def test_tls_and_accounts(nodes: Nodes, official: Official, tmp_path: Path
         transaction_timeout_s=0.3,
     )
     put(node)
-    authority = str(tmp_path / "ca.pem")
+    authority = str(certificates.folder / "ca.pem")
     trust = {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": authority, "NODE_EXTRA_CA_CERTS": authority}
     keys = {"access": "five-key", "secret": "secret-of-five"}
     async with official.run("produce", environment=trust, endpoint=node.address, topic="t", tls="yes", **keys) as peer:

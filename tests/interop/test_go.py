@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections import Counter
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 import pytest
 from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import retry_topic
 
-from ..conftest import eventually, made_once
+from ..conftest import eventually
 from ..support.handlers import Inbox
-from .conftest import HERE, Cluster, Program, Run, StartCluster, fetched, missing, own, program, tagged_messages_arrive
+from .conftest import Cluster, Program, Run, StartCluster, missing, own, tagged_messages_arrive
 
 pytestmark = [
     pytest.mark.go,
     pytest.mark.skipif(bool(missing("go")), reason=missing("go")),
     pytest.mark.timeout(300),
 ]
-
-
-def feature(area: str, text: str) -> pytest.MarkDecorator:
-    return pytest.mark.feature(area, text)
-
-
-@pytest.fixture(scope="session")
-def binary(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Our Go program, compiled, with Apache's client from the module proxy in it."""
-    folder = HERE / "go"
-
-    def make(_: Path) -> None:
-        fetched(["go", "mod", "download"], folder)
-        subprocess.run(["go", "build", "-o", "target/peer", "."], cwd=folder, check=True)
-
-    made_once(tmp_path_factory, "go-program", make)
-    return str(folder / "target" / "peer")
-
-
-@pytest.fixture
-def go(binary: str) -> Run:
-    def run(program_mode: str, /, **options: object) -> AbstractAsyncContextManager[Program]:
-        return program(binary, program_mode, *(f"{name}={value}" for name, value in options.items()))
-
-    return run
+feature = pytest.mark.feature
 
 
 @feature("Producers", "synchronous sends, compressed bodies, keys, tags, user properties with non-ASCII text")

@@ -18,16 +18,14 @@ from rocketlet.protocol.queue import Queue
 from ..conftest import Connect, Nodes, create_topic, eventually
 from ..support.handlers import Inbox
 from .conftest import START_S, Cluster, Run, StartCluster, missing, own, tagged_messages_arrive, waiting
+from .features import area
 
 pytestmark = [
     pytest.mark.java,
     pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
     pytest.mark.timeout(300),
 ]
-
-
-def feature(text: str) -> pytest.MarkDecorator:
-    return pytest.mark.feature("Push consumers", text)
+feature = area("Push consumers")
 
 
 async def send(cluster: Cluster, topic: str, bodies: Sequence[object], **options: object) -> None:

@@ -9,19 +9,15 @@ from rocketlet.broker.clock import MovableClock
 
 from ..conftest import Connect
 from ..support.requests import bodies_of
-from .conftest import Cluster, Run, StartCluster, missing
-from .test_java_pulls import filled
-from .test_mqadmin import admin_of
+from .conftest import Cluster, Run, StartCluster, filled, missing
+from .mqadmin import admin_of
 
 pytestmark = [
     pytest.mark.java,
     pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
     pytest.mark.timeout(300),
 ]
-
-
-def feature(area: str, text: str) -> pytest.MarkDecorator:
-    return pytest.mark.feature(area, text)
+feature = pytest.mark.feature
 
 
 @feature("Pull consumers", "lite pull by subscription, commit")

@@ -18,6 +18,7 @@ from bench.peers import APACHE_VERSION, Apache
 from ..conftest import eventually, made_once
 from ..support.handlers import Inbox
 from .conftest import START_S, Cluster, Run, StartCluster, missing
+from .features import area
 from .systems import HEAP
 
 pytestmark = [
@@ -25,10 +26,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
     pytest.mark.timeout(300),
 ]
-
-
-def feature(text: str) -> pytest.MarkDecorator:
-    return pytest.mark.feature("Producers", text)
+feature = area("Producers")
 
 
 @feature("synchronous sends, compressed bodies, keys, tags, user properties with non-ASCII text")

@@ -8,35 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocketlet.broker.messages.sql_filter import FilterError, parse_filter
-from rocketlet.client import Producer
 from rocketlet.protocol.properties import encode
-from rocketlet.protocol.queue import Queue
 
-from .conftest import Cluster, Run, missing
+from .conftest import Cluster, Run, filled, missing
+from .features import area
 
 pytestmark = [
     pytest.mark.java,
     pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
     pytest.mark.timeout(300),
 ]
-
-
-def feature(text: str, area: str = "Pull consumers") -> pytest.MarkDecorator:
-    return pytest.mark.feature(area, text)
-
-
-async def filled(cluster: Cluster) -> list[str]:
-    """A topic with five messages in each of two queues per broker; their bodies."""
-    await cluster.create_topic("t", 2)
-    bodies: list[str] = []
-    async with Producer(cluster.address) as producer:
-        for node in cluster.nodes:
-            for queue in range(2):
-                for number in range(5):
-                    bodies.append(f"{node.broker.config.name}-{queue}-{number}")
-                    at = Queue("t", node.broker.config.name, queue)
-                    await producer.send("t", bodies[-1].encode(), queue=at, tag="even" if number % 2 == 0 else "odd")
-    return bodies
+feature = area("Pull consumers")
 
 
 @feature("lite pull by subscription, commit")
@@ -74,7 +56,7 @@ async def test_the_old_pull_consumer_reads_queue_by_queue(cluster: Cluster, java
     assert cluster.nodes[0].broker.offsets.get("g", "t", 0) == 5
 
 
-@feature("by offset id, by unique id, by key and time range; offsets by time", "Queries")
+@pytest.mark.feature("Queries", "by offset id, by unique id, by key and time range; offsets by time")
 async def test_java_finds_messages_in_every_way(cluster: Cluster, java: Run) -> None:
     await cluster.create_topic("t", 1)
     async with java("queries", ns=cluster.address, topic="t") as peer:
@@ -136,7 +118,7 @@ _properties = st.dictionaries(
 )
 
 
-@feature("SQL92 filters decide as Apache's own classes do, compared over 2,000 random filters", "Filters")
+@pytest.mark.feature("Filters", "SQL92 filters decide as Apache's own classes do, compared over 2,000 random filters")
 async def test_our_filter_decides_as_apaches_does(java: Run) -> None:
     cases: list[tuple[str, dict[str, str]]] = []
 

@@ -3,63 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 
 import pytest
-from rocketlet.client import Consumer, Producer, SendResult
+from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import Connect, Wire, eventually
 from ..support.handlers import Inbox
 from .conftest import Cluster, Run, missing, own, waiting
+from .features import area
+from .mqadmin import Admin, admin_of, sent
 
 pytestmark = [
     pytest.mark.java,
     pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
     pytest.mark.timeout(300),
 ]
-
-TRIES = 10
-Admin = Callable[..., Awaitable[str]]
-
-
-def feature(text: str) -> pytest.MarkDecorator:
-    return pytest.mark.feature("mqadmin", text)
+feature = area("mqadmin")
 
 
 @pytest.fixture
 async def admin(cluster: Cluster, java: Run) -> AsyncIterator[Admin]:
     async with admin_of(cluster, java) as run:
         yield run
-
-
-@asynccontextmanager
-async def admin_of(cluster: Cluster, java: Run) -> AsyncIterator[Admin]:
-    """`await admin("clusterList")` gives what the command prints. The tool waits 3 s for an answer, whatever it is told. On a
-    busy machine its own start may take them; then the command is given again."""
-    async with java("mqadmin") as peer:
-
-        async def told(*words: str) -> str:
-            before = len(peer.lines)
-            await peer.write("\t".join((words[0], "-n", cluster.address, *words[1:])))
-            await peer.until(lambda: "== done" in peer.lines[before:])
-            return "\n".join(peer.lines[before : peer.lines.index("== done", before)])
-
-        async def run(*words: str) -> str:
-            text = await told(*words)
-            for _ in range(TRIES - 1):
-                if "rocketmq.remoting.exception." in text:  # it could not connect, send, or wait long enough
-                    text = await told(*words)
-            assert "Exception" not in text, text
-            return text
-
-        yield run
-
-
-async def sent(cluster: Cluster, topic: str, count: int = 10) -> list[SendResult]:
-    async with Producer(cluster.address) as producer:
-        return [await producer.send(topic, b"%d" % number, keys=f"key-{number}") for number in range(count)]
 
 
 async def consumed(cluster: Cluster, topic: str, count: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from .conftest import Cluster, Run, missing
-from .test_mqadmin import Admin, admin_of, sent
+from .mqadmin import Admin, admin_of, sent
 
 pytestmark = [
     pytest.mark.java,

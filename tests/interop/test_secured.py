@@ -22,9 +22,8 @@ from ..support.accounts import ADMIN, SECRETS, AccountsFile, access, account, si
 from ..support.certificates import Certificates
 from ..support.handlers import Inbox
 from .conftest import HERE, SMALL_JVM, Program, Run, missing, program
-from .test_go import binary, go
+from .features import area
 
-__all__ = ["binary", "go"]
 pytestmark = [
     pytest.mark.java,
     pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn")),
@@ -34,16 +33,7 @@ KEY = "service-key"
 SECRETS[KEY] = "secret-of-service"
 OURS = {"access": KEY, "secret": SECRETS[KEY]}
 TLS = ("-Dtls.enable=true",)
-
-
-def feature(text: str, client: str | None = None) -> pytest.MarkDecorator:
-    return pytest.mark.feature("TLS and accounts", text, **({"client": client} if client else {}))
-
-
-@pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
-    (tmp_path / "tls").mkdir()
-    return Certificates.make(tmp_path / "tls")
+feature = area("TLS and accounts")
 
 
 @pytest.fixture

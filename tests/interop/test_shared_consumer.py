@@ -12,13 +12,11 @@ from rocketlet.client.consuming.handling import Outcome
 
 from ..conftest import eventually
 from ..support.handlers import Inbox
+from .features import area
 from .systems import System
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
-
-
-def feature(text: str) -> pytest.MarkDecorator:
-    return pytest.mark.feature("Our client on Apache's broker", text, client="Apache 5.3.3")
+feature = area("Our client on Apache's broker", client="Apache 5.3.3")
 
 
 def of_five(system: System) -> None:

@@ -14,14 +14,7 @@ from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S
 from ..support.certificates import Certificates
-from .test_broker_process import Start, start
-
-__all__ = ["start"]
-
-
-@pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
-    return Certificates.make(tmp_path)
+from .conftest import Start
 
 
 async def run(*arguments: str, **environment: str) -> tuple[int | None, str, str]:

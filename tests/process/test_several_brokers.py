@@ -9,8 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from rocketlet.client import Access, AdminClient, BrokerRefused, Consumer, Messa
 
 from ..conftest import PATIENCE_S
 from ..support.certificates import Certificates
+from ..support.metrics import page
 
 
 class Supervisor:
@@ -55,9 +54,9 @@ class Supervisor:
     async def restarted(self, broker: str) -> None:
         """Returns when the broker is ready once more."""
         count = f'rocketlet_broker_restarts_total{{broker="{broker}",cluster="DefaultCluster"}} 1.0'
-        while count not in (await fetched(self.metrics_port, "/metrics"))[1]:
+        while count not in (await page(self.metrics_port, "/metrics"))[1]:
             await asyncio.sleep(0.01)
-        while (await fetched(self.metrics_port, "/readyz"))[0] != 200:
+        while (await page(self.metrics_port, "/readyz"))[0] != 200:
             await asyncio.sleep(0.01)
 
     def brokers(self) -> dict[str, int]:
@@ -103,17 +102,6 @@ async def gone(pid: int) -> None:
         os.close(descriptor)
 
 
-async def fetched(port: int, path: str) -> tuple[int, str]:
-    def fetch() -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-
-    return await asyncio.to_thread(fetch)
-
-
 async def test_a_killed_broker_comes_back_and_nothing_acknowledged_is_lost(
     tmp_path: Path, running: list[Supervisor]
 ) -> None:
@@ -122,7 +110,7 @@ async def test_a_killed_broker_comes_back_and_nothing_acknowledged_is_lost(
     await supervisor.ready(2)
     before = supervisor.brokers()
     assert sorted(before) == ["a", "b"]
-    assert await fetched(supervisor.metrics_port, "/readyz") == (200, "ok\n")
+    assert await page(supervisor.metrics_port, "/readyz") == (200, "ok\n")
     seen: set[bytes] = set()
     places: set[str] = set()
     acknowledged: set[bytes] = set()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -114,3 +117,12 @@ def run_once(frame: DataFrame, sink: Sink, checkpoint: Path) -> None:
         .start()
     )
     query.awaitTermination()
+
+
+def output(command: list[str | Path], **environment: str) -> str:
+    variables = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **environment}
+    done = subprocess.run(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout

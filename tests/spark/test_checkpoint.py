@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, Batch, Mark, check_resumed, from_offset, to_offset
 from rocketlet.spark.options import StreamOptions, stream_options
 
-from .test_ranges import RANGES
+from .strategies import RANGES
 
 MARKS = st.dictionaries(
     st.tuples(st.sampled_from("tu"), st.sampled_from(["a", "b:1"])),

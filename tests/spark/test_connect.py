@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .running import MARKS, committed, fill
-from .test_installed import output
+from .running import MARKS, committed, fill, output
 
 pytestmark = [pytest.mark.timeout(400), *MARKS]
 

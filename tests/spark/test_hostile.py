@@ -25,7 +25,7 @@ from rocketlet.spark.extents import NOTHING, Extent, Extents
 from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.reading import QueueRange, Task
 
-from .test_reading import batches_of, queue_range
+from .tasks import batches_of, queue_range
 
 HOST = encode_host("127.0.0.1", 1)
 MOVED = {"nextBeginOffset": "5", "minOffset": "0", "maxOffset": "5", "suggestWhichBrokerId": "0"}

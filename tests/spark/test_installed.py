@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from ..packaging.conftest import built
-from .running import MARKS, fill
+from .running import MARKS, fill, output
 
 pytestmark = [pytest.mark.timeout(400), *MARKS]
 ROOT = Path(__file__).parents[2]
@@ -26,15 +24,6 @@ import rocketlet.spark
 rocketlet.spark.register(spark)
 print("registered:", rows())
 """
-
-
-def output(command: list[str | Path], **environment: str) -> str:
-    variables = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **environment}
-    done = subprocess.run(
-        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
 
 
 def test_spark_finds_the_format_of_an_installed_package(

@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol.queue import Queue
 
+from .strategies import RANGES
+
 pytest.importorskip("pyspark")
 from rocketlet.spark.ranges import Range, shared_out, split
-
-QUEUES = st.builds(Queue, st.sampled_from("tu"), st.sampled_from(["a", "b:1"]), st.integers(0, 9))
-RANGES = st.dictionaries(QUEUES, st.tuples(st.integers(0, 99), st.integers(0, 99)).map(lambda p: (p[0], p[0] + p[1])))
 
 
 @given(RANGES, st.integers(1, 300))

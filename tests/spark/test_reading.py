@@ -7,33 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from rocketlet.client import Access, AdminClient, Outgoing, Producer
+from rocketlet.client import AdminClient, Outgoing, Producer
 from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import parse_subscription
 from rocketlet.testing import Broker, Fault
+
+from .tasks import QUEUE, batches_of, queue_range
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.batch import RocketletReader, to_partitions, to_read
 from rocketlet.spark.checkpoint import EMPTY, Mark
 from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.options import batch_options, stream_options
-from rocketlet.spark.reading import QueueRange, Task, read_task
+from rocketlet.spark.reading import Task
 from rocketlet.spark.source import _planner
-
-QUEUE = Queue("t", "broker-a", 0)
-
-
-def queue_range(address: str, end: int, mark: Mark, *, fail: bool = True, batch_rows: int = 1000) -> QueueRange:
-    everything = parse_subscription("t", "*", version=1)
-    access = Access(encoding="json")  # as with Apache's brokers
-    return QueueRange(QUEUE, 0, end, address, access, "g", everything, fail, batch_rows, 5.0, ("queueOffset",), mark)
-
-
-async def batches_of(tasks: Sequence[object]) -> list[list[int]]:
-    def read() -> list[list[int]]:
-        return [batch.column("queueOffset").to_pylist() for task in tasks for batch in read_task(task)]  # type: ignore[arg-type]
-
-    return await asyncio.to_thread(read)
 
 
 async def fill(address: str, count: int, body: bytes = b"x") -> None:

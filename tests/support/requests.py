@@ -6,13 +6,14 @@ import asyncio
 import time
 from typing import Any
 
-from rocketlet.protocol import bodies, group_bodies
+from rocketlet.protocol import bodies, fastjson_text, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Route
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import JSON, ExtValue, Frame
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import EndTransaction, PullMessage, SendMessage, write
-from rocketlet.protocol.message import decode_records
+from rocketlet.protocol.message import Record, decode_records
+from rocketlet.protocol.properties import find
 from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.subscription import parse_subscription
 
@@ -94,14 +95,44 @@ async def bodies_of(wire: Wire, topic: str = "t") -> list[bytes]:
     return [record.body for record in decode_records(answer.body)]
 
 
+# Pops
+
+
+def pop(topic: str = "t", **fields: Any) -> dict[str, Any]:
+    return {
+        "consumerGroup": "g",
+        "topic": topic,
+        "queueId": -1,
+        "maxMsgNums": 32,
+        "invisibleTime": 60_000,
+        "pollTime": 0,
+        "bornTime": 0,
+        "initMode": 1,
+        **fields,
+    }
+
+
+async def popped(wire: Wire, **fields: Any) -> list[Record]:
+    answer = await wire.call(RequestCode.POP_MESSAGE, pop(**fields))
+    return list(decode_records(answer.body)) if answer.code == 0 else []
+
+
+def ack(record: Record, **fields: Any) -> dict[str, Any]:
+    return {
+        "consumerGroup": "g",
+        "topic": "t",
+        "queueId": record.queue_id,
+        "extraInfo": find(record.properties, "POP_CK"),
+        "offset": record.queue_offset,
+        **fields,
+    }
+
+
 # Membership
 
 
 async def heartbeat(wire: Wire, group: str = "g", topic: str = "t", expression: str = "*", **fields: Any) -> None:
-    version = fields.pop("version", 10)
-    consumer = ConsumerData(group, subscriptions=(parse_subscription(topic, expression, version=version),), **fields)
-    answer = await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat("c1", (consumer,))))
-    assert answer.code == 0
+    await join(wire, "c1", topic, group=group, expression=expression, **{"version": 10, **fields})
 
 
 async def beat(wire: Wire, client_id: str, topics: dict[str, str] | None = None, group: str = "g") -> Frame:
@@ -110,10 +141,25 @@ async def beat(wire: Wire, client_id: str, topics: dict[str, str] | None = None,
     return await wire.call(RequestCode.HEART_BEAT, body=body)
 
 
-async def join(wire: Wire, client_id: str, topic: str = "t", **fields: Any) -> None:
-    data = ConsumerData("g", subscriptions=(parse_subscription(topic, "*", version=1),), **fields)
-    body = bodies.encode_heartbeat(Heartbeat(client_id, (data,)))
+async def join(
+    wire: Wire,
+    client_id: str,
+    topic: str = "t",
+    *,
+    group: str = "g",
+    expression: str = "*",
+    version: int = 1,
+    producers: tuple[str, ...] = (),
+    **fields: Any,
+) -> None:
+    data = ConsumerData(group, subscriptions=(parse_subscription(topic, expression, version=version),), **fields)
+    body = bodies.encode_heartbeat(Heartbeat(client_id, (data,), producers))
     assert (await wire.call(RequestCode.HEART_BEAT, body=body)).code == 0
+
+
+async def commit(wire: Wire, offset: int, queue: int = 0, group: str = "g", topic: str = "t") -> None:
+    ext = {"consumerGroup": group, "topic": topic, "queueId": queue, "commitOffset": offset}
+    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == 0
 
 
 async def members(wire: Wire, **ext: str) -> list[str]:
@@ -146,3 +192,8 @@ def raw_frame(header: bytes, body: bytes = b"", serialize_type: int = JSON) -> b
     size = len(header)
     total = (4 + size + len(body)).to_bytes(4, "big")
     return total + (serialize_type << 24 | size).to_bytes(4, "big") + header + body
+
+
+def value(answer: Frame) -> Any:
+    assert answer.code == 0, answer.remark
+    return fastjson_text.loads(answer.body)

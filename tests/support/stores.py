@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketlet.broker.messages.delays import tag_code_of
+from rocketlet.broker.store.recovery import Recovered
 from rocketlet.broker.store.store import Store
 from rocketlet.protocol.message import decode_records, encode_host
 from rocketlet.protocol.subscription import java_hash, parse_subscription
@@ -54,3 +55,20 @@ def bodies(store: Store, topic: str = "t", queue: int = 0, offset: int | None = 
         assert fetched.next_offset > position
         position = fetched.next_offset
     return found
+
+
+def filled(folder: Path, messages: int = 300, segment_bytes: int = 1 << 20) -> list[list[bytes]]:
+    """A folder that was closed cleanly: three queues with messages, one that was only read from."""
+    store = open_store(folder, segment_bytes)
+    store.recover(TOPICS)
+    store.queue("t", 7)
+    for number in range(messages):
+        put(store, b"body-%d" % number, queue=number % 3)
+    store.checkpoint(sync=True)
+    store.close()
+    return [[b"body-%d" % number for number in range(queue, messages, 3)] for queue in range(3)]
+
+
+def reopened(folder: Path, segment_bytes: int = 1 << 20, **options: Any) -> tuple[Store, Recovered]:
+    store = open_store(folder, segment_bytes)
+    return store, store.recover(TOPICS, **options)

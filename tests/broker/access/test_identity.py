@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +18,6 @@ from rocketlet.protocol.signature import Signer
 from ...conftest import Node, Nodes, eventually
 from ...support.accounts import ACCOUNTS, ADMIN, SECRETS, SEND, AccountsFile, SignedWire, access, account, signed_wire
 from ...support.certificates import Certificates
-
-
-@pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
-    (tmp_path / "tls").mkdir()
-    return Certificates.make(tmp_path / "tls")
 
 
 async def tls_wire(node: Node, certificates: Certificates, access_key: str, **versions: Any) -> SignedWire:

@@ -10,9 +10,8 @@ from rocketlet.protocol.queue import Queue
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Nodes, create_topic, eventually
-from ...support.requests import send
-from ..observing.test_metrics import samples
-from ..remoting.test_administration import commit, value
+from ...support.metrics import samples
+from ...support.requests import commit, send, value
 
 
 async def test_they_are_told_by_group_and_are_no_lag(nodes: Nodes, connect: Connect) -> None:

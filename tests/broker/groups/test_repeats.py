@@ -9,9 +9,9 @@ from rocketlet.client.admin import diagnosis
 from rocketlet.protocol.codes import RequestCode
 
 from ...conftest import Connect, Node, Wire, eventually
+from ...support.draining import FLAGS, members_of, reading
 from ...support.requests import join, members, pull
 from ...support.two_brokers import at_work, told
-from .foreign.test_draining import FLAGS, members_of, reading
 
 
 async def found(node: Node, kind: str) -> list[str]:

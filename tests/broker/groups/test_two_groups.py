@@ -10,8 +10,8 @@ from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.subscription import parse_subscription
 
 from ...conftest import Connect, Node, Wire, eventually
+from ...support.draining import FLAGS, reading
 from ...support.requests import beat, join, members, pull, send
-from .foreign.test_draining import FLAGS, reading
 
 
 async def test_a_held_pull_of_another_group_says_nothing_of_this_one(node: Node, wire: Wire, connect: Connect) -> None:

@@ -20,7 +20,7 @@ from rocketlet.protocol.recall_handle import RecallHandle
 from ...conftest import Connect, Node, Nodes, eventually
 from ...support.grpc_client import CLIENT, GrpcClient, message, resource, route, sending
 from ...support.requests import send_v2
-from .test_consumers import OK, begin, joined, receive, received, request
+from .receives import OK, begin, joined, receive, received, request
 
 TOO_LARGE, ILLEGAL_FILTER = 41301, 40010
 

@@ -20,9 +20,9 @@ from rocketlet.protocol.subscription import SQL92
 
 from ...conftest import Node, Nodes, Wire
 from ...support.grpc_client import GrpcClient, message, route, sending
-from ..observing.test_metrics import samples
+from ...support.metrics import samples
 from .conftest import Dial
-from .test_consumers import ack, handles, joined, receive, send
+from .receives import ack, handles, joined, receive, send
 
 AT_ONCE = Patience(look_s=0.0, watch_s=0.0, stuck_s=0.0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from pathlib import Path
 
 import pytest
 from rocketlet.broker.config import STREAM_BYTES
@@ -43,8 +42,7 @@ async def test_the_preface_may_come_byte_by_byte(node: Node) -> None:
 
 
 @pytest.mark.parametrize("with_alpn", [True, False])
-async def test_tls_is_looked_into(nodes: Nodes, dial: Dial, tmp_path: Path, with_alpn: bool) -> None:
-    certificates = Certificates.make(tmp_path)
+async def test_tls_is_looked_into(nodes: Nodes, dial: Dial, certificates: Certificates, with_alpn: bool) -> None:
     node = await nodes.start(tls=Tls("enforcing", certificates.files))
     context = certificates.client_context()
     if with_alpn:

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from ...conftest import Nodes
 from ...support.accounts import reload
-from ..observing.test_metrics import samples
+from ...support.metrics import samples
 
 DAY_S = 86_400
 

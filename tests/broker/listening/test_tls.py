@@ -38,11 +38,6 @@ ASK = RequestCode.GET_BROKER_CLUSTER_INFO
 
 
 @pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
-    return Certificates.make(tmp_path)
-
-
-@pytest.fixture
 async def both(nodes: Nodes, certificates: Certificates) -> Node:
     """A node that takes TLS and plain text."""
     return await nodes.start(tls=Tls("permissive", certificates.files))

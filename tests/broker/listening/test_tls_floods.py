@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,11 +32,6 @@ from ...conftest import PATIENCE_S, Node, Nodes, eventually, peer
 from ...support.certificates import Certificates
 
 ASK = RequestCode.GET_BROKER_CLUSTER_INFO
-
-
-@pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
-    return Certificates.make(tmp_path)
 
 
 @pytest.fixture

@@ -6,13 +6,10 @@ import asyncio
 import errno
 import os
 import shutil
-import urllib.error
-import urllib.request
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import MAX_METRICS_CONNECTIONS, REGISTER_INTERVAL_S, ROOM_BYTES
 from rocketlet.broker.groups.rebalances import Rebalances
@@ -25,37 +22,9 @@ from rocketlet.client.admin.diagnosis import Patience, diagnose
 from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
 
-from ...conftest import PATIENCE_S, Node, Nodes, eventually
+from ...conftest import PATIENCE_S, Nodes, eventually
 from ...support.handlers import Inbox
-
-PLACE = {"cluster": "DefaultCluster", "broker": "broker-a"}
-
-
-async def fetched(node: Node, path: str, accept: str = "*/*", host: str = "") -> tuple[int, str]:
-    """The status and the text."""
-
-    def fetch() -> tuple[int, str]:
-        url = f"http://127.0.0.1:{node.server.metrics_port}{path}"
-        try:
-            request = urllib.request.Request(url, headers={"Accept": accept} | ({"Host": host} if host else {}))
-            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-
-    return await asyncio.to_thread(fetch)
-
-
-async def samples(node: Node) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Each sample's value, by its name and labels other than cluster and broker, which all of ours have."""
-    _, text = await fetched(node, "/metrics")
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if not sample.name.startswith(("process_", "python_")):
-                assert PLACE.items() <= sample.labels.items(), sample
-            found[sample.name, frozenset(sample.labels.items() - PLACE.items())] = sample.value
-    return found
+from ...support.metrics import fetched, samples
 
 
 async def test_of_connections_that_ask_nothing_the_oldest_make_room(

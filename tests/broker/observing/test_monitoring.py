@@ -10,8 +10,7 @@ from rocketlet.protocol.codes import ResponseCode
 from rocketlet.protocol.group_config import GroupConfig, encode_group
 
 from ...conftest import Wire, create_topic
-from ...support.requests import pull, send
-from ..remoting.test_administration import commit, member, value
+from ...support.requests import commit, join, pull, send, value
 
 # Of Apache's 4.9.7, asked a minute after its start.
 APACHE = """
@@ -133,7 +132,7 @@ OF_5 = {"createUser": 3001, "listUser": 3005, "createAcl": 3006, "listAcl": 3010
 async def test_each_of_their_requests_is_answered(wire: Wire) -> None:
     await create_topic(wire, "t")
     await send(wire)
-    await member(wire)
+    await join(wire, "c1", producers=("p",))
     for queue in range(4):
         await commit(wire, 0, queue)
     answers = {name: await wire.call(code, ext, body) for name, code, ext, body in ASKED}

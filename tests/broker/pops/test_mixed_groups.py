@@ -15,8 +15,7 @@ from rocketlet.protocol.message import Record
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
 from ...support.handlers import Inbox
-from ...support.requests import join
-from .test_pop_requests import ack, popped
+from ...support.requests import ack, join, popped
 
 
 @contextlib.asynccontextmanager

@@ -16,42 +16,12 @@ from rocketlet.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCod
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import decode_locked
 from rocketlet.protocol.group_config import GroupConfig
-from rocketlet.protocol.message import Record, decode_records
+from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.properties import find
 from rocketlet.protocol.work import finish
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
-from ...support.requests import heartbeat, join, lock, members, pull, send
-
-
-def pop(topic: str = "t", **fields: Any) -> dict[str, Any]:
-    return {
-        "consumerGroup": "g",
-        "topic": topic,
-        "queueId": -1,
-        "maxMsgNums": 32,
-        "invisibleTime": 60_000,
-        "pollTime": 0,
-        "bornTime": 0,
-        "initMode": 1,
-        **fields,
-    }
-
-
-async def popped(wire: Wire, **fields: Any) -> list[Record]:
-    answer = await wire.call(RequestCode.POP_MESSAGE, pop(**fields))
-    return list(decode_records(answer.body)) if answer.code == 0 else []
-
-
-def ack(record: Record, **fields: Any) -> dict[str, Any]:
-    return {
-        "consumerGroup": "g",
-        "topic": "t",
-        "queueId": record.queue_id,
-        "extraInfo": find(record.properties, "POP_CK"),
-        "offset": record.queue_offset,
-        **fields,
-    }
+from ...support.requests import ack, heartbeat, join, lock, members, pop, popped, pull, send
 
 
 async def faults(wire: Wire, **fields: Any) -> int:

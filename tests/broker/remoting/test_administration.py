@@ -11,42 +11,23 @@ from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.groups.settings import GroupConfigs
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.store.consume_queue import ConsumeQueue
-from rocketlet.protocol import admin_bodies, bodies, fastjson_text, names
+from rocketlet.protocol import admin_bodies, bodies, names
 from rocketlet.protocol.admin_bodies import Progress
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig
+from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
-from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_config import GroupConfig, group_json
 from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import parse_subscription
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
-from ...support.requests import pull, send
+from ...support.requests import commit, join, pull, send, value
 
 ALL_GROUPS = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
 
 
-def value(answer: Frame) -> Any:
-    assert answer.code == 0, answer.remark
-    return fastjson_text.loads(answer.body)
-
-
-async def member(wire: Wire, client_id: str = "c1", topic: str = "t") -> None:
-    """Makes the wire a member of group g."""
-    data = ConsumerData("g", subscriptions=(parse_subscription(topic, "*", version=1),))
-    beat = Heartbeat(client_id, (data,), ("p",))
-    assert (await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(beat))).code == 0
-
-
-async def commit(wire: Wire, offset: int, queue: int = 0, group: str = "g", topic: str = "t") -> None:
-    ext = {"consumerGroup": group, "topic": topic, "queueId": queue, "commitOffset": offset}
-    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == 0
-
-
 async def test_topics_groups_offsets_and_delays_are_listed(wire: Wire) -> None:
     await create_topic(wire, "t", 2)
-    await member(wire)
+    await join(wire, "c1", producers=("p",))
     await commit(wire, 0)
     topics = value(await wire.call(RequestCode.GET_ALL_TOPIC_CONFIG))["topicConfigTable"]
     assert topics["t"]["readQueueNums"] == 2
@@ -70,7 +51,7 @@ async def test_topics_groups_offsets_and_delays_are_listed(wire: Wire) -> None:
 async def test_one_topic_and_one_group_are_shown(wire: Wire) -> None:
     ext = {"topic": "t", "readQueueNums": 3, "writeQueueNums": 3, "perm": 6}
     await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, {**ext, "attributes": "+message.type=FIFO"})
-    await member(wire)
+    await join(wire, "c1")
 
     async def shown() -> Any:
         return value(await wire.call(RequestCode.GET_TOPIC_CONFIG, {"topic": "t", "lo": "true"}))
@@ -223,7 +204,7 @@ async def test_a_group_online_is_reset_by_telling_its_members(node: Node, wire: 
         await commit(wire, 0, queue)
     assert (await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)).code == ResponseCode.CONSUMER_NOT_ONLINE
     two = await connect(node.address)
-    await member(two)
+    await join(two, "c1")
     wanted = {Queue("t", "broker-a", 0): 3, Queue("t", "broker-a", 1): 0}
     answer = await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext)
     assert admin_bodies.decode_offsets(answer.body) == wanted
@@ -239,7 +220,7 @@ async def test_a_c_client_that_resets_gets_its_own_form(node: Node, wire: Wire, 
     await create_topic(wire, "t", 1)
     await commit(wire, 0)
     two = await connect(node.address)
-    await member(two)
+    await join(two, "c1")
     ext = {"topic": "t", "group": "g", "timestamp": 0, "isForce": "true"}
     await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext, language=Language.CPP)
     told = await two.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
@@ -250,7 +231,7 @@ async def test_members_are_asked_and_their_answers_passed_on(node: Node, wire: W
     await create_topic(wire, "t", 1)
     sent = await send(wire, b"try me")
     two = await connect(node.address)
-    await member(two, "c2")
+    await join(two, "c2")
     ext = {"topic": "t", "group": "g", "clientAddr": "c2"}
     opaque = wire.send(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext)
     asked = await two.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT)
@@ -278,7 +259,7 @@ async def test_who_is_not_there_is_not_waited_for(node: Node, wire: Wire, connec
         await wire.call(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "t", "group": "g"})
     ).code == ResponseCode.SYSTEM_ERROR
     two = await connect(node.address)
-    await member(two, "c9")
+    await join(two, "c9")
     answer = await wire.call(RequestCode.CONSUME_MESSAGE_DIRECTLY, nobody)
     assert "no message has the id 00" in (answer.remark or "")
     opaque = wire.send(RequestCode.GET_CONSUMER_RUNNING_INFO, nobody)

@@ -22,7 +22,7 @@ from rocketlet.protocol.frame import Frame, encode
 from ...conftest import Node, Nodes, eventually
 from ...support.certificates import Certificates
 from ...support.requests import pull
-from .test_turns import heartbeat_of
+from ...support.turns import heartbeat_of
 
 SOME_MB = 100 * 1024 * 1024
 

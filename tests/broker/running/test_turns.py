@@ -28,13 +28,10 @@ from campaigns.frames import Peer
 
 from ...conftest import Node, Wire, create_topic, eventually
 from ...support.requests import half, pull
+from ...support.topics import put
+from ...support.turns import heartbeat_of, pieces
 
 PIECE = 4 * SLICE  # an honest client waits for that much at most
-
-
-def pieces(work: Work[Any]) -> int:
-    """In how many pieces it is done."""
-    return 1 + sum(1 for _ in work)
 
 
 async def test_all_work_together_gets_a_turn_and_each_piece_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +233,7 @@ async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.Monk
     broker, count = node.broker, 300
     for module in ("groups.owning.locks", "groups.members", "groups.owning.watch"):
         monkeypatch.setattr(f"rocketlet.broker.{module}.LOOKS", SLICE)
-    await create_topic_of(node, "t")
+    put(node, "t")
     peers = members_of(node, count)
     await broker.turns.done()
     queues = tuple(Queue("t", "broker-a", number) for number in range(count))
@@ -255,7 +252,7 @@ async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.Monk
 
 async def test_a_look_at_very_many_queues_is_paid_with_a_pause(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketlet.broker.groups.owning.watch.LOOKS", SLICE)
-    await create_topic_of(node, "t")
+    put(node, "t")
     peers = members_of(node, 1)
     await node.broker.turns.done()
     monkeypatch.setattr("rocketlet.broker.groups.owning.watch.WATCHED_PER_S", SLICE)
@@ -385,7 +382,7 @@ async def test_a_large_group_whose_members_all_leave_is_checked_once_for_many(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rocketlet.broker.groups.members.CHECKED_AT_ONCE", 10)
-    await create_topic_of(node, "t")
+    put(node, "t")
     peers = [Peer(node.server, 100 + number) for number in range(300)]
     for number, peer in enumerate(peers):
         peer.send(encode(Frame(Code.HEART_BEAT, 1, {}, heartbeat_of(f"c{number}"))))
@@ -408,24 +405,10 @@ async def test_a_large_group_whose_members_all_leave_is_checked_once_for_many(
     assert looked < 300 * 300 / 10, "not all members for each one that leaves"
 
 
-def heartbeat_of(client_id: str) -> bytes:
-    import orjson
-
-    consumer = {
-        "groupName": "g", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
-        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET", "subscriptionDataSet": [{"topic": "t", "subString": "*"}],
-    }  # fmt: skip
-    return orjson.dumps({"clientID": client_id, "consumerDataSet": [consumer], "producerDataSet": []})
-
-
-async def create_topic_of(node: Node, name: str) -> None:
-    node.broker.topics.put(TopicConfig(name, 4, 4), node.broker.store.end)
-
-
 async def test_a_message_for_very_many_held_pulls_is_handed_out_in_turns(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await create_topic_of(node, "t")
+    put(node, "t")
     peers = [Peer(node.server, 100 + number) for number in range(100)]
     for peer in peers:
         peer.send(encode(Frame(Code.PULL_MESSAGE, 1, {key: str(item) for key, item in pull(flags=6).items()})))

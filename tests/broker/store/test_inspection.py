@@ -14,8 +14,7 @@ from rocketlet.broker.store.files import StoreError
 from rocketlet.broker.store.inspection import inspect
 from rocketlet.command.tools.fsck import fsck
 
-from ...support.stores import bodies, kill, open_store, put
-from .test_recovery import filled, reopened
+from ...support.stores import bodies, filled, kill, open_store, put, reopened
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

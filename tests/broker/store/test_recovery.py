@@ -6,16 +6,14 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
 from rocketlet.broker.store.commit_log import Damage
 from rocketlet.broker.store.files import read_state, write_state
 from rocketlet.broker.store.recovery import Lost, Recovered
-from rocketlet.broker.store.store import Store
 
-from ...support.stores import TOPICS, bodies, kill, open_store, put
+from ...support.stores import TOPICS, bodies, filled, kill, open_store, put, reopened
 
 Change = Callable[[bytearray, random.Random], object]
 CHANGES: dict[str, Change] = {
@@ -31,23 +29,6 @@ CHANGES: dict[str, Change] = {
 def _overwrite(data: bytearray, chance: random.Random, with_: bytes) -> None:
     at = chance.randrange(len(data))
     data[at : at + len(with_)] = with_[: len(data) - at]
-
-
-def filled(folder: Path, messages: int = 300, segment_bytes: int = 1 << 20) -> list[list[bytes]]:
-    """A folder that was closed cleanly: three queues with messages, one that was only read from."""
-    store = open_store(folder, segment_bytes)
-    store.recover(TOPICS)
-    store.queue("t", 7)
-    for number in range(messages):
-        put(store, b"body-%d" % number, queue=number % 3)
-    store.checkpoint(sync=True)
-    store.close()
-    return [[b"body-%d" % number for number in range(queue, messages, 3)] for queue in range(3)]
-
-
-def reopened(folder: Path, segment_bytes: int = 1 << 20, **options: Any) -> tuple[Store, Recovered]:
-    store = open_store(folder, segment_bytes)
-    return store, store.recover(TOPICS, **options)
 
 
 def test_after_a_clean_end_nothing_is_read_again(tmp_path: Path) -> None:

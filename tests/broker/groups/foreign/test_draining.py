@@ -16,25 +16,14 @@ from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.queue import Queue
 
 from ....conftest import PATIENCE_S, Connect, Node, Wire, create_topic, eventually
-from ....support.requests import SUBSCRIBED, SUSPEND, join, members, pull, routes_known_later, send
-
-FLAGS = SUBSCRIBED | SUSPEND
+from ....support.draining import FLAGS, handled, members_of, reading
+from ....support.requests import SUBSCRIBED, join, members, pull, routes_known_later, send
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No drain ends because the machine is busy."""
     monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 3600.0)
-
-
-async def reading(node: Node, wire: Wire) -> None:
-    """c1 reads both queues of t, with a message of each in its handlers."""
-    await create_topic(wire, "t", 2)
-    await join(wire, "c1")
-    for queue in range(2):
-        await send(wire, queue=queue)
-        assert (await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
-    await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)  # of its own joining
 
 
 async def test_a_reader_ends_before_the_next_one_is_told(node: Node, wire: Wire, connect: Connect) -> None:
@@ -199,11 +188,6 @@ async def test_a_foreign_member_goes_on_where_the_last_owner_of_a_lease_came(
     admin = await connect(node.address)
     assert (await admin.call(RequestCode.UPDATE_CONSUMER_OFFSET, late)).code == 0, "an administrator may go back"
     assert node.broker.offsets.get("g", "t", 0) == 1
-
-
-async def handled(wire: Wire, queue: int, offset: int) -> None:
-    flags = FLAGS | 0x1
-    await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, offset=offset, flags=flags, commit_offset=offset))
 
 
 async def queue_1_moved(node: Node, wire: Wire, connect: Connect) -> Wire:
@@ -411,11 +395,6 @@ async def test_the_next_reader_goes_on_where_the_last_one_left(node: Node, wire:
     assert (stale.code, stale.ext["nextBeginOffset"], stale.body) == (ResponseCode.PULL_NOT_FOUND, "5", b"")
     fresh = await two.call(RequestCode.PULL_MESSAGE, pull(offset=5, flags=FLAGS | 0x1, commit_offset=5))
     assert [record.queue_offset for record in decode_records(fresh.body)] == [5]
-
-
-def members_of(node: Node) -> int:
-    group = node.broker.groups.get("g")
-    return len(group.members) if group else 0
 
 
 async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect) -> None:

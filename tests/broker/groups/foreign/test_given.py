@@ -17,14 +17,15 @@ from rocketlet.protocol.work import SLICE
 from campaigns.frames import Peer
 
 from ....conftest import Node, peer
-from ...running.test_turns import create_topic_of, heartbeat_of, pieces
+from ....support.topics import put
+from ....support.turns import heartbeat_of, pieces
 
 QUEUES = [Queue("t", "broker-a", number) for number in range(4)]
 MEMBERS = 300
 
 
 async def joined(node: Node, count: int) -> list[Peer]:
-    await create_topic_of(node, "t")
+    put(node, "t")
     peers = [Peer(node.server, 100 + number) for number in range(count)]
     for number, member in enumerate(peers):
         member.send(encode(Frame(Code.HEART_BEAT, 1, {}, heartbeat_of(f"c{number}"))))

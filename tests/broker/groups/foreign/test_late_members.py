@@ -6,8 +6,8 @@ from rocketlet.broker.config import DRAINED_WAIT_S, TOLD_AGAIN
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 
 from ....conftest import Connect, Node, Wire, eventually
+from ....support.draining import FLAGS, handled, members_of, reading
 from ....support.requests import join, members, pull, send
-from .test_draining import FLAGS, handled, members_of, reading
 
 TOLD = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 

@@ -12,8 +12,8 @@ from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.subscription import parse_subscription
 
 from ....conftest import Connect, Node, Wire, create_topic, eventually
+from ....support.draining import FLAGS, members_of, reading
 from ....support.requests import join, members, pull, send
-from .test_draining import FLAGS, members_of, reading
 
 TOLD = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 

@@ -18,8 +18,8 @@ from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.work import finish
 
 from ....conftest import peer
+from ....support.locks import make_locks
 from ....support.requests import QUEUE
-from .test_locks import make_locks
 
 ONE, TWO = LockRequest("c1", "g", (QUEUE,), True), LockRequest("c2", "g", (QUEUE,), True)
 OTHER_QUEUE = Queue("t", "broker-a", 1)

@@ -18,8 +18,8 @@ from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.work import finish
 
 from ....conftest import Node, Wire, create_topic, peer
+from ....support.locks import make_locks
 from ....support.requests import beat
-from .test_locks import make_locks
 
 LOCKS = "rocketlet.broker.groups.owning.locks"
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.groups.history import History
-from rocketlet.broker.groups.owning.locks import Around, Locks
 from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -18,6 +16,7 @@ from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.work import finish
 
 from ....conftest import Connect, Node, Wire, create_topic, eventually, peer
+from ....support.locks import make_locks
 from ....support.requests import QUEUE, SUBSCRIBED, SUSPEND, beat, join, lock, pull, send
 
 
@@ -187,19 +186,6 @@ async def test_a_member_that_lies_about_locks_changes_nothing(node: Node, connec
     assert "is not locked" in await unlock(one, "c1", Queue("t", "broker-a", 7)), "what it never had"
     assert "by now" in await unlock(one, "c1", epochs=epoch - 1), "an old epoch"
     assert group_bodies.decode_locked((await lock(one, "c1")).body)[QUEUE] == epoch
-
-
-def make_locks(folder: Path, clock: MovableClock, told: list[Session] | None = None, end: int = 0) -> Locks:
-    """Locks alone; who is told of a free queue is in `told`. end: where each queue ends."""
-    around = Around(
-        on_free=lambda connection, group: told.append(connection) if told is not None else None,
-        on_change=lambda: None,
-        is_held_back=lambda group, topic, queue_id: False,
-        is_anothers=lambda group, connection, topic, queue_id: False,
-        queues_of=lambda topic: 8,
-        end_of=lambda topic, queue_id: end,
-    )
-    return Locks(History(clock), folder / "locks.json", clock, around)
 
 
 def test_a_queue_that_is_locked_and_unlocked_takes_few_calls(tmp_path: Path) -> None:

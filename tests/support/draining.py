@@ -1,0 +1,30 @@
+"""Foreign members that read, as plain frames."""
+
+from __future__ import annotations
+
+from rocketlet.protocol.codes import RequestCode
+
+from ..conftest import Node, Wire, create_topic
+from .requests import SUBSCRIBED, SUSPEND, join, pull, send
+
+FLAGS = SUBSCRIBED | SUSPEND
+
+
+async def reading(node: Node, wire: Wire) -> None:
+    """c1 reads both queues of t, with a message of each in its handlers."""
+    await create_topic(wire, "t", 2)
+    await join(wire, "c1")
+    for queue in range(2):
+        await send(wire, queue=queue)
+        assert (await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
+    await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)  # c1 itself joined
+
+
+async def handled(wire: Wire, queue: int, offset: int) -> None:
+    flags = FLAGS | 0x1
+    await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, offset=offset, flags=flags, commit_offset=offset))
+
+
+def members_of(node: Node) -> int:
+    group = node.broker.groups.get("g")
+    return len(group.members) if group else 0

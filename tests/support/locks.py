@@ -1,0 +1,23 @@
+"""Locks without a broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.groups.history import History
+from rocketlet.broker.groups.owning.locks import Around, Locks
+from rocketlet.broker.sessions.session import Session
+
+
+def make_locks(folder: Path, clock: MovableClock, told: list[Session] | None = None, end: int = 0) -> Locks:
+    """Locks alone; who is told of a free queue is in `told`. end: where each queue ends."""
+    around = Around(
+        on_free=lambda connection, group: told.append(connection) if told is not None else None,
+        on_change=lambda: None,
+        is_held_back=lambda group, topic, queue_id: False,
+        is_anothers=lambda group, connection, topic, queue_id: False,
+        queues_of=lambda topic: 8,
+        end_of=lambda topic, queue_id: end,
+    )
+    return Locks(History(clock), folder / "locks.json", clock, around)
