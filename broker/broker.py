@@ -125,7 +125,7 @@ class Broker:
         self.delays = Delays(folder / "delays.json", config.delay_levels_ms, self.topics, self.appender, clock)
         self.timers = Timers(folder, self.topics, self.appender, clock)
         self.transactions = Transactions(
-            folder / "transactions.json", self.settings, self.topics, self.appender, self.clients, clock
+            folder / "transactions.json", self.settings, self.topics, self.appender, self.clients, self.retention_time
         )
         self.statistics = Statistics(self.store, clock, self.topics.all_queues_of)
 

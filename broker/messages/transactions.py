@@ -23,13 +23,13 @@ from ...protocol.headers import EndTransaction
 from ...protocol.message import Record
 from ...protocol.subscription import tag_code
 from ...protocol.work import LOOKS, Work
-from ..clock import Clock
 from ..config import MAX_OUTCOMES, MAX_OUTCOMES_READ, LiveConfig
 from ..running.jobs import Job
 from ..sessions.clients import Clients
 from ..sessions.events import OutcomeWanted
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import Damaged, Save, StoreFull, read_state
+from ..store.retention import RetentionTime
 from .appender import Appender
 from .properties import real_queue
 from .topics import Topics
@@ -65,7 +65,7 @@ class Transactions:
         topics: Topics,
         appender: Appender,
         clients: Clients,
-        clock: Clock,
+        retention_time: RetentionTime,
     ) -> None:
         self._path = path
         self._topics = topics
@@ -73,7 +73,7 @@ class Transactions:
         self._appender = appender
         self._store = appender.store
         self._clients = clients
-        self._clock = clock
+        self._retention_time = retention_time
         self._halves: dict[int, Half] = {}
         self._ended: OrderedDict[int, str] = OrderedDict()  # the latest outcomes
         self._op_begin = 0
@@ -241,7 +241,7 @@ class Transactions:
 
     def checking(self) -> Work[None]:
         """Asks for the outcome of every half message that is old enough, a message a piece."""
-        now_ms = self._clock.time_ms()
+        now_ms = int(self._retention_time.now_s() * 1000)  # a wall clock set ahead must not end all of them
         keep_ms = self._settings.now.retain_hours * 3_600_000
         for offset, half in sorted(self._halves.items()):
             if self._halves.get(offset) is not half:  # ended meanwhile
@@ -264,7 +264,7 @@ class Transactions:
         half.stored_ms = min(half.stored_ms, now_ms)  # it was stored when the clock was ahead
         if now_ms - half.stored_ms < self._patience_ms(record):
             return
-        if half.checks >= self._settings.now.transaction_check_max or now_ms - record.born_ms > keep_ms:
+        if half.checks >= self._settings.now.transaction_check_max or now_ms - half.stored_ms > keep_ms:
             self._set_aside(offset, half, record, "it has no outcome")
         else:
             self._ask(half, record)

@@ -63,8 +63,8 @@ async def send(
     return await wire.call(RequestCode.SEND_MESSAGE_V2, write_send_v2(header._replace(**fields)), body)
 
 
-async def half(wire: Wire, body: bytes = b"pay", queue: int = 1) -> Frame:
-    sent = await send(wire, body, queue=queue, properties=HALF_PROPERTIES, sys_flag=4)
+async def half(wire: Wire, body: bytes = b"pay", queue: int = 1, **fields: Any) -> Frame:
+    sent = await send(wire, body, queue=queue, properties=HALF_PROPERTIES, sys_flag=4, **fields)
     assert (sent.code, sent.ext["queueId"]) == (0, str(queue))
     return sent
 

@@ -15,6 +15,7 @@ from rocketlet.protocol.work import finish
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ...support.clocks import WallClock
 from ...support.requests import COMMIT, ROLLBACK, UNKNOWN, end, half, pull
 
 
@@ -108,6 +109,29 @@ async def test_a_message_nobody_decides_is_put_aside_after_15_questions(nodes: N
     assert [item.body for item in await found(wire, names.CHECK_MAX_TIME_TOPIC, 0)] == [b"pay"]
     assert await found(wire) == []
     assert sum(frame.code == RequestCode.CHECK_TRANSACTION_STATE for frame in wire.requests) == 15
+
+
+async def test_a_wall_clock_set_ahead_puts_no_half_message_aside(nodes: Nodes, connect: Connect) -> None:
+    clock = WallClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    sent = await half(wire)
+    clock.set_s = 30 * 86_400
+    clock.advance(node.broker.config.transaction_sweep_s)
+    finish(node.broker.transactions.checking())
+    assert node.broker.transactions.waiting == 1
+    await wire.call(RequestCode.END_TRANSACTION, end(sent, COMMIT))
+    assert [item.body for item in await found(wire)] == [b"pay"]
+
+
+async def test_a_producer_whose_clock_is_far_behind_is_asked(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(transaction_sweep_s=0.02, transaction_timeout_s=0.0, transaction_check_max=10**6)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat("c", producer_groups=("p",))))
+    await half(wire, born_timestamp=1)
+    assert decode_record((await asked(wire)).body).body == b"pay"
 
 
 async def test_what_was_decided_and_what_was_not_survives_a_restart(nodes: Nodes, connect: Connect) -> None:

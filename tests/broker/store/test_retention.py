@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import MAX_CLOCK_DOUBT_S, RETENTION_JUMP_S, RETENTION_SWEEP_S
 from rocketlet.broker.observing.metrics import Collector
 from rocketlet.broker.store.retention import RetentionTime
@@ -11,18 +10,10 @@ from rocketlet.client.admin.diagnosis import Patience, diagnose
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, create_topic, eventually
+from ...support.clocks import WallClock
 from ...support.requests import bodies_of, send
 
 DAY_S = 86_400.0
-
-
-class WallClock(MovableClock):
-    """Its wall clock can be set apart from the monotonic one."""
-
-    set_s = 0.0
-
-    def time_s(self) -> float:
-        return super().time_s() + self.set_s
 
 
 def test_time_that_goes_by_counts_at_once() -> None:
