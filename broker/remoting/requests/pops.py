@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import structlog
+
 from ....protocol.codes import PERM_READ, ResponseCode
 from ....protocol.frame import Frame
 from ....protocol.headers import read, write
@@ -41,6 +43,8 @@ from ...store.files import StoreError
 from ..answers import Buffers, Refused, answer, answer_pieces, refused, small
 from ..connection import Connection
 
+log = structlog.get_logger("rocketlet.pops")
+
 _NOTHING = {
     Why.TOO_MANY_WAIT: ResponseCode.POLLING_FULL,
     Why.TOPIC_GONE: ResponseCode.TOPIC_NOT_EXIST,
@@ -60,6 +64,10 @@ def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessag
     if header.born_time > 0 and header.poll_time > 0:
         late_ms = broker.clock.time_ms() - header.born_time - header.poll_time
         if late_ms > LATE_POLL_MS:
+            if connection.is_news("pop_came_late"):  # such a client retries for ever and says nothing
+                hint = "nobody waits for its answer any more, or the clock of the client's machine is behind: set it"
+                group = header.consumer_group
+                log.warning("pop_came_late", group=group, peer=connection.peer, late_s=late_ms / 1000, hint=hint)
             remark = f"the broker[{broker.config.name}] pop message is timeout too much"
             raise Refused(ResponseCode.POLLING_TIMEOUT, remark)
     _check_reading(broker)

@@ -19,6 +19,7 @@ from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.properties import find
 from rocketlet.protocol.work import finish
+from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
 from ...support.requests import ack, heartbeat, join, lock, members, pop, popped, pull, send
@@ -48,6 +49,14 @@ async def test_the_checks_are_in_apache_s_order(nodes: Nodes, connect: Connect) 
     assert await faults(wire, exp="a b", expType="SQL92") == ResponseCode.SUBSCRIPTION_PARSE_FAILED
     assert await faults(wire, invisibleTime=0) == ResponseCode.INVALID_PARAMETER
     assert await faults(wire) == ResponseCode.POLLING_TIMEOUT
+
+
+async def test_a_client_whose_clock_is_behind_is_named_once(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    with capture_logs() as logs:
+        for _ in range(2):
+            assert await faults(wire, bornTime=1, pollTime=1000) == ResponseCode.POLLING_TIMEOUT
+    assert [log["group"] for log in logs if log["event"] == "pop_came_late"] == ["g"]
 
 
 async def test_a_broker_that_may_not_be_read_refuses(nodes: Nodes, connect: Connect) -> None:
