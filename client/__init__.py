@@ -8,8 +8,11 @@ member      one client in one consumer group: heartbeats, rebalance, leases, off
 sharing     messages that members share: receives, renewals, what is said of them
 consuming   pulls, process queues, handlers, commits
 admin       what an administrator asks and sets
-options     the types of what consumers and producers are given
-arguments   how they are checked
+any_consumer   the common part of both consumers
+receiving   a Consumer that is asked for messages
+lifecycle   a client starts once and stops once
+options     the options of consumers, each declared once
+arguments   how options and other arguments are checked
 message     a message as an application sees it
 lease       how long a queue belongs to a member
 signals     waits until the process is told to stop

@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from .arguments import check_callable, check_seconds, takes_message
+from .config import HANDLER_CONCURRENCY
 from .consumer import Consumer
 from .consuming.calling import Calling
 from .consuming.decoding import Decode
@@ -244,7 +245,9 @@ class _Call:
         self.takes_message = subscriber.decode is not None and takes_message(_without(subscriber.handler, self._wanted))
         self._in_thread: Calling | None = None
         if not inspect.iscoroutinefunction(subscriber.handler):
-            self._in_thread = Calling(lambda call: call(), int(subscriber.options.get("concurrency", 20)), ())
+            self._in_thread = Calling(
+                lambda call: call(), int(subscriber.options.get("concurrency", HANDLER_CONCURRENCY)), ()
+            )
 
     async def with_message(self, value: Any, message: Message) -> Outcome:
         return await self._called(value, message)

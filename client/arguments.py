@@ -1,15 +1,22 @@
 """Checks the arguments of a new client before anything begins. Each function raises ConfigError, which names the wrong
-argument and the allowed values."""
+argument and the allowed values.
+
+An option is declared once, as a line of a TypedDict whose type is annotated with its `Option`. Type checkers read the
+type there; `chosen` takes defaults and checks from it, and `takes` makes the signature and the docstring of the client.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
+import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from textwrap import fill
+from typing import Any, Final, TypeVar, cast
 
 from ..protocol import names
 from ..protocol.queue import Queue
@@ -29,6 +36,57 @@ from .errors import ConfigError
 
 _CLIENT_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]").fullmatch
+
+ArgumentCheck = Callable[[str, Any], None]
+"""Called with an argument's name and value."""
+Given = TypeVar("Given")
+Client = TypeVar("Client", bound=type)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`check(name, value)` raises ConfigError. `text` says what the option is for; the reference prints it."""
+
+    text: str
+    default: Any
+    check: ArgumentCheck
+
+
+def options_of(kind: Any) -> Mapping[str, Option]:
+    """The options that a TypedDict declares, in a module whose annotations are values, not text."""
+    return {name: hint.__metadata__[0] for name, hint in kind.__annotations__.items()}
+
+
+def chosen(kind: type[Given], given: Mapping[str, Any]) -> Given:
+    """The value of each option: as given, checked, or its default. Raises ConfigError, and TypeError for an unknown one."""
+    options = options_of(kind)
+    for name in given:
+        if name not in options:
+            raise TypeError(f"unexpected keyword argument {name!r}; the options are {', '.join(options)}")
+    found = {name: given.get(name, option.default) for name, option in options.items()}
+    for name, option in options.items():
+        option.check(name, found[name])
+    return cast("Given", found)
+
+
+def takes(kind: type) -> Callable[[Client], Client]:
+    """Completes the signature and the docstring of a class whose `__init__` takes the options as `**options`."""
+
+    def completed(client: Client) -> Client:
+        made: Any = client.__init__  # type: ignore[misc]
+        signature = inspect.signature(made)
+        named = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
+        for name, option in options_of(kind).items():
+            named.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default))
+        made.__signature__ = signature.replace(parameters=named)
+        if client.__doc__ is not None:  # there is none with python -OO
+            texts = [f"- `{name}`: {option.text}" for name, option in options_of(kind).items()]
+            lines = [fill(text, 120, initial_indent="    ", subsequent_indent="      ") for text in texts]
+            ends_with_list = "\n    - `" in client.__doc__
+            client.__doc__ = "\n".join((client.__doc__.rstrip(), *([] if ends_with_list else [""]), *lines, "    "))
+        return client
+
+    return completed
 
 
 def parse_addresses(text: Any) -> list[str]:
@@ -60,9 +118,9 @@ def check_group(group: Any) -> None:
         raise ConfigError(f"group: {fault}")
 
 
-def check_client_name(name: Any) -> None:
-    if name is not None and not (isinstance(name, str) and _CLIENT_NAME(name)):
-        raise ConfigError(f"client_name: {name!r} is not a name of up to 64 letters, digits, and . _ -")
+def check_client_name(name: str, value: Any) -> None:
+    if value is not None and not (isinstance(value, str) and _CLIENT_NAME(value)):
+        raise ConfigError(f"{name}: {value!r} is not a name of up to 64 letters, digits, and . _ -")
 
 
 def check_count(name: str, value: Any, least: int, most: int | None = None) -> None:
@@ -76,13 +134,21 @@ def check_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> None:
         raise ConfigError(f"{name}: {value!r} is not a number of seconds {'from' if may_be_zero else 'above'} 0")
 
 
-def check_shared(start: Any, invisible_s: Any) -> None:
-    """Checks the arguments of a consumer that shares messages."""
+def check_end(name: str, start: Any) -> None:
+    """Checks where a group begins whose members share messages."""
     if start not in ("last", "first"):
-        raise ConfigError(f"start: {start!r} is neither 'last' nor 'first'; a time suits a Consumer only")
-    if type(invisible_s) not in (int, float) or not MIN_INVISIBLE_S <= invisible_s <= MAX_INVISIBLE_S:
+        raise ConfigError(f"{name}: {start!r} is neither 'last' nor 'first'; a time suits a Consumer only")
+
+
+def check_invisible(name: str, value: Any) -> None:
+    if type(value) not in (int, float) or not MIN_INVISIBLE_S <= value <= MAX_INVISIBLE_S:
         allowed = f"seconds from {MIN_INVISIBLE_S:.0f} to {MAX_INVISIBLE_S:.0f}"
-        raise ConfigError(f"invisible_s: {invisible_s!r} is not a number of {allowed}")
+        raise ConfigError(f"{name}: {value!r} is not a number of {allowed}")
+
+
+def check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: {value!r} is neither True nor False")
 
 
 def check_delay(delay: Any) -> None:
@@ -135,10 +201,10 @@ def check_handler(
         check_callable(f"middleware[{index}]", layer, taken, "what to call next")
 
 
-def check_start(start: Any) -> None:
+def check_start(name: str, start: Any) -> None:
     if start not in ("last", "first") and not _is_long(start):
-        raise ConfigError(f"start: {start!r} is neither 'last' nor 'first' nor a time in ms since 1970")
-    check_ms("start", start)
+        raise ConfigError(f"{name}: {start!r} is neither 'last' nor 'first' nor a time in ms since 1970")
+    check_ms(name, start)
 
 
 def check_ms(name: str, time_ms: Any) -> None:
@@ -147,7 +213,12 @@ def check_ms(name: str, time_ms: Any) -> None:
         raise ConfigError(f"{name}: {time_ms} ms since 1970 is before 1973; give ms, such as {time_ms}_000 for seconds")
 
 
-def check_models(*, orderly: bool, broadcasting: bool, offsets_file: object) -> None:
+def check_path(name: str, file: Any) -> None:
+    if file is not None and not isinstance(file, str | os.PathLike):
+        raise ConfigError(f"{name}: {file!r} is not a path")
+
+
+def check_models(orderly: bool, broadcasting: bool, offsets_file: object) -> None:
     if orderly and broadcasting:
         hint = (
             "every member gets every message, and nothing is tried again; use concurrency=1 for one message at a time"
@@ -166,7 +237,6 @@ def batch_limits(batch_size: Any, limits: PullLimits | None, wait_s: Any) -> Pul
             raise ConfigError(
                 f"batch_wait_s: {wait_s!r} is for a consumer with a batch_size, up to {MAX_BATCH_WAIT_S} s"
             )
-    check_pull_limits(limits)
     if limits is None:
         return PullLimits(batch_size=max(PullLimits().batch_size, batch_size or 1))
     if batch_size is not None and batch_size > limits.batch_size:
@@ -175,13 +245,13 @@ def batch_limits(batch_size: Any, limits: PullLimits | None, wait_s: Any) -> Pul
     return limits
 
 
-def check_pull_limits(limits: Any) -> None:
+def check_pull_limits(name: str, limits: Any) -> None:
     if limits is None:
         return
     if not isinstance(limits, PullLimits):
-        raise ConfigError(f"pull: {limits!r} is not a PullLimits")
-    for name in ("batch_size", "messages", "size_bytes", "span"):
-        check_count(f"pull.{name}", getattr(limits, name), 1, MAX_INT if name == "batch_size" else None)
+        raise ConfigError(f"{name}: {limits!r} is not a PullLimits")
+    for field in ("batch_size", "messages", "size_bytes", "span"):
+        check_count(f"{name}.{field}", getattr(limits, field), 1, MAX_INT if field == "batch_size" else None)
 
 
 def check_place(place: Any) -> None:
@@ -220,9 +290,9 @@ def check_kind(name: str, value: Any, kind: type) -> None:
         raise ConfigError(f"{name}: {value!r} is a {type(value).__name__}; give {kind.__name__}(...)")
 
 
-def check_layers(layers: Any) -> None:
-    if not isinstance(layers, Iterable):
-        raise ConfigError(f"middleware: {layers!r} is not a list; give [{getattr(layers, '__name__', 'layer')}]")
+def check_layers(name: str, layers: Any) -> None:
+    if not isinstance(layers, Sequence):
+        raise ConfigError(f"{name}: {layers!r} is not a list; give [{getattr(layers, '__name__', 'layer')}]")
 
 
 def check_timeout(value: Any) -> None:
@@ -231,12 +301,12 @@ def check_timeout(value: Any) -> None:
         raise ConfigError(f"timeout_s: {value!r} is not a number of seconds")
 
 
-def check_strategy(strategy: Any) -> None:
+def check_strategy(name: str, strategy: Any) -> None:
     if isinstance(strategy, type) or not (
         isinstance(getattr(strategy, "name", None), str) and callable(getattr(strategy, "allocate", None))
     ):
         allowed = "AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY or an object with `name` and `allocate`"
-        raise ConfigError(f"strategy: {strategy!r} is not a strategy; import {allowed}")
+        raise ConfigError(f"{name}: {strategy!r} is not a strategy; import {allowed}")
 
 
 def parse_subscriptions(subscriptions: Any) -> dict[str, Subscription]:

@@ -16,6 +16,8 @@ class At(NamedTuple):
     offset: int
 
 
+SEND_RETRIES: Final = 2  # how often a send that a broker refuses is tried again, by default
+COMPRESS_OVER_BYTES: Final = 4096  # the smallest body that a producer compresses, by default
 TOPIC_QUEUES: Final = 4  # for a topic that a client makes; Apache's DefaultMQProducer.defaultTopicQueueNums
 CONNECT_TIMEOUT_S: Final = 3.0  # how long a connection may take to open
 # how long written bytes may take to leave, and the peer to hang up: over TLS Apache's never does
@@ -56,6 +58,8 @@ REGISTER_PATIENCE_S: Final = 0.5  # how long brokers that answer no heartbeat ho
 HAND_OVER_PATIENCE_S: Final = 15.0  # how long a process that ends waits for a broker that is away, or refuses a commit
 COMMIT_INTERVAL_S: Final = 5.0  # between two commits of offsets that neither a pull nor an idle queue has committed
 IDLE_COMMIT_S: Final = 0.05  # between looks for queues of which all is handled and nothing came since the last look
+DRAIN_S: Final = 30.0  # how long running handlers are waited for when a consumer stops or gives up a queue
+HANDLER_CONCURRENCY: Final = 20  # handlers of a consumer that run at once, by default
 MAX_HANDLER_CONCURRENCY: Final = 10_000  # handlers of a consumer that run at once
 MAX_BATCH_SIZE: Final = (
     1024  # messages of one pull, as many as a Rocketlet broker brings; Apache's brings 32 by default

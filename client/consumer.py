@@ -3,66 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import Any, Self, Unpack, overload
+from typing import Any, Unpack, overload
 
 from ..protocol import names
-from ..protocol.allocation import AVG, Strategy
 from ..protocol.queue import Queue
 from .arguments import (
     batch_limits,
-    check_callable,
-    check_count,
     check_group,
     check_handler,
-    check_kind,
-    check_layers,
     check_models,
     check_place,
-    check_seconds,
-    check_start,
-    check_strategy,
+    chosen,
     parse_subscriptions,
+    takes,
     with_retries,
 )
 from .config import (
-    COMMIT_INTERVAL_S,
-    MAX_HANDLER_CONCURRENCY,
     MAX_INT,
-    SUSPEND_QUEUE_S,
     At,
     PullLimits,
-    Start,
 )
 from .consuming.assignment import Assignment
 from .consuming.commits import Commits
 from .consuming.decoding import Decode, Decoding, Value, ValueHandler, ValuesHandler
-from .consuming.deliveries import Deliveries, Receiver
+from .consuming.deliveries import Deliveries
 from .consuming.filling import Filling
-from .consuming.handling import BatchHandler, Handler, MessageHandler, Middleware, Outcome, Reject, RetryLater, Workers
-from .consuming.listeners import Assigned, Listener
+from .consuming.handling import BatchHandler, Handler, MessageHandler, Reject, RetryLater, Workers
 from .consuming.process_queue import ProcessQueue, Run
 from .consuming.pulling import Puller, check_filters
 from .consuming.questions import Questions
-from .consuming.retrying import RetryPolicy
 from .consuming.returning import hand_back
 from .errors import ConfigError
 from .log import get_logger
-from .member.broadcast import Broadcast, offsets_path
+from .member.broadcast import Broadcast
 from .member.membership import Membership
 from .member.offsets import GroupOffsets, Position, begin_offset
 from .message import Message
-from .options import Options, SeekPosition
+from .options import ConsumerOptions, SeekPosition
+from .receiving import Receiver
 from .sending.requests import is_awaited, reply_failure
-from .wire.access import Access
-from .wire.cluster import Cluster
 
 log = get_logger("rocketlet.consumer")
 
 
+@takes(ConsumerOptions)
 class Consumer(Receiver):
     """A member of a consumer group.
 
@@ -76,19 +62,6 @@ class Consumer(Receiver):
       RetryLater delivers again later, Reject gives the message up. A plain function runs in a thread.
     - `decode`: makes the handler's argument of a body, as pydantic's `Order.model_validate_json` does. A handler with two
       parameters gets the `Message`, too. A message that cannot be decoded is rejected, with the reason.
-    - `concurrency`: how many handlers run at once. `orderly`: one for each queue, in order; a failed message holds it up for
-      `suspend_queue_s`, and is tried again.
-    - `broadcasting`: every member gets every message. `offsets_file` keeps this member's offsets between runs.
-    - `start`: where a group without offsets begins. `strategy`: how members share queues. `pull`: how far to read ahead.
-    - `batch_wait_s`: a batch waits so long for `batch_size` messages of its queue. Default: it is what a pull brought.
-    - `retry`: a RetryPolicy. `max_reconsume_times`: how often a message is tried again; default 16.
-    - `drain_s`: how long a queue that is given up waits for running handlers. Messages still in handlers then are delivered
-      again.
-    - `commit_interval_s`: how often offsets are committed that neither a pull nor an idle queue has committed.
-    - `on_assigned`, `on_revoked`: called with a set of queues that have come or gone. The first may return where to begin, an
-      offset by queue.
-    - `middleware`: around every call of the handler. `access`: TLS, and the account that signs.
-    - `client_name`: what members are called everywhere, such as the pod's name; default: address and process.
     """
 
     @overload
@@ -100,7 +73,7 @@ class Consumer(Receiver):
         handler: MessageHandler | None = None,
         *,
         batch_size: None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
 
     @overload
@@ -112,7 +85,7 @@ class Consumer(Receiver):
         handler: BatchHandler | None = None,
         *,
         batch_size: int,
-        **options: Unpack[Options],
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
 
     @overload
@@ -125,7 +98,7 @@ class Consumer(Receiver):
         *,
         decode: Decode[Value],
         batch_size: None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
 
     @overload
@@ -138,7 +111,7 @@ class Consumer(Receiver):
         *,
         decode: Decode[Value],
         batch_size: int,
-        **options: Unpack[Options],
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
 
     def __init__(
@@ -150,67 +123,34 @@ class Consumer(Receiver):
         *,
         decode: Decode[Any] | None = None,
         batch_size: int | None = None,
-        concurrency: int = 20,
-        orderly: bool = False,
-        broadcasting: bool = False,
-        offsets_file: Path | str | None = None,
-        start: Start = "last",
-        strategy: Strategy = AVG,
-        pull: PullLimits | None = None,
-        batch_wait_s: float | None = None,
-        retry: RetryPolicy | None = None,
-        max_reconsume_times: int | None = None,
-        commit_interval_s: float = COMMIT_INTERVAL_S,
-        suspend_queue_s: float = SUSPEND_QUEUE_S,
-        drain_s: float = 30.0,
-        on_assigned: Assigned | None = None,
-        on_revoked: Listener | None = None,
-        access: Access | None = None,
-        client_name: str | None = None,
-        middleware: Sequence[Middleware] = (),
+        **options: Unpack[ConsumerOptions],
     ) -> None:
         check_group(group)
-        check_layers(middleware)
-        check_handler(handler, decode, middleware, takes_batches=batch_size is not None)
-        check_callable("on_assigned", on_assigned, "a set of queues")
-        check_callable("on_revoked", on_revoked, "a set of queues")
-        check_count("concurrency", concurrency, 1, MAX_HANDLER_CONCURRENCY)
-        check_count("max_reconsume_times", 0 if max_reconsume_times is None else max_reconsume_times, 0, MAX_INT)
-        check_seconds("commit_interval_s", commit_interval_s)
-        check_seconds("suspend_queue_s", suspend_queue_s)
-        check_seconds("drain_s", drain_s, may_be_zero=True)
-        check_start(start)
-        check_strategy(strategy)
-        limits = batch_limits(batch_size, pull, batch_wait_s)
-        check_kind("retry", retry, RetryPolicy)
-        if retry is not None and max_reconsume_times is None:
-            max_reconsume_times = retry.attempts - 1
-        check_models(orderly=orderly, broadcasting=broadcasting, offsets_file=offsets_file)
-        check_kind("access", access, Access)
-        super().__init__(takes_batches=batch_size is not None, has_handler=handler is not None)
-        self.group = group
-        self.subscriptions = with_retries(group, parse_subscriptions(subscriptions), broadcasting=broadcasting)
-        self._name_server = name_server
-        self._run_size = batch_size or 1
-        self._filling = Filling(self._run_size, batch_wait_s, self._put) if batch_wait_s else None
-        self._retry = retry
+        self._options = options = chosen(ConsumerOptions, options)
+        check_handler(handler, decode, options["middleware"], takes_batches=batch_size is not None)
+        check_models(options["orderly"], options["broadcasting"], options["offsets_file"])
+        limits = batch_limits(batch_size, options["pull"], options["batch_wait_s"])
+        self._broadcasting = options["broadcasting"]
+        subscribed = with_retries(group, parse_subscriptions(subscriptions), broadcasting=self._broadcasting)
+        super().__init__(name_server, group, subscribed, options)
         self._handler, self._decode = handler, decode
-        self._middleware = tuple(middleware)
-        self._concurrency = concurrency
-        self._orderly, self._broadcasting = orderly, broadcasting
-        self._max_reconsume_times = max_reconsume_times
-        self._suspend_queue_s = suspend_queue_s
-        self._cluster = Cluster(name_server, access, client_name)
+        self._has_handler, self._takes_batches = handler is not None, batch_size is not None
+        self._run_size = batch_size or 1
+        wait_s = options["batch_wait_s"]
+        self._filling = Filling(self._run_size, wait_s, self._put) if wait_s else None
+        self._orderly = options["orderly"]
         self._puller = self._make_puller(limits)
         self._assignment = Assignment(
-            self._puller, drain_s=drain_s, on_assigned=on_assigned, on_revoked=on_revoked, on_resumed=self._resumed
+            self._puller,
+            drain_s=options["drain_s"],
+            on_assigned=options["on_assigned"],
+            on_revoked=options["on_revoked"],
+            on_resumed=self._resumed,
         )
-        self._membership = self._make_membership(start, strategy, offsets_file)
-        self._commits = self._make_commits(commit_interval_s)
+        self._membership = self._make_membership()
+        self._commits = self._make_commits()
         self._questions = Questions(self._cluster, self, self._assignment.spawn)
         self._workers: Workers | None = None
-        self._began_ms = int(time.time() * 1000)
-        self._is_started = self._is_stopped = False
 
     @property
     def client_id(self) -> str:
@@ -218,42 +158,23 @@ class Consumer(Receiver):
 
     # Life
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def start(self) -> None:
-        """Joins the group and starts. Messages that are sent from now on are received.
-
-        Raises ConnectionFailed if no name server can be reached, BrokerRefused for a filter that brokers do not take, and
-        ConfigError the second time.
-        """
-        if self._is_started:
-            raise ConfigError(f"this consumer {self._failure or 'has been started before; make another one'}")
-        self._is_started = True
+    async def _begin(self) -> None:
         if self._handler is not None:
             self._workers = self._make_workers(self._handler)
             self._workers.start()
         else:
-            self._deliveries = Deliveries(
-                orderly=self._orderly,
-                max_tries=self._max_tries,
-                suspend_queue_s=self._suspend_queue_s,
-                send_back=self._send_back,
-                on_acknowledged=self._acknowledged,
-                middleware=self._middleware,
-            )
-        self._cluster.start()
-        try:
-            await check_filters(self._cluster, self.client_id, self.group, self.subscriptions)
-            await self._membership.join()
-        except BaseException as error:
-            self._fail(f"could not be started ({error}); make another one")
-            await self._cluster.close()
-            if self._workers is not None:
-                await self._workers.stop()
-            raise
+            self._deliveries = self._make_deliveries()
+        await check_filters(self._cluster, self.client_id, self.group, self.subscriptions)
+        await self._membership.join()
         self._commits.start()
+
+    async def _undo(self) -> None:
+        if self._deliveries is not None:
+            self._deliveries.close()  # tells those that wait for a message
+            self._deliveries = None
+        await self._cluster.close()
+        if self._workers is not None:
+            await self._workers.stop()
 
     def _make_puller(self, limits: PullLimits) -> Puller:
         return Puller(
@@ -267,33 +188,44 @@ class Consumer(Receiver):
             on_moved=self._correct_offset,
         )
 
-    def _make_membership(
-        self, start: Start, strategy: Strategy, offsets_file: Path | str | None
-    ) -> Membership | Broadcast:
+    def _make_membership(self) -> Membership | Broadcast:
         member = (self._cluster, self.group, self.subscriptions, self._assignment)
+        start = self._options["start"]
         if self._broadcasting:
-            return Broadcast(*member, start=start, offsets_file=offsets_path(offsets_file))
-        return Membership(*member, start=start, strategy=strategy)
+            return Broadcast(*member, start=start, offsets_file=self._options["offsets_file"])
+        return Membership(*member, start=start, strategy=self._options["strategy"])
 
-    def _make_commits(self, interval_s: float) -> Commits:
+    def _make_commits(self) -> Commits:
+        interval_s = self._options["commit_interval_s"]
         store, spawn = self._membership.commit, self._assignment.spawn
         return Commits(self.group, self._assignment.queues, interval_s=interval_s, store=store, spawn=spawn)
 
+    def _make_deliveries(self) -> Deliveries:
+        return Deliveries(
+            orderly=self._orderly,
+            max_tries=self._max_tries,
+            suspend_queue_s=self._options["suspend_queue_s"],
+            send_back=self._send_back,
+            on_acknowledged=self._acknowledged,
+            middleware=self._options["middleware"],
+        )
+
     def _make_workers(self, handler: Handler) -> Workers:
         decoding = Decoding(self._decode, handler, self._send_back) if self._decode is not None else None
+        retry = self._options["retry"]
         return Workers(
             handler,
             takes_batches=self._takes_batches,
             concurrency=self._concurrency,
             orderly=self._orderly,
             max_tries=self._max_tries,
-            suspend_queue_s=self._suspend_queue_s,
+            suspend_queue_s=self._options["suspend_queue_s"],
             send_back=self._send_back,
             on_acknowledged=self._acknowledged,
             on_failed=self._failed,
-            middleware=self._middleware,
+            middleware=self._options["middleware"],
             inner=decoding.around if decoding is not None else None,
-            judge=self._retry.outcome if self._retry is not None else None,
+            judge=retry.outcome if retry is not None else None,
         )
 
     def _failed(self, message: Message, reason: str) -> None:
@@ -301,21 +233,16 @@ class Consumer(Receiver):
             self._assignment.spawn(reply_failure(self._cluster, self.group, message, reason))
 
     @property
+    def _max_reconsume_times(self) -> int | None:
+        retry, times = self._options["retry"], self._options["max_reconsume_times"]
+        return retry.attempts - 1 if retry is not None and times is None else times
+
+    @property
     def _max_tries(self) -> int:
         """How often a message in order is tried. Its member counts, not the broker."""
         return MAX_INT if self._max_reconsume_times is None else self._max_reconsume_times
 
-    async def __aexit__(self, *exception: object) -> None:
-        await self.stop()
-
-    async def stop(self) -> None:
-        """Lets running handlers finish, commits, gives up its queues and leaves the group. Harmless if not running. Raises
-        ConfigError in a handler, which cannot wait for its own end, and in another event loop."""
-        if self._is_stopped or not self._is_started:
-            return
-        self.check_stop()
-        self._cluster.check_home()
-        self._is_stopped = True
+    async def _end(self) -> None:
         if self._deliveries is not None:
             self._deliveries.close()
         async with AsyncExitStack() as after:  # also if cancelled, because handlers take too long
@@ -328,20 +255,7 @@ class Consumer(Receiver):
             await self._commits.stop()
             await self._membership.leave()
 
-    def check_stop(self) -> None:
-        """Raises ConfigError in a handler."""
-        if self._workers is not None and self._workers.is_handling_here():
-            raise ConfigError(
-                "stop: a handler cannot wait for its own end; set an event for whoever opened the consumer, and return"
-            )
-
-    def _check_running(self) -> None:
-        if not self._is_started or self._is_stopped:
-            state = "has been stopped; make another one" if self._is_started else "has not been started"
-            raise ConfigError(f"this consumer {self._failure or state}")
-        self._cluster.check_home()
-
-    # For whoever watches
+    # Its queues, and how far it has come
 
     def assignment(self) -> set[Queue]:
         """The queues that this member owns now."""
@@ -426,27 +340,12 @@ class Consumer(Receiver):
     def queues(self) -> Mapping[Queue, ProcessQueue]:
         return self._assignment.queues
 
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """The settings that mqadmin shows of a consumer, by its names."""
-        return {
-            "PROP_NAMESERVER_ADDR": self._name_server,
-            "PROP_CONSUMEORDERLY": str(self._orderly).lower(),
-            "PROP_THREADPOOL_CORE_SIZE": str(self._concurrency),
-            "PROP_CONSUMER_START_TIMESTAMP": str(self._began_ms),
-        }
-
     def reset(self, offsets: Mapping[Queue, int]) -> None:
         """An administrator set other offsets: continue from there."""
         for queue, offset in offsets.items():
             process_queue = self.queues[queue]
             process_queue.seek(offset)
             self._assignment.spawn(self._go_on_from(process_queue, offset, sought=True))
-
-    async def try_one(self, message: Message) -> Outcome:
-        if self._workers is None:
-            raise ConfigError("this consumer iterates; only one with a handler can try a message")
-        return await self._workers.try_one(message)
 
     def _take(self, process_queue: ProcessQueue, messages: list[Message], next_offset: int) -> None:
         if self._filling is not None:

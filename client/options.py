@@ -1,91 +1,176 @@
-"""The types of consumers' and producers' options, for code that passes them on."""
+"""The options of consumers, each declared once: its type, its meaning, its default and its check."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Final, Literal, TypedDict
 
-from ..protocol.allocation import Strategy
+from ..protocol.allocation import AVG, Strategy
 from ..protocol.queue import Queue
-from .config import PullLimits, Start
+from .arguments import (
+    ArgumentCheck,
+    Option,
+    check_bool,
+    check_callable,
+    check_client_name,
+    check_count,
+    check_end,
+    check_invisible,
+    check_kind,
+    check_layers,
+    check_path,
+    check_pull_limits,
+    check_seconds,
+    check_start,
+    check_strategy,
+)
+from .config import (
+    COMMIT_INTERVAL_S,
+    DRAIN_S,
+    HANDLER_CONCURRENCY,
+    INVISIBLE_S,
+    MAX_HANDLER_CONCURRENCY,
+    MAX_INT,
+    SUSPEND_QUEUE_S,
+    PullLimits,
+    Start,
+)
 from .consuming.handling import Middleware
 from .consuming.listeners import Assigned, Listener
 from .consuming.retrying import RetryPolicy
-from .sending.transactions import Check
 from .wire.access import Access
 
 SeekPosition = Literal["first", "last"] | int | Mapping[Queue, int]
 """The target of a `seek`: the first message, the end, a store time in ms since the epoch, or an offset for each queue."""
 
 
-class Options(TypedDict, total=False):
-    """The options of a consumer besides its handler and batch_size; for type checkers."""
-
-    concurrency: int
-    orderly: bool
-    broadcasting: bool
-    offsets_file: Path | str | None
-    start: Start
-    strategy: Strategy
-    pull: PullLimits | None
-    batch_wait_s: float | None
-    retry: RetryPolicy | None
-    max_reconsume_times: int | None
-    commit_interval_s: float
-    suspend_queue_s: float
-    drain_s: float
-    on_assigned: Assigned | None
-    on_revoked: Listener | None
-    access: Access | None
-    client_name: str | None
-    middleware: Sequence[Middleware]
+def _unless_none(check: ArgumentCheck) -> ArgumentCheck:
+    return lambda name, value: None if value is None else check(name, value)
 
 
-class SharedOptions(TypedDict, total=False):
-    """The options of a SharedConsumer, besides its handler."""
-
-    concurrency: int
-    orderly: bool
-    start: Literal["last", "first"]
-    invisible_s: float
-    max_reconsume_times: int | None
-    drain_s: float
-    access: Access | None
-    client_name: str | None
-    middleware: Sequence[Middleware]
+def _kind(kind: type) -> ArgumentCheck:
+    return partial(check_kind, kind=kind)
 
 
-class ProducerOptions(TypedDict, total=False):
-    """The options of a producer besides its name server and group. `SendMiddleware` stays Any: it is producer.py's."""
-
-    timeout_s: float
-    retries: int
-    compress_over_bytes: int
-    default_queues: int
-    batching: bool
-    encode: Callable[[Any], bytes | str] | None
-    check: Check | None
-    access: Access | None
-    client_name: str | None
-    middleware: Sequence[Any]
+_TRIES: Final = _unless_none(partial(check_count, least=0, most=MAX_INT))
 
 
-class MessageOptions(TypedDict, total=False):
-    """The options of any message."""
-
-    tag: str | None
-    keys: str | Sequence[str]
-    properties: Mapping[str, str] | None
-    queue_key: str | None
+def _check_listener(name: str, value: Any) -> None:
+    check_callable(name, value, "a set of queues")
 
 
-class SendOptions(MessageOptions, total=False):
-    """The further options of a plain send."""
+class MemberOptions(TypedDict, total=False):
+    """The options of both kinds of consumers, besides the handler."""
 
-    delay_level: int
-    delay: timedelta | float | None
-    at: datetime | None
-    queue: Queue | None
-    message_id: str | None
+    concurrency: Annotated[
+        int,
+        Option(
+            "how many handlers run at once. A SharedConsumer asks for no more messages than that.",
+            HANDLER_CONCURRENCY,
+            partial(check_count, least=1, most=MAX_HANDLER_CONCURRENCY),
+        ),
+    ]
+    max_reconsume_times: Annotated[
+        int | None,
+        Option("how often a message is tried again. Default: the group's setting, which is 16 at first.", None, _TRIES),
+    ]
+    drain_s: Annotated[
+        float,
+        Option(
+            "how long a consumer that stops, or gives up a queue, waits for running handlers. Messages still in "
+            "handlers then are delivered again.",
+            DRAIN_S,
+            partial(check_seconds, may_be_zero=True),
+        ),
+    ]
+    middleware: Annotated[Sequence[Middleware], Option("around every call of the handler.", (), check_layers)]
+    access: Annotated[Access | None, Option("TLS, and the account that signs.", None, _kind(Access))]
+    client_name: Annotated[
+        str | None,
+        Option(
+            "what members are called everywhere, such as the pod's name. Default: address and process.",
+            None,
+            check_client_name,
+        ),
+    ]
+
+
+class ConsumerOptions(MemberOptions, total=False):
+    """The options of a Consumer, besides its handler and what that gets: `decode` and `batch_size`."""
+
+    orderly: Annotated[
+        bool,
+        Option(
+            "one handler for each queue, in order. A failed message holds it up and is tried again.", False, check_bool
+        ),
+    ]
+    suspend_queue_s: Annotated[
+        float, Option("how long a failed message holds up its queue, in order.", SUSPEND_QUEUE_S, check_seconds)
+    ]
+    broadcasting: Annotated[bool, Option("every member gets every message.", False, check_bool)]
+    offsets_file: Annotated[
+        Path | str | None,
+        Option("keeps the offsets of a member that is broadcast to between its runs.", None, check_path),
+    ]
+    start: Annotated[
+        Start,
+        Option('where a group without offsets begins: "first", "last" or a time in ms.', "last", check_start),
+    ]
+    strategy: Annotated[Strategy, Option("how members share queues.", AVG, check_strategy)]
+    pull: Annotated[PullLimits | None, Option("how far to read ahead.", None, check_pull_limits)]
+    batch_wait_s: Annotated[
+        float | None,
+        Option(
+            "a batch waits so long for `batch_size` messages of its queue. Default: it is what a pull brought.",
+            None,
+            _unless_none(check_seconds),
+        ),
+    ]
+    retry: Annotated[
+        RetryPolicy | None,
+        Option("which exceptions are tried again, how often, and when.", None, _kind(RetryPolicy)),
+    ]
+    commit_interval_s: Annotated[
+        float,
+        Option(
+            "how often offsets are committed that neither a pull nor an idle queue has committed.",
+            COMMIT_INTERVAL_S,
+            check_seconds,
+        ),
+    ]
+    on_assigned: Annotated[
+        Assigned | None,
+        Option(
+            "is called with a set of queues that have come. It may return where to begin, an offset by queue.",
+            None,
+            _check_listener,
+        ),
+    ]
+    on_revoked: Annotated[
+        Listener | None, Option("is called with a set of queues that have gone.", None, _check_listener)
+    ]
+
+
+class SharedOptions(MemberOptions, total=False):
+    """The options of a SharedConsumer, besides its handler and `decode`."""
+
+    orderly: Annotated[
+        bool,
+        Option(
+            "messages of one message group (`__SHARDINGKEY`) come one after the other, whoever gets them; those of a "
+            "queue without one, too. On an Apache broker: those of a queue.",
+            False,
+            check_bool,
+        ),
+    ]
+    start: Annotated[
+        Literal["last", "first"], Option("where a group begins that is new to the topic.", "last", check_end)
+    ]
+    invisible_s: Annotated[
+        float,
+        Option(
+            "how long a message is this member's without a word from it. It is prolonged as long as the handler runs.",
+            INVISIBLE_S,
+            check_invisible,
+        ),
+    ]

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Generic, Self, cast
+from typing import Generic, Unpack, cast
 
 from ..protocol import bodies, names
 from ..protocol.batch import BatchEntry, encode_batch
@@ -19,14 +19,12 @@ from ..protocol.headers import RecallMessage, UnregisterClient, write
 from ..protocol.queue import Queue
 from .arguments import (
     check_callable,
-    check_count,
     check_group,
-    check_kind,
-    check_layers,
-    check_seconds,
     check_timeout,
+    chosen,
+    takes,
 )
-from .config import HEARTBEAT_INTERVAL_S, MAX_INT, REQUEST_TIMEOUT_S, TOPIC_QUEUES
+from .config import HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S
 from .errors import (
     BrokerRefused,
     ConfigError,
@@ -37,6 +35,7 @@ from .errors import (
 from .log import get_logger
 from .message import Message, Outgoing, SendResult
 from .sending.layers import Sending, SendMiddleware
+from .sending.options import ProducerOptions
 from .sending.outgoing import (
     Body,
     check_flag,
@@ -52,33 +51,19 @@ from .sending.requests import Requests, reply_properties, request_properties
 from .sending.sender import Sender
 from .sending.sent import sent_result
 from .sending.times import Delay, checked_handle, is_over, later_text, needs_time
-from .sending.transactions import Check, Transactions, half_properties
+from .sending.transactions import Transactions, half_properties
 from .tasks import cancelled
-from .wire.access import Access
 from .wire.running_time import running_timeout
 
 log = get_logger("rocketlet.producer")
 
 
+@takes(ProducerOptions)
 class Producer(Sender, Generic[Body]):
     """`async with Producer(name_server="host:port") as producer: await producer.send("topic", b"body")`
 
-    - `timeout_s`: how long a send may take, with all its retries.
-    - `retries`: how often a send that a broker refuses is tried again, each time on another queue if there is one. A broker
-      that cannot be reached is waited for as long as `timeout_s` lasts; with 0 nothing is tried again.
-    - `compress_over_bytes`: compress bodies of this size and more.
-    - `default_queues`: how many queues a topic gets on each broker that a send creates; default 4, as of every client. The
-      broker may allow fewer (`rocketlet start --queues`, 8; Apache's `defaultTopicQueueNums`).
-    - `batching`: send messages of one turn of the event loop to one queue in one request, or in two if client and broker
-      then work side by side. Nothing waits for it, and each message has its own result. Delayed, compressed and
-      transactional messages travel alone.
     - `encode`: makes bytes, or text for UTF-8, of sent values, as pydantic's `Order.model_dump_json` does. Bytes are sent
       as they are.
-    - `check`: for transactions. Called with a `Message` whose outcome the broker has not heard. Return True to commit, False
-      to roll back, None if it is not known yet. The broker may ask any producer of the group, also after a restart.
-    - `middleware`: around every `send`, `send_batch`, `send_oneway`, and the sends of transactions: `async def layer(sending,
-      call): return await call(sending)`. A layer with a method `transaction_ended(end)` is told each outcome.
-    - `access`: TLS, and the account that signs. `client_name`: what it is called everywhere, such as the pod's name.
     """
 
     def __init__(
@@ -86,81 +71,29 @@ class Producer(Sender, Generic[Body]):
         name_server: str,
         group: str = "rocketlet",
         *,
-        timeout_s: float = REQUEST_TIMEOUT_S,
-        retries: int = 2,
-        compress_over_bytes: int = 4096,
-        default_queues: int = TOPIC_QUEUES,
-        batching: bool = True,
         encode: Callable[[Body], bytes | str] | None = None,
-        check: Check | None = None,
-        access: Access | None = None,
-        client_name: str | None = None,
-        middleware: Sequence[SendMiddleware] = (),
+        **options: Unpack[ProducerOptions],
     ) -> None:
-        check_layers(middleware)
-        for layer in middleware:
-            check_callable("middleware", layer, "a sending", "what to call next")
-        self._middleware = tuple(middleware)
         check_group(group)
-        check_seconds("timeout_s", timeout_s)
-        check_count("retries", retries, 0)
-        check_count("compress_over_bytes", compress_over_bytes, 0)
-        check_count("default_queues", default_queues, 1, MAX_INT)
-        check_kind("access", access, Access)
-        check_callable("check", check, "a message")
         check_callable("encode", encode, "what is sent")
+        super().__init__(name_server, group, options := chosen(ProducerOptions, options))
         self._encode = encode
-        super().__init__(
-            name_server,
-            group,
-            timeout_s=timeout_s,
-            retries=retries,
-            compress_over_bytes=compress_over_bytes,
-            default_queues=default_queues,
-            batching=batching,
-            access=access,
-            client_name=client_name,
-        )
-        self._transactions = Transactions(self._cluster, group, check, middleware) if check is not None else None
+        self._middleware, check = tuple(options["middleware"]), options["check"]
+        self._transactions = Transactions(self._cluster, group, check, self._middleware) if check is not None else None
         self._heartbeats: asyncio.Task[None] | None = None
         self._requests = Requests(self._cluster)
         self._call: Callable[[Sending], Awaitable[SendResult]] = self._send_plainly
         for layer in reversed(self._middleware):
             self._call = _around(layer, self._call)
-        self._is_started = False
-        self._is_stopped = False
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def start(self) -> None:
-        """Raises ConnectionFailed if no name server can be reached, and ConfigError the second time."""
-        if self._is_started:
-            raise ConfigError("this producer has been started before; make another one")
-        self._cluster.start()
-        self._is_started = True
-        self._idle_reason = ""
-        try:
-            await self._cluster.find_route(names.DEFAULT_TOPIC)
-        except BaseException:
-            self._is_stopped = True
-            self._idle_reason = "this producer could not be started; make another one"
-            await self._cluster.close()
-            raise
+    async def _begin(self) -> None:
+        await self._cluster.find_route(names.DEFAULT_TOPIC)
         self._heartbeats = asyncio.create_task(self._heartbeat(), name="producer heartbeat")
 
-    async def __aexit__(self, *exception: object) -> None:
-        await self.stop()
+    async def _undo(self) -> None:
+        await self._cluster.close()
 
-    async def stop(self) -> None:
-        """Unregisters and closes. A check that runs gets `timeout_s` to end. The second time, and before `start`, it does
-        nothing. Raises ConfigError in another event loop."""
-        if self._is_stopped or not self._is_started:
-            return
-        self._cluster.check_home()
-        self._is_stopped = True
-        self._idle_reason = "this producer has been stopped; make another one"
+    async def _end(self) -> None:
         try:
             await self._leave()
         finally:  # also if cancelled, because a broker does not answer

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Literal, Self
+from typing import Any, Self, Unpack
 
 from ..protocol.admin_bodies import decode_consume_stats
 from ..protocol.bodies import ConsumerData, Heartbeat
@@ -14,21 +13,17 @@ from ..protocol.codes import RequestCode
 from ..protocol.headers import ConsumeStats, UnregisterClient, write
 from ..protocol.names import INNER_PRODUCER_GROUP
 from ..protocol.queue import Queue
-from ..protocol.subscription import Subscription
+from .any_consumer import AnyConsumer
 from .arguments import (
-    check_count,
     check_group,
     check_handler,
-    check_kind,
-    check_layers,
-    check_seconds,
-    check_shared,
+    chosen,
     parse_subscriptions,
+    takes,
 )
-from .config import INVISIBLE_S, MAX_HANDLER_CONCURRENCY, MAX_INT
 from .consuming.calling import Calling
 from .consuming.decoding import Decode, Decoding
-from .consuming.handling import Middleware, Outcome, Reject, RetryLater
+from .consuming.handling import Outcome, Reject, RetryLater
 from .consuming.process_queue import ProcessQueue
 from .consuming.questions import Questions
 from .consuming.standing import Standing
@@ -36,21 +31,21 @@ from .errors import ConfigError, RocketletError
 from .log import get_logger
 from .member.heartbeats import Heartbeats
 from .message import Message
+from .options import SharedOptions
 from .sending.requests import is_awaited, reply_failure
 from .sharing.deliveries import Delivery
 from .sharing.popping import Wanted
 from .sharing.sharing import Sharing
 from .sharing.working import Workers
 from .tasks import cancelled
-from .wire.access import Access
 from .wire.answers import body_of
-from .wire.cluster import Cluster
 from .wire.identity import new_client_id
 
 log = get_logger("rocketlet.sharing")
 
 
-class SharedConsumer:
+@takes(SharedOptions)
+class SharedConsumer(AnyConsumer):
     """A member of a consumer group whose members share messages, not queues: any of them gets any message.
 
         async with SharedConsumer("host:port", "group", "topic", work) as consumer: ...
@@ -63,15 +58,6 @@ class SharedConsumer:
     - `handler`: gets a `Message`. Returning None acknowledges; raising or returning RetryLater delivers again later, after
       any time (`RetryLater(delay=2.5)`); Reject gives the message up. A plain function runs in a thread.
     - `decode`: as a Consumer's. A message that cannot be decoded is rejected, with the reason.
-    - `concurrency`: how many handlers run at once, and the most messages that this member has.
-    - `orderly`: messages of one message group (`__SHARDINGKEY`) come one after the other, whoever gets them; those of a queue
-      without one, too. On an Apache broker: those of a queue.
-    - `start`: where a group begins that is new to the topic.
-    - `invisible_s`: how long a message is this member's without a word from it. It is prolonged as long as the handler runs.
-    - `max_reconsume_times`: how often a message is tried again; default: the group's setting.
-    - `drain_s`: how long `stop` waits for running handlers. Messages still in handlers then go to another member.
-    - `middleware`: around every call of the handler. `access`: TLS, and the account that signs.
-    - `client_name`: what members are called everywhere, such as the pod's name; default: address and process.
     """
 
     def __init__(
@@ -82,87 +68,48 @@ class SharedConsumer:
         handler: Callable[..., Any] | None = None,
         *,
         decode: Decode[Any] | None = None,
-        concurrency: int = 20,
-        orderly: bool = False,
-        start: Literal["last", "first"] = "last",
-        invisible_s: float = INVISIBLE_S,
-        max_reconsume_times: int | None = None,
-        drain_s: float = 30.0,
-        access: Access | None = None,
-        client_name: str | None = None,
-        middleware: Sequence[Middleware] = (),
+        **options: Unpack[SharedOptions],
     ) -> None:
         check_group(group)
-        check_layers(middleware)
-        check_handler(handler, decode, middleware)
-        check_count("concurrency", concurrency, 1, MAX_HANDLER_CONCURRENCY)
-        check_count("max_reconsume_times", 0 if max_reconsume_times is None else max_reconsume_times, 0, MAX_INT)
-        check_seconds("drain_s", drain_s, may_be_zero=True)
-        check_shared(start, invisible_s)
-        check_kind("access", access, Access)
-        self.group = group
-        self.client_id = new_client_id(client_name)
-        self.subscriptions: Mapping[str, Subscription] = parse_subscriptions(subscriptions)
-        self._name_server = name_server
+        self._options = options = chosen(SharedOptions, options)
+        check_handler(handler, decode, options["middleware"])
+        super().__init__(name_server, group, parse_subscriptions(subscriptions), options)
+        self.client_id = new_client_id(options["client_name"])
         self._handler, self._decode = handler, decode
-        self._concurrency = concurrency
-        self._drain_s = drain_s
-        self._middleware = tuple(middleware)
-        self._max_reconsume_times = max_reconsume_times
-        self._wanted = Wanted(group, invisible_s, orderly, start == "first")
-        self._cluster = Cluster(name_server, access, client_name)
+        self._orderly = options["orderly"]
+        self._wanted = Wanted(group, options["invisible_s"], self._orderly, options["start"] == "first")
         self._cluster.keeps_brokers = True
         self._heartbeats = Heartbeats(self._cluster, self._described, self._addresses)
         self._cluster.on_lost = self._heartbeats.forget
         self._sharing: Sharing | None = None
         self._workers: Workers | None = None
         self._running: list[asyncio.Task[None]] = []
-        self._began_ms = int(time.time() * 1000)
-        self._is_started = self._has_begun = self._is_stopped = False
-        self._failure = ""
+        self._has_begun = False
 
     # Life
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def start(self) -> None:
-        """Joins the group and starts. Messages that are sent from now on are received.
-
-        Raises ConnectionFailed if no name server can be reached, BrokerRefused if a broker refuses this consumer or does not
-        share messages, and ConfigError the second time.
-        """
-        if self._is_started:
-            raise ConfigError(f"this consumer {self._failure or 'has been started before; make another one'}")
-        self._is_started = True
-        self._cluster.start()
+    async def _begin(self) -> None:
         self._sharing = sharing = Sharing(
             self._cluster,
             self._wanted,
             self.subscriptions,
-            self._max_reconsume_times,
+            self._options["max_reconsume_times"],
             self._register,
-            self._middleware,
+            self._options["middleware"],
             tells=self._handler is None,
         )
         if self._handler is not None:
             inner = None if self._decode is None else Decoding(self._decode, self._handler).around
-            call = Calling(self._handler, self._concurrency, self._middleware, inner)
+            call = Calling(self._handler, self._concurrency, self._options["middleware"], inner)
             self._workers = Workers(call, self._concurrency, sharing, self._settle, sharing.give_back)
             self._workers.start()
         Questions(self._cluster, self, sharing.spawn)
-        try:
-            await self._greet()
-            await sharing.begin()
-            self._has_begun = True
-            await self._heartbeats.beat()
-            if self._heartbeats.refusal is not None:
-                raise self._heartbeats.refusal
-        except BaseException as error:
-            self._failure = f"could not be started ({error}); make another one"
-            await self._end(sharing, 0.0)
-            raise
+        await self._greet()
+        await sharing.begin()
+        self._has_begun = True
+        await self._heartbeats.beat()
+        if self._heartbeats.refusal is not None:
+            raise self._heartbeats.refusal
         self._running = [
             asyncio.create_task(self._heartbeats.beat_forever(), name="heartbeat"),
             asyncio.create_task(Standing(self.group).watch(), name="standing"),
@@ -187,21 +134,15 @@ class SharedConsumer:
             self._sharing.spawn(reply_failure(self._cluster, self.group, message, reason))
         self._sharing.settle(delivery, outcome)
 
-    async def __aexit__(self, *exception: object) -> None:
-        await self.stop()
+    async def _undo(self) -> None:
+        await self._leave_within(0.0)
 
-    async def stop(self) -> None:
-        """Lets running handlers finish, gives back messages in hand and leaves the group. Harmless if not running. Raises
-        ConfigError in a handler, which cannot wait for its own end, and in another event loop."""
-        if self._is_stopped or not self._is_started:
-            return
-        self.check_stop()
-        self._cluster.check_home()
-        assert self._sharing is not None
-        await self._end(self._sharing, self._drain_s)
+    async def _end(self) -> None:
+        await self._leave_within(self._options["drain_s"])
 
-    async def _end(self, sharing: Sharing, drain_s: float) -> None:
-        self._is_stopped = True
+    async def _leave_within(self, drain_s: float) -> None:
+        sharing = self._sharing
+        assert sharing is not None
         sharing.handout.close()
 
         async def handled() -> None:
@@ -231,18 +172,9 @@ class SharedConsumer:
         except RocketletError as error:
             log.info("unregister_failed", broker=address, reason=str(error))
 
-    def check_stop(self) -> None:
-        """Raises ConfigError in a handler."""
-        if self._workers is not None and self._workers.is_handling_here():
-            raise ConfigError(
-                "stop: a handler cannot wait for its own end; set an event for whoever opened the consumer, and return"
-            )
-
     def _checked(self) -> Sharing:
-        if self._sharing is None or self._is_stopped:
-            state = "has been stopped; make another one" if self._is_started else "has not been started"
-            raise ConfigError(f"this consumer {self._failure or state}")
-        self._cluster.check_home()
+        self._check_running()
+        assert self._sharing is not None
         return self._sharing
 
     async def pause(self) -> None:
@@ -292,7 +224,7 @@ class SharedConsumer:
         except TimeoutError:
             raise TimeoutError(f"receive: no message came in {timeout_s} s") from None
         if delivery is None:
-            raise ConfigError(f"receive: the consumer {self._failure or 'has been stopped'}")
+            raise ConfigError(f"receive: the consumer {self._idle_reason}")
         sharing.begin_work(delivery.message)
         return delivery.message
 
@@ -332,23 +264,8 @@ class SharedConsumer:
         """Empty: members share messages."""
         return {}
 
-    @property
-    def settings(self) -> Mapping[str, str]:
-        """The settings that mqadmin shows of a consumer, by its names."""
-        return {
-            "PROP_NAMESERVER_ADDR": self._name_server,
-            "PROP_CONSUMEORDERLY": str(self._wanted.orderly).lower(),
-            "PROP_THREADPOOL_CORE_SIZE": str(self._concurrency),
-            "PROP_CONSUMER_START_TIMESTAMP": str(self._began_ms),
-        }
-
     def reset(self, offsets: Mapping[Queue, int]) -> None:
         """An administrator set other offsets: brokers hand out from there."""
-
-    async def try_one(self, message: Message) -> Outcome:
-        if self._workers is None:
-            raise ConfigError("this consumer iterates; only one with a handler can try a message")
-        return await self._workers.try_one(message)
 
     # Heartbeats
 
@@ -377,12 +294,12 @@ class SharedMessages:
         last, self._last = self._last, None
         if last is not None and self._consumer.is_in_hand(last):
             await self._consumer.ack(last)
-        if self._consumer._is_stopped:
+        if self._consumer.has_ended:
             raise StopAsyncIteration
         try:
             self._last = await self._consumer.receive()
         except ConfigError:
-            if self._consumer._is_stopped:
+            if self._consumer.has_ended:
                 raise StopAsyncIteration from None
             raise
         return self._last

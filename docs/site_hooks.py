@@ -2,6 +2,7 @@
 
 <!-- help: start -->              the output of `rocketlet start --help`
 <!-- metrics: broker/observing/metrics.py --> a table of what is measured
+<!-- options: client.options.ConsumerOptions --> a table of what a client takes
 <!-- limits: client/config.py --> a table of its constants, and of the fields of its settings
 """
 
@@ -15,6 +16,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from rocketlet.client.arguments import options_of
 from rocketlet.command.cli import parser
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +28,7 @@ os.environ["COLUMNS"] = "100"  # how wide argparse writes
 def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = re.sub(r"<!-- help -->", lambda _: _commands(parser()), markdown)
     markdown = re.sub(r"<!-- log events: (.*?) -->", lambda found: _events(ROOT / found[1]), markdown)
+    markdown = re.sub(r"<!-- options: (.*?)\.(\w+) -->", lambda found: options(found[1], found[2]), markdown)
     markdown = re.sub(r"<!-- metrics: (.*?) -->", lambda found: _metrics(ROOT / found[1]), markdown)
     return re.sub(r"<!-- limits: (.*?) -->", lambda found: limits(ROOT / found[1]), markdown)
 
@@ -76,6 +79,16 @@ def _metrics(path: Path) -> str:
                 suffix = "_total" if kind == "_counter" else ""
                 rows.append(f"| `{name}{suffix}` | {kind[1:]} | {', '.join(map(str, said))} | {text} |")
     return "\n".join(("| Metric | Type | Further labels | Meaning |", "|---|---|---|---|", *sorted(rows)))
+
+
+def options(module: str, name: str) -> str:
+    """A table of the options that a class declares: name, default and meaning."""
+    kind = vars(importlib.import_module(f"rocketlet.{module}"))[name]
+    rows = [
+        f"| `{option}` | `{getattr(found.default, 'name', repr(found.default))}` | {found.text[:1].upper()}{found.text[1:]} |"
+        for option, found in options_of(kind).items()
+    ]
+    return "\n".join(("| Option | Default | Meaning |", "|---|---|---|", *rows))
 
 
 _UNITS = {

@@ -25,13 +25,15 @@ from functools import partial, wraps
 from typing import Any, Self, Unpack
 
 from ..client import consumer as asynchronous
+from ..client.arguments import takes
 from ..client.config import REQUEST_TIMEOUT_S
 from ..client.consuming.calling import caught
 from ..client.consuming.handling import Outcome, RetryLater
 from ..client.member.offsets import Position
 from ..client.message import Message, Outgoing, SendResult
-from ..client.options import MessageOptions, Options, ProducerOptions, SeekPosition, SendOptions, SharedOptions
+from ..client.options import ConsumerOptions, SeekPosition, SharedOptions
 from ..client.producer import Producer as AsyncProducer
+from ..client.sending.options import MessageOptions, ProducerOptions, SendOptions
 from ..client.shared_consumer import SharedConsumer as AsyncSharedConsumer
 from ..client.wire.access import Access
 from ..protocol.queue import Queue
@@ -55,6 +57,7 @@ def _threaded(function: Callable[[Any], Any] | None) -> Any:
     return in_thread
 
 
+@takes(ProducerOptions)
 class Producer:
     """Like `rocketlet.Producer`; `check` is a plain function."""
 
@@ -196,6 +199,7 @@ class Receiver:
         return self.messages()
 
 
+@takes(ConsumerOptions)
 class Consumer(Receiver):
     """Like `rocketlet.Consumer`. With a handler, which is a plain function and runs in threads, the consumer works until the
     block ends; without one, ask for messages."""
@@ -210,7 +214,7 @@ class Consumer(Receiver):
         handler: Callable[[Any], Outcome] | None = None,
         *,
         batch_size: int | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ConsumerOptions],
     ) -> None:
         if "on_assigned" in options:
             options["on_assigned"] = _threaded(options["on_assigned"])
@@ -300,6 +304,7 @@ class Consumer(Receiver):
         return _loop.run(self._consumer.lag())
 
 
+@takes(SharedOptions)
 class SharedConsumer(Receiver):
     """Like `rocketlet.SharedConsumer`. With a handler, which is a plain function and runs in threads, the consumer works
     until the block ends; without one, ask for messages."""

@@ -39,22 +39,26 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client.message": "client.lease",
         "client.arguments": "client.config client.errors",
         "client.wire": "client.arguments client.config client.errors client.log client.tasks host",
-        "client.sending": "client.config client.errors client.log client.message client.tasks client.wire host",
+        "client.lifecycle": "client.errors client.wire",
+        "client.sending": "client.arguments client.config client.errors client.lifecycle client.log client.message "
+        "client.tasks client.wire host",
         "client.member": "client.config client.errors client.lease client.log client.tasks client.wire host",
         "client.consuming": "client.arguments client.config client.errors client.lease client.log client.message "
         "client.tasks client.wire",
         "client.sharing": "client.config client.consuming client.errors client.lease client.log client.message client.tasks "
         "client.wire",
-        "client.shared_consumer": "client.arguments client.config client.consuming client.errors client.log client.member "
-        "client.message client.sending client.sharing client.tasks client.wire",
-        "client.options": "client.config client.consuming client.sending client.wire",
+        "client.options": "client.arguments client.config client.consuming client.wire",
+        "client.any_consumer": "client.consuming client.errors client.lifecycle client.message client.options client.wire",
+        "client.receiving": "client.any_consumer client.consuming client.errors client.lifecycle client.message",
+        "client.shared_consumer": "client.any_consumer client.arguments client.consuming client.errors client.log "
+        "client.member client.message client.options client.sending client.sharing client.tasks client.wire",
         "client.producer": "client.arguments client.config client.errors client.log client.message client.sending "
         "client.tasks client.wire",
         "client.consumer": "client.arguments client.config client.consuming client.errors client.log client.member "
-        "client.message client.options client.sending client.wire",
+        "client.message client.options client.receiving client.sending",
         "client.dependencies": "client.errors",
-        "client.application": "client.arguments client.consumer client.consuming client.dependencies client.errors "
-        "client.log client.message client.producer client.shared_consumer client.signals client.wire",
+        "client.application": "client.arguments client.config client.consumer client.consuming client.dependencies "
+        "client.errors client.log client.message client.producer client.shared_consumer client.signals client.wire",
         "client.admin": "client.arguments client.config client.consuming client.errors client.log client.message "
         "client.producer client.sending client.tasks client.wire",
         "client": "client.admin client.application client.config client.consumer client.consuming "

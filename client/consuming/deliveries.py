@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from ..config import DEAD_LETTER_LEVEL
@@ -300,87 +300,3 @@ class Batches:
     def __del__(self) -> None:
         if self._hand is not None:
             self._deliveries.drop(self._hand)
-
-
-class Receiver:
-    """A consumer's methods when it has no handler: iteration, and messages one by one that are settled by hand."""
-
-    def __init__(self, *, takes_batches: bool, has_handler: bool) -> None:
-        self._takes_batches = takes_batches
-        self._has_handler = has_handler
-        self._deliveries: Deliveries | None = None  # once a consumer without a handler has started
-        self._messages: Messages | None = None
-        self._failure = ""  # why it could not be started
-        self._is_stopped = False
-
-    def _fail(self, failure: str) -> None:
-        """The consumer could not be started: tells those that wait for a message, and those that come later."""
-        self._failure, self._is_stopped = failure, True
-        if self._deliveries is not None:
-            self._deliveries.close()
-            self._deliveries = None
-
-    def __aiter__(self) -> Messages:
-        """Messages one by one. A message is acknowledged when you ask for the next, unless `retry` or `reject` was called for
-        it. If you leave the loop by `break` or an exception, the last one is delivered again."""
-        return Messages(self._handed_out())
-
-    def __anext__(self) -> Awaitable[Message]:
-        """The next message, as in an iteration that lasts as long as the consumer. A wait that is cancelled loses nothing."""
-        if self._messages is None:
-            self._messages = Messages(self._handed_out())
-        return self._messages.__anext__()
-
-    def batches(self) -> Batches:
-        """Lists of up to `batch_size` messages of one queue. A list is acknowledged when you ask for the next."""
-        return Batches(self._handed_out())
-
-    async def receive(self, *, timeout_s: float | None = None) -> Message:
-        """The next message. Settle it by `ack`, `retry` or `reject`; any number may be unsettled at a time.
-
-        Raises TimeoutError, and ConfigError if the consumer has a handler or a batch_size, or does not run.
-        """
-        deliveries = self._handed_out()
-        if self._takes_batches:
-            raise ConfigError("receive: this consumer has a batch_size; iterate over batches()")
-        try:
-            async with asyncio.timeout(timeout_s):
-                hand = await deliveries.take()
-        except TimeoutError:
-            raise TimeoutError(f"receive: no message came in {timeout_s} s") from None
-        if hand is None:
-            raise ConfigError(f"receive: the consumer {self._failure or 'has been stopped'}")
-        return deliveries.hold(hand, is_received=True)
-
-    async def ack(self, message: Message) -> None:
-        """Acknowledges a message that was received, or that an iteration is at. Raises ConfigError for any other."""
-        self._handed_out().acknowledge(message)
-
-    async def retry(self, message: Message, delay_level: int = 0, *, reason: str = "") -> None:
-        """Delivers a message again later, as a handler's RetryLater. Raises ConfigError, and RocketletError if the broker
-        does not take it; you can then settle it once more."""
-        await self._handed_out().retry(message, RetryLater(delay_level, reason))
-
-    async def reject(self, message: Message, *, reason: str = "") -> None:
-        """Gives a message up, as a handler's Reject. Raises as `retry` does."""
-        await self._handed_out().reject(message, Reject(reason))
-
-    def is_in_hand(self, message: Message) -> bool:
-        """Whether a message was received or iterated to, and is not settled yet."""
-        return self._deliveries is not None and self._deliveries.is_held(message)
-
-    def forsake(self, message: Message | None = None) -> None:
-        """Gives back this message, or all in hand, to be delivered again: their holders work on them no more."""
-        if self._deliveries is not None:
-            self._deliveries.forsake(message)
-
-    def _handed_out(self) -> Deliveries:
-        if self._deliveries is None:
-            if self._failure:
-                raise ConfigError(f"this consumer {self._failure}")
-            raise ConfigError(
-                "this consumer has a handler, which gets its messages; make one without to ask for messages"
-                if self._has_handler
-                else "this consumer has not been started; use `async with`, or `await consumer.start()`"
-            )
-        return self._deliveries

@@ -54,7 +54,7 @@ class Broadcast:
         user: QueueUser,
         *,
         start: Start,
-        offsets_file: Path | None,
+        offsets_file: Path | str | None,
     ) -> None:
         self.client_id = new_client_id(cluster.client_name)
         self.owned: dict[Queue, Lease] = {}
@@ -187,7 +187,7 @@ class Broadcast:
         os.replace(temporary, self._file)
 
 
-def _load(path: Path | None) -> dict[Queue, int]:
+def _load(path: Path | str | None) -> dict[Queue, int]:
     if path is None:
         return {}
     try:
@@ -215,10 +215,3 @@ def _entry(item: Any) -> tuple[Queue, int]:
         case [str(topic), str(broker), int(number), int(offset)] if 0 <= number <= MAX_INT and 0 <= offset <= MAX_LONG:
             return Queue(topic, broker, number), offset
     raise ValueError(f"{item!r:.100} is not an offset of a queue")
-
-
-def offsets_path(file: Path | str | None) -> Path | None:
-    """Raises ConfigError for anything but a path."""
-    if file is not None and not isinstance(file, str | os.PathLike):
-        raise ConfigError(f"offsets_file: {file!r} is not a path")
-    return None if file is None else Path(file)

@@ -8,5 +8,6 @@ times         when a message is to be delivered
 unique_keys   the id of a message, which its sender makes
 sent          where messages were stored
 requests      request and reply
+options       what producers and sends are given
 transactions  half messages and their outcome
 """

@@ -31,14 +31,15 @@ from ..errors import (
     RocketletError,
     TopicNotFound,
 )
+from ..lifecycle import Lifecycle
 from ..log import get_logger
 from ..message import Outgoing, SendResult
-from ..wire.access import Access
 from ..wire.cluster import Cluster
 from ..wire.connection import Connection
 from ..wire.identity import new_client_id
 from ..wire.running_time import running_timeout
 from .accumulator import PLAIN_BYTES, Accumulator, Batch, Pending
+from .options import ProducerOptions
 from .outgoing import check_topic, checked_body, checked_id, encoded, properties_text
 from .sent import STORED, sent_result
 from .times import check_keeps_time
@@ -63,41 +64,31 @@ _WORTH_ANOTHER: Final = frozenset(
 _OF_ONE_MESSAGE: Final = frozenset((ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
 
 
-class Sender:
+class Sender(Lifecycle):
     """The part of a producer that knows routes, connections and batches."""
 
-    def __init__(
-        self,
-        name_server: str,
-        group: str,
-        *,
-        timeout_s: float,
-        retries: int,
-        compress_over_bytes: int,
-        default_queues: int,
-        batching: bool,
-        access: Access | None,
-        client_name: str | None,
-    ) -> None:
-        self.client_id = new_client_id(client_name)
+    _noun = "producer"
+
+    def __init__(self, name_server: str, group: str, options: ProducerOptions) -> None:
+        super().__init__(Cluster(name_server, options["access"], options["client_name"]))
+        self.client_id = new_client_id(options["client_name"])
         self.group = group
-        self._timeout_s = timeout_s
-        self._retries = retries
-        self._compress_over_bytes = compress_over_bytes
-        self._join_below_bytes = min(compress_over_bytes, BATCH_BYTES)
-        self._default_queues = default_queues
+        self._timeout_s = options["timeout_s"]
+        self._retries = options["retries"]
+        self._compress_over_bytes = options["compress_over_bytes"]
+        self._join_below_bytes = min(self._compress_over_bytes, BATCH_BYTES)
+        self._default_queues = options["default_queues"]
         self._fields: dict[str, ExtValue] = {
             "a": group,
             "b": "",  # topic
             "c": names.DEFAULT_TOPIC,
-            "d": default_queues,
+            "d": self._default_queues,
             "e": 0,  # queue
             "f": 0,  # system flag
             "g": 0,  # when it was born
             "h": 0,  # flag
             "i": "",  # properties
         }
-        self._cluster = Cluster(name_server, access, client_name)
         self._cluster.on_change = self._forget_queues
         self._queues: dict[str, list[Queue]] = {}
         self._greeted: dict[str, Connection] = {}
@@ -105,9 +96,10 @@ class Sender:
         self._keep_times: WeakSet[Connection] = WeakSet()  # brokers that are known to keep messages until theirs
         self._turn = time.time_ns() & 0xFFFF
         self._keys = UniqueKeys()
-        self._accumulator = Accumulator(self._header, self._keys, self._failed, timeout_s) if batching else None
+        self._accumulator: Accumulator | None = None
+        if options["batching"]:
+            self._accumulator = Accumulator(self._header, self._keys, self._failed, self._timeout_s)
         self._resending: set[asyncio.Task[None]] = set()
-        self._idle_reason = "this producer has not been started; use `async with`, or `await producer.start()`"
 
     def _brokers(self) -> list[Connection]:
         found = map(self._cluster.connected, {**self._cluster.masters(), **self._greeted})
@@ -153,7 +145,7 @@ class Sender:
         if (
             task.cancelled() and not future.done()
         ):  # the producer stops; a caller that awaits the result would wait for ever
-            future.set_exception(ConfigError(self._idle_reason or "the producer was cancelled while it sent"))
+            future.set_exception(ConfigError(f"this producer {self._idle_reason or 'was cancelled while it sent'}"))
 
     def _joined(
         self,
@@ -320,12 +312,6 @@ class Sender:
 
     def _has_one_broker(self, topic: str) -> bool:
         return len({queue.broker_name for queue in self._queues.get(topic, ())}) <= 1
-
-    def _check_running(self) -> None:
-        """Raises ConfigError. A producer that nobody started would send, and leave its connections open for ever."""
-        if self._idle_reason:
-            raise ConfigError(self._idle_reason)
-        self._cluster.check_home()
 
     async def queues(self, topic: str) -> list[Queue]:
         """The queues that may be sent to. Raises TopicNotFound."""

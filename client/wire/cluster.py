@@ -49,7 +49,7 @@ class Cluster:
         route_interval_s: float = ROUTE_INTERVAL_S,
     ) -> None:
         """route_interval_s: between two looks for new queues and brokers."""
-        check_client_name(client_name)
+        check_client_name("client_name", client_name)
         self.client_name = client_name
         self._route_interval_s = route_interval_s
         self._name_servers = parse_addresses(name_server)

@@ -1,0 +1,113 @@
+"""The options of producers and of sends. A producer's are declared once: type, meaning, default and check."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Annotated, Any, TypedDict
+
+from ...protocol.queue import Queue
+from ..arguments import (
+    Option,
+    check_bool,
+    check_callable,
+    check_client_name,
+    check_count,
+    check_kind,
+    check_layers,
+    check_seconds,
+)
+from ..config import COMPRESS_OVER_BYTES, MAX_INT, REQUEST_TIMEOUT_S, SEND_RETRIES, TOPIC_QUEUES
+from ..wire.access import Access
+from .layers import SendMiddleware
+from .transactions import Check
+
+
+def _check_layers(name: str, layers: Any) -> None:
+    check_layers(name, layers)
+    for layer in layers:
+        check_callable(name, layer, "a sending", "what to call next")
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The options of a Producer, besides its name server, its group and `encode`."""
+
+    timeout_s: Annotated[
+        float, Option("how long a send may take, with all its retries.", REQUEST_TIMEOUT_S, check_seconds)
+    ]
+    retries: Annotated[
+        int,
+        Option(
+            "how often a send that a broker refuses is tried again, each time on another queue if there is one. A broker "
+            "that cannot be reached is waited for as long as `timeout_s` lasts; with 0 nothing is tried again.",
+            SEND_RETRIES,
+            partial(check_count, least=0),
+        ),
+    ]
+    compress_over_bytes: Annotated[
+        int, Option("compress bodies of this size and more.", COMPRESS_OVER_BYTES, partial(check_count, least=0))
+    ]
+    default_queues: Annotated[
+        int,
+        Option(
+            "how many queues a topic gets on each broker that a send creates. The broker may allow fewer "
+            "(`rocketlet start --queues`, 8; Apache's `defaultTopicQueueNums`).",
+            TOPIC_QUEUES,
+            partial(check_count, least=1, most=MAX_INT),
+        ),
+    ]
+    batching: Annotated[
+        bool,
+        Option(
+            "send messages of one turn of the event loop to one queue in one request, or in two if client and broker "
+            "then work side by side. Nothing waits for it, and each message has its own result. Delayed, compressed "
+            "and transactional messages travel alone.",
+            True,
+            check_bool,
+        ),
+    ]
+    check: Annotated[
+        Check | None,
+        Option(
+            "for transactions. Called with a `Message` whose outcome the broker has not heard. Return True to commit, "
+            "False to roll back, None if it is not known yet. The broker may ask any producer of the group, also after "
+            "a restart.",
+            None,
+            lambda name, value: check_callable(name, value, "a message"),
+        ),
+    ]
+    middleware: Annotated[
+        Sequence[SendMiddleware],
+        Option(
+            "around every `send`, `send_batch`, `send_oneway`, and the sends of transactions: `async def layer(sending, "
+            "call): return await call(sending)`. A layer with a method `transaction_ended(end)` is told each outcome.",
+            (),
+            _check_layers,
+        ),
+    ]
+    access: Annotated[
+        Access | None,
+        Option("TLS, and the account that signs.", None, lambda name, value: check_kind(name, value, Access)),
+    ]
+    client_name: Annotated[
+        str | None,
+        Option("what the producer is called everywhere, such as the pod's name.", None, check_client_name),
+    ]
+
+
+class MessageOptions(TypedDict, total=False):
+    """The options of any message."""
+
+    tag: str | None
+    keys: str | Sequence[str]
+    properties: Mapping[str, str] | None
+    queue_key: str | None
+
+
+class SendOptions(MessageOptions, total=False):
+    """The further options of a plain send."""
+
+    delay_level: int
+    delay: timedelta | float | None
+    at: datetime | None
+    queue: Queue | None
+    message_id: str | None
