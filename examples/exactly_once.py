@@ -18,8 +18,7 @@ import asyncio
 import signal
 import sys
 
-from rocketlet import Consumer, Message
-from rocketlet.protocol.queue import Queue
+from rocketlet import Consumer, Message, Queue
 from sqlalchemy import BigInteger, Column, Engine, MetaData, String, Table, create_engine, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 

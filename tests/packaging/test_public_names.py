@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,12 @@ import rocketlet
 import rocketlet.client
 
 from ..conftest import PYRIGHT, made_once
+from ..docs.snippets import snippets
 from .conftest import Distributions, Environment, output
 
+ROOT = Path(__file__).parents[2]
+PUBLIC = ("rocketlet", "rocketlet.otel", "rocketlet.spark", "rocketlet.sync", "rocketlet.taskiq", "rocketlet.testing")
+"""The modules that users import; each says by `__all__` what is theirs."""
 USER_CODE = """
 from typing import assert_type
 
@@ -92,6 +99,70 @@ def test_the_client_loads_neither_broker_nor_spark() -> None:
     ours = {name.split(".")[1] for name in loaded if name.startswith("rocketlet.")}
     assert ours == {"client", "host", "protocol"}
     assert not loaded & {"pyspark", "prometheus_client", "pandas", "pyarrow"}
+
+
+def private_names(code: str) -> Iterator[str]:
+    """Imports of a user's code that are of ours and not public, and attributes of public modules that are not."""
+    tree = ast.parse(code)
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rocketlet":
+            names = [alias.name for alias in node.names]
+            public = importlib.import_module(node.module or "").__all__ if node.module in PUBLIC else ()
+            yield from (f"{node.module}.{name}" for name in names if name not in public)
+        elif isinstance(node, ast.Import):
+            ours = {alias.name for alias in node.names if alias.name.split(".")[0] == "rocketlet"}
+            modules |= ours & set(PUBLIC)
+            yield from sorted(ours - set(PUBLIC))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or (module := ast.unparse(node.value)) not in modules:
+            continue
+        if f"{module}.{node.attr}" not in PUBLIC and node.attr not in importlib.import_module(module).__all__:
+            yield f"{module}.{node.attr}"
+
+
+def codes_for_users() -> dict[str, str]:
+    """The code of each example, and of each snippet of the documentation."""
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    codes = {
+        f"{page.relative_to(ROOT)}:{item.line}": item.code for page in pages for item in snippets(page.read_text())
+    }
+    return codes | {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "examples").rglob("*.py"))}
+
+
+def test_examples_and_documentation_use_public_names_only() -> None:
+    codes = codes_for_users()
+    assert len(codes) > 30
+    assert [f"{place}: {name}" for place, code in codes.items() for name in private_names(code)] == []
+
+
+@pytest.mark.parametrize(
+    ("planted", "name"),
+    [
+        ("from rocketlet.protocol.queue import Queue", "rocketlet.protocol.queue.Queue"),
+        ("def f():\n    from rocketlet.testing import ports", "rocketlet.testing.ports"),
+        ("from rocketlet.testing.broker import Broker", "rocketlet.testing.broker.Broker"),
+        ("import rocketlet.client", "rocketlet.client"),
+        ("import rocketlet.spark\nrocketlet.spark.planner", "rocketlet.spark.planner"),
+        ("import rocketlet\nrocketlet.client.Producer", "rocketlet.client"),
+    ],
+)
+def test_a_planted_private_name_is_found(planted: str, name: str) -> None:
+    assert list(private_names(planted)) == [name]
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_each_module_of_the_documentation_says_what_is_public(module: str) -> None:
+    found = importlib.import_module(module)
+    assert list(found.__all__) == sorted(found.__all__, key=_as_ruff_sorts)
+    for name in found.__all__:
+        assert hasattr(found, name)
+    texts = "\n".join(page.read_text() for page in sorted((ROOT / "docs").rglob("*.md")))
+    assert module in texts
+
+
+def _as_ruff_sorts(name: str) -> tuple[int, str]:
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
 
 
 @pytest.fixture(scope="session")
