@@ -15,7 +15,7 @@ from .change import Planner, change
 from .console import Console
 from .guard import Guard
 from .page import FOLDER, Handler, Page, page, rendered
-from .pages import brokers, dead_letters, group_changes, groups, messages, overview, topics
+from .pages import brokers, dead_letters, group_changes, groups, messages, overview, sending, topics
 
 _PAGES: dict[str, Handler] = {
     "/overview": overview.shown,
@@ -30,20 +30,25 @@ _PAGES: dict[str, Handler] = {
     "/topics/{topic}/settings": topics.settings,
     "/topics/{topic}/tail": messages.tailed,
     "/new/topic": topics.new,
+    "/new/message": sending.new,
     "/messages": messages.found,
     "/messages/{topic}/{broker}/{queue:int}/{offset:int}": messages.shown,
     "/brokers": brokers.listed,
     "/brokers/{broker}": brokers.shown,
     "/doctor": brokers.doctor,
 }
-_CHANGES: dict[str, Planner] = {
-    "/new/group": group_changes.put,
-    "/groups/{group}/delete": group_changes.delete,
-    "/groups/{group}/reset": group_changes.reset,
-    "/groups/{group}/replay": dead_letters.replay,
-    "/groups/{group}/discard": dead_letters.discard,
-    "/new/topic": topics.put,
-    "/topics/{topic}/delete": topics.delete,
+# A change, and the page that its form is on.
+_CHANGES: dict[str, tuple[Planner, Handler]] = {
+    "/new/group": (group_changes.put, group_changes.new),
+    "/groups/{group}/settings": (group_changes.put, group_changes.settings),
+    "/groups/{group}/delete": (group_changes.delete, group_changes.settings),
+    "/groups/{group}/reset": (group_changes.reset, group_changes.reset_form),
+    "/groups/{group}/replay": (dead_letters.replay, dead_letters.listed),
+    "/groups/{group}/discard": (dead_letters.discard, dead_letters.listed),
+    "/new/topic": (topics.put, topics.new),
+    "/topics/{topic}/settings": (topics.put, topics.settings),
+    "/topics/{topic}/delete": (topics.delete, topics.settings),
+    "/new/message": (sending.send, sending.new),
 }
 
 
@@ -60,7 +65,7 @@ def application(console: Console, *, hosts: Sequence[str] = ()) -> Starlette:
         routes=[
             Route("/", _home),
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
-            *(Route(path, change(planner), methods=["POST"]) for path, planner in _CHANGES.items()),
+            *(Route(path, change(*item), methods=["POST"]) for path, item in _CHANGES.items()),
             *(Route(path, page(handler), methods=["GET"]) for path, handler in _PAGES.items()),
         ],
         middleware=[Middleware(Guard, hosts=hosts, read_only=console.read_only)],

@@ -15,44 +15,50 @@ from starlette.responses import RedirectResponse, Response
 
 from ..client.errors import RocketletError
 from ..client.log import get_logger
-from .form import Form, posted
+from .form import Form, check_token, faults_of, posted
 from .guard import TOKEN
-from .page import Endpoint, Page, console_of, rendered, trouble
+from .page import Endpoint, Handler, Page, console_of, rendered, status_of, trouble
 from .text import query
 
 log = get_logger("rocketlet.console")
 CONFIRMED = "confirmed"
+BACK = "back"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """`question` and `effects` describe it, `rows` (with `columns`) in numbers. `act` does it and reports it; `then` is
-    where the user goes after it, `back` (default: there, too) instead of it. `act` is None if there is nothing to do."""
+    where the user goes after it."""
 
     question: str
-    act: Callable[[], Awaitable[str]] | None
+    act: Callable[[], Awaitable[str]]
     then: str
     button: str
     effects: Sequence[str] = ()
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = field(default_factory=tuple)
     is_harmful: bool = False
-    back: str = ""
 
 
 Planner = Callable[[Request, Form], Awaitable[Change]]
 
 
-def change(plan: Planner) -> Endpoint:
+def change(plan: Planner, form_page: Handler) -> Endpoint:
+    """`form_page` has the form: a fault leads back to it, with what was typed."""
+
     async def endpoint(request: Request) -> Response:
+        form = None
         try:
             form = await posted(request)
+            check_token(request, form)
+            if form.text(BACK):
+                return await _form_again(request, form_page, form)
             planned = await plan(request, form)
-            if planned.act is None or not form.text(CONFIRMED):
+            if not form.text(CONFIRMED):
                 return _asking(request, form, planned)
             done = await planned.act()
         except RocketletError as error:
-            return trouble(request, error)
+            return trouble(request, error) if form is None else await _again(request, form_page, form, error)
         log.info(
             "console_changed", path=request.url.path, peer=request.client.host if request.client else "", done=done
         )
@@ -61,6 +67,24 @@ def change(plan: Planner) -> Endpoint:
     return endpoint
 
 
+async def _again(request: Request, form_page: Handler, form: Form, error: RocketletError) -> Response:
+    try:
+        return await _form_again(request, form_page, form, error)
+    except RocketletError:  # there is no such page, or no cluster
+        return trouble(request, error)
+
+
+async def _form_again(
+    request: Request, form_page: Handler, form: Form, error: RocketletError | None = None
+) -> Response:
+    """The page of the form, with what was typed, and beside it what is wrong with that."""
+    request.state.typed = form
+    found = await form_page(request)
+    if error is not None:
+        found = Page(found.template, {**found.values, "faults": faults_of(error)}, status_of(error))
+    return rendered(request, found)
+
+
 def _asking(request: Request, form: Form, planned: Change) -> Response:
-    kept = [(name, value) for name, value in form.fields if name not in (TOKEN, CONFIRMED)]
+    kept = [(name, value) for name, value in form.fields if name not in (TOKEN, CONFIRMED, BACK)]
     return rendered(request, Page("confirm.html", {"change": planned, "kept": kept}))

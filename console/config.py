@@ -17,6 +17,7 @@ ASKING_SHARE: Final = (
     0.1  # the part of the time in which samples are asked for; with many groups each is asked less often
 )
 FIRST_SAMPLE_S: Final = 0.5  # how long a page that is loaded waits for samples; the others come live
+RATE_S: Final = 30.0  # so far back offsets say how fast a group reads; commits may be seconds apart
 LAG_POINTS: Final = 360  # samples of a group; an hour at one in 10 s
 
 MAX_OLDEST: Final = 10_000  # queues whose first message is known
@@ -32,7 +33,11 @@ SHOWN_HAND_OVERS: Final = 50  # hand-overs that a page shows
 
 MAX_RETRIES: Final = 1000  # retries that a group's form takes
 MAX_RETRY_QUEUES: Final = 64  # retry queues that a group's form takes
-MAX_FORM_BYTES: Final = 64 * 1024  # a form
+MAX_FORM_BYTES: Final = 256 * 1024  # a form, as browsers encode it
+TYPED_BODY_BYTES: Final = (
+    32 * 1024
+)  # a body that a form shows when its message is copied; larger ones are copied unseen
+PRODUCER_GROUP: Final = "console"  # as which messages are sent
 MAX_NOTICES: Final = 100  # notices of changes that are kept for the next page
 MAX_FOUND: Final = 200  # messages of one search
 LISTED_TOPICS: Final = 500  # topics that a field suggests

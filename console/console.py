@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 from typing import Final, Self
 
 from ..client.admin.admin_client import AdminClient
+from ..client.producer import Producer
 from .config import MAX_NOTICES, MAX_WATCHES
 from .group_watch import GroupWatch
 from .oldest import Oldest
@@ -17,10 +19,13 @@ from .samples import GroupSample, TopicSample, sample_group, sample_topic
 
 
 class Console:
-    """`cluster` is what pages call the cluster, `read_only` whether nothing may be changed."""
+    """`cluster` is what pages call the cluster, `read_only` whether nothing may be changed. `producer` makes one."""
 
-    def __init__(self, admin: AdminClient, *, cluster: str, read_only: bool = False) -> None:
+    def __init__(
+        self, admin: AdminClient, producer: Callable[[], Producer[bytes]], *, cluster: str, read_only: bool = False
+    ) -> None:
         self.admin: Final = admin
+        self.producer: Final = producer
         self.cluster: Final = cluster
         self.read_only: Final = read_only
         self.groups = Rotation[GroupSample](self._group_names, partial(sample_group, admin))

@@ -1,4 +1,4 @@
-"""Checks a filled-in form: a wrong field is a ConfigError that names it."""
+"""Checks a filled-in form: a wrong field is a FieldFault, which its page shows beside the field, with what was typed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-from ..client.errors import ConfigError
+from ..client.errors import ConfigError, RocketletError
 from .config import MAX_FORM_BYTES
 from .guard import TOKEN, is_token
+
+
+class FieldFault(ConfigError):
+    """A field that cannot be as it is; `reason` is what stands beside it."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+def faults_of(error: RocketletError) -> dict[str, str]:
+    """The fault by the name of its field, which is empty for what no field is to blame for."""
+    return {error.field: error.reason} if isinstance(error, FieldFault) else {"": str(error)}
 
 
 class Form:
@@ -20,8 +34,15 @@ class Form:
         self.fields = fields
         self._last = dict(fields)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._last
+
     def text(self, name: str, default: str = "") -> str:
         return self._last.get(name, "").strip() or default
+
+    def raw(self, name: str, default: str = "") -> str:
+        """As it was typed. Browsers end lines with CR and LF."""
+        return self._last.get(name, default).replace("\r\n", "\n")
 
     def all(self, name: str) -> list[str]:
         return [value for key, value in self.fields if key == name]
@@ -31,13 +52,13 @@ class Form:
         if not given:
             return default
         if not given.isascii() or not given.isdigit() or not least <= int(given) <= most:
-            raise ConfigError(f"{name}: {given[:40]!r} is not a whole number from {least} to {most}")
+            raise FieldFault(name, f"{given[:40]!r} is not a whole number from {least} to {most}")
         return int(given)
 
     def choice(self, name: str, choices: Sequence[str], default: str = "") -> str:
         given = self.text(name, default)
         if given not in choices:
-            raise ConfigError(f"{name}: {given[:40]!r} is not one of {', '.join(choices)}")
+            raise FieldFault(name, f"{given[:40]!r} is not one of {', '.join(choices)}")
         return given
 
     def time_ms(self, name: str, default: int) -> int:
@@ -48,7 +69,7 @@ class Form:
         try:
             return int(datetime.fromisoformat(given).timestamp() * 1000)
         except (ValueError, OverflowError, OSError):
-            raise ConfigError(f"{name}: {given[:40]!r} is not a time such as 2026-01-31T12:00") from None
+            raise FieldFault(name, f"{given[:40]!r} is not a time such as 2026-01-31T12:00") from None
 
 
 def query_of(request: Request) -> Form:
@@ -56,16 +77,18 @@ def query_of(request: Request) -> Form:
 
 
 async def posted(request: Request) -> Form:
-    """The form that was sent with its token. Raises ConfigError."""
+    """The form that was sent; `check_token` says whether a page of ours sent it. Raises ConfigError."""
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_FORM_BYTES:
             raise ConfigError(f"the form has more than {MAX_FORM_BYTES} bytes")
     try:
-        form = Form(parse_qsl(body.decode(), keep_blank_values=True))
+        return Form(parse_qsl(body.decode(), keep_blank_values=True))
     except ValueError:
         raise ConfigError("the form is not UTF-8 text") from None
+
+
+def check_token(request: Request, form: Form) -> None:
     if not is_token(request, form.text(TOKEN)):
-        raise ConfigError("the form is from another session of the console: load its page again")
-    return form
+        raise ConfigError("the form is from another session of the console: send it once more")

@@ -29,6 +29,7 @@ from ..client.errors import (
 from . import text
 from .config import LIVE_INTERVAL_S, MAX_STREAMS
 from .console import Console
+from .form import Form
 from .guard import token
 
 FOLDER: Final = Path(__file__).parent
@@ -44,6 +45,7 @@ class Page:
     status: int = 200
 
 
+_NOTHING_TYPED: Final = Form([])
 Handler = Callable[[Request], Awaitable[Page]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -66,6 +68,12 @@ _templates.globals["ui"] = _templates.get_template(
 
 def console_of(request: Request) -> Console:
     found: Console = request.app.state.console
+    return found
+
+
+def typed_of(request: Request) -> Form:
+    """The fields of the form that led to this page again; none if the page is loaded."""
+    found: Form = getattr(request.state, "typed", _NOTHING_TYPED)
     return found
 
 
@@ -95,12 +103,15 @@ def rendered(request: Request, found: Page) -> Response:
 
 def trouble(request: Request, error: RocketletError) -> Response:
     """The page that says what went wrong."""
-    status = 400
+    return rendered(request, Page("trouble.html", {"reason": str(error)}, status_of(error)))
+
+
+def status_of(error: RocketletError) -> int:
     if isinstance(error, ConnectionFailed | RequestTimeout | AnswerUnreadable):
-        status = 502
-    elif isinstance(error, TopicNotFound) or (isinstance(error, ConfigError) and "no broker knows" in str(error)):
-        status = 404
-    return rendered(request, Page("trouble.html", {"reason": str(error)}, status))
+        return 502
+    if isinstance(error, TopicNotFound) or (isinstance(error, ConfigError) and "no broker knows" in str(error)):
+        return 404
+    return 400
 
 
 def _values(request: Request, found: Page) -> dict[str, Any]:
@@ -112,6 +123,8 @@ def _values(request: Request, found: Page) -> dict[str, Any]:
         "path": text.own_path(request.scope["raw_path"]),
         "section": request.url.path.split("/")[1],
         "notice": console.notice_of(request.query_params.get("notice", "")),
+        "typed": typed_of(request),
+        "faults": {},
         **found.values,
     }
 

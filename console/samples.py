@@ -14,7 +14,8 @@ from ..protocol import names
 from ..protocol.admin_answers import GroupConnections
 from ..protocol.admin_bodies import Progress
 from ..protocol.queue import Queue
-from .config import LAG_POINTS
+from .config import CATCH_UP_S, LAG_POINTS, RATE_S
+from .text import duration
 
 
 def now_ms() -> int:
@@ -23,14 +24,38 @@ def now_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class GroupSample:
-    """`lags`: time (ms) and messages that are not consumed, oldest first; shared with the samples before."""
+    """`lags`: time (ms) and messages that are not consumed, oldest first; `reads`: time and the sum of `queues` offsets.
+    Both are shared with the samples before."""
 
     name: str
     ms: int
     members: int
     topics: tuple[str, ...]
     lag: int
+    queues: int = 0
     lags: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LAG_POINTS))
+    reads: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LAG_POINTS))
+
+    @property
+    def rate(self) -> float | None:
+        """Messages that it finished per second in the last RATE_S; None as long as that is not known."""
+        recent = [point for point in self.reads if point[0] >= self.ms - RATE_S * 1000]
+        if len(recent) < 2 or recent[-1][0] <= recent[0][0] or recent[-1][1] < recent[0][1]:
+            return None
+        return (recent[-1][1] - recent[0][1]) * 1000 / (recent[-1][0] - recent[0][0])
+
+    @property
+    def caught_up(self) -> str:
+        """When it will have no lag if it goes on as in the last CATCH_UP_S."""
+        if not self.lag:
+            return "now"
+        recent = [point for point in self.lags if point[0] >= self.lags[-1][0] - CATCH_UP_S * 1000]
+        if len(recent) < 2:
+            return "–"
+        took_ms, shrunk = recent[-1][0] - recent[0][0], recent[0][1] - recent[-1][1]
+        if shrunk <= 0 or took_ms <= 0:
+            return "not at this rate"
+        return f"in {duration(int(self.lag / shrunk * took_ms))}"
 
     @property
     def state(self) -> str:
@@ -74,10 +99,14 @@ def group_sample(
     mine = tuple(sorted(topic for topic in topics if not topic.startswith(names.RETRY_PREFIX)))
     members = {member.client_id for known in connections.values() for member in known.members}
     lag = sum(max(item.lag, 0) for item in progress.values())
-    sample = GroupSample(name, now_ms(), len(members), mine, lag)
+    offsets = [item.consumer_offset for item in progress.values() if item.consumer_offset > 0]
+    sample = GroupSample(name, now_ms(), len(members), mine, lag, len(offsets))
     if before is not None:
         sample.lags.extend(before.lags)
+        if before.queues == sample.queues:  # a queue's first offset may be anywhere: nothing that was read
+            sample.reads.extend(before.reads)
     sample.lags.append((sample.ms, lag))
+    sample.reads.append((sample.ms, sum(offsets)))
     return sample
 
 

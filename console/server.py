@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import Self
 
 from ..client.admin.admin_client import AdminClient
+from ..client.producer import Producer
 from ..client.wire.access import Access
 from ..web.server import WebServer
 from .application import application
-from .config import STOP_S
+from .config import PRODUCER_GROUP, STOP_S
 from .console import Console
 
 
@@ -37,7 +39,8 @@ class ConsoleServer:
         read_only: bool = False,
     ) -> None:
         self._admin = AdminClient(name_server, access=access)
-        self._console = Console(self._admin, cluster=name_server, read_only=read_only)
+        producer = partial(Producer[bytes], name_server, PRODUCER_GROUP, access=access)
+        self._console = Console(self._admin, producer, cluster=name_server, read_only=read_only)
         self._host = host
         self._socket = listening or _listening(host, port)
         self._server = WebServer(application(self._console, hosts=(*hosts, host)), self._socket, stop_s=int(STOP_S))

@@ -9,7 +9,6 @@ from starlette.requests import Request
 
 from ...client.admin.dead_letters import dead_letters, mark
 from ...client.arguments import parse_place
-from ...client.errors import ConfigError
 from ...client.message import Message
 from ...protocol import names
 from ...protocol import properties as props
@@ -17,7 +16,7 @@ from ...protocol.queue import Queue
 from ..change import Change
 from ..config import MAX_REPLAY, PAGE_ROWS
 from ..console import Console
-from ..form import Form, query_of
+from ..form import FieldFault, Form, query_of
 from ..page import Page, console_of
 from ..text import number, part
 from .messages import at_place, newest, rows_of
@@ -60,9 +59,6 @@ async def replay(request: Request, form: Form) -> Change:
     console, group = console_of(request), request.path_params["group"]
     to_group = form.choice("to", ("group", "topic"), "group") == "group"
     found = await _wanted(console, group, form)
-    back = f"/groups/{part(group)}/dead"
-    if not found:
-        return Change("Nothing is chosen to be sent again.", None, back, "", ["Choose dead letters, or all of them."])
 
     async def act() -> str:
         sent: list[tuple[Queue, int]] = []
@@ -84,16 +80,13 @@ async def replay(request: Request, form: Form) -> Change:
         "This page is the dry run: nothing has been sent yet.",
     ]
     question = f"Send {number(len(found))} messages again {target}?"
-    return Change(question, act, back, "Send them", effects, _COLUMNS, await _plan(found))
+    return Change(question, act, f"/groups/{part(group)}/dead", "Send them", effects, _COLUMNS, await _plan(found))
 
 
 async def discard(request: Request, form: Form) -> Change:
     """Says that one, some or all that are new are not wanted."""
     console, group = console_of(request), request.path_params["group"]
     found = await _wanted(console, group, form)
-    back = f"/groups/{part(group)}/dead"
-    if not found:
-        return Change("Nothing is chosen to be discarded.", None, back, "", ["Choose dead letters, or all of them."])
 
     async def act() -> str:
         await mark(console.admin, group, [(item.queue, item.queue_offset) for item in found], "discarded")
@@ -101,7 +94,7 @@ async def discard(request: Request, form: Form) -> Change:
 
     effects = ["They stay where they are until they expire, and are no longer reported or replayed with the new ones."]
     question = f"Discard {number(len(found))} dead letters of {group}?"
-    return Change(question, act, back, "Discard them", effects, _COLUMNS, await _plan(found))
+    return Change(question, act, f"/groups/{part(group)}/dead", "Discard them", effects, _COLUMNS, await _plan(found))
 
 
 async def _plan(found: Sequence[Message]) -> list[tuple[str, str, str]]:
@@ -116,11 +109,17 @@ async def _wanted(console: Console, group: str, form: Form) -> list[Message]:
     if form.text("which") == "all":
         letters = await dead_letters(console.admin, group)
         if letters.stored > MAX_REPLAY:
-            raise ConfigError(
-                f"which: {letters.stored} dead letters are more than the {MAX_REPLAY} that one form takes: choose some, or "
-                f"use `rocketlet messages replay {group}`"
+            raise FieldFault(
+                "which",
+                f"{letters.stored} dead letters are more than the {MAX_REPLAY} that one form takes: choose some, or "
+                f"use `rocketlet messages replay {group}`",
             )
         found = await newest(console, letters.ranges, MAX_REPLAY, "*")
-        return [message for message in found if letters.state_of(message) == "new"]
+        found = [message for message in found if letters.state_of(message) == "new"]
+        if not found:
+            raise FieldFault("which", "none is new: each was replayed or discarded; tick those to take once more")
+        return found
     places = [parse_place(text, names.dlq_topic(group)) for text in form.all("place")]
+    if not places:
+        raise FieldFault("which", "none is chosen: tick some below, or choose all that are new")
     return [await at_place(console, queue, offset) for queue, offset in places]

@@ -8,13 +8,13 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from ...client.admin.offset_change import OffsetChange, To
-from ...client.errors import ConfigError
+from ...client.errors import TopicNotFound
 from ...protocol import names
 from ...protocol.group_config import GroupConfig
 from ...protocol.queue import Queue
 from ..change import Change
 from ..config import MAX_RETRIES, MAX_RETRY_QUEUES, PAGE_ROWS
-from ..form import Form, query_of
+from ..form import FieldFault, Form, query_of
 from ..page import Page, console_of
 from ..text import local_time, number, part
 
@@ -36,7 +36,7 @@ async def put(request: Request, form: Form) -> Change:
     admin, name = console_of(request).admin, form.text("group")
     fault = names.group_fault(name)
     if fault:
-        return Change(f"The group cannot be made: {fault}", None, "/new/group", "")
+        raise FieldFault("group", fault)
     known = await admin.group_configs(name)
     before = next(iter(known.values()), GroupConfig(name))
     config = replace(
@@ -78,8 +78,7 @@ async def delete(request: Request, form: Form) -> Change:
     effects = [f"Its offsets of {number(len(group.progress))} queues are deleted: a new group of the name starts anew."]
     if group.members:
         effects.append(f"It has {len(group.members)} members now; they make it again. Stop them first.")
-    question, back = f"Delete the group {name}?", f"/groups/{part(name)}"
-    return Change(question, act, "/groups", "Delete it", effects, is_harmful=True, back=back)
+    return Change(f"Delete the group {name}?", act, "/groups", "Delete it", effects, is_harmful=True)
 
 
 # Offsets
@@ -99,7 +98,10 @@ async def reset(request: Request, form: Form) -> Change:
     admin, group = console_of(request).admin, request.path_params["group"]
     topic = form.text("topic")
     to = _place(form, topic)
-    changes = await admin.preview_reset(group, topic, to)
+    try:
+        changes = await admin.preview_reset(group, topic, to)
+    except TopicNotFound as error:
+        raise FieldFault("topic", str(error)) from error
     skipped, repeated = (sum(getattr(item, name) for item in changes.values()) for name in ("skipped", "repeated"))
     effect = f"{number(skipped)} messages are skipped, {number(repeated)} are delivered again"
 
@@ -140,7 +142,7 @@ def _place(form: Form, topic: str) -> To:
     if to == "time":
         time_ms = form.time_ms("time", -1)
         if time_ms < 0:
-            raise ConfigError("time: say when, such as 2026-01-31T12:00")
+            raise FieldFault("time", "say when, such as 2026-01-31T12:00")
         return time_ms
     return _offsets(form.text("offsets"), topic) if to == "offsets" else "last"
 
@@ -152,8 +154,8 @@ def _offsets(text: str, topic: str) -> Mapping[Queue, int]:
         place, _, offset = line.partition("=")
         broker, _, queue_id = place.strip().rpartition(":")
         if not broker or not queue_id.isdecimal() or not offset.strip().isdecimal():
-            raise ConfigError(f"offsets: {line[:80]!r} is not BROKER:QUEUE=OFFSET, such as broker-a:0=1234")
+            raise FieldFault("offsets", f"{line[:80]!r} is not BROKER:QUEUE=OFFSET, such as broker-a:0=1234")
         found[Queue(topic, broker, int(queue_id))] = int(offset)
     if not found:
-        raise ConfigError("offsets: give a line BROKER:QUEUE=OFFSET for each queue")
+        raise FieldFault("offsets", "give a line BROKER:QUEUE=OFFSET for each queue")
     return found

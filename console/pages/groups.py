@@ -145,6 +145,7 @@ async def shown(request: Request) -> Page:
             "group": group,
             "look": look,
             "watch": watch,
+            "sample": sample,
             "part": part,
             "sparks": {row.queue: charts.spark(tuple(watch.lags.get(row.queue, ()))) for row in part.items},
             "text": form.text("q"),

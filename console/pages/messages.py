@@ -17,9 +17,9 @@ from ...protocol.admin_bodies import Range
 from ...protocol.queue import Queue
 from ..config import LISTED_TOPICS, MAX_FOUND, TAIL_BATCH, TAIL_MESSAGES
 from ..console import Console
-from ..form import Form, query_of
+from ..form import FieldFault, Form, faults_of, query_of
 from ..message_text import body_of, preview
-from ..page import Page, console_of, is_load
+from ..page import Page, console_of, is_load, status_of
 from ..samples import now_ms
 from ..text import part
 
@@ -39,7 +39,12 @@ class Row:
 async def found(request: Request) -> Page:
     console, form = console_of(request), query_of(request)
     topic, way = form.text("topic"), form.text("by", "newest")
-    rows = await rows_of(await _search(console, form)) if topic or form.text("value") else None
+    rows, faults, status = None, dict[str, str](), 200
+    try:
+        rows = await rows_of(await _search(console, form)) if topic or form.text("value") else None
+    except (ConfigError, TopicNotFound) as error:
+        status = status_of(error)
+        faults = {"topic": str(error)} if isinstance(error, TopicNotFound) else faults_of(error)
     topics = [name for name in await console.topics.list(now=is_load(request)) if not names.is_made_by_brokers(name)]
     return Page(
         "messages.html",
@@ -48,11 +53,13 @@ async def found(request: Request) -> Page:
             "topics": topics[:LISTED_TOPICS],
             "way": way if way in WAYS else "newest",
             "ways": WAYS,
-            "limit": form.number("limit", 20, least=1, most=MAX_FOUND),
+            "limit": form.text("limit", "20"),
             **{name: form.text(name) for name in ("value", "tags", "begin", "end", "broker", "queue", "offset")},
             "rows": rows,
             "most": MAX_FOUND,
+            "faults": faults,
         },
+        status,
     )
 
 
@@ -63,11 +70,11 @@ async def _search(console: Console, form: Form) -> list[Message]:
     if way == "id":
         return await _by_id(console, form.text("value"), topic)
     if not topic:
-        raise ConfigError("topic: name the topic to look in")
+        raise FieldFault("topic", "name the topic to look in")
     if way == "key":
         key = form.text("value")
         if not key:
-            raise ConfigError("value: give the key to look for")
+            raise FieldFault("value", "give the key to look for")
         begin_ms, end_ms = form.time_ms("begin", 0), form.time_ms("end", now_ms() + DAY_MS)
         return (await console.admin.messages_with_key(topic, key, begin_ms=begin_ms, end_ms=end_ms, limit=limit))[
             -limit:
@@ -78,7 +85,7 @@ async def _search(console: Console, form: Form) -> list[Message]:
         queue = Queue(topic, form.text("broker"), form.number("queue", 0))
         begin = form.number("offset", 0)
         if queue not in (await console.admin.topic(topic)).ranges:
-            raise ConfigError(f"queue: the topic has no queue {queue}")
+            raise FieldFault("queue", f"the topic has no queue {queue}")
         return await _read(console, queue, begin, begin + limit, tags)
     return await newest(console, (await console.admin.topic(topic)).ranges, limit, tags)
 
@@ -86,7 +93,7 @@ async def _search(console: Console, form: Form) -> list[Message]:
 async def _by_id(console: Console, text: str, topic: str) -> list[Message]:
     """A sender's id needs the topic; an offset id says itself where the message is."""
     if not text:
-        raise ConfigError("value: give the message id to look for")
+        raise FieldFault("value", "give the message id to look for")
     if topic:
         copies = await console.admin.copies(text, topic)
         if copies:
@@ -186,6 +193,7 @@ async def shown(request: Request) -> Page:
             "body": body,
             "form": form,
             "born": f"{host}:{port}",
+            "place": f"{queue.topic}/{queue.broker_name}/{queue.queue_id}/{message.queue_offset}",
             "tracks": await tracks(console.admin, message) if not queue.topic.startswith("%") else [],
         },
     )

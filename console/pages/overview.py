@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from ...protocol import names
 from .. import charts
-from ..config import CATCH_UP_S, OVERVIEW_ROWS
+from ..config import OVERVIEW_ROWS
 from ..page import Page, console_of, is_load
 from ..samples import GroupSample
-from ..text import duration
 from .brokers import rows_of_brokers
 from .groups import new_dead
 
@@ -25,7 +23,6 @@ _TROUBLE = {"no members": 0, "consuming": 1, "up to date": 2, "idle": 3}
 class Row:
     sample: GroupSample
     dead: int
-    caught_up: str
     spark: str
 
 
@@ -40,10 +37,7 @@ async def shown(request: Request) -> Page:
     dead_topics = {names.dlq_topic(name) for name in users} & set(console.topics.names)
     await console.topics.show(sorted(dead_topics)[:OVERVIEW_ROWS], now=now)
     dead = await new_dead(console, users[:OVERVIEW_ROWS])
-    rows = [
-        Row(item, dead.get(item.name, 0), caught_up(tuple(item.lags), item.lag), charts.spark(tuple(item.lags)))
-        for item in samples
-    ]
+    rows = [Row(item, dead.get(item.name, 0), charts.spark(tuple(item.lags))) for item in samples]
     rows.sort(key=_trouble)
     return Page(
         "overview.html",
@@ -64,19 +58,3 @@ async def shown(request: Request) -> Page:
 def _trouble(row: Row) -> tuple[float, int, str]:
     state = _TROUBLE.get(row.sample.state, 1)
     return (min(state, 0.5) if row.dead else state, -row.sample.lag, row.sample.name)
-
-
-def caught_up(lags: Sequence[tuple[int, int]], lag: int) -> str:
-    """When a group will have no lag if it goes on as in the last minutes."""
-    if not lag:
-        return "now"
-    recent = [point for point in lags if point[0] >= lags[-1][0] - CATCH_UP_S * 1000]
-    if len(recent) < 2:
-        return "–"
-    took_ms, shrunk = recent[-1][0] - recent[0][0], recent[0][1] - recent[-1][1]
-    if shrunk <= 0 or took_ms <= 0:
-        return "not at this rate"
-    return f"in {duration(int(lag / shrunk * took_ms))}"
-
-
-__all__ = ["caught_up", "shown"]

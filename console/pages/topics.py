@@ -17,7 +17,7 @@ from .. import charts
 from ..change import Change
 from ..config import PAGE_ROWS
 from ..console import Console
-from ..form import Form, query_of
+from ..form import FieldFault, Form, query_of
 from ..page import Page, console_of, is_load
 from ..samples import TopicSample
 from ..text import number, part
@@ -157,7 +157,7 @@ async def put(request: Request, form: Form) -> Change:
     admin, name = console_of(request).admin, form.text("topic")
     fault = names.topic_fault(name)
     if fault:
-        return Change(f"The topic cannot be made: {fault}", None, "/new/topic", "")
+        raise FieldFault("topic", fault)
     queues = form.number("queues", 4, least=1, most=MAX_TOPIC_QUEUES)
     perm = form.number("perm", 6, most=7)
     brokers = form.all("broker") or [broker.name for broker in await admin.brokers()]
@@ -193,5 +193,4 @@ async def delete(request: Request, form: Form) -> Change:
     effects = [f"{number(topic.messages)} messages are deleted for good, on {', '.join(sorted(topic.config))}."]
     if readers:
         effects.append(f"These groups read it: {', '.join(readers)}.")
-    question, back = f"Delete the topic {name}?", f"/topics/{part(name)}"
-    return Change(question, act, "/topics", "Delete it", effects, is_harmful=True, back=back)
+    return Change(f"Delete the topic {name}?", act, "/topics", "Delete it", effects, is_harmful=True)

@@ -56,7 +56,7 @@ async def test_a_topic_is_created_changed_and_deleted_after_a_question(site: Sit
     wrong = await site.post("/new/topic", {"token": token, "topic": "a b", "confirmed": "yes"})
     assert "characters other than letters" in plain(wrong.text)
     many = await site.post("/new/topic", {"token": token, "topic": "t", "queues": "65537"})
-    assert "queues: '65537' is not a whole number from 1 to 65536" in plain(many.text)
+    assert "'65537' is not a whole number from 1 to 65536" in plain(many.text)
 
 
 async def test_a_topic_may_have_as_many_queues_as_its_broker_allows(site: Site) -> None:
@@ -217,7 +217,7 @@ async def test_dead_letters_are_sent_again_after_a_dry_run(site: Site, node: Nod
             token = token_of(await site.get("/groups/g/dead"))
             for path in ("replay", "discard"):
                 answer = await site.post(f"/groups/g/{path}", {"token": token, "which": "all"})
-                assert "Nothing is chosen" in plain(answer.text), "none is new"
+                assert "none is new" in plain(answer.text)
             return
         _, done = await site.change("/groups/g/dead", "/groups/g/discard", **fields)
         assert "1 dead letters are discarded" in done
@@ -226,7 +226,7 @@ async def test_dead_letters_are_sent_again_after_a_dry_run(site: Site, node: Nod
         await eventually(lambda: len(mended.messages) == 2 and len(others.messages) == 2)
     token = token_of(await site.get("/groups/g/dead"))
     nothing = await site.post("/groups/g/replay", {"token": token, "which": "some", "confirmed": "yes"})
-    assert "Nothing is chosen" in plain(nothing.text)
+    assert "none is chosen" in plain(nothing.text)
     for wrong, reason in (({"to": "the moon"}, "not one of group, topic"), ({"place": "b:²:0"}, "BROKER:QUEUE:OFFSET")):
         answer = await site.post("/groups/g/replay", {"token": token, "confirmed": "yes", **wrong})
         assert (answer.status_code, reason in plain(answer.text)) == (400, True)
@@ -259,8 +259,8 @@ async def test_offsets_are_reset_after_a_preview(site: Site, node: Node) -> None
         ({"to": "offsets", "offsets": "broker-a:0=99"}, "99 is outside of 0 to 6"),
         ({"to": "offsets", "offsets": "broker-a:²=2"}, "is not BROKER:QUEUE=OFFSET"),
         ({"to": "offsets"}, "give a line"),
-        ({"to": "the moon"}, "to: 'the moon' is not one of first, last, time, offsets"),
-        ({}, "to: '' is not one of"),
+        ({"to": "the moon"}, "'the moon' is not one of first, last, time, offsets"),
+        ({}, "'' is not one of"),
     ):
         answer = await site.post(path, {"token": token, "topic": "orders", **fields})
         assert reason in plain(answer.text)

@@ -12,10 +12,9 @@ from rocketlet.client.admin.ownership import hand_overs, ownerships
 from rocketlet.client.errors import RequestTimeout
 from rocketlet.console import charts, text
 from rocketlet.console.config import PAGE_ROWS
-from rocketlet.console.pages.overview import caught_up
 from rocketlet.console.pages.paging import part_of
 from rocketlet.console.rotation import Rotation
-from rocketlet.console.samples import TopicSample
+from rocketlet.console.samples import GroupSample, TopicSample
 from rocketlet.protocol.queue import Queue
 
 
@@ -73,7 +72,9 @@ def test_a_hand_over_says_what_it_waited_for() -> None:
     ],
 )
 def test_a_group_is_caught_up_when_its_lag_goes_on_shrinking(lags: list[tuple[int, int]], told: str) -> None:
-    assert caught_up(lags, lags[-1][1]) == told
+    sample = GroupSample("g", lags[-1][0], 1, (), lags[-1][1])
+    sample.lags.extend(lags)
+    assert sample.caught_up == told
 
 
 def test_a_lease_that_is_older_than_all_events_is_told_by_the_owners_of_now() -> None:

@@ -1,0 +1,134 @@
+"""A message that the user writes, or copies from another one, and sends."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from ...client.errors import MessageIllegal, RocketletError
+from ...client.message import Message
+from ...client.sending.outgoing import properties_text
+from ...protocol import names
+from ...protocol.message import MessageError
+from ...protocol.queue import Queue
+from ..change import Change
+from ..config import LISTED_TOPICS, TYPED_BODY_BYTES
+from ..console import Console
+from ..form import FieldFault, Form, query_of
+from ..page import Page, console_of, is_load, typed_of
+from ..text import number, part, size, visible
+from .messages import at_place
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The form's first values. `kept_bytes` is set if the body is copied as it is, because no form can hold it."""
+
+    topic: str = ""
+    tag: str = ""
+    keys: str = ""
+    properties: dict[str, str] = field(default_factory=dict)
+    body: str = ""
+    kept_bytes: int | None = None
+
+
+async def new(request: Request) -> Page:
+    console, query, typed = console_of(request), query_of(request), typed_of(request)
+    copied = query.text("copy") or typed.text("copy")
+    draft = Draft(topic=query.text("topic"))
+    if copied:
+        draft = await asyncio.to_thread(_draft, await _copied(console, copied))
+    topics = [name for name in await console.topics.list(now=is_load(request)) if not names.is_made_by_brokers(name)]
+    lines = "\n".join(f"{name}={value}" for name, value in draft.properties.items() if "\n" not in value)
+    left_out = [name for name, value in draft.properties.items() if "\n" in value]
+    return Page(
+        "message_form.html",
+        {"draft": draft, "copy": copied, "topics": topics[:LISTED_TOPICS], "lines": lines, "left_out": left_out},
+    )
+
+
+async def _copied(console: Console, place: str) -> Message:
+    """`place`: TOPIC/BROKER/QUEUE/OFFSET, as in the address of a message's page, unquoted."""
+    topic, _, rest = place.partition("/")
+    broker, queue, offset = (*rest.rsplit("/", 2), "", "")[:3]
+    if not broker or not queue.isdecimal() or not offset.isdecimal():
+        raise FieldFault("copy", f"{place[:80]!r} is not TOPIC/BROKER/QUEUE/OFFSET")
+    return await at_place(console, Queue(topic, broker, int(queue)), int(offset))
+
+
+def _draft(message: Message) -> Draft:
+    body = _body(message)
+    text = _typed(body)
+    kept_bytes = len(body) if text is None else None
+    keys = " ".join(message.keys)
+    return Draft(message.origin, message.tag or "", keys, message.user_properties, text or "", kept_bytes)
+
+
+def _body(message: Message) -> bytes:
+    try:
+        return message.body
+    except MessageError as error:
+        raise FieldFault("copy", f"its body cannot be read: {error}") from error
+
+
+def _typed(body: bytes) -> str | None:
+    """The body as a form can hold it, so that it comes back as it was; None if that cannot be."""
+    if len(body) > TYPED_BODY_BYTES:
+        return None
+    try:
+        text = body.decode()
+    except ValueError:
+        return None
+    return text if visible(text) == text else None
+
+
+async def send(request: Request, form: Form) -> Change:
+    console = console_of(request)
+    topic, tag, keys = form.text("topic"), form.text("tag"), form.text("keys").split()
+    if topic not in await console.admin.topics(system=True):
+        raise FieldFault("topic", f"no broker has the topic {topic!r}; create it first" if topic else "name the topic")
+    properties = _properties(form.raw("properties"))
+    for name, given in {"tag": (tag, (), {}), "keys": (None, keys, {}), "properties": (None, (), properties)}.items():
+        try:
+            properties_text(*given, "", "")
+        except MessageIllegal as error:
+            raise FieldFault(name, str(error)) from error
+    if "body" in form:
+        body = form.raw("body").encode()
+    else:  # a copy of what no form can hold
+        body = await asyncio.to_thread(_body, await _copied(console, form.text("copy")))
+    if not body:
+        raise FieldFault("body", "it is empty: RocketMQ has no messages without a body")
+    readers = await _readers(console, topic)
+
+    async def act() -> str:
+        order = form.text("queue_key") or None
+        async with console.producer() as producer:
+            sent = await producer.send(topic, body, tag=tag or None, keys=keys, properties=properties, queue_key=order)
+        return f"The message {sent.message_id} was sent to {sent.queue}, offset {number(sent.queue_offset)}."
+
+    effects = [f"{size(len(body))}, tag {tag or 'none'}, keys {' '.join(keys) or 'none'}.", readers]
+    return Change(f"Send this message to {topic}?", act, f"/topics/{part(topic)}/tail", "Send it", effects)
+
+
+async def _readers(console: Console, topic: str) -> str:
+    try:
+        readers = await console.admin.consumed_by(topic)
+    except RocketletError:  # its account may send and not ask
+        return "The console may not see which groups read the topic."
+    return f"These groups get it: {', '.join(readers)}." if readers else "No group reads the topic now."
+
+
+def _properties(text: str) -> dict[str, str]:
+    """Lines of NAME=VALUE."""
+    found: dict[str, str] = {}
+    for line in filter(str.strip, text.split("\n")):
+        name, separator, value = line.partition("=")
+        if not separator or not name.strip():
+            raise FieldFault("properties", f"{line[:80]!r} is not NAME=VALUE")
+        if name.strip() in found:
+            raise FieldFault("properties", f"{name.strip()!r} is there twice")
+        found[name.strip()] = value
+    return found
