@@ -42,7 +42,16 @@ from ..wire.side_by_side import side_by_side
 from .admin_client import AdminClient, Masters
 from .dead_letters import Marks, all_marks, dead_letters
 from .described import Group, Topic
-from .group_findings import Finding, Harm, Observed, findings_of_group, outpaced, suspects_of, without_deleted
+from .group_findings import (
+    OF_A_MOMENT,
+    Finding,
+    Harm,
+    Observed,
+    findings_of_group,
+    outpaced,
+    suspects_of,
+    without_deleted,
+)
 from .ownership import locked
 
 K = TypeVar("K", list, dict)  # type: ignore[type-arg]
@@ -314,7 +323,13 @@ class _Watch:
             await self._until_it_moves(group, began_s)
         async with self._places:
             seen = await self._second(group, disagreements, began_s)
-            return list(findings_of_group(replace(seen, full=full, waiting_s=await self._waiting(seen))))
+            seen = replace(seen, full=full, waiting_s=await self._waiting(seen))
+        found = list(findings_of_group(seen))
+        if not any(finding.kind in OF_A_MOMENT for finding in found):
+            return found
+        await asyncio.sleep(self._patience.look_s)
+        async with self._places:
+            return _confirmed(found, list(findings_of_group(await self._once_more(seen))))
 
     async def _until_it_moves(self, group: Group, began_s: float) -> None:
         """Looks again and again while messages wait and nothing is committed, for as long as the patience lasts."""
@@ -365,6 +380,17 @@ class _Watch:
         group = Group(name, self._configs[name], connections, progress, locked(reports))
         return group, tuple(sorted(disagreements)), tuple(sorted(full))
 
+    async def _once_more(self, seen: Observed) -> Observed:
+        """The group with its members and owners of now."""
+        name = seen.group.name
+        connections = await self._admin.connections(name, self._masters)
+        reports, running = await asyncio.gather(
+            self._admin.told(name, self._masters), self._admin.running(name, self._masters, connections)
+        )
+        return replace(
+            seen, group=replace(seen.group, connections=connections, owners=locked(reports)), running=running
+        )
+
     async def _second(self, group: Group, disagreements: tuple[str, ...], began_s: float) -> Observed:
         later, running = group.progress, dict[str, Running]()
         if group.members:
@@ -395,6 +421,13 @@ class _Watch:
             return await self._admin.topic(name)
         except RocketletError:  # its members wait for it
             return None
+
+
+def _confirmed(found: list[Finding], again: list[Finding]) -> list[Finding]:
+    """Findings of a moment are those of the second look, if the first had them, too."""
+    kinds = {finding.kind for finding in found} & OF_A_MOMENT
+    lasting = [finding for finding in found if finding.kind not in OF_A_MOMENT]
+    return [*lasting, *(finding for finding in again if finding.kind in kinds)]
 
 
 async def _dead_letters(admin: AdminClient, marks: Marks, group: str) -> list[Finding]:

@@ -244,6 +244,9 @@ def _old(seen: Observed) -> Iterator[Finding]:
             yield Finding(Harm.RISK, "old_client", seen.group.name, text, "upgrade it")
 
 
+OF_A_MOMENT = frozenset(("two_readers", "unread_queues", "idle_members"))
+"""Kinds that are found in a well group, too, if a queue changes hands between two questions: a second look must find them."""
+
 _CHECKS: tuple[Callable[[Observed], Iterator[Finding]], ...] = (
     _lost,
     _standing,

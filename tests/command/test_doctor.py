@@ -16,7 +16,7 @@ from rocketlet.client.admin import diagnosis, group_findings
 from rocketlet.client.admin.described import Group, Topic
 from rocketlet.client.admin.diagnosis import Finding, Observed, Patience, diagnose, findings_of_group
 from rocketlet.client.wire.connection import Connection
-from rocketlet.protocol.admin_answers import GroupConnections, MemberConnection
+from rocketlet.protocol.admin_answers import GroupConnections, MemberConnection, Running
 from rocketlet.protocol.admin_bodies import Progress, Range, RunningQueue, encode_running_info
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, encode_heartbeat, encode_subscription
 from rocketlet.protocol.codes import RequestCode
@@ -30,6 +30,7 @@ from rocketlet.protocol.subscription import SQL92, TAG, Sql, parse_subscription
 from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
+from ..support.handlers import Inbox
 from ..support.requests import join
 from ..support.sick_cluster import SEGMENT_BYTES, SickCluster, provoked_here, wanted
 from .conftest import Run
@@ -358,8 +359,9 @@ async def test_a_group_costs_the_doctor_two_requests_without_members_and_five_wi
     for number in range(1, 4):
         await join(wire, "c1", group=f"g{number}")
     answering = asyncio.create_task(wire.refuse())
-    # more: what connections, progress and owners are; the second progress; the member; the topic's route and offsets, once
-    assert await requests() - empty == 3 * 3 + 2
+    # more: what connections, progress and owners are; the second progress; the member; the topic's route and offsets, once;
+    # and, because nobody reads the queues, the connections, owners and the member once more
+    assert await requests() - empty == 3 * (3 + 3) + 2
     answering.cancel()
 
 
@@ -381,3 +383,22 @@ def test_whether_a_group_is_well_is_seen_in_one_pass_over_its_queues(monkeypatch
     (stuck,) = [finding for finding in findings_of_group(seen) if finding.kind == "stuck_queue"]
     assert "t@b:0, t@b:1, t@b:2 and 197 more: 1600 messages wait, the oldest for 40 s, and their owner c1" in stuck.text
     assert len(passes) <= len(group_findings._CHECKS)
+
+
+async def test_a_queue_that_changes_hands_between_two_looks_has_no_two_readers(node: Node) -> None:
+    """As at each deployment: the older member owned it at the first look, the newer one says at the second that it reads."""
+    async with AsyncExitStack() as stack:
+        await (await stack.enter_async_context(AdminClient(node.address))).create_topic("t")
+        older = Consumer(node.address, "g", "t", Inbox())
+        await older.start()
+        await stack.enter_async_context(Consumer(node.address, "g", "t", Inbox()))
+        await settled(node.address, "g", members=2)
+
+        class Deploying(AdminClient):
+            async def running(self, *given: Any) -> dict[str, Running]:
+                await older.stop()
+                await settled(node.address, "g", members=1)
+                return await super().running(*given)
+
+        admin = await stack.enter_async_context(Deploying(node.address))
+        assert await diagnose(admin, AT_ONCE) == []
