@@ -45,7 +45,7 @@ from .loop import Process, SimLoop, virtual_time
 from .member import Member
 from .patches import freezing_requests, patient_brokers, pieces
 from .plan import LONGEST_HANDLER_S, Plan
-from .scenarios import BY_CHANCE, SCENARIOS, scenario_of
+from .scenarios import SCENARIOS, scenario_of
 from .violations import Violation, check_raised, forget_raised, raise_later
 
 GROUP = "g"
@@ -80,7 +80,7 @@ class World:
     def __init__(self, seed: int, loop: SimLoop, folder: Path, scenario: str | None = None) -> None:
         self.rng = random.Random(seed)
         self.plan = Plan.of(self.rng)
-        played = self.rng.choice((*BY_CHANCE, *[""] * len(BY_CHANCE))) if scenario is None else scenario
+        played = self.rng.choice((*SCENARIOS, *[""] * len(SCENARIOS))) if scenario is None else scenario
         if played:
             self.plan = scenario_of(played, self.plan)
         self.loop = loop

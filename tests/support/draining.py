@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from rocketlet.protocol import bodies
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.names import retry_topic
+from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Node, Wire, create_topic
 from .requests import SUBSCRIBED, SUSPEND, join, pull, send
@@ -18,6 +22,15 @@ async def reading(node: Node, wire: Wire) -> None:
         await send(wire, queue=queue)
         assert (await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
     await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)  # c1 itself joined
+
+
+async def joins(wire: Wire, client_id: str, *topics: str, strategy: str = "") -> None:
+    """As Apache's clients do: each subscribes to the group's retry topic, too."""
+    subscriptions = tuple(parse_subscription(topic, "*", version=1) for topic in (*topics, retry_topic("g")))
+    data = ConsumerData("g", subscriptions=subscriptions, strategy=strategy)
+    assert (
+        await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat(client_id, (data,))))
+    ).code == 0
 
 
 async def handled(wire: Wire, queue: int, offset: int) -> None:

@@ -16,7 +16,7 @@ from ....protocol.allocation import TopicQueues
 from ....protocol.bodies import Route
 from ....protocol.names import RETRY_PREFIX
 from ....protocol.work import Work
-from ...config import DRAINED_WAIT_S, OWNERS_LOOK_S
+from ...config import DRAINED_WAIT_S, OWNERS_LOOK_S, RELOOK_S
 from ...running.engine import Engine
 from ...sessions.session import Session
 from ..members import ConsumerGroup, ConsumerGroups
@@ -54,7 +54,7 @@ class Allotment:
         self.owners = Owners()
         self.bound: set[str] = set()  # groups that have, or had, members who claim more than their own
         self._looked_s: dict[str, float] = {}  # when owners were looked for last
-        self._bound_until_s: dict[str, dict[Session, float]] = {}  # members that were told of themselves alone before
+        self._bound_since_s: dict[str, dict[Session, float]] = {}  # members that were told of themselves alone before
 
     # Questions
 
@@ -65,18 +65,37 @@ class Allotment:
             return True
         if group.is_uneven and topic.startswith(RETRY_PREFIX):  # which members share that know nothing of each other
             return True
-        until_s = self._bound_until_s.get(group.name, {}).get(connection)
-        return until_s is not None and self._clock.monotonic_s() < until_s
+        since_s = self._bound_since_s.get(group.name, {}).get(connection)
+        if since_s is None:
+            return False
+        for_s = RELOOK_S if self.is_halfway(group, connection) else DRAINED_WAIT_S
+        return self._clock.monotonic_s() < since_s + for_s
+
+    def is_halfway(self, group: ConsumerGroup, connection: Session) -> bool:
+        """Whether a member may read queues of some topic by an earlier list. It asks once for each of its topics, one after
+        the other, and drops queues of the topics that it has asked for since."""
+        member = group.foreign.get(connection)
+        if member is None:
+            return False
+        owners = self.owners.of_group(group.name)
+        topics = sum(1 for topic in member.subscriptions if owners.get(topic))
+        return self.given.times(group.name, connection) < topics
 
     def is_alone(self, name: str, connection: Session) -> bool:
         """Whether a member was told of itself alone."""
         return self.given.of(name, connection) is ALONE
 
-    def late(self, group: ConsumerGroup, losing: Iterable[set[Session]]) -> list[Session]:
-        """Members that lose queues and have not asked for the list since: by the one they have, they read them."""
+    def late(self, group: ConsumerGroup, losing: Iterable[set[Session]], reading: Container[Session]) -> list[Session]:
+        """Members that lose queues and by the list that they have read them: they have not asked since. `reading`: those that
+        pull what they lose, and may have asked for other topics only."""
         sessions = dict.fromkeys(session for those in losing for session in those if session in group.foreign)
-        had = {session: self.given.of(group.name, session) for session in sessions}
-        return [session for session, members in had.items() if members not in (None, group.list_for(session))]
+        return [session for session in sessions if self._is_late(group, session, is_reading=session in reading)]
+
+    def _is_late(self, group: ConsumerGroup, session: Session, *, is_reading: bool) -> bool:
+        members = self.given.of(group.name, session)
+        if members is None:
+            return False
+        return members is not group.list_for(session) or (is_reading and self.is_halfway(group, session))
 
     def is_anothers(self, name: str, connection: Session, topic: str, queue_id: int) -> bool:
         """Whether a foreign member claims a queue that is not its own."""
@@ -116,7 +135,7 @@ class Allotment:
     def give(self, name: str, connection: Session, client_id: str, members: MemberList) -> None:
         """A member is given this list."""
         if self.given.of(name, connection) is ALONE and members is not ALONE:  # it drops the rest in a moment
-            self._bound_until_s.setdefault(name, {})[connection] = self._clock.monotonic_s() + DRAINED_WAIT_S
+            self._bound_since_s.setdefault(name, {})[connection] = self._clock.monotonic_s()
         elif members is ALONE:
             self.bound.add(name)
         self.given.give(name, connection, client_id, members)
@@ -126,18 +145,18 @@ class Allotment:
         self.given.keep(name, members)
         now_s = self._clock.monotonic_s()
         bound = {
-            connection: until_s
-            for connection, until_s in self._bound_until_s.pop(name, {}).items()
-            if connection in members and now_s < until_s
+            connection: since_s
+            for connection, since_s in self._bound_since_s.pop(name, {}).items()
+            if connection in members and now_s < since_s + RELOOK_S
         }
         if bound:
-            self._bound_until_s[name] = bound
+            self._bound_since_s[name] = bound
 
     def forget(self, name: str) -> None:
         """The group has no foreign members any more."""
         self.given.forget_group(name)
         self.bound.discard(name)
-        self._bound_until_s.pop(name, None)
+        self._bound_since_s.pop(name, None)
 
     def forget_owners(self, name: str) -> None:
         """The group has no members any more."""

@@ -64,10 +64,10 @@ class Drain:
     has not handled yet. drained: the queues that it has handled, since it was given that list. returning: queues that a
     member lets go of by its last list, and that are its own again by the next one. kept: the members to be told later.
     gated: pulls of queues whose earlier reader is not done. rounds: how often each reader came back to each queue that it
-    loses. is_long: members that are drained are told of themselves alone until all are told, whatever changes come.
-    since_s: how long each reader has been drained of each queue. due: of each reader, and of the whole (None), until when
-    it may stand, and whether it was asked. refuses_ours: one of ours may have been refused a lock. charged: for how many
-    queues each connection is charged.
+    loses. pulled_s: when each pulled one of those last. is_long: members that are drained are told of themselves alone until
+    all are told, whatever changes come. since_s: how long each reader has been drained of each queue. due: of each reader,
+    and of the whole (None), until when it may stand, and whether it was asked. refuses_ours: one of ours may have been
+    refused a lock. charged: for how many queues each connection is charged.
     """
 
     began_s: float
@@ -78,6 +78,7 @@ class Drain:
     kept: dict[Session, None] = field(default_factory=dict)
     gated: dict[QueueKey, list[Callable[[], None]]] = field(default_factory=dict)
     rounds: dict[Session, dict[QueueKey, int]] = field(default_factory=dict)
+    pulled_s: dict[Session, float] = field(default_factory=dict)
     stage: DrainStage = DrainStage.FINDING
     is_long: bool = False
     since_s: dict[tuple[Session, QueueKey], float] = field(default_factory=dict)
@@ -95,7 +96,7 @@ class Drain:
         if self.stage is DrainStage.TOLD:
             self.began_s = now_s
         self.turn(DrainEvent.CHANGE)
-        for of_readers in (self.waiting, self.drained, self.rounds, self.due):
+        for of_readers in (self.waiting, self.drained, self.rounds, self.pulled_s, self.due):
             for reader in [reader for reader in of_readers if reader is not None and reader not in members]:
                 del of_readers[reader]
         self.since_s = {item: began_s for item, began_s in self.since_s.items() if item[0] in members}
@@ -182,6 +183,10 @@ class Drain:
     def moves_singly(self) -> bool:
         """Whether a queue moves when its own reader is done."""
         return self.is_long and self.stage is DrainStage.DRAINING
+
+    def reading(self, since_s: float) -> set[Session]:
+        """The readers that have pulled what they lose since then."""
+        return {reader for reader, pulled_s in self.pulled_s.items() if pulled_s >= since_s}
 
     def set_timer(self, timer: Timer) -> None:
         """Replaces the timer that ends this stage by itself."""

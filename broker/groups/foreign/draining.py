@@ -117,6 +117,7 @@ class Draining:
         drain = self._drains.get(header.consumer_group)
         if drain is None or connection not in drain.moving.get(place := (header.topic, header.queue_id), ()):
             return False
+        drain.pulled_s[connection] = self._clock.monotonic_s()
         if place in drain.waiting.get(connection, ()) and has_handled_all(header):
             self._drained(header.consumer_group, drain, connection, place)
         for dropped in drain.dropped(connection, place):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from ....protocol.allocation import AVG
 from ....protocol.names import sorted_ids
@@ -45,17 +45,26 @@ _Connections = dict[Session, None]
 _Readers = dict[str, _Connections]  # the readers of one list, by client id
 
 
+class _Had(NamedTuple):
+    """times: how often the member was given this list, without another one between."""
+
+    members: MemberList
+    client_id: str
+    times: int
+
+
 class Given:
     """The lists that were given, in all groups. Beyond 1,000,000 client ids in all lists, the oldest are forgotten: their
     members count as given none."""
 
     def __init__(self) -> None:
         self._lists: dict[str, dict[MemberList, _Readers]] = {}
-        self._of: dict[str, dict[Session, tuple[MemberList, str]]] = {}
+        self._of: dict[str, dict[Session, _Had]] = {}
         self._age: OrderedDict[MemberList, str] = OrderedDict()
         self._ids = 0
 
     def give(self, group: str, connection: Session, client_id: str, members: MemberList) -> None:
+        times = self.times(group, connection) if self.of(group, connection) is members else 0
         self.forget(group, connection)
         lists = self._lists.setdefault(group, {})
         if members not in lists:
@@ -64,19 +73,25 @@ class Given:
                 self._age[members] = group
             self._ids += len(members.ids)
         lists[members].setdefault(client_id, {})[connection] = None
-        self._of.setdefault(group, {})[connection] = members, client_id
+        self._of.setdefault(group, {})[connection] = _Had(members, client_id, times + 1)
         while self._ids > MAX_GIVEN_IDS and len(self._age) > 1:
             self._forget_oldest()
 
     def of(self, group: str, connection: Session) -> MemberList | None:
         """The list that a member was given last; None if it was given none."""
         found = self._of.get(group, {}).get(connection)
-        return found[0] if found else None
+        return found.members if found else None
+
+    def times(self, group: str, connection: Session) -> int:
+        """How often a member was given the list that it was given last."""
+        found = self._of.get(group, {}).get(connection)
+        return found.times if found else 0
 
     def forget(self, group: str, connection: Session) -> None:
-        members, client_id = self._of.get(group, {}).pop(connection, (None, ""))
-        if members is None:
+        had = self._of.get(group, {}).pop(connection, None)
+        if had is None:
             return
+        members, client_id, _ = had
         readers = self._lists[group][members]
         del readers[client_id][connection]
         if not readers[client_id]:

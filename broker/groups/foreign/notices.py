@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, MutableMapping
 
 from ...clock import Clock
-from ...config import DRAINED_WAIT_S, TOLD_AGAIN
+from ...config import DRAINED_WAIT_S, DROPPED_AFTER_S, TOLD_AGAIN
 from ...sessions.session import Session
 from ..members import ConsumerGroup, ConsumerGroups
 from ..owning.watch import Watch
@@ -140,9 +140,11 @@ class Notices:
         drain.set_timer(self._clock.call_later(DRAINED_WAIT_S, self._let_read_on, name, drain, TOLD_AGAIN))
 
     def _let_read_on(self, name: str, drain: Drain, times: int) -> None:
-        """Members have dropped the queues that they lose by now, unless they were not reached: those are told again."""
+        """Members have dropped the queues that they lose by now, unless they were not reached, or only in the midst of their
+        rebalance: those are told again."""
         group = self._groups.get(name)
-        late = self._allotment.late(group, drain.moving.values()) if group is not None else []
+        reading = drain.reading(self._clock.monotonic_s() - DRAINED_WAIT_S + DROPPED_AFTER_S)
+        late = self._allotment.late(group, drain.moving.values(), reading) if group is not None else []
         if group is None or not late or not times:
             del self._drains[name]
             drain.end()

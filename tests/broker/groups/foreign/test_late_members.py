@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rocketlet.broker.config import DRAINED_WAIT_S, TOLD_AGAIN
+from rocketlet.broker.config import DRAIN_LIMIT_S, DRAINED_WAIT_S, DROPPED_AFTER_S, TOLD_AGAIN
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 
-from ....conftest import Connect, Node, Wire, eventually
-from ....support.draining import FLAGS, handled, members_of, reading
+from ....conftest import Connect, Node, Wire, create_topic, eventually
+from ....support.draining import FLAGS, handled, joins, members_of, reading
 from ....support.requests import join, members, pull, send
 
 TOLD = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
@@ -40,6 +40,35 @@ async def test_who_has_not_asked_since_it_was_told_is_told_again_and_gets_nothin
     await wire.request(TOLD)
     assert await gets_nothing(wire)
     assert await members(wire) == ["c1", "c2"]
+    node.clock.advance(DRAINED_WAIT_S)
+    assert "g" not in node.broker.draining._drains
+
+
+async def test_who_is_told_in_the_midst_of_its_rebalance_gets_nothing_of_what_it_reads_on(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    """Apache's client asks once for each topic, and drops queues of that topic. This one is given the new list for u and for
+    retries only, and has not heard the notification."""
+    two = await connect(node.address)
+    for topic in "tu":
+        await create_topic(wire, topic, 2)
+    await joins(wire, "c1", "t", "u")
+    assert await members(wire) == ["c1"]
+    await joins(two, "c2", "t", "u")
+    await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_finding)
+    for _ in range(2):  # it is asked how far it is, and given up
+        node.clock.advance(DRAIN_LIMIT_S / 2)
+    for _ in ("u", "retries"):
+        assert await members(wire) == ["c1", "c2"]
+    await send(two, b"later", queue=1)
+    node.clock.advance(DROPPED_AFTER_S)
+    assert await gets_nothing(wire)
+    wire.requests.clear()
+    node.clock.advance(DRAINED_WAIT_S - DROPPED_AFTER_S)
+    await wire.request(TOLD)
+    assert await gets_nothing(wire)
+    for _ in ("t", "u", "retries"):
+        assert await members(wire) == ["c1", "c2"]
     node.clock.advance(DRAINED_WAIT_S)
     assert "g" not in node.broker.draining._drains
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from rocketlet.broker.config import DRAINED_WAIT_S
 from rocketlet.broker.messages.held_pulls import Until
-from rocketlet.protocol import bodies, group_bodies
+from rocketlet.protocol import group_bodies
 from rocketlet.protocol.allocation import AVG
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat
 from rocketlet.protocol.codes import PULL_COMMIT_OFFSET, RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import LockRequest
@@ -16,24 +16,15 @@ from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.names import retry_topic, sorted_ids
 from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import parse_subscription
 
 from ....conftest import Connect, Node, Wire, create_topic, eventually
+from ....support.draining import joins
 from ....support.requests import SUBSCRIBED, SUSPEND, members, pull, send
 
 FLAGS = SUBSCRIBED | SUSPEND
 QUEUES = 4
 RETRIES = retry_topic("g")
 COMMITS = FLAGS | PULL_COMMIT_OFFSET
-
-
-async def joins(wire: Wire, client_id: str, *topics: str, strategy: str = "") -> None:
-    """As Apache's clients do: each subscribes to the group's retry topic, too."""
-    subscriptions = tuple(parse_subscription(topic, "*", version=1) for topic in (*topics, RETRIES))
-    data = ConsumerData("g", subscriptions=subscriptions, strategy=strategy)
-    assert (
-        await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat(client_id, (data,))))
-    ).code == 0
 
 
 def is_settled(node: Node, count: int) -> bool:
@@ -223,6 +214,22 @@ async def test_members_that_subscribe_to_the_same_again_are_told_of_each_other(g
     await send(group.admin, b"m", topic="t2", queue=3)
     assert await gets(group.both, "t2", 3) == []
     assert await gets(group.one, "t2", 3) == [b"m", b"m"]
+
+
+async def test_who_asks_for_one_topic_only_is_bound_until_it_looks_again_by_itself(group: Group) -> None:
+    """b claims all queues of the topics for which it has not asked since."""
+    assert await members(group.both) == ["b"]
+    await joins(group.ours, "a", "t0", "t2", strategy="AVG")
+    await joins(group.one, "c", "t0", "t2")
+    await eventually(lambda: group.node.broker.groups.get("g").is_uneven is False)  # type: ignore[union-attr]
+    await eventually(lambda: is_settled(group.node, 3))
+    assert sorted(await members(group.both)) == ["a", "b", "c"]
+    await send(group.admin, b"m", topic="t2", queue=3)
+    group.node.clock.advance(DRAINED_WAIT_S)
+    assert await gets(group.both, "t2", 3) == []
+    for _ in ("t2", "retries"):
+        await members(group.both)
+    assert await gets(group.both, "t2", 3) == [b"m", b"m"], "it shares out in another way"
 
 
 async def test_nobody_is_drained_of_a_topic_that_it_does_not_subscribe_to(
