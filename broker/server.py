@@ -7,7 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
@@ -97,7 +97,6 @@ class Server:
         self._external_port = listening.external_port
         self._grpc_port = listening.grpc_port
         self._grpc: asyncio.Server | None = None
-        self.grpc_door = _grpc_door(broker, acl)
         self._tls = listening.tls or Tls()
         self._acl = acl
         self._judged_by = acl.file.policy if acl is not None else None
@@ -171,6 +170,7 @@ class Server:
         if self._broker is not None:
             self._broker.start()
             await self._broker.registration.start()
+        self._tasks.spawn(_load_grpc_ahead())
 
     def _serve_metrics(self, broker: Broker) -> None:
         config = broker.config
@@ -208,6 +208,12 @@ class Server:
     def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> Entrance[Connection]:
         connection = self._connection_type(self, is_external=is_external, is_vip=is_vip)
         return Entrance(self._tls, self.handshakes, self._turns.call, connection, self._door_of)
+
+    @cached_property
+    def grpc_door(self) -> Door | None:
+        """None without the extra."""
+        door = _load_grpc()
+        return door(self._broker, self._acl) if door is not None else None
 
     def _door_of(self, connection: Connection, first: bytes) -> asyncio.Protocol:
         """Picks the door by a client's first bytes, those of TLS aside."""
@@ -309,15 +315,20 @@ class Server:
         self._free_routes()
 
 
-def _grpc_door(broker: Broker | None, acl: Acl | None) -> Door | None:
-    """The gRPC door; None without the extra."""
+async def _load_grpc_ahead() -> None:
+    await asyncio.to_thread(_load_grpc)
+
+
+def _load_grpc() -> type[Door] | None:
+    """The gRPC door's class; None without the extra. Its modules take a seventh of the time of all others, so a server is
+    ready before a thread loads them, unless a client wants them sooner."""
     try:
         from .grpc.door import Door
     except ModuleNotFoundError as missing:
         if (missing.name or "").split(".")[0] != "google":
             raise
         return None
-    return Door(broker, acl)
+    return Door
 
 
 def _aborting(connections: set[Session]) -> Work[None]:

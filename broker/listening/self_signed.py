@@ -7,7 +7,6 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import ipaddress
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +24,8 @@ def can_sign() -> bool:
 def with_certificate(use: Callable[[Path], T]) -> T:
     """Calls `use` with a PEM file that has a fresh key and its certificate. OpenSSL reads files only; this one is deleted
     afterwards. Takes some 50 ms, most of them for imports."""
+    import tempfile
+
     with tempfile.NamedTemporaryFile(suffix=".pem") as file:
         file.write(_pem())
         file.flush()

@@ -11,7 +11,6 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -337,6 +336,8 @@ def _mark_format(folder: Path) -> None:
     """A disk that takes nothing does not keep a broker from starting."""
     known = read_state(folder / _FORMAT_FILE, is_derivable=True)
     if not isinstance(known, dict) or known.get("format") != FORMAT:
+        from importlib.metadata import version  # slow to import, and most folders are marked already
+
         with contextlib.suppress(StoreFull):
             write_state(folder / _FORMAT_FILE, {"format": FORMAT, "by": version("rocketlet")})
 

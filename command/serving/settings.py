@@ -10,7 +10,6 @@ import argparse
 import difflib
 import os
 import re
-import tomllib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -80,6 +79,8 @@ class SettingsParser(argparse.ArgumentParser):
                 self.error(f"${variable} is no setting; is ${PREFIX}{near[0]} meant?")
 
     def _read(self, path: Path) -> dict[str, Any]:
+        import tomllib
+
         try:
             found = tomllib.loads(path.read_text())
         except OSError as error:

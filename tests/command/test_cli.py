@@ -46,6 +46,21 @@ def test_a_server_does_not_import_what_structlog_can_do_without(command: str) ->
     assert python(program).strip() == "rich"
 
 
+def test_a_server_is_ready_before_it_loads_what_grpc_needs() -> None:
+    """It would add a tenth to the time. A client that comes at once is served all the same."""
+    program = """
+import asyncio, sys
+from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.server import Listening, Server
+async def main():
+    async with Server(Listening(), broker=None, routes=Routes()) as server:
+        print([name for name in sys.modules if name.startswith(("google", "hpack", "rocketlet.broker.grpc"))])
+        print(server.grpc_door is not None)
+asyncio.run(main())
+"""
+    assert python(program).splitlines() == ["[]", "True"]
+
+
 def test_what_such_a_command_logs_looks_like_all_logs() -> None:
     """structlog comes with the first record that the level lets through."""
     program = """
