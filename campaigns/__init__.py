@@ -1,1 +1,21 @@
-"""Campaigns: attacks that run short in CI and for hours by hand. `python -m campaigns --help`."""
+"""Campaigns: attacks that run short in CI and for hours by hand. `python -m campaigns --help`.
+
+access, calls, frames, guided, sockets   requests of strangers, and fuzzed ones, over gRPC and remoting
+forge, cost, stalls, exhaustion, descriptors   bodies that look like records; bytes that cost; what runs out
+disk, files, power, kill, pop   disks that fail, damaged folders, power cuts, SIGKILL
+chaos, balance, handlers, waiting   members, Java members, handlers that do anything, messages that wait
+incidents   incidents of operators, and which tool names them
+mutants     small mistakes in the source, which tests must find
+planted     fixes taken out one by one, which campaigns must find
+apache      the attacks of `exhaustion` on Apache's broker
+common      how long to go on, and the outcome
+__main__    runs one by its name
+
+_attacks, _calls, _client, _forged, _fuzz   attackers, a note of what tests call, a client without a socket, made bytes
+_guided, _member, _process   processes: libFuzzer, a member, a broker
+_incidents, _well   clusters: ill and well
+_ledger, _lost_end, _timed   what a store acknowledged, the damage of a power cut, messages sent to a time
+_operators, _reasons   mistakes, and why some may survive
+_removal, _removals, _request_removals, _waiting_removals   fixes that can be taken out
+_subjects   the parsers whose cost is measured
+"""

@@ -10,9 +10,9 @@ which. Offsets below hold for two IPv4 hosts; each IPv6 host adds 12 bytes.
 
 from __future__ import annotations
 
-import socket
 from binascii import hexlify
 from collections.abc import Iterable, Iterator
+from ipaddress import IPv6Address, ip_address
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
@@ -56,16 +56,19 @@ class MessageError(ValueError):
 
 def encode_host(address: str, port: int) -> bytes:
     """8 bytes for an IPv4 address, 20 for an IPv6 one. Raises MessageError for anything else."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return socket.inet_pton(family, address) + port.to_bytes(4, "big")
-    except OSError:
+        return ip_address(address).packed + port.to_bytes(4, "big")
+    except ValueError:
         raise MessageError(f"{address!r} is not an IP address") from None
 
 
 def decode_host(data: bytes) -> tuple[str, int]:
-    family = socket.AF_INET if len(data) == 8 else socket.AF_INET6
-    return socket.inet_ntop(family, data[:-4]), int.from_bytes(data[-4:], "big")
+    """The address and the port of 8 or 20 bytes. Raises ValueError for another number of them."""
+    port = int.from_bytes(data[-4:], "big")
+    if len(data) == 8:
+        return ".".join(map(str, data[:4])), port
+    address = IPv6Address(bytes(data[:-4]))
+    return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else str(address), port
 
 
 def host_flags(born_host: bytes, store_host: bytes) -> int:

@@ -1,0 +1,14 @@
+"""Brokers and members in one process, on a virtual clock and a simulated network: `python -m simulation 0 200`.
+
+world       one run: its brokers, members and faults, and what must hold
+loop        the event loop, the clock and the network
+plan        what a seed decides before anything happens
+scenarios   situations that chance makes rarely
+chaos       misfortunes, by chance or as a scenario
+member, foreign   a consumer of ours; a model of Apache's
+patches     makes moments long enough for chance
+backlogs, violations   queues that nobody reads; the promises that were broken
+planted     faults of other designs, which the simulation must find
+rolls, scaling, weeks   programs: rolls of members, the cost of a join, weeks of virtual time
+__main__    runs seeds
+"""

@@ -9,7 +9,7 @@ Or nothing of this, and `opentelemetry-instrument python service.py`. The contex
 `tracestate`, where OpenTelemetry's agents for Java and Go look, too. Names follow OpenTelemetry's semantic conventions for
 messaging systems and RocketMQ.
 
-spans spans and metrics around sends and handlers
+spans          spans and metrics around sends and handlers
 instrumentor   adds it to every producer and consumer
 """
 

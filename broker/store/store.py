@@ -7,7 +7,6 @@ The way of a message: `stage` gives it its place and its bytes, `commit` writes 
 from __future__ import annotations
 
 import contextlib
-import socket
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -41,7 +40,7 @@ Carry = Callable[[int], Job[int]]
 _HOST_FLAGS: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
 _MARKED_PROPERTIES: Final = MAX_PROPERTY_BYTES - CHECKSUM_BYTES - BEGIN_BYTES  # a record with more goes without a mark
 NOTHING_DELETED: Final[Mapping[str, int]] = {}
-_NO_HOST: Final = socket.inet_aton("0.0.0.0") + b"\0\0\0\0"
+_NO_HOST: Final = bytes(8)  # 0.0.0.0:0
 
 
 class Store:

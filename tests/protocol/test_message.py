@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import sys
 import tracemalloc
 import zlib
@@ -249,3 +250,22 @@ def test_a_compression_whose_library_is_missing_names_the_extra(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(m.MessageError, match=r"missing: pip install 'rocketlet\[compression\]'"):
         decompressed(b"whatever", kind)
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1", "255.255.255.255", "::1", "fe80::1", "2001:db8::8:800:200c:417a", "::ffff:1.2.3.4"]
+)
+def test_an_address_is_written_as_the_operating_system_writes_it(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    written = m.encode_host(address, 9876)
+    assert written[:-4] == socket.inet_pton(family, address)
+    assert m.decode_host(written) == (socket.inet_ntop(family, written[:-4]), 9876)
+
+
+def test_bytes_that_are_no_address_are_refused() -> None:
+    for count in (0, 4, 7, 9, 12, 19, 21):
+        with pytest.raises(ValueError, match=r"\d"):
+            m.decode_host(bytes(count))
+    for text in ("", "localhost", "1.2.3", "1.2.3.256", "1:2"):
+        with pytest.raises(m.MessageError, match="is not an IP address"):
+            m.encode_host(text, 1)
