@@ -62,6 +62,7 @@ from .running.turns import Line, Turns
 from .sessions.callers import Callers
 from .sessions.clients import Clients
 from .sessions.events import GroupChanged
+from .sessions.generation import Generation
 from .sessions.recent import Recent
 from .sessions.session import Session
 from .store.consume_queue import ConsumeQueue
@@ -94,7 +95,8 @@ class Broker:
     ) -> None:
         self.clock = clock
         folder = config.data_dir
-        self.settings = LiveConfig(config)
+        self.generation = generation = acl.file.generation if acl is not None else Generation()
+        self.settings = LiveConfig(config, generation.rise)
         self.acl = acl
         self.tls = tls or Tls()
         sign = signing(acl.file, config.name_server_account) if acl and config.name_server_account else None
@@ -115,7 +117,7 @@ class Broker:
         self.filters = Filters(self.turns)
         self._device = ThreadPoolExecutor(1, "device")
         self._jobs = asyncio.Lock()
-        self.topics = Topics(config, clock, on_change=self._topic_changed)
+        self.topics = Topics(config, clock, self._topic_changed, generation)
         self.recovered = self.store.recover(
             self.topics.since(), deleted=self.topics.deleted, knows_topics=self.topics.is_current
         )
@@ -132,7 +134,9 @@ class Broker:
         self.offsets = Offsets(folder / "offsets.json", self.topics.identity)
         self.offsets.forget_former(self.topics.deleted)
         self.offsets.clamp(self.store.queues)
-        self.group_configs = GroupConfigs(folder / "groups.json", clock.time_ms, auto_create=config.auto_create_groups)
+        self.group_configs = GroupConfigs(
+            folder / "groups.json", clock.time_ms, auto_create=config.auto_create_groups, generation=generation
+        )
         pop_frames = Frames(folder / "pops.journal", is_synced=config.flush == "sync")
         journals = (self.topics.journal, self.group_configs.journal, self.timers.journal, pop_frames)
         self.flusher = Flusher(self.store, journals, self._apart) if config.flush == "sync" else None
@@ -184,7 +188,7 @@ class Broker:
     def _make_groups(self, broker_name: str) -> ConsumerGroups:
         queues_of = self.topics.queues_of
         return ConsumerGroups(
-            self.history, broker_name, queues_of, self.clock, self.turns, on_change=self._group_changed
+            self.history, broker_name, queues_of, self.clock, self.turns, self._group_changed, self.generation
         )
 
     def _make_locks(self, path: Path) -> Locks:
@@ -196,7 +200,7 @@ class Broker:
             queues_of=self.topics.queues_of,
             end_of=self._end_of,
         )
-        return Locks(self.history, path, self.clock, around)
+        return Locks(self.history, path, self.clock, around, self.generation)
 
     def _make_draining(self) -> Draining:
         outside = Outside(
@@ -207,17 +211,9 @@ class Broker:
 
     def _make_pops(self, broker_name: str, frames: Frames) -> Pops:
         appender, offsets, settings = self.appender, self.offsets, self.group_configs
-        return Pops(
-            broker_name,
-            self.topics,
-            appender,
-            offsets,
-            settings,
-            frames,
-            self.clock,
-            self.when_kept,
-            self._popping_members(),
-        )
+        kept = self.when_kept
+        members = self._popping_members()
+        return Pops(broker_name, self.topics, appender, offsets, settings, frames, self.clock, kept, members)
 
     def _popping_members(self) -> Members:
         return Members(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -22,6 +23,8 @@ LARGE_HOLDING_BYTES: Final = 65_536  # connections that hold less are not closed
 STREAM_BYTES: Final = 2048  # counted for a gRPC call that is open, beside its messages
 KEPT_FRAME_BYTES: Final = 1024  # counted for a request that waits, beside its body
 HELD_PULL_BYTES: Final = 2048  # counted for a held pull
+MAX_CHECKED_PULLS: Final = 1_024  # a connection keeps so many, which need not be checked again
+CHECKED_PULL_BYTES: Final = 1_024  # counted for each pull that is kept, besides its texts
 KEPT_BEAT_BYTES: Final = 4096  # a heartbeat's body that is kept: the same one is not parsed again
 RESERVED_FILES: Final = 32  # neither connections nor segments: listening sockets, state files, name servers
 MIN_OPEN_FILES: Final = 64  # a broker does not start with fewer
@@ -371,15 +374,17 @@ class BrokerConfig:
 class LiveConfig:
     """The settings in force. UPDATE_BROKER_CONFIG replaces them while the broker runs; parts that must follow keep this."""
 
-    __slots__ = ("changes", "now")
+    __slots__ = ("_on_change", "changes", "now")
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, on_change: Callable[[], None]) -> None:
         self.now = config
         self.changes = 0
+        self._on_change = on_change
 
     def change(self, config: BrokerConfig) -> None:
         self.now = config
         self.changes += 1
+        self._on_change()
 
 
 # Metrics

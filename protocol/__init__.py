@@ -4,6 +4,7 @@ frame       one frame: length, serialize type, header, body; the reader that cut
 headers     the extension fields of a header, for each request code
 header_code functions that read and write one kind of header
 sent        the answer to a send
+pulled      the head of an answer with messages
 extents     where queues begin and end: a request of our own
 queue       one queue of a topic
 recall_handle  names a message that waits for its time

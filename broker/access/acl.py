@@ -150,6 +150,7 @@ class Acl:
         if proof is account.former:
             self._note_former(session, account)
         known.identified, known.proof = account, proof
+        self.file.generation.rise()
         return True
 
     def _note_former(self, session: Session, account: Account) -> None:

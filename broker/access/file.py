@@ -19,6 +19,7 @@ from ...host.files import read_file
 from ...protocol.bodies import DataVersion
 from ..config import MAX_ACL_FILE_BYTES
 from ..running.settings_files import Unsettled, Watched, is_readable_by_all, replace_file
+from ..sessions.generation import Generation
 from .accounts import ACCOUNTS, FORMER, GLOBAL_WHITE, AclError, Policy, read_account, read_policy
 
 log = structlog.get_logger("rocketlet.acl")
@@ -33,8 +34,8 @@ class _Unsettled(AclError):
 
 
 class AclFile:
-    """`policy` is the file's present content. Raises AclError if it cannot be used at the start; a later version that
-    cannot be used is reported, and the former stays."""
+    """`policy` is the file's present content; `generation` rises with it. Raises AclError if it cannot be used at the start;
+    a later version that cannot be used is reported, and the former stays."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -42,6 +43,7 @@ class AclFile:
         self._reading = Lock()  # a thread reads it when it has changed
         self._document: Document
         self.policy: Policy
+        self.generation = Generation()
         self._take()
         if is_readable_by_all(self.path):
             log.warning("acl_file_readable_by_all", file=str(self.path), hint="it holds secrets; chmod o-r")
@@ -73,7 +75,11 @@ class AclFile:
             document = self._watched.take(self._read)
         except Unsettled:
             raise _Unsettled(f"{self.path} is being written; try again in a few seconds") from None
-        self.policy, self._document = read_policy(document), document
+        self._put(read_policy(document), document)
+
+    def _put(self, policy: Policy, document: Document) -> None:
+        self.policy, self._document = policy, document
+        self.generation.rise()
 
     def _read(self) -> Document:
         import yaml
@@ -168,7 +174,7 @@ class AclFile:
             replace_file(self.path, text.encode())
         except OSError as error:
             raise AclError(f"cannot write {self.path}: {error.strerror}") from None
-        self._document, self.policy = document, policy
+        self._put(policy, document)
         self._watched.written()
 
 

@@ -51,6 +51,12 @@ class Commits:
         if self._pops.pools:
             self._pops.sent_elsewhere(group, topic, queue_id)
 
+    def carried(self, session: Session, group: str, queue: tuple[str, int], offset: int) -> None:
+        """The commit that a pull carries. One that may not be stored is none."""
+        fault = self.fence_fault(session, group, queue, offset, None) or self.offset_fault(group, queue, offset)
+        if fault is None:
+            self.store(session, group, queue, offset, by_owner=self._locks.is_leased_to(group, *queue, session))
+
     def _stale_fault(self, session: Session, group: str, queue: tuple[str, int], offset: int) -> str | None:
         """Why a foreign member's commit that goes back is refused; None if it is not. Only who reads the queue may go back:
         others have loaded their offset before somebody else came further, and say it when they drop the queue. An

@@ -8,7 +8,6 @@ changes hands.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple
 
@@ -42,44 +41,15 @@ from ..sessions.refusal import Reason, Refusal
 from ..sessions.session import Session
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreError, StoreFull
+from .checked import CheckedPull, CheckedPulls
 from .commits import Commits
+from .outcomes import Outcome, Pulled
 from .parts import Parts
 from .versions import Versions
 
 log = structlog.get_logger("rocketlet.pulls")
 
 _new_tuple = tuple.__new__
-
-
-class Outcome(Enum):
-    """The result of a pull at its offset."""
-
-    FOUND = auto()
-    """Messages that its subscription takes."""
-    NO_MATCH = auto()
-    """Messages, but none of them; it goes on behind them."""
-    AT_END = auto()
-    """The end of the queue, or nothing that is for it now."""
-    EMPTY = auto()
-    """A queue that never had a message."""
-    EMPTIED = auto()
-    """A queue without messages, and another offset than 0."""
-    BELOW = auto()
-    """An offset before the first message that is kept."""
-    BEYOND = auto()
-    """An offset behind the end."""
-    MADE_ANEW = auto()
-    """Another topic of that name than the one that the client has read."""
-
-
-class Pulled(NamedTuple):
-    """Where to pull next, and where the queue begins and ends. `pieces` are records as they lie in the log."""
-
-    outcome: Outcome
-    next_offset: int
-    begin: int
-    end: int
-    pieces: list[bytes | memoryview] = []
 
 
 Fault = Refusal | StoreError | MessageError | LimitExceeded
@@ -113,6 +83,7 @@ class Pulling:
         self._pops = parts.pops
         self._commits = commits
         self._versions = Versions(parts.groups, parts.clients)
+        self.checked = CheckedPulls(parts, commits)
 
     def pull(self, pull: Pull, attempt: int = 1) -> Pulled | None:
         """Returns the outcome, or None if it comes later. Raises Refusal, LimitExceeded, and the store's errors for
@@ -135,7 +106,7 @@ class Pulling:
             if matches is None:
                 kept = _kept(pull)
                 look_again = partial(self._look_again, kept, kept.later(), attempt)
-                self._filters.when_parsed(session, subscription.expression, look_again, _text_bytes(header))
+                self._filters.when_parsed(session, subscription.expression, look_again, text_bytes(header))
                 return None
         if self._pops.pools:
             fault = self._pops.pull_fault(session, header.consumer_group, header.topic)
@@ -143,7 +114,7 @@ class Pulling:
                 raise Refusal(Reason.NOT_PERMITTED, fault)
         # Whatever the read will find, as in PullMessageProcessor.
         if header.sys_flag & codes.PULL_COMMIT_OFFSET:
-            self._commit(session, header)
+            self._commits.carried(session, header.consumer_group, (header.topic, header.queue_id), header.commit_offset)
         if header.sys_flag & codes.PULL_SUSPEND:
             if self._has_to_wait(pull, attempt):
                 return None
@@ -174,6 +145,11 @@ class Pulling:
                 return None
         return self._read(pull, queue, subscription, matches)
 
+    def kept(self, pull: Pull, generation: int) -> CheckedPull | None:
+        """A pull that has just got messages, to be kept; `generation` was read before. None if the next is checked, too."""
+        header = pull.header
+        return self.checked.of(pull.session, header, pull.limit, self._subscription(pull.session, header), generation)
+
     # Waiting
 
     def _hold(
@@ -193,7 +169,7 @@ class Pulling:
             None,
             header.queue_offset,
             lambda: action(kept, kept.later()),
-            size=_text_bytes(header),
+            size=text_bytes(header),
             until=until,
         )
 
@@ -346,14 +322,6 @@ class Pulling:
             raise Refusal(Reason.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         return found
 
-    def _commit(self, session: Session, header: PullMessage) -> None:
-        group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-        queue, offset, commits = (topic, queue_id), header.commit_offset, self._commits
-        fault = commits.fence_fault(session, group, queue, offset, None) or commits.offset_fault(group, queue, offset)
-        if fault is None:
-            by_owner = self._locks.is_leased_to(group, topic, queue_id, session)
-            commits.store(session, group, queue, offset, by_owner=by_owner)
-
     # Reading
 
     def _read_held(
@@ -436,10 +404,10 @@ def _nothing_new(header: PullMessage) -> Pulled:
 def _held_bytes(header: PullMessage, subscription: Subscription | None, matches: Filter | None) -> int:
     tags = len(subscription.tags) if subscription is not None else 0
     words = matches.words if matches is not None else 0
-    return _text_bytes(header) + TAG_BYTES * tags + FILTER_WORD_BYTES * words
+    return text_bytes(header) + TAG_BYTES * tags + FILTER_WORD_BYTES * words
 
 
-def _text_bytes(header: PullMessage) -> int:
+def text_bytes(header: PullMessage) -> int:
     """The size of the client's texts that a waiting pull keeps."""
     texts = header.consumer_group, header.topic, header.subscription, header.expression_type, header.topic_identity
     return sum(map(len, filter(None, texts)))

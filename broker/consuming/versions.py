@@ -55,3 +55,4 @@ class Versions:
             # Another expression has to come by a heartbeat, with all that is checked there.
             if known is not None and known.expression == running.subscriptions[topic]:
                 group.take_version(member, topic, version)
+                self._groups.generation.rise()

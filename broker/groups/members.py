@@ -35,6 +35,7 @@ from ..config import (
     LimitExceeded,
 )
 from ..running.turns import Turns
+from ..sessions.generation import Generation
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.session import Session
 from .disagreements import finding_faults, stale_counts
@@ -88,8 +89,7 @@ class ConsumerGroup:
 
     def subscriptions_of(self, connection: Session) -> Mapping[str, Subscription]:
         """The member's subscriptions by topic; none for a session that is no member."""
-        member = self.members.get(connection)
-        return member.subscriptions if member is not None else {}
+        return self.members[connection].subscriptions if connection in self.members else {}
 
     def take_shape(self, member: Member, shape: Shape | None) -> None:
         """A member subscribes to this now; None if it has left."""
@@ -283,7 +283,7 @@ def _as_many_as_may_be(counts: dict[str, int]) -> dict[str, int]:
 
 class ConsumerGroups:
     """All groups. `on_change(group)` is called when members or their topics changed, the group perhaps empty then;
-    `queues_of(topic)` says how many queues may be read."""
+    `queues_of(topic)` says how many queues may be read. `generation` rises with whatever changes here."""
 
     def __init__(
         self,
@@ -293,6 +293,7 @@ class ConsumerGroups:
         clock: Clock,
         turns: Turns,
         on_change: Callable[[ConsumerGroup], None],
+        generation: Generation | None = None,
     ) -> None:
         self._broker_name = broker_name
         self._queues_of = queues_of
@@ -306,6 +307,7 @@ class ConsumerGroups:
         self._of_topic: dict[str, dict[str, None]] = {}  # the groups that subscribe to a topic
         self._history = history
         self._on_change = on_change
+        self.generation = generation or Generation()
         self.get = self._groups.get
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
@@ -337,14 +339,14 @@ class ConsumerGroups:
         if member is not None and member.data is data:  # its last heartbeat once more
             member.seen_s = now_s
             return
+        self.generation.rise()
         if member is not None:
             before = member.subscriptions
             changed = member.update(data, now_s)
             self._note(group, member, before)
             if changed:
                 self._changed(group, "leaving" if data.leaving else "subscribed", member)
-            # Other queues of one member are no news to the rest: nobody is notified, or each rebalance would cause
-            # another.
+            # Other queues of one member are no news to the rest: if they were, each rebalance would cause another.
             if member.has_news:
                 group.claimed(member)
                 queues = " ".join(map(str, data.assigned[:MAX_NAMED_MEMBERS]))
@@ -367,6 +369,7 @@ class ConsumerGroups:
         member = group.members.pop(connection, None) if group else None
         if group is None or member is None:
             return
+        self.generation.rise()
         names = self._names[connection]
         names.discard(name)
         if not names:
@@ -387,9 +390,8 @@ class ConsumerGroups:
         """The topics of which one member sees another number of queues here than there are."""
         group = self._groups.get(name)
         member = group.members.get(connection) if group else None
-        if member is None or not member.data.queue_counts:
-            return []
-        return [topic for _, topic, _ in stale_counts([member], self._broker_name, self._queues_of)]
+        seen = [member] if member is not None and member.data.queue_counts else []
+        return [topic for _, topic, _ in stale_counts(seen, self._broker_name, self._queues_of)]
 
     def stale(self) -> Iterator[tuple[str, Session, str]]:
         """Group, connection and topic of the members that see another number of queues here than there are."""

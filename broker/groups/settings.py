@@ -17,6 +17,7 @@ from ...protocol.schema import BodyError
 from ...protocol.work import joined
 from ..config import JOURNAL_LINES, MAX_GROUPS, MAX_RETRY_QUEUES, MAX_RETRY_TIMES, LimitExceeded, within
 from ..running.jobs import Job
+from ..sessions.generation import Generation
 from ..store.files import StoreFull, read_state, replace_state, write_state
 from ..store.journal import Journal
 
@@ -40,13 +41,16 @@ def _checked(group: GroupConfig) -> GroupConfig:
 class GroupConfigs:
     """`version` changes with them. Apache's brokers number it apart from that of the topics (SubscriptionGroupManager)."""
 
-    def __init__(self, path: Path, time_ms: Callable[[], int], *, auto_create: bool) -> None:
+    def __init__(
+        self, path: Path, time_ms: Callable[[], int], *, auto_create: bool, generation: Generation | None = None
+    ) -> None:
         self._path = path
         self._time_ms = time_ms
         self.version = DataVersion(time_ms())
         self.journal = Journal(path)
         self._is_behind = False  # whether neither file nor journal has all groups
         self.auto_create = auto_create
+        self._generation = generation or Generation()
         self._groups: dict[str, GroupConfig] = {}
         for item in (*(read_state(path) or ()), *self.journal.read()):
             if "deleted" in item:
@@ -102,6 +106,7 @@ class GroupConfigs:
 
     def _touch(self) -> None:
         self.version = DataVersion(self._time_ms(), self.version.counter + 1)
+        self._generation.rise()
 
     def saving(self) -> Job[None]:
         """Writes the whole file when the journal has become long. Raises StoreFull; it is tried again the next time."""

@@ -20,6 +20,7 @@ from ...protocol.work import joined
 from ..clock import Clock
 from ..config import JOURNAL_LINES, MAX_QUEUES, MAX_QUEUES_PER_TOPIC, MAX_TOPICS, BrokerConfig, LimitExceeded, within
 from ..running.jobs import Job
+from ..sessions.generation import Generation
 from ..store.files import StoreError, StoreFull, find_state, replace_state, write_state
 from ..store.journal import Journal
 
@@ -49,7 +50,13 @@ class Topics:
     """Settings by name. `on_change` is called with each topic that is new or altered. `deleted`: where the log ended when a
     topic was deleted, for as long as it may hold records of it."""
 
-    def __init__(self, config: BrokerConfig, clock: Clock, on_change: Callable[[TopicConfig], None]) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        on_change: Callable[[TopicConfig], None],
+        generation: Generation | None = None,
+    ) -> None:
         self._path: Path = config.data_dir / "topics.json"
         self._config = config
         self._topics: dict[str, TopicConfig] = {}
@@ -62,6 +69,7 @@ class Topics:
         self.is_current = False  # whether there can be no other topics than those in the file
         self.version = DataVersion(clock.time_ms())
         self._on_change = on_change
+        self._generation = generation or Generation()
         self._clock = clock
         self.get = self._topics.get
         for topic in self._built_in():
@@ -210,9 +218,11 @@ class Topics:
     def _take(self, topic: TopicConfig) -> None:
         self._queues += _queues(topic) - _queues(self._topics.get(topic.name))
         self._topics[topic.name] = topic
+        self._generation.rise()
 
     def _drop(self, name: str) -> None:
         self._queues -= _queues(self._topics.pop(name, None))
+        self._generation.rise()
 
     def delete(self, name: str, position: int) -> None:
         """`position`: the end of the commit log. Raises StoreFull; the topic is still there then."""

@@ -2,6 +2,7 @@
 
 connection  one client's socket
 dispatch    the way of the frames of one socket read to their handlers and back
+kept_pulls  a connection's pulls that were checked
 events      how clients are told and asked
 identification  whose request a frame is
 rules       what each request needs

@@ -24,6 +24,7 @@ from ..sessions.memory import Memory
 from ..sessions.reports import Reports
 from . import events
 from .answers import Buffers, answer
+from .kept_pulls import KeptPulls
 
 log = structlog.get_logger("rocketlet.connection")
 
@@ -65,7 +66,7 @@ class Connection(Client):
     its last heartbeat, and its content. `read_bytes` have come from the client, of TLS those that were decrypted; `records`
     has them decrypted. `broker_name`: of the broker that has said that it speaks here; `is_proving`: one is being asked.
     `farewell` tells a client of the other door that the connection ends. `receives`: those that wait for messages to pop.
-    `popping`: functions that hear that the client is gone, by client id."""
+    `popping`: functions that hear that the client is gone, by client id. `pulls`: those that were checked."""
 
     __slots__ = (
         "_answering_bytes",
@@ -93,6 +94,7 @@ class Connection(Client):
         "known",
         "number",
         "popping",
+        "pulls",
         "receives",
     )
 
@@ -115,6 +117,7 @@ class Connection(Client):
         self.beat: tuple[bytes, Heartbeat] | None = None
         self.active_s = self.heard_s = 0.0
         self.counted_bytes = self.charged_bytes = self.held_pulls = self.read_bytes = 0
+        self.pulls = KeptPulls()
         self.popping: dict[str, Callable[[str], None]] = {}
         self.receives: set[Cancellable] = set()
         self.records: Decryption | None = None

@@ -3,6 +3,7 @@
 session  a client, as the state knows it
 events   events for clients, and questions
 refusal  why a client does not get what it asks for
+generation  rises when something has changed that checks look at
 clients  producers by group, and what the broker asks of clients
 memory   the memory that all of them together may take
 recent   recent refusals

@@ -137,7 +137,7 @@ class Allotment:
         if self.given.of(name, connection) is ALONE and members is not ALONE:  # it drops the rest in a moment
             self._bound_since_s.setdefault(name, {})[connection] = self._clock.monotonic_s()
         elif members is ALONE:
-            self.bound.add(name)
+            self._bind(name)
         self.given.give(name, connection, client_id, members)
 
     def keep(self, name: str, members: Container[Session]) -> None:
@@ -151,6 +151,11 @@ class Allotment:
         }
         if bound:
             self._bound_since_s[name] = bound
+
+    def _bind(self, name: str) -> None:
+        if name not in self.bound:
+            self.bound.add(name)
+            self._groups.generation.rise()
 
     def forget(self, name: str) -> None:
         """The group has no foreign members any more."""
@@ -166,7 +171,7 @@ class Allotment:
     def put(self, group: ConsumerGroup, owners: OfTopics) -> None:
         """Stores the owners that a change has found."""
         if group.is_uneven:
-            self.bound.add(group.name)
+            self._bind(group.name)
         self.owners.put(group.name, owners)
         self._looked_s[group.name] = self._clock.monotonic_s()
 

@@ -97,6 +97,10 @@ class Draining:
 
     # Questions
 
+    def is_moving(self, group: str) -> bool:
+        """Whether pulls of the group are judged by what moves now, which changes from one to the next."""
+        return group in self._drains or group in self.allotment.bound
+
     def is_pending(self, group: str) -> bool:
         """Whether foreign members do not know of a change yet."""
         drain = self._drains.get(group)
@@ -178,6 +182,7 @@ class Draining:
         """Members or their topics have changed: drains what will move from a foreign reader, if there is one."""
         self._change += 1
         self._changes[group.name] = change = self._change
+        self._groups.generation.rise()
         if group.foreign:
             now_s = self._clock.monotonic_s()
             # Until `_start` knows what moves, nobody may take anything: members allocate as soon as they are told.

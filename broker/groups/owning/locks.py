@@ -35,6 +35,7 @@ from ...config import (
     STANDSTILL_S,
 )
 from ...running.jobs import Job
+from ...sessions.generation import Generation
 from ...sessions.session import Session
 from ...store.ledger import Change, Former, LeaseKey, Ledger
 from ..history import History
@@ -83,13 +84,16 @@ class Around:
 class Locks:
     """`refused` counts locks beyond the limits."""
 
-    def __init__(self, history: History, path: Path, clock: Clock, around: Around) -> None:
+    def __init__(
+        self, history: History, path: Path, clock: Clock, around: Around, generation: Generation | None = None
+    ) -> None:
         self._path = path
         self._clock = clock
         self._locks: dict[LeaseKey, Lock] = {}
         self._of_group: dict[str, dict[LeaseKey, None]] = {}
         self._keys: dict[Session, dict[LeaseKey, None]] = {}  # that a connection owned or waited for
         self._left: dict[Session, dict[str, None]] = {}  # the groups that foreign members have left
+        self._generation = generation or Generation()
         self._on_free = around.on_free
         self._on_change = around.on_change
         self._is_held_back = around.is_held_back
@@ -157,6 +161,7 @@ class Locks:
                     self._forget_key(lock.connection, key)
                     lock.connection = connection
                     self._note_key(connection, key)
+                    self._generation.rise()
                 return lock.epoch
             if lock.client_id != request.client_id or lock.connection is not None or epoch is not None:
                 if epoch is None:
@@ -184,6 +189,7 @@ class Locks:
             fresh.waiters = {waiter: None for waiter in lock.waiters if waiter is not connection}
             self._waiting -= len(lock.waiters) - len(fresh.waiters)
         self._locks[key] = fresh
+        self._generation.rise()
         self._of_group.setdefault(key[0], {})[key] = None
         self._note_key(connection, key)
         self._note("locked", key, fresh)
@@ -229,6 +235,7 @@ class Locks:
                     self._free(key, "lock lost")
                 else:
                     lock.connection = None
+                    self._generation.rise()
 
     def let_go(self, group: str, topic: str, queue_id: int, connection: Session) -> None:
         """A foreign reader has handled all of a queue that moves away from it. Apache's Go client does not unlock queues
@@ -428,6 +435,7 @@ class Locks:
 
     def _free(self, key: LeaseKey, event: str) -> None:
         lock = self._locks.pop(key)
+        self._generation.rise()
         of_group = self._of_group[key[0]]
         del of_group[key]
         if not of_group:

@@ -44,7 +44,7 @@ class Watch:
         self._clock = clock
         self._is_popped = is_popped
         # the connection that pulled last, another before it, and since when it is the last
-        self._readers: dict[_Key, tuple[Session | None, Session | None, float]] = {}
+        self.readers: dict[_Key, tuple[Session | None, Session | None, float]] = {}
         self._keys: dict[Session, set[_Key]] = {}
         self._given: dict[Session, dict[_Key, int]] = {}  # up to where each foreign reader got messages
         self._unread_s: dict[_Key, float] = {}
@@ -55,7 +55,7 @@ class Watch:
 
     def pulled(self, connection: Session, group: str, topic: str, queue_id: int) -> None:
         key = (group, topic, queue_id)
-        last, before, since_s = self._readers.get(key, (None, None, 0.0))
+        last, before, since_s = self.readers.get(key, (None, None, 0.0))
         if last is connection:
             return
         keys = self._keys.setdefault(connection, set())
@@ -65,7 +65,7 @@ class Watch:
             keys.add(key)
             connection.charge(PLACE_BYTES)
         now_s = self._clock.monotonic_s()
-        self._readers[key] = (connection, last, now_s)
+        self.readers[key] = (connection, last, now_s)
         self._locks.note_pull(group, topic, queue_id)
         is_back = connection is before and last is not None and now_s - since_s < MAX_HOLD_S
         if is_back and not self._locks.is_owner(group, topic, queue_id, connection):
@@ -78,7 +78,7 @@ class Watch:
 
     def reader(self, group: str, topic: str, queue_id: int) -> Session | None:
         """The connection that pulled last."""
-        found = self._readers.get((group, topic, queue_id))
+        found = self.readers.get((group, topic, queue_id))
         return found[0] if found else None
 
     def gave(self, connection: Session, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -94,7 +94,7 @@ class Watch:
     def let_go(self, connection: Session, group: str, topic: str, queue_id: int) -> None:
         """The reader has handled everything of a queue that moves away from it."""
         if self.reader(group, topic, queue_id) is connection:
-            self._readers[group, topic, queue_id] = (None, None, self._clock.monotonic_s())
+            self.readers[group, topic, queue_id] = (None, None, self._clock.monotonic_s())
 
     def let_all_go(self, connection: Session, group: str, topic: str) -> None:
         """The reader does not pull the topic any more."""
@@ -118,12 +118,12 @@ class Watch:
         self._given.pop(connection, None)
         connection.charge(-PLACE_BYTES * len(keys))
         for key in keys:
-            last, before, since_s = self._readers.get(key, (None, None, 0.0))
+            last, before, since_s = self.readers.get(key, (None, None, 0.0))
             last, before = (None if item is connection else item for item in (last, before))
             if last is None and before is None:
-                self._readers.pop(key, None)
+                self.readers.pop(key, None)
             else:
-                self._readers[key] = (last, before, since_s)
+                self.readers[key] = (last, before, since_s)
 
     def looking(self) -> Work[None]:
         """Reports the queues that no member has read or locked for some seconds, although members subscribe to them; 100

@@ -10,11 +10,13 @@ from ....protocol.codes import Language, ResponseCode
 from ....protocol.extents import MADE_ANEW
 from ....protocol.frame import Frame
 from ....protocol.headers import PullMessage, PullMessageResult, read, write
+from ....protocol.pulled import encode_found_head
 from ...broker import Broker
 from ...config import FOREIGN_PULL_MESSAGES
-from ...consuming.pulling import Fault, Outcome, Pull, Pulled
+from ...consuming.outcomes import Outcome, Pulled
+from ...consuming.pulling import Fault, Pull
 from ...sessions.refusal import Refusal
-from ..answers import Buffers, answer, answer_pieces, refused, small
+from ..answers import Buffers, answer, refused, reply_type, small
 from ..connection import Connection
 
 _PYTHON: Final = int(Language.PYTHON)  # Python 3.11 takes 0.2 us to find a member of an enum
@@ -32,10 +34,23 @@ _CODES: Final[Mapping[Outcome, tuple[int, str]]] = {
 
 def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
     header = read(PullMessage, frame.ext)
+    is_ours = frame.language == _PYTHON
+    constant = (header[4:6], header[7:], is_ours)
+    checked = connection.pulls.like(header, constant)
+    if checked is not None:
+        found = broker.pulling.checked.pull(connection, checked, header.queue_offset, header.commit_offset)
+        if found is not None:
+            return _encoded(frame, found)
     # Apache's broker gives 32 at most, whatever is asked (maxTransferCountOnMessageInMemory)
-    limit = header.max_msg_nums if frame.language == _PYTHON else min(header.max_msg_nums, FOREIGN_PULL_MESSAGES)
-    pulled = broker.pulling.pull(Pull(connection, header, limit, lambda: partial(_answer, connection, small(frame))))
-    return None if pulled is None else _encoded(frame, pulled)
+    limit = header.max_msg_nums if is_ours else min(header.max_msg_nums, FOREIGN_PULL_MESSAGES)
+    generation = broker.generation.number
+    pull = Pull(connection, header, limit, lambda: partial(_answer, connection, small(frame)))
+    pulled = broker.pulling.pull(pull)
+    if pulled is None:
+        return None
+    if pulled.outcome is Outcome.FOUND:
+        connection.pulls.keep(connection, header, constant, broker.pulling.kept(pull, generation))
+    return _encoded(frame, pulled)
 
 
 def _answer(connection: Connection, frame: Frame, outcome: Pulled | Fault) -> None:
@@ -50,8 +65,8 @@ def _answer(connection: Connection, frame: Frame, outcome: Pulled | Fault) -> No
 
 def _encoded(frame: Frame, pulled: Pulled) -> Buffers:
     outcome, next_offset, begin, end, pieces = pulled
-    ext = write(PullMessageResult(0, next_offset, begin, end))
     if outcome is Outcome.FOUND:
-        return answer_pieces(frame, ext, pieces, "FOUND")
+        offsets = next_offset, begin, end
+        return [encode_found_head(reply_type(frame), frame.opaque, offsets, sum(map(len, pieces))), *pieces]
     code, remark = _CODES[outcome]
-    return answer(frame, code, ext, remark=remark)
+    return answer(frame, code, write(PullMessageResult(0, next_offset, begin, end)), remark=remark)
