@@ -116,7 +116,7 @@ PIECES: Final = [  # that mean something to some parser
 ]
 
 _HOST = bytes(8)
-_SHARED = Shared(b"\x01t", 0, b"CLUSTER\x01c", 0, 0, _HOST, 0, _HOST, 0)
+_SHARED = Shared(b"\x01t", 0, 0, 0, _HOST, 0, _HOST, 0)
 _FILTERS = [
     parse_filter(text) for text in ("a > 1.5", "a > 1", "a = TRUE", "a = 2.5", "a IN ('x', 'y')", "a BETWEEN 1 AND 2")
 ]
@@ -224,7 +224,9 @@ PARSERS: Final[dict[str, Subject]] = {
     "client check": Subject(group_bodies.decode_client_check, MAX_BODY_BYTES, _JSON),
     "registration": Subject(lambda data: finish(decode_registration(data)), MAX_BODY_BYTES, _JSON),
     "batch": Subject(decode_batch, MAX_BODY_BYTES),
-    "records of a batch": Subject(lambda data: encode_records(split(data), _SHARED, 0, 0), MAX_BODY_BYTES),
+    "records of a batch": Subject(
+        lambda data: encode_records(split(data, b"CLUSTER\x01c"), _SHARED, 0, 0), MAX_BODY_BYTES
+    ),
     "records of an answer": Subject(lambda data: list(decode_records(data)), MAX_BODY_BYTES),
     "body that is shown": Subject(lambda data: _shown(_record(data, is_packed=False)), MAX_BODY_BYTES),
     "compressed body that is shown": Subject(lambda data: _shown(_BOMB), MAX_TEXT_BYTES),

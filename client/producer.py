@@ -15,7 +15,7 @@ from ..protocol.bodies import Heartbeat
 from ..protocol.codes import SYS_TRANSACTION_PREPARED, RequestCode
 from ..protocol.config import MAX_BODY_BYTES
 from ..protocol.frame import Frame
-from ..protocol.headers import RecallMessage, UnregisterClient, write
+from ..protocol.headers import FIRST_ID, RecallMessage, UnregisterClient, write
 from ..protocol.queue import Queue
 from .arguments import (
     check_callable,
@@ -326,12 +326,12 @@ class Producer(Sender, Generic[Body]):
         return sent_result(answer, ",".join(ids), target)
 
     async def send_entries(
-        self, topic: str, body: bytes, *, queue_key: str | None = None, queue: Queue | None = None
+        self, topic: str, body: bytes, *, queue_key: str | None = None, queue: Queue | None = None, ids: bool = True
     ) -> tuple[Frame, Queue]:
-        """Sends what `encode_batch` or the like made; the answer, and the queue. It goes by no middleware. Raises what
-        `send_batch` raises but MessageIllegal."""
+        """Sends what `encode_batch` or the like made; the answer, and the queue. It goes by no middleware. Without `ids`, a
+        Rocketlet broker answers with the first one alone. Raises what `send_batch` raises but MessageIllegal."""
         ext = self._header(topic, "", int(time.time() * 1000))
-        ext["m"] = True
+        ext |= {"m": True} if ids else {"m": True, FIRST_ID: True}
         return await self._send(topic, RequestCode.SEND_BATCH_MESSAGE, ext, body, queue_key, queue)
 
     async def send_stored(self, queue: Queue, entries: Sequence[BatchEntry], sys_flag: int) -> SendResult:

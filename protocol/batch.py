@@ -21,6 +21,7 @@ from .message import CHECKSUM_BYTES, CHECKSUM_MARK, MAGIC, MessageError
 from .subscription import tag_code
 
 _ENTRY: Final = Struct(">iIIii")
+_READ_ENTRY: Final = Struct(">i8xii")  # without what is not looked at
 _SIZE: Final = Struct(">h")
 ENTRY_BYTES: Final = _ENTRY.size + _SIZE.size  # a message without body and properties
 _SHARED: Final = {(born, store): Struct(f">iq{born}sq{store}siq") for born in (8, 20) for store in (8, 20)}
@@ -42,12 +43,11 @@ class BatchEntry(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The fields that all records of a batch share. `topic` carries its length byte in front, `properties` are appended to
-    each message's own, and `sys_flag` must say the kinds of the hosts."""
+    """The fields that all records of a batch share. `topic` carries its length byte in front, and `sys_flag` must say the
+    kinds of the hosts."""
 
     topic: bytes
     queue_id: int
-    properties: bytes
     sys_flag: int
     born_ms: int
     born_host: bytes
@@ -102,26 +102,27 @@ def decode_batch(data: bytes) -> list[BatchEntry]:
     ]
 
 
-def split(data: bytes) -> Iterator[Piece]:
-    """A batch body's messages, cut out. Raises MessageError if it is garbled or holds more than 65,536."""
+def split(data: bytes, shared: bytes = b"") -> Iterator[Piece]:
+    """A batch body's messages, cut out; their properties end with the shared ones. Raises MessageError if it is garbled, if
+    it holds more than 65,536, and for properties that are too long."""
     before = at = 0
     while at < len(data):
-        piece, at = _cut(data, at, before)
+        piece, at = _cut(data, at, before, shared)
         before += len(piece.flags)
         yield piece
 
 
-def _cut(data: bytes, at: int, before: int) -> tuple[Piece, int]:
+def _cut(data: bytes, at: int, before: int, shared: bytes) -> tuple[Piece, int]:
     """The piece that begins at `at`, with `before` messages in front of it; and where it ends."""
     flags: list[int] = []
     bodies: list[bytes] = []
     texts: list[bytes] = []
-    head_at, end, last = _ENTRY.unpack_from, len(data), at + PIECE_BYTES
+    head_at, end, last = _READ_ENTRY.unpack_from, len(data), at + PIECE_BYTES
     try:
         for _ in range(min(PIECE_MESSAGES, MAX_BATCH_ENTRIES - before)):
             if at >= last or at == end:
                 break
-            size, _, _, flag, body_size = head_at(data, at)
+            size, flag, body_size = head_at(data, at)
             begin = at + 20
             at += size
             size_at = begin + body_size
@@ -135,7 +136,8 @@ def _cut(data: bytes, at: int, before: int) -> tuple[Piece, int]:
         raise MessageError(f"batch entry {before + len(flags)} is cut off") from None
     if at < end and before + len(flags) == MAX_BATCH_ENTRIES:
         raise MessageError(f"a batch holds at most {MAX_BATCH_ENTRIES} messages")
-    return Piece(flags, bodies, texts, _TAGS_MARK in _checked(texts)), at
+    is_tagged = _TAGS_MARK in _checked(texts) or _TAGS_MARK in shared
+    return Piece(flags, bodies, _completed(texts, shared) if shared else texts, is_tagged), at
 
 
 def _checked(texts: list[bytes]) -> bytes:
@@ -147,6 +149,18 @@ def _checked(texts: list[bytes]) -> bytes:
         except UnicodeDecodeError:
             raise MessageError("the batch has properties that are not UTF-8") from None
     return joined
+
+
+def _completed(texts: list[bytes], shared: bytes) -> list[bytes]:
+    """Each message's own properties and those of all. Raises MessageError if they are too long together."""
+    joined = _PAIR_END + shared
+    whole = [text + (shared if text[-1] == _PAIR_END[0] else joined) if text else shared for text in texts]
+    longest = max(map(len, whole))
+    if longest > SENT_PROPERTY_BYTES:
+        raise MessageError(
+            f"the properties have {longest} bytes with the broker's own; {SENT_PROPERTY_BYTES} are allowed"
+        )
+    return whole
 
 
 def encode_records(
@@ -175,13 +189,11 @@ def encode_records(
 
 
 def _records(piece: Piece, shared: Shared, queue_offset: int, position: int, mark: Callable[[int], bytes]) -> Records:
-    flags, bodies, _, is_tagged = piece
-    is_tagged = is_tagged or _TAGS_MARK in shared.properties
-    texts = completed(piece, shared.properties)
-    texts[0] += mark(position)
+    flags, bodies, texts, is_tagged = piece
+    texts = [texts[0] + mark(position), *texts[1:]]
     text_sizes = [len(text) + CHECKSUM_BYTES for text in texts]
     body_sizes = list(map(len, bodies))
-    middle = _SHARED[len(shared.born_host), len(shared.store_host)].pack(*shared[3:], 0)
+    middle = _SHARED[len(shared.born_host), len(shared.store_host)].pack(*shared[2:], 0)
     head = Struct(f">iIIiiqq{len(middle)}si")
     fixed = head.size + len(shared.topic) + 2
     sizes = [fixed + body_size + text_size for body_size, text_size in zip(body_sizes, text_sizes, strict=True)]
@@ -191,29 +203,16 @@ def _records(piece: Piece, shared: Shared, queue_offset: int, position: int, mar
     heads = list(map(head.pack, sizes, repeat(MAGIC), crcs, *places, repeat(middle), body_sizes))
     before = {size: shared.topic + _SIZE.pack(size) for size in set(text_sizes)}
     tails = [before[size] + text for size, text in zip(text_sizes, texts, strict=True)]
-    parts = [b""] * (4 * len(bodies))
-    parts[0::4], parts[1::4], parts[2::4] = heads, bodies, tails
-    parts[3::4] = _checksums(heads, tails)
+    parts = [CHECKSUM_MARK] * (5 * len(bodies))
+    parts[0::5], parts[1::5], parts[2::5] = heads, bodies, tails
+    parts[4::5] = _checksums(heads, tails)
     return Records(b"".join(parts), positions, sizes, _tag_codes(texts) if is_tagged else [0] * len(texts))
 
 
 def _checksums(heads: list[bytes], tails: list[bytes]) -> list[bytes]:
-    """The checksum property at the end of each record. Messages that are sent leave room for it."""
+    """The checksum at the end of each record, as text. Messages that are sent leave room for the property."""
     found = map(crc32, tails, map(crc32, heads))
-    digits = hexlify(Struct(f">{len(heads)}I").pack(*found))
-    return [CHECKSUM_MARK + digits[at : at + 8] for at in range(0, len(digits), 8)]
-
-
-def completed(piece: Piece, shared: bytes) -> list[bytes]:
-    """Each message's own properties and those of all. Raises MessageError if they are too long together."""
-    joined = _PAIR_END + shared
-    whole = [text + (shared if text[-1] == _PAIR_END[0] else joined) if text else shared for text in piece.texts]
-    longest = max(map(len, whole), default=0)
-    if longest > SENT_PROPERTY_BYTES:
-        raise MessageError(
-            f"the properties have {longest} bytes with the broker's own; {SENT_PROPERTY_BYTES} are allowed"
-        )
-    return whole
+    return hexlify(Struct(f">{len(heads)}I").pack(*found), b" ", 4).split()
 
 
 def _tag_codes(texts: list[bytes]) -> list[int]:

@@ -39,6 +39,10 @@ class SendMessage(NamedTuple):
     max_reconsume_times: int | None = None
 
 
+FIRST_ID: Final = "firstId"
+"""Rocketlet's field of a batch: the answer needs the id of the first message only."""
+
+
 class PullMessage(NamedTuple):
     consumer_group: str
     topic: str

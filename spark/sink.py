@@ -31,6 +31,7 @@ from ..client.producer import Producer
 from ..client.sending.outgoing import check_topic, checked_body, checked_id, properties_text
 from ..protocol import properties as props
 from ..protocol.codes import ResponseCode
+from ..protocol.frame import Frame
 from ..protocol.queue import Queue
 from .config import FIRST_RETRY_S, LANES, LAST_RETRY_S, MAX_DELAY_LEVEL, PIECE_BYTES, SHOWN_CHARS
 from .entries import Array, Entries, MessageIds, to_entries
@@ -277,7 +278,11 @@ class _Sender:
 
     async def _send_together(self, topic: str, queue: Queue | None, body: memoryview, count: int, size: int) -> None:
         octets = bytes(body)
-        await _patiently(lambda: self._producer.send_entries(topic, octets, queue=queue), self._options)
+
+        def send() -> Awaitable[tuple[Frame, Queue]]:
+            return self._producer.send_entries(topic, octets, queue=queue, ids=False)
+
+        await _patiently(send, self._options)
         self._count(count, size)
 
     async def _send_alone(self, topic: str, queue: Queue | None, row: pa.RecordBatch) -> None:

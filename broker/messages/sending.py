@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.batch import Piece, completed, split
+from ...protocol.batch import Piece, split
 from ...protocol.bodies import TopicConfig
 from ...protocol.codes import SYS_TRANSACTION_MASK
 from ...protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES, SENT_PROPERTY_BYTES
@@ -124,11 +124,9 @@ class Sending:
         before any is stored: one that is garbled is no batch. If the disk is full in between, a part is there."""
         if len(body) > MAX_BODY_BYTES:
             raise too_large("batch", body)
-        shared = self._batch_properties(header)
         pieces: list[Piece] = []
         try:
-            for piece in split(body):
-                completed(piece, shared)  # which refuses longer ones
+            for piece in split(body, self._batch_properties(header)):
                 pieces.append(piece)
                 yield
         except MessageError as error:
@@ -289,8 +287,7 @@ class Sending:
         try:
             positions, first_offset = self._appender.stage_batch(
                 queue,
-                _short(body) if pieces is None else pieces,
-                self._batch_properties(header),
+                _short(body, self._batch_properties(header)) if pieces is None else pieces,
                 header.sys_flag,
                 header.born_timestamp,
                 born_host,
@@ -305,12 +302,14 @@ class Sending:
         return props.appended(header.properties, props.CLUSTER, self._cluster).encode()
 
 
-def _short(body: bytes) -> Iterator[Piece]:
+def _short(body: bytes, shared: bytes) -> Iterator[Piece]:
     """A batch that others wait for. Raises LongBatch."""
+    if len(body) > BATCH_TURN_BYTES:
+        raise LongBatch
     messages = 0
-    for piece in split(body):
+    for piece in split(body, shared):
         messages += len(piece.flags)
-        if len(body) > BATCH_TURN_BYTES or messages > BATCH_TURN_MESSAGES:
+        if messages > BATCH_TURN_MESSAGES:
             raise LongBatch
         yield piece
 

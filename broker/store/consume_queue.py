@@ -7,7 +7,8 @@ those behind it stay.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
@@ -25,6 +26,12 @@ ENTRY_BYTES: Final = ENTRY.size
 TAIL_ENTRIES: Final = INDEX_TAIL_BYTES // ENTRY_BYTES
 
 _pack = ENTRY.pack
+
+
+@lru_cache(32)
+def _packer(count: int) -> Callable[..., bytes]:
+    """Packs so many entries at once."""
+    return Struct(">" + "QIq" * count).pack
 
 
 class QueueState(NamedTuple):
@@ -80,7 +87,9 @@ class ConsumeQueue:
 
     def extend(self, positions: Sequence[int], sizes: Sequence[int], tag_codes: Sequence[int]) -> int:
         """The first new message's queue offset. If a number does not fit, nothing is appended."""
-        self._tail += b"".join(map(_pack, positions, sizes, tag_codes))
+        entries = [0] * (3 * len(positions))
+        entries[0::3], entries[1::3], entries[2::3] = positions, sizes, tag_codes
+        self._tail += _packer(len(positions))(*entries)
         self.put_bytes += sum(sizes)
         offset = self.next
         self.next = offset + len(positions)

@@ -375,20 +375,19 @@ class Store:
         self,
         queue: ConsumeQueue,
         pieces: Iterable[Piece],
-        properties: bytes,
         sys_flag: int,
         born_ms: int,
         born_host: bytes,
         reconsume_times: int = 0,
     ) -> tuple[list[int], int]:
         """Gives the messages of a batch their places, next to each other: commit log positions and the first queue
-        offset. `properties` are added to those of each. They exist after `commit`.
+        offset. They exist after `commit`.
 
         Whatever this raises, such as MessageError for a body that is garbled, nothing is staged."""
         store_host = self.store_host
         flags = _flags(sys_flag, born_host, store_host)
         of_all = (flags, born_ms, born_host, self.now_ms, store_host, reconsume_times)
-        shared = Shared(queue.topic_record, queue.queue_id, properties, *of_all)
+        shared = Shared(queue.topic_record, queue.queue_id, *of_all)
         data, positions, sizes, tag_codes = encode_records(pieces, shared, queue.next, self._next, self._marks.mark)
         offset = queue.extend(positions, sizes, tag_codes)
         self._staged.append(data)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.protocol import message as m
-from rocketlet.protocol.batch import BatchEntry, Shared, decode_batch, encode_batch, encode_records, split
+from rocketlet.protocol.batch import BatchEntry, Records, Shared, decode_batch, encode_batch, encode_records, split
 from rocketlet.protocol.config import MAX_BATCH_ENTRIES, SENT_PROPERTY_BYTES
 from rocketlet.protocol.subscription import tag_code
 
@@ -22,21 +22,26 @@ ENTRIES = st.lists(
 )
 HOSTS = st.sampled_from([m.encode_host("10.0.0.1", 5000), m.encode_host("fe80::1", 65535)])
 HOST = m.encode_host("10.0.0.1", 5000)
+CLUSTER = "CLUSTER\x01c"
 
 
 def shared(**fields: Any) -> Shared:
-    values = Shared(b"\x01t", 3, b"CLUSTER\x01c", 0, 1, HOST, 2, HOST, 4)
+    values = Shared(b"\x01t", 3, 0, 1, HOST, 2, HOST, 4)
     return values._replace(**fields)
 
 
+def together(data: bytes, of_all: Shared, offset: int, position: int, text: str = CLUSTER) -> Records:
+    return encode_records(split(data, text.encode()), of_all, offset, position)
+
+
 def one_by_one(
-    entries: list[BatchEntry], of_all: Shared, offset: int, position: int
+    entries: list[BatchEntry], of_all: Shared, offset: int, position: int, added: str = CLUSTER
 ) -> tuple[bytes, list[int], list[int]]:
     """The records, their positions and tag codes, made as those of single messages are."""
     records, positions, codes = b"", [], []
     for number, entry in enumerate(entries):
         text = entry.properties
-        text += of_all.properties.decode() if not text or text[-1] == "\x02" else "\x02" + of_all.properties.decode()
+        text += added if not text or not added or text[-1] == "\x02" else "\x02" + added
         positions.append(position + len(records))
         codes.append(tag_code(text))
         records += m.encode_record(
@@ -74,9 +79,9 @@ def test_batches_come_back_as_they_were(entries: list[BatchEntry]) -> None:
 def test_the_records_are_those_of_single_messages(
     entries: list[BatchEntry], born: bytes, store: bytes, text: str, offset: int, position: int
 ) -> None:
-    of_all = shared(properties=text.encode(), born_host=born, store_host=store, sys_flag=m.host_flags(born, store))
-    found = encode_records(split(encode_batch(entries)), of_all, offset, position)
-    data, positions, codes = one_by_one(entries, of_all, offset, position)
+    of_all = shared(born_host=born, store_host=store, sys_flag=m.host_flags(born, store))
+    found = together(encode_batch(entries), of_all, offset, position, text)
+    data, positions, codes = one_by_one(entries, of_all, offset, position, text)
     assert found.data == data
     assert (found.positions, found.tag_codes) == (positions, codes)
     assert [position + sum(found.sizes[:number]) for number in range(len(entries))] == positions
@@ -86,7 +91,7 @@ def test_the_records_are_those_of_single_messages(
 def test_a_batch_of_several_pieces_is_encoded_as_one(count: int) -> None:
     tags = ["", "TAGS\x01A", "K\x01v"]
     entries = [BatchEntry(number, b"b" * (number % 7), tags[number % 3]) for number in range(count)]
-    found = encode_records(split(encode_batch(entries)), shared(), 7, 9)
+    found = together(encode_batch(entries), shared(), 7, 9)
     data, positions, codes = one_by_one(entries, shared(), 7, 9)
     assert (found.data, found.positions, found.tag_codes) == (data, positions, codes)
     assert len(found.sizes) == count
@@ -95,9 +100,9 @@ def test_a_batch_of_several_pieces_is_encoded_as_one(count: int) -> None:
 def test_the_message_that_is_garbled_is_named_wherever_it_is() -> None:
     whole = raw(b"") * 600
     with pytest.raises(m.MessageError, match="batch entry 600 is cut off"):
-        encode_records(split(whole + raw(b"")[:10]), shared(), 0, 0)
+        together(whole + raw(b"")[:10], shared(), 0, 0)
     with pytest.raises(m.MessageError, match="batch entry 600 is garbled"):
-        encode_records(split(whole + raw(b"")[:-1] + b"\1"), shared(), 0, 0)
+        together(whole + raw(b"")[:-1] + b"\1", shared(), 0, 0)
 
 
 @given(st.binary(max_size=100))
@@ -109,7 +114,7 @@ def test_garbage_is_no_batch_and_no_crash(data: bytes) -> None:
         entries = decode_batch(data)
     except m.MessageError:
         with pytest.raises(m.MessageError):
-            encode_records(split(data), shared(), 0, 0)
+            together(data, shared(), 0, 0)
     else:
         assert len(encode_batch(entries)) == len(data)
 
@@ -122,9 +127,9 @@ def test_a_flipped_byte_is_read_as_both_ways_read_it(entries: list[BatchEntry], 
         read = decode_batch(bytes(data))
     except m.MessageError:
         with pytest.raises(m.MessageError):
-            encode_records(split(bytes(data)), shared(), 0, 0)
+            together(bytes(data), shared(), 0, 0)
     else:
-        assert encode_records(split(bytes(data)), shared(), 7, 9).data == one_by_one(read, shared(), 7, 9)[0]
+        assert together(bytes(data), shared(), 7, 9).data == one_by_one(read, shared(), 7, 9)[0]
 
 
 def raw(properties: bytes) -> bytes:
@@ -142,18 +147,18 @@ def test_a_character_that_two_messages_share_is_none() -> None:
 def test_properties_are_as_long_as_they_may_be() -> None:
     room = SENT_PROPERTY_BYTES - len("\x02CLUSTER\x01c")
     longest = encode_batch([BatchEntry(0, b"x", "y" * room)])
-    made = m.decode_record(encode_records(split(longest), shared(), 0, 0).data)
+    made = m.decode_record(together(longest, shared(), 0, 0).data)
     assert m.without_checksum(made).properties.endswith("CLUSTER\x01c")
     with pytest.raises(m.MessageError, match="32256 bytes with the broker's own; 32255 are allowed"):
-        encode_records(split(encode_batch([BatchEntry(0, b"x", "y" * (room + 1))])), shared(), 0, 0)
+        together(encode_batch([BatchEntry(0, b"x", "y" * (room + 1))]), shared(), 0, 0)
     with pytest.raises(m.MessageError, match="32255 are allowed"):
-        encode_records(split(raw(b"y" * 40_000)), shared(), 0, 0)
+        together(raw(b"y" * 40_000), shared(), 0, 0)
 
 
 def test_a_batch_holds_as_many_as_it_may() -> None:
     assert len(decode_batch(raw(b"") * MAX_BATCH_ENTRIES)) == MAX_BATCH_ENTRIES
     with pytest.raises(m.MessageError, match="at most 65536 messages"):
         decode_batch(raw(b"") * (MAX_BATCH_ENTRIES + 1))
-    assert len(encode_records(split(raw(b"") * MAX_BATCH_ENTRIES), shared(), 0, 0).sizes) == MAX_BATCH_ENTRIES
+    assert len(together(raw(b"") * MAX_BATCH_ENTRIES, shared(), 0, 0).sizes) == MAX_BATCH_ENTRIES
     with pytest.raises(m.MessageError, match="at most 65536 messages"):
-        encode_records(split(raw(b"") * (MAX_BATCH_ENTRIES + 1)), shared(), 0, 0)
+        together(raw(b"") * (MAX_BATCH_ENTRIES + 1), shared(), 0, 0)

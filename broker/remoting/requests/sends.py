@@ -8,7 +8,7 @@ import structlog
 
 from ....protocol.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from ....protocol.frame import Ext, Frame
-from ....protocol.headers import SendBack, SendMessage, read, read_send_v2
+from ....protocol.headers import FIRST_ID, SendBack, SendMessage, read, read_send_v2
 from ....protocol.sent import encode_sent
 from ....protocol.work import Work
 from ...broker import Broker
@@ -60,7 +60,7 @@ class Sends:
             if handle and not frame.flag & ONEWAY_FLAG:
                 out += answer(frame, 0, _sent_ext(f"{host_hex}{position:016X}", queue_id, queue_offset, handle))
             elif not frame.flag & ONEWAY_FLAG:
-                ids = _ids(host_hex, positions) if positions else f"{host_hex}{position:016X}"
+                ids = _ids(frame, host_hex, positions) if positions else f"{host_hex}{position:016X}"
                 out.append(encode_sent(reply_type(frame), frame.opaque, ids, queue_id, queue_offset, REGION))
         return out
 
@@ -71,15 +71,18 @@ def store_batch(broker: Broker, connection: Connection, frame: Frame) -> Work[Bu
     pieces = yield from broker.sending.storing_batch(header, frame.body, connection.born_host)
     host_hex = broker.store.store_host.hex().upper()
     ids: list[str] = []
-    for placed in pieces:
-        ids.append(_ids(host_hex, placed.positions or []))
+    for placed in pieces[:1] if FIRST_ID in frame.ext else pieces:
+        ids.append(_ids(frame, host_hex, placed.positions or []))
         yield
     first = pieces[0]
     sent = encode_sent(reply_type(frame), frame.opaque, ",".join(ids), first.queue_id, first.queue_offset, REGION)
     return [sent]
 
 
-def _ids(host_hex: str, positions: list[int]) -> str:
+def _ids(frame: Frame, host_hex: str, positions: list[int]) -> str:
+    """The ids of a batch's messages; of the first one alone where the sender looks at none, as Rocketlet's for Spark."""
+    if FIRST_ID in frame.ext:
+        positions = positions[:1]
     return ",".join([f"{host_hex}%016X"] * len(positions)) % tuple(positions)
 
 

@@ -11,6 +11,7 @@ from rocketlet.protocol.batch import PIECE_MESSAGES, BatchEntry, encode_batch, s
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.headers import FIRST_ID
 
 from campaigns.frames import Peer
 
@@ -51,6 +52,17 @@ async def test_a_long_batch_is_answered_with_the_places_of_all_and_before_what_i
     places = [int(found[-16:], 16) for found in str(first.ext["msgId"]).split(",")]
     assert places == [queue.entry(offset)[0] for offset in range(count)]
     peer.hang_up()
+
+
+@pytest.mark.parametrize("count", [3, 2 * BATCH_TURN_MESSAGES])
+async def test_a_sender_that_needs_no_ids_gets_the_first_one(node: Node, wire: Wire, count: int) -> None:
+    await create_topic(wire, "t")
+    batch = encode_batch([BatchEntry(0, b"", "")] * count)
+    answer = await wire.call(Code.SEND_BATCH_MESSAGE, {**send_v2(m="true"), FIRST_ID: "true"}, batch)
+    queue = node.broker.store.queue("t", 0)
+    assert (answer.code, answer.ext["queueOffset"], queue.next) == (0, "0", count)
+    assert str(answer.ext["msgId"])[-16:] == f"{queue.entry(0)[0]:016X}"
+    assert len(str(answer.ext["msgId"])) == 32
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def new_store(folder: Path) -> Store:
 
 
 def stage_batch(store: Store, entries: Entries, queue: int = 0) -> tuple[list[int], int]:
-    return store.stage_batch(store.queue("t", queue), split(encode_batch(entries)), b"C\x01c", 0, 5, HOST, 3)
+    return store.stage_batch(store.queue("t", queue), split(encode_batch(entries), b"C\x01c"), 0, 5, HOST, 3)
 
 
 def stage_singly(store: Store, entries: Entries, queue: int) -> None:
@@ -73,9 +73,9 @@ def test_a_batch_is_staged_and_forgotten_whole(tmp_path: Path) -> None:
     positions, offset = stage_batch(store, three)
     assert (len(positions), offset, store.staged) == (3, 0, 1)
     with pytest.raises(MessageError):
-        store.stage_batch(store.queue("t", 0), split(b"garbage"), b"", 0, 5, HOST)
+        store.stage_batch(store.queue("t", 0), split(b"garbage"), 0, 5, HOST)
     with pytest.raises(Exception, match="format requires"):
-        store.stage_batch(store.queue("t", 0), split(encode_batch(three)), b"", 2**40, 5, HOST)
+        store.stage_batch(store.queue("t", 0), split(encode_batch(three)), 2**40, 5, HOST)
     assert (store.staged, store.queue("t", 0).next) == (1, 3)
     assert stage_batch(store, three)[1] == 3
     store.roll_back(kept=1)

@@ -375,13 +375,14 @@ def test_whatever_fails_while_a_message_is_stored_leaves_nothing_behind(
         raise error
 
     def put_batch() -> None:
-        store.stage_batch(store.queue("t", 0), split(encode_batch([(0, b"lost", "")] * 2)), b"", 0, 1, HOST)
+        store.stage_batch(store.queue("t", 0), split(encode_batch([(0, b"lost", "")] * 2)), 0, 1, HOST)
         store.commit()
 
-    ways = {"encode_record": lambda: put(store, b"lost"), "encode_records": put_batch}
-    for way, place in itertools.product(ways, ("disk.write", "store.{}", "consume_queue._pack")):
+    ways = {("encode_record", "_pack"): lambda: put(store, b"lost"), ("encode_records", "_packer"): put_batch}
+    for way, number in itertools.product(ways, range(3)):
+        place = ("disk.write", f"store.{way[0]}", f"consume_queue.{way[1]}")[number]
         with monkeypatch.context() as patch:
-            patch.setattr(f"rocketlet.broker.store.{place.format(way)}", fail)
+            patch.setattr(f"rocketlet.broker.store.{place}", fail)
             with pytest.raises(error):
                 ways[way]()
         assert store.staged == 0
