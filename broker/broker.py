@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 
@@ -16,13 +14,27 @@ from ..protocol.bodies import TopicConfig
 from ..protocol.codes import RequestCode
 from ..protocol.message import MessageError, encode_host
 from ..protocol.work import Work
-from . import config as limits
 from .access.acl import Acl
 from .clock import MACHINE, Clock, Timer
 from .cluster.link import NameServers, signing
 from .cluster.peers import Peers
 from .cluster.registration import Registration
-from .config import BrokerConfig, LiveConfig
+from .config import (
+    DEVICE_STOP_S,
+    LEASE_SWEEP_S,
+    LIMITS,
+    MAX_NAMED_CHARS,
+    PERSIST_INTERVAL_S,
+    POP_CLIENTS_LOOK_S,
+    REQUEST_BOUNDS_S,
+    RETENTION_SWEEP_S,
+    SAMPLE_INTERVAL_S,
+    SAVE_LOCKS_DELAY_S,
+    SWEEP_INTERVAL_S,
+    BrokerConfig,
+    Limits,
+    LiveConfig,
+)
 from .consuming.commits import Commits
 from .consuming.parts import Parts
 from .consuming.pulling import Pulling
@@ -53,9 +65,10 @@ from .nameserver.routes import Routes
 from .pops.division import Members
 from .pops.mixed import Mixed
 from .pops.pops import Pops
+from .running.device import Device
 from .running.engine import Engine
 from .running.histogram import Histogram
-from .running.jobs import Call, Job, do, make_all, run
+from .running.jobs import Job, run
 from .running.open_files import shares
 from .running.tasks import Tasks
 from .running.turns import Line, Turns
@@ -71,8 +84,6 @@ from .store.flusher import Flusher
 from .store.frames import Frames
 from .store.retention import RetentionTime
 from .store.store import Store, StoreFull
-
-T = TypeVar("T")
 
 log = structlog.get_logger("rocketlet.broker")
 
@@ -92,8 +103,10 @@ class Broker:
         *,
         tls: Tls | None = None,
         acl: Acl | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         self.clock = clock
+        self.limits = limits
         folder = config.data_dir
         self.generation = generation = acl.file.generation if acl is not None else Generation()
         self.settings = LiveConfig(config, generation.rise)
@@ -101,45 +114,51 @@ class Broker:
         self.tls = tls or Tls()
         sign = signing(acl.file, config.name_server_account) if acl and config.name_server_account else None
         self.tasks = Tasks(clock)
-        self.history = History(clock)
-        self.request_times: dict[int, Histogram] = {code: Histogram(limits.REQUEST_BOUNDS_S) for code in RequestCode}
+        self.history = History(clock, limits)
+        self.request_times: dict[int, Histogram] = {code: Histogram(REQUEST_BOUNDS_S) for code in RequestCode}
         self.callers = Callers(clock)
         self.turned_away = Recent(clock.monotonic_s)  # connections
-        self.clients = Clients(clock, acl.may_publish if acl else None)
+        self.clients = Clients(clock, acl.may_publish if acl else None, limits)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
         self.peers = Peers(self.tls, sign, self.tasks, clock)
 
         self.store = _store(config, clock)
         self.retention_time = RetentionTime(clock)
         self.turns = Turns()
-        self.searches = Line(self.turns, limits.MAX_SEARCHES, limits.MAX_WAITING_SEARCHES)
-        self.recalls = Line(self.turns, limits.MAX_RECALLING, limits.MAX_WAITING_RECALLS)
-        self.filters = Filters(self.turns)
-        self._device = ThreadPoolExecutor(1, "device")
-        self._jobs = asyncio.Lock()
-        self.topics = Topics(config, clock, self._topic_changed, generation)
+        self.searches = Line(self.turns, limits.max_searches, limits.max_waiting_searches)
+        self.recalls = Line(self.turns, limits.max_recalling, limits.max_waiting_recalls)
+        self.engine = Engine(self.tasks, self.turns, clock)
+        self.filters = Filters(self.turns, limits)
+        self.device = Device()
+        self.topics = Topics(config, clock, self._topic_changed, generation, limits)
         self.recovered = self.store.recover(
             self.topics.since(), deleted=self.topics.deleted, knows_topics=self.topics.is_current
         )
         self.topics.adopt(self.recovered.unknown_topics)
-        self.held_pulls = HeldPulls(clock, self.turns)
+        self.held_pulls = HeldPulls(clock, self.turns, limits)
         self.appender = Appender(self.store, self._appended)
         self.delays = Delays(folder / "delays.json", config.delay_levels_ms, self.topics, self.appender, clock)
-        self.timers = Timers(folder, self.topics, self.appender, clock)
+        self.timers = Timers(folder, self.topics, self.appender, clock, limits)
         self.transactions = Transactions(
-            folder / "transactions.json", self.settings, self.topics, self.appender, self.clients, self.retention_time
+            folder / "transactions.json",
+            self.settings,
+            self.topics,
+            self.appender,
+            self.clients,
+            self.retention_time,
+            limits,
         )
-        self.statistics = Statistics(self.store, clock, self.topics.all_queues_of)
+        self.statistics = Statistics(self.store, clock, self.topics.all_queues_of, limits)
 
-        self.offsets = Offsets(folder / "offsets.json", self.topics.identity)
+        self.offsets = Offsets(folder / "offsets.json", self.topics.identity, limits)
         self.offsets.forget_former(self.topics.deleted)
         self.offsets.clamp(self.store.queues)
         self.group_configs = GroupConfigs(
-            folder / "groups.json", clock.time_ms, auto_create=config.auto_create_groups, generation=generation
+            folder / "groups.json", clock.time_ms, generation, limits, auto_create=config.auto_create_groups
         )
         pop_frames = Frames(folder / "pops.journal", is_synced=config.flush == "sync")
         journals = (self.topics.journal, self.group_configs.journal, self.timers.journal, pop_frames)
-        self.flusher = Flusher(self.store, journals, self._apart) if config.flush == "sync" else None
+        self.flusher = Flusher(self.store, journals, self.device.make) if config.flush == "sync" else None
         self.retries = Retries(
             self.topics, self.appender, self.delays, self.group_configs.ensure, self.statistics.note_sent_back
         )
@@ -150,12 +169,12 @@ class Broker:
         self.refusals = Refusals(clock)
         self.repeats = Repeats(clock)
         self.locks = self._make_locks(folder / "locks.json")
-        self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock, self._is_apart)
+        self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock, self._is_apart, limits)
         self.draining = self._make_draining()
         self.notifications = Notifications(
             self.groups, self.group_configs, self.history, self.draining, clock, self.turns
         )
-        self.request_modes = RequestModes(folder / "modes.json")
+        self.request_modes = RequestModes(folder / "modes.json", limits)
         self.pops = self._make_pops(config.name, pop_frames)
         parts = self._parts()
         self.commits = Commits(parts)
@@ -188,7 +207,7 @@ class Broker:
     def _make_groups(self, broker_name: str) -> ConsumerGroups:
         queues_of = self.topics.queues_of
         return ConsumerGroups(
-            self.history, broker_name, queues_of, self.clock, self.turns, self._group_changed, self.generation
+            self.history, broker_name, queues_of, self.engine, self._group_changed, self.generation, self.limits
         )
 
     def _make_locks(self, path: Path) -> Locks:
@@ -200,20 +219,21 @@ class Broker:
             queues_of=self.topics.queues_of,
             end_of=self._end_of,
         )
-        return Locks(self.history, path, self.clock, around, self.generation)
+        return Locks(self.history, path, self.clock, around, self.generation, self.limits)
 
     def _make_draining(self) -> Draining:
         outside = Outside(
             self.name_servers.find_route, self._tell_members, self.peers.say, self._queue_drained, self.repeats
         )
-        engine = Engine(self.tasks, self.turns, self.clock)
-        return Draining(self.config.name, self.groups, self.watch, self.held_pulls, engine, outside)
+        return Draining(self.config.name, self.groups, self.watch, self.held_pulls, self.engine, outside)
 
     def _make_pops(self, broker_name: str, frames: Frames) -> Pops:
         appender, offsets, settings = self.appender, self.offsets, self.group_configs
-        kept = self.when_kept
+        kept, limits = self.when_kept, self.limits
         members = self._popping_members()
-        return Pops(broker_name, self.topics, appender, offsets, settings, frames, self.clock, kept, members)
+        return Pops(
+            broker_name, self.topics, appender, offsets, settings, frames, self.clock, kept, members, limits=limits
+        )
 
     def _popping_members(self) -> Members:
         return Members(
@@ -221,8 +241,8 @@ class Broker:
             self.locks,
             self.watch,
             self.request_modes,
-            Mixed(self.clock, self.history),
-            Engine(self.tasks, self.turns, self.clock),
+            Mixed(self.clock, self.history, self.limits),
+            self.engine,
             self.name_servers.find_route,
             self.topics.queues_of,
         )
@@ -282,14 +302,14 @@ class Broker:
 
     def start(self) -> None:
         every, alone = self.tasks.every, self.turns.do_alone
-        every(limits.PERSIST_INTERVAL_S, "persist", self._save)
-        every(limits.LEASE_SWEEP_S, "leases", partial(alone, "leases", self.locks.expiring))
-        every(limits.RETENTION_SWEEP_S, "retention", lambda: self.tasks.spawn(self.expire_segments()))
-        every(limits.SWEEP_INTERVAL_S, "members", partial(alone, "members", self._expiring_members))
-        every(limits.POP_CLIENTS_LOOK_S, "silent clients", self.pops.look_for_silent_clients)
-        every(limits.LEASE_SWEEP_S, "watch", partial(alone, "watch", self.watch.looking))
-        every(limits.LEASE_SWEEP_S, "rebalances", self.history.rebalances.look)
-        every(limits.SAMPLE_INTERVAL_S, "samples", partial(alone, "samples", self.statistics.sampling))
+        every(PERSIST_INTERVAL_S, "persist", self._save)
+        every(LEASE_SWEEP_S, "leases", partial(alone, "leases", self.locks.expiring))
+        every(RETENTION_SWEEP_S, "retention", lambda: self.tasks.spawn(self.expire_segments()))
+        every(SWEEP_INTERVAL_S, "members", partial(alone, "members", self._expiring_members))
+        every(POP_CLIENTS_LOOK_S, "silent clients", self.pops.look_for_silent_clients)
+        every(LEASE_SWEEP_S, "watch", partial(alone, "watch", self.watch.looking))
+        every(LEASE_SWEEP_S, "rebalances", self.history.rebalances.look)
+        every(SAMPLE_INTERVAL_S, "samples", partial(alone, "samples", self.statistics.sampling))
         every(
             self.config.transaction_sweep_s, "transactions", partial(alone, "transactions", self.transactions.checking)
         )
@@ -312,21 +332,20 @@ class Broker:
         self.pops.stop()
         await self.turns.done()
         try:
-            async with asyncio.timeout(limits.DEVICE_STOP_S):
+            async with asyncio.timeout(DEVICE_STOP_S):
                 await self._device_is_done()
         except TimeoutError:  # the call that hangs may still write: the folder stays locked until the process ends
-            self.store.fail(f"the disk has not answered for {limits.DEVICE_STOP_S:g} s")
-            self._device.shutdown(wait=False, cancel_futures=True)
+            self.store.fail(f"the disk has not answered for {DEVICE_STOP_S:g} s")
+            self.device.end()
             return
-        self._device.shutdown(wait=False)
+        self.device.end()
         self.persist(closes=True)
         self.store.close()
 
     async def _device_is_done(self) -> None:
         if self.flusher is not None:
             await self.flusher.drain()
-        # not in the loop's own executor: a handler in the same loop may have shut that down
-        await asyncio.get_running_loop().run_in_executor(self._device, _nothing)
+        await self.device.make([])
 
     def when_kept(self, action: Callable[[], None], otherwise: Callable[[], None]) -> None:
         """Calls `action` at once; with `--flush sync` when everything stored is on the device, or `otherwise`."""
@@ -365,13 +384,13 @@ class Broker:
 
     def note_turned_away(self, address: str, reason: str) -> None:
         """A connection came to nothing."""
-        self.turned_away.note((address, reason), f"{address}: {reason[: limits.MAX_NAMED_CHARS]}")
+        self.turned_away.note((address, reason), f"{address}: {reason[:MAX_NAMED_CHARS]}")
 
     # Timers
 
     def _save(self) -> None:
         if self._saving is None or self._saving.done():  # a slow device may need longer than the interval
-            self._saving = self.tasks.spawn(self.do(self.saving()))
+            self._saving = self.tasks.spawn(self.device.do(self.saving()))
 
     def persist(self, closes: bool = False) -> None:
         """Like `saving`, but at once."""
@@ -404,26 +423,13 @@ class Broker:
                 self.store.room.save_failed(error)
                 log.error("save_failed", reason=str(error))
 
-    async def do(self, job: Job[T]) -> T:
-        """Does a job in turns, and waits for the device in a thread; one job after the other. Raises its exceptions."""
-        async with self._jobs:
-            return await do(job, self._make)
-
-    async def _make(self, call: Call | None) -> None:
-        await (asyncio.sleep(0) if call is None else self._apart([call]))
-
-    async def _apart(self, calls: list[Call]) -> None:
-        """Makes calls in the one thread that waits for the device. Returns behind all that were asked for before,
-        also without any: what those keep is then kept."""
-        await asyncio.get_running_loop().run_in_executor(self._device, make_all, calls)
-
     async def expire_segments(self) -> None:
         config = self.config
         older_than_s = self.retention_time.now_s() - config.retain_hours * 3600
         # Messages that wait for their time are kept until then, on top of the retained bytes.
         total_bytes = None if config.retain_bytes is None else config.retain_bytes + self.timers.waiting_bytes
         expiring = self.store.expiring(older_than_s=older_than_s, total_bytes=total_bytes, carry=self.timers.carrying)
-        dropped = await self.do(expiring)
+        dropped = await self.device.do(expiring)
         if dropped:
             log.info("segments_expired", segments=dropped, begin=self.store.begin)
             self.turns.do_alone("lost messages", self.progress.noting_lost)
@@ -438,11 +444,11 @@ class Broker:
     def _save_locks_later(self) -> None:
         """Saves soon which leases have ended by themselves, in case the broker is killed, but not one by one."""
         if self._saving_locks is None:
-            self._saving_locks = self.clock.call_later(limits.SAVE_LOCKS_DELAY_S, self._save_locks)
+            self._saving_locks = self.clock.call_later(SAVE_LOCKS_DELAY_S, self._save_locks)
 
     def _save_locks(self) -> None:
         self._saving_locks = None
-        self.tasks.spawn(self.do(self._locks_saving()))
+        self.tasks.spawn(self.device.do(self._locks_saving()))
 
     def _locks_saving(self) -> Job[None]:
         try:
@@ -487,7 +493,3 @@ def _store_host(address: str) -> bytes:
     except MessageError:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         return encode_host(str(found[4][0]), int(port))
-
-
-def _nothing() -> None:
-    """The device's last call: when it is made, those before have been."""

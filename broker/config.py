@@ -39,7 +39,6 @@ UNWRITTEN_BYTES: Final = 256 * 1024  # answers are written before more are made,
 CLIENT_ANSWER_S: Final = 10.0  # how long the broker waits for a client that it asked something
 MAX_ASKED_AT_ONCE: Final = 1000  # members that one request has the broker ask
 MAX_STATUSES_BYTES: Final = 4 * 1024 * 1024  # all their answers together; members beyond are left out
-MAX_ASKED: Final = 2000  # questions to one client, or because of one client, that are not answered yet
 ASKED_BYTES: Final = 1024  # counted for each such question, for the client that caused it
 DRAIN_TIMEOUT_S: Final = 5.0  # how long a broker that stops waits for connections to close
 DEVICE_STOP_S: Final = (
@@ -55,7 +54,6 @@ METRICS_CLIENT_S: Final = 10.0  # how long the metrics port waits for a client t
 # The store
 
 MAX_OPEN_SEGMENTS: Final = 256  # files of the store open at a time; at most half of what the process may open
-JOURNAL_LINES: Final = 1000  # changes of topics or groups before the state file is written anew
 PERSIST_INTERVAL_S: Final = 5.0  # between two saves of offsets, indexes and progress
 RETENTION_SWEEP_S: Final = 30.0  # between two looks for segments that have expired
 RETENTION_JUMP_S: Final = 60.0  # the wall clock's jump against the monotonic one, after which segments expire later
@@ -76,9 +74,7 @@ DAMAGE_NEIGHBOURS: Final = 64  # messages before and behind a damaged one that a
 
 # Topics and messages
 
-MAX_TOPICS: Final = 50_000  # topics of a broker
 MAX_QUEUES_PER_TOPIC: Final = 4096  # queues of a topic at one broker
-MAX_QUEUES: Final = 500_000  # queues of all topics together
 MAX_RETAIN_HOURS: Final = 876_000.0  # a hundred years
 SHARED_READ_BYTES: Final = 65_536  # the last read is kept for others that ask for the same
 PULL_BYTES: Final = 262_144  # messages in one answer, as Apache's maxTransferBytesOnMessageInMemory
@@ -94,9 +90,6 @@ SCAN_ENTRIES: Final = 800  # index entries that one filtered pull looks at: 16,0
 READ_GAP_BYTES: Final = 4096  # a gap up to this is read through rather than read around
 CHECKED_GAP_BYTES: Final = 32_768  # the same where the whole read is checked at once
 MAX_HOLD_S: Final = 60.0  # how long a pull may wait for a message
-MAX_HELD_PULLS: Final = 100_000  # pulls that wait
-WOKEN_AT_ONCE: Final = 16  # held pulls of one queue; more are answered in turns
-MAX_READ_QUEUES: Final = 65_536  # queues of one connection, in all groups, whose readers are watched
 MAX_ANSWERING: Final = 256  # requests that are answered later, at a time; searches by a key have limits of their own
 # how long a foreign member's pull of another's queue waits before it is answered with nothing
 OTHERS_QUEUE_WAIT_S: Final = 0.2
@@ -106,9 +99,6 @@ SUBSCRIPTION_LOOK_S: Final = 0.01  # between two of these looks
 MAX_RUNNING_INFO_BYTES: Final = 128 * 1024  # a member's report on itself; about 300 queues of a Java member
 SCAN_BYTES: Final = 512 * 1024  # messages that one pull with an SQL92 filter looks at; one is always looked at
 SCAN_WORDS: Final = 16_000  # words of an SQL92 filter, each time that it looks at a message
-MAX_FILTERS: Final = 256  # SQL92 filters that are known; the one that was asked for longest ago is forgotten
-MAX_UNPARSED: Final = 10_000  # requests that wait for their SQL92 filter to be parsed
-KNOWN_FILTER_WORDS: Final = 200_000  # words of all known filters; one takes about 200 bytes
 MAX_FILTER_WORDS: Final = 10_000  # words and signs of an SQL92 filter; parsed in pieces, 40 ms in all
 FILTER_WORD_BYTES: Final = 200  # counted for each of a filter by which a held pull looks at messages
 MAX_FILTER_DEPTH: Final = 100  # levels of parentheses in an SQL92 filter
@@ -119,8 +109,6 @@ UNIQUE_KEY_MESSAGES: Final = 32  # messages found by a unique key, whatever is a
 SEARCHED_ENTRIES: Final = 20_000_000  # the newest entries of a topic's indexes, which one search by a key looks at
 SEARCH_ENTRIES: Final = 256  # entries in one piece of work
 SEARCH_CHUNK_BYTES: Final = 128 * 1024  # messages in one piece of work
-MAX_SEARCHES: Final = 4  # searches at a time, each of another client
-MAX_WAITING_SEARCHES: Final = 256  # searches of one client that wait
 DELAY_LEVELS_MS: Final = tuple(
     1000 * seconds
     for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
@@ -135,46 +123,26 @@ TIMER_LOOK_S: Final = 10.0  # how often the clock is looked at while messages wa
 RUN_KEYS: Final = 16_384  # the newest messages with a time, 44 bytes each, in memory; more are sorted into a file
 RUN_BLOCK_KEYS: Final = 1024  # keys of a file that are in memory
 RUNS_TO_MERGE: Final = 8  # files of about one size, which become one
-MAX_RECALLED: Final = 1_000_000  # messages that were recalled and whose time has not come
-MAX_RECALL_LOOKS: Final = 100_000  # messages of the same ms among which one is recalled
-MAX_RECALLING: Final = 8  # recalls of gRPC clients that are looked for at once, one of each connection
-MAX_WAITING_RECALLS: Final = 1000  # recalls of one connection that wait for those before them
 RECALL_LOOKS: Final = 8  # messages of the same time that a recall looks at in one turn
 TRANSACTION_CHECK_MAX: Final = 15  # checks of a transaction before its message is set aside
-MAX_HALF_MESSAGES: Final = 100_000  # half messages without an outcome; beyond, transactional sends are refused
-MAX_OUTCOMES: Final = (
-    10_000  # transactions that have ended whose outcome is known; beyond, the other one is not refused
-)
-MAX_OUTCOMES_READ: Final = 1000  # outcomes that a start reads
 TRANSACTION_SWEEP_S: Final = 60.0  # between two looks for transactions without an outcome
 TRANSACTION_TIMEOUT_S: Final = 6.0  # how old a transaction is when it is checked for the first time
 MAX_TRANSACTION_TIMEOUT_S: Final = 86_400.0  # the most that an administrator may set instead
 SAMPLE_INTERVAL_S: Final = 10.0  # between two samples of the counters behind the rates
-MAX_SAMPLED: Final = 300_000  # counters in all samples of an hour; beyond, the oldest samples are forgotten
-MAX_COUNTED_READS: Final = 100_000  # topics, by the groups that read them; of more, those that nobody reads now
 
 # Messages shared (POP)
 
 MAX_POP_MESSAGES: Final = 32  # messages of one receive, as Apache's
 MAX_POP_BYTES: Final = 4 * 1024 * 1024  # one answer; its first message is always given
-MAX_UNFINISHED: Final = 20_000  # unacknowledged deliveries of a group in one queue; beyond, receives wait
-MAX_UNFINISHED_OF_GROUP: Final = 200_000  # the same in all queues of a group; about 350 bytes each
-MAX_UNFINISHED_IN_ORDER: Final = (
-    2000  # the same for a group in order, with those that wait behind others of their message group
-)
-MAX_WAITING_RECEIVES: Final = 100_000  # receives that wait
 MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000  # the longest time for a popped message, as Apache's
 LATE_POLL_MS: Final = 500  # how late a receive may come; then nobody waits for its answer, as with Apache's broker
 MAX_ACKS: Final = 4096  # handles in one acknowledgement
-MAX_REQUEST_MODES: Final = 10_000  # modes of groups and topics that an administrator has set
 POP_LOOKS: Final = 8  # reads of a receive whose filter finds nothing, before others have their turn
 EXPIRED_AT_ONCE: Final = 16  # batches whose time is over, in one turn: 512 messages at most
 MAX_ATTEMPT_CHARS: Final = 1024  # an attempt's id; the rest of a longer one does not count
-MAX_ATTEMPT_IDS: Final = 10_000  # receives in order whose batches are given again to the same attempt
 RENEWAL_STEPS_S: Final = (60.0, 180.0, 300.0, 600.0, 1800.0, 3600.0)  # by which a delivery is prolonged, as Apache's
 MAX_RENEWED_S: Final = 3 * 3600.0  # how long a popped message is prolonged at most, as Apache's
 POP_CLIENT_SILENT_S: Final = 120.0  # a client that is silent for longer counts as gone, and is not prolonged for
-MAX_MIXED: Final = 1000  # groups and topics that some pull and others pop, of which it is known when that was said
 POOL_IDLE_S: Final = 30.0  # how long nobody may pop a topic before members may pull it, if nothing is in flight
 POP_CLIENTS_LOOK_S: Final = 5.0  # between two looks for clients that went silent
 POOL_LEAVE_S: Final = 30.0  # how long clients that pop get their returned messages again when a queue leaves them
@@ -209,23 +177,13 @@ CLIENT_GONE_S: Final = (  # how long after its last connection a client is gone;
 
 # Groups
 
-MAX_OFFSETS: Final = 1_000_000  # offsets of all groups in all queues; about 100 bytes each
-MAX_GROUPS: Final = 10_000  # groups of a broker
-MAX_MEMBERSHIPS: Final = 256  # memberships of one connection: all end at once when it closes
-MAX_MEMBERS: Final = 10_000  # members of a group
 MAX_GRPC_CLIENTS: Final = 20_000  # clients of RocketMQ 5, by their ids
 MAX_GRPC_IDS: Final = 64  # clients that share one connection
-MAX_CLIENT_IDS: Final = 16  # client ids that one connection goes by
-MAX_PRODUCER_GROUPS: Final = 256  # producer groups of one connection
 MEMBER_BYTES: Final = 1024  # counted for a membership, a producer's or a consumer's, against --memory
 SUBSCRIPTION_BYTES: Final = 512  # counted for each subscription, beside its expression
 TAG_BYTES: Final = 160  # counted for each tag of an expression
 PLACE_BYTES: Final = 256  # counted for each queue that a member owns, sees, reads or waits for
 MOVING_BYTES: Final = 400  # counted for each queue that moves from a foreign member, until the change is over
-MAX_SEEN_QUEUES: Final = 65_536  # queues of a topic on all brokers, of which members are told what others see
-MAX_SHARED_QUEUES: Final = (
-    8192  # queues of a topic on all brokers that a broker shares out; beyond, members do so themselves
-)
 MAX_HASHED: Final = (
     20_000  # queues, and ten points for each member, that one request has the broker share out by hashes
 )
@@ -234,9 +192,6 @@ MAX_DRAINED_QUEUES: Final = (
 )
 MAX_CLAIMS: Final = 100_000  # claims of one topic's queues by members; beyond, the same
 MAX_GATED: Final = 16  # pulls of a queue whose former reader is not done
-MAX_LOCKS: Final = 200_000  # locks of all groups together, about 600 bytes each
-MAX_LOCKS_OF_CONNECTION: Final = 16_384  # locks that a connection has or waits for
-MAX_LOCK_WAITERS: Final = 200_000  # members that are told as soon as a queue is free; others ask again by themselves
 MAX_AGREEING_MEMBERS: Final = 1000  # foreign members of a group whose brokers agree; beyond, each drains for itself
 MAX_PEERS: Final = 64  # brokers of a group's topics; beyond, the same
 MAX_LISTED_IDS: Final = (
@@ -249,18 +204,14 @@ MAX_PROOFS: Final = 64  # brokers that are being asked whether they said somethi
 MAX_STRANGERS: Final = 1000  # brokers that do not know the request; beyond, the first ones are asked again
 PEER_IDLE_S: Final = 60.0  # an idle connection to another broker is closed after this
 MAX_GIVEN_IDS: Final = 1_000_000  # client ids in the lists that foreign members were given last, each list counted once
-CHECKED_AT_ONCE: Final = 128  # members of a group whose agreement is checked with each change
-MAX_COMPARED: Final = 100  # different sets of topics in a group, each compared with each
 MAX_NAMED_MEMBERS: Final = 10  # members that a report of a disagreement names
-MAX_LOGGED_FAULTS: Final = 20  # faults of a group in ten minutes; its history has the others, too
-MAX_REFUSED: Final = 100  # clients whose heartbeats were refused, of which the reason is kept
 REPEATS_S: Final = 600.0  # how long it is told why messages of foreign members may be handled again
+MAX_REFUSED: Final = 100  # clients whose heartbeats were refused, of which the reason is kept
 REFUSED_S: Final = 90.0  # a refusal that does not come again for so long is over
 MAX_NAMED_CHARS: Final = 200  # each of their texts
 MAX_REASON_CHARS: Final = 500  # the reason why a message was not handled, kept with its retry and its dead letter
 MAX_RETRY_QUEUES: Final = 64  # queues of a group's retry topic
 MAX_RETRY_TIMES: Final = 1_000_000  # retries that a group's settings may allow
-HEARTBEAT_LIMIT_S: Final = 120.0  # a member without a heartbeat for longer is gone
 NOTIFY_DELAY_S: Final = 0.005  # changes of a group within this time make one notification
 LOCK_LEASE_S: Final = 60.0  # the locks of Apache's clients, for orderly consumption
 HANDOVER_LEASE_S: Final = 20.0  # the leases of Rocketlet's members, which renew every 5 s
@@ -278,12 +229,7 @@ RELOOK_S: Final = 30.0  # by then a foreign member has asked for the list of mem
 BRIDGED_AFTER_S: Final = 0.2  # when a drain takes longer, each queue moves by itself
 MAX_BRIDGED: Final = 100_000  # queues times members that this is done for: each claims all
 TOLD_AGAIN: Final = 5  # how often a foreign member is told again that does not ask for the list of members
-WATCHED_PER_S: Final = 100_000  # queues a second that are looked at whether somebody reads them: 0.5 us each
-MAX_REPORTED: Final = 100  # orphaned queues that one look reports; the others are reported by the next ones
 ORPHAN_S: Final = 5.0  # how long nobody may read a queue before that is named
-HISTORY_EVENTS: Final = 10_000  # events kept for one group
-HISTORY_GROUPS: Final = 1000  # groups whose events are kept
-HISTORY_ALL_EVENTS: Final = 200_000  # events of all groups, about 500 bytes each; beyond, the oldest are forgotten
 HISTORY_TEXT_CHARS: Final = 1000  # the texts of an event
 
 # TLS and accounts
@@ -315,14 +261,7 @@ REGISTER_INTERVAL_S: Final = 30.0  # between two registrations at name servers
 REGISTER_TIMEOUT_S: Final = 6.0  # how long a name server may take to answer a registration
 REGISTER_LOOK_S: Final = 1.0  # between two looks whether a name server has hung up
 MAX_PENDING_TOPICS: Final = 10_000  # changed topics that name servers do not know yet; others wait for the interval
-MAX_BROKERS: Final = 1000  # brokers of a name server, by name
-MAX_DEPARTED_BROKERS: Final = 100  # departed brokers that are remembered; the one that left first makes room
 DEPARTED_KEPT_S: Final = 7 * 86_400.0  # how long a broker that is gone is remembered
-MAX_BROKER_ADDRESSES: Final = 16  # addresses of one broker: master and slaves
-MAX_ROUTES: Final = 200_000  # topics of all brokers together; a topic counts once for each broker that has it
-MAX_KV_NAMESPACES: Final = 100  # namespaces of settings at a name server
-MAX_KV_KEYS: Final = 10_000  # keys in a namespace
-MAX_KV_CHARS: Final = 8 * 1024 * 1024  # characters of all namespaces, keys and values
 
 
 class LimitExceeded(Exception):
@@ -337,6 +276,98 @@ def within(what: str, value: N, low: N, high: N) -> N:
     if not low <= value <= high:
         raise LimitExceeded(f"{what}: {value} is not between {low} and {high}")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of what one broker or name server keeps, takes at once and waits for. Those of `LIMITS` are in force where
+    nobody hands in others: tests do, to come to an edge with a few messages."""
+
+    # Groups
+
+    max_locks: int = 200_000  # locks of all groups together, about 600 bytes each
+    max_locks_of_connection: int = 16_384  # locks that a connection has or waits for
+    max_lock_waiters: int = 200_000  # members that are told as soon as a queue is free; others ask again by themselves
+    max_memberships: int = 256  # memberships of one connection: all end at once when it closes
+    max_offsets: int = 1_000_000  # offsets of all groups in all queues; about 100 bytes each
+    watched_per_s: int = 100_000  # queues a second that are looked at whether somebody reads them: 0.5 us each
+    max_reported: int = 100  # orphaned queues that one look reports; the others are reported by the next ones
+    max_compared: int = 100  # different sets of topics in a group, each compared with each
+    max_members: int = 10_000  # members of a group
+    max_seen_queues: int = 65_536  # queues of a topic on all brokers, of which members are told what others see
+    max_shared_queues: int = 8192  # queues of a topic on all brokers that a broker shares out; members share out more
+    max_logged_faults: int = 20  # faults of a group in ten minutes; its history has the others, too
+    checked_at_once: int = 128  # members of a group whose agreement is checked with each change
+    heartbeat_limit_s: float = 120.0  # a member without a heartbeat for longer is gone
+    history_events: int = 10_000  # events kept for one group
+    history_groups: int = 1000  # groups whose events are kept
+    history_all_events: int = 200_000  # events of all groups, about 500 bytes each; beyond, the oldest are forgotten
+    max_groups: int = 10_000  # groups of a broker
+    max_client_ids: int = 16  # client ids that one connection goes by
+    max_producer_groups: int = 256  # producer groups of one connection
+
+    # Topics and messages
+
+    max_read_queues: int = 65_536  # queues of one connection, in all groups, whose readers are watched
+    max_topics: int = 50_000  # topics of a broker
+    max_queues: int = 500_000  # queues of all topics together
+    max_sampled: int = 300_000  # counters in all samples of an hour; beyond, the oldest samples are forgotten
+    max_counted_reads: int = 100_000  # topics, by the groups that read them; of more, those that nobody reads now
+    max_half_messages: int = 100_000  # half messages without an outcome; beyond, transactional sends are refused
+    max_outcomes: int = (
+        10_000  # transactions that have ended whose outcome is known; beyond, the other one is not refused
+    )
+    max_outcomes_read: int = 1000  # outcomes that a start reads
+    max_unparsed: int = 10_000  # requests that wait for their SQL92 filter to be parsed
+    max_filters: int = 256  # SQL92 filters that are known; the one that was asked for longest ago is forgotten
+    known_filter_words: int = 200_000  # words of all known filters; one takes about 200 bytes
+    max_held_pulls: int = 100_000  # pulls that wait
+    woken_at_once: int = 16  # held pulls of one queue; more are answered in turns
+    max_recalled: int = 1_000_000  # messages that were recalled and whose time has not come
+    max_recall_looks: int = 100_000  # messages of the same ms among which one is recalled
+    max_searches: int = 4  # searches at a time, each of another client
+    max_waiting_searches: int = 256  # searches of one client that wait
+    max_recalling: int = 8  # recalls of gRPC clients that are looked for at once, one of each connection
+    max_waiting_recalls: int = 1000  # recalls of one connection that wait for those before them
+
+    # Metrics
+
+    max_free_queues: int = 50_000  # unlocked queues whose next owner is waited for
+
+    # Messages shared (POP)
+
+    max_request_modes: int = 10_000  # modes of groups and topics that an administrator has set
+    max_waiting_receives: int = 100_000  # receives that wait
+    max_unfinished: int = 20_000  # unacknowledged deliveries of a group in one queue; beyond, receives wait
+    max_unfinished_of_group: int = 200_000  # the same in all queues of a group; about 350 bytes each
+    max_unfinished_in_order: int = (
+        2000  # the same for a group in order, with those behind others of their message group
+    )
+    max_attempt_ids: int = 10_000  # receives in order whose batches are given again to the same attempt
+    max_mixed: int = 1000  # groups and topics that some pull and others pop, of which it is known when that was said
+
+    # The store
+
+    journal_lines: int = 1000  # changes of topics or groups before the state file is written anew
+
+    # Name servers
+
+    max_routes: int = 200_000  # topics of all brokers together; a topic counts once for each broker that has it
+    max_brokers: int = 1000  # brokers of a name server, by name
+    max_broker_addresses: int = 16  # addresses of one broker: master and slaves
+    max_departed_brokers: int = 100  # departed brokers that are remembered; the one that left first makes room
+    max_kv_namespaces: int = 100  # namespaces of settings at a name server
+    max_kv_keys: int = 10_000  # keys in a namespace
+    max_kv_chars: int = 8 * 1024 * 1024  # characters of all namespaces, keys and values
+
+    # Connections
+
+    max_asked: int = 2000  # questions to one client, or because of one client, that are not answered yet
+
+    # TLS and accounts
+
+
+LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,4 +422,3 @@ class LiveConfig:
 REQUEST_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 HANDOVER_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 REBALANCE_REST_S: Final = 5.0  # a rebalance is over when no queue has changed hands for so long
-MAX_FREE_QUEUES: Final = 50_000  # unlocked queues whose next owner is waited for

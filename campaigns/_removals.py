@@ -405,14 +405,15 @@ REMOVALS: dict[str, Removal] = {
     ),
     "memberships": Removal(
         "a connection is a member of 256 groups at most", "exhaustion", 1,
-        [Change(members, "MAX_MEMBERSHIPS", _UNLIMITED)], "H7", "groups",
+        [Change(members.ConsumerGroups, "admit", Lines("> self._limits.max_memberships", f"> {_UNLIMITED}"))], "H7", "groups",
     ),
     "small-owners": Removal(
         "whose a queue is takes 8 bytes in groups with foreign members", "exhaustion", 1,
         [Change(moves, "owners_of", _large_owners)], "memory", "changed groups",
     ),
     "brokers": Removal(
-        "a name server knows 1,000 brokers at most", "exhaustion", 1, [Change(routes, "MAX_BROKERS", _UNLIMITED)], "memory",
+        "a name server knows 1,000 brokers at most", "exhaustion", 1,
+        [Change(routes.Routes, "_check_limits", Lines(">= self._limits.max_brokers", f">= {_UNLIMITED}"))], "memory",
         "registrations",
     ),
     **REQUESTS,

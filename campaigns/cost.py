@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import structlog
 import uvloop
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.config import MAX_SEARCHES, BrokerConfig
+from rocketlet.broker.config import LIMITS, BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.batch import BatchEntry, encode_batch
@@ -302,7 +302,7 @@ class Search:
         while peer.connection.kept or broker.turns.waiting:
             most = max(most, broker.turns.waiting)
             await asyncio.sleep(0)
-        if most > MAX_SEARCHES:
+        if most > LIMITS.max_searches:
             self._outcome.fault("QUERY_MESSAGE: one client has many searches side by side")
         peer.hang_up()
 

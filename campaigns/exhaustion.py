@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 import uvloop
-from rocketlet.broker.config import MAX_BROKERS, MAX_MEMBERSHIPS
+from rocketlet.broker.config import LIMITS
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 
@@ -32,8 +32,8 @@ BUDGET_MIB = 128
 BASE_MIB = 200  # interpreter, indexes, the topics and groups that the limits allow, one answer to each connection
 TAKEN_AT_MOST = {
     "offsets": 0,
-    "groups": MAX_MEMBERSHIPS // 100,
-    "registrations": MAX_BROKERS,
+    "groups": LIMITS.max_memberships // 100,
+    "registrations": LIMITS.max_brokers,
 }  # requests, of one attacker
 GROWS_AT_MOST_MIB = {"changed groups": 30}  # 500,000 queues at 8 bytes, and 250 groups
 PAUSE_S = 0.005

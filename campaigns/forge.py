@@ -184,7 +184,7 @@ class Round:
         if self._chance.random() < 0.5:
             self._broker.persist()
         work = self._folder / "work"
-        async with self._broker._jobs:  # nobody writes a state file meanwhile
+        async with self._broker.device._jobs:  # nobody writes a state file meanwhile
             shutil.copytree(self._config.data_dir, work)
         try:
             if self._chance.random() < LOST_ENDS:

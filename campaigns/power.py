@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.messages import timers, topics
+from rocketlet.broker.config import Limits
 from rocketlet.broker.running.jobs import Call, Job, do
 from rocketlet.broker.store import schedule
 from rocketlet.broker.store.flusher import Flusher
@@ -45,6 +45,7 @@ CALLS = 400  # calls of the store to the device, after one of which the power fa
 TIMED_SHARE = 0.3  # this share of tries sends messages to times, too
 AMID_SHARE = 0.2  # in this share of tries a job saves state that somebody waits for
 PAGE_BYTES = 512
+_LIMITS = Limits(journal_lines=-13)  # there are 13 topics from the start: journals are shortened again and again
 KINDS = (
     *("send",) * 4, "late", "deliver", "persist", "save", "save", "topic", "expire", "commit", "make", "make", "delete"
 )  # fmt: skip
@@ -387,8 +388,7 @@ class _Turn:
 
 
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    vars(topics)["JOURNAL_LINES"] = -13  # there are 13 topics from the start: journals are shortened again and again
-    vars(timers)["JOURNAL_LINES"] = vars(schedule)["RUN_KEYS"] = 3
+    vars(schedule)["RUN_KEYS"] = 3
     outcome = Outcome(figures={"acknowledged": 0, "cut_off": 0, "deleted": 0, "killed": 0, "timed": 0, "recalled": 0})
     loop = asyncio.new_event_loop()
     for number in limit:
@@ -419,10 +419,10 @@ def _try(
     is_kill = chance.random() < 0.33
     settings: dict[str, Any] = {"flush": "os" if is_kill else "sync", "segment_bytes": 8000, "delay_levels_ms": (0,)}
     with device.below():
-        broker = open_broker(before, **settings)
+        broker = open_broker(before, _LIMITS, **settings)
         broker.topics.put(TopicConfig("t", 4, 4), 0)
         if broker.flusher is not None:
-            vars(broker)["_device"] = work
+            vars(broker.device)["_thread"] = work
         device.calls_left = chance.randrange(CALLS)
         amid_step = amid.randrange(10) if amid.random() < AMID_SHARE else None
         with suppress(PowerCut):
@@ -440,7 +440,7 @@ def _try(
             device.after_cut(before, after, chance)
         broker.store.close()
     outcome.figures["killed"] += is_kill
-    broker = open_broker(after, **settings)
+    broker = open_broker(after, _LIMITS, **settings)
     _judge(broker, work, timed, outcome)
     put(broker, broker.store.queue("t", 0), b"after")
     broker.persist(closes=True)

@@ -18,7 +18,7 @@ import orjson
 import structlog
 import uvloop
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.config import MAX_MEMBERS, MAX_QUEUES_PER_TOPIC, BrokerConfig
+from rocketlet.broker.config import LIMITS, MAX_QUEUES_PER_TOPIC, BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.running.garbage import Garbage
 from rocketlet.broker.server import Listening, Server
@@ -217,7 +217,7 @@ class Attack:
         self._stalls.read()
 
     async def _saved(self) -> None:
-        await self._broker.do(self._broker.saving())
+        await self._broker.device.do(self._broker.saving())
         await asyncio.sleep(0)
 
     async def _fill_names(self) -> None:
@@ -231,7 +231,7 @@ class Attack:
         self._stalls.read()
 
     async def _join(self) -> None:
-        for number in range(self._sized(MAX_MEMBERS)):
+        for number in range(self._sized(LIMITS.max_members)):
             peer = Peer(self._server, 1000 + number)
             self._peers.append(peer)
             consumer = {

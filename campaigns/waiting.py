@@ -104,7 +104,7 @@ class Round:
     async def _kill(self) -> None:
         """Kills the broker: the next start has only the last checkpoint, beside the log."""
         work = self._config.data_dir.with_suffix(".killed")
-        async with self._broker._jobs:
+        async with self._broker.device._jobs:
             shutil.copytree(self._config.data_dir, work)
         await self._stop()
         shutil.rmtree(self._config.data_dir)
@@ -229,7 +229,7 @@ class Round:
             self._clock.advance(min(seconds, 1.0))
             for _ in range(5):
                 await asyncio.sleep(0)
-            async with self._broker._jobs:  # sweeps that have begun are done
+            async with self._broker.device._jobs:  # sweeps that have begun are done
                 pass
         await self._broker.turns.done()
         self._client.hang_up()  # silent clients are cut off

@@ -3,7 +3,7 @@
 <!-- help: start -->              the output of `rocketlet start --help`
 <!-- metrics: broker/observing/metrics.py --> a table of what is measured
 <!-- options: client.options.ConsumerOptions --> a table of what a client takes
-<!-- limits: client/config.py --> a table of its constants, and of the fields of its settings
+<!-- limits: client/config.py --> a table of its constants, and of the fields of its class Limits
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ast
 import importlib
 import os
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -104,22 +105,28 @@ _SIZES = ((1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def limits(path: Path) -> str:
-    """A table of a module's numbers: name, value with its unit, and the comment beside or above, by section."""
+    """A table of a module's numbers and those of its class Limits: name, value with its unit, and the comment beside or
+    above, by section."""
     lines = path.read_text().splitlines()
-    values = vars(importlib.import_module("rocketlet." + ".".join(path.relative_to(ROOT).with_suffix("").parts)))
+    values = dict(vars(importlib.import_module("rocketlet." + ".".join(path.relative_to(ROOT).with_suffix("").parts))))
     found: dict[str, list[str]] = {}
     section = ""
-    starts = {node.lineno: node for node in ast.parse("\n".join(lines)).body if isinstance(node, ast.AnnAssign)}
+    tree = ast.parse("\n".join(lines))
+    starts = {node.lineno: node for node in tree.body if isinstance(node, ast.AnnAssign)}
+    for made in tree.body:
+        if isinstance(made, ast.ClassDef) and made.name == "Limits":
+            starts |= {node.lineno: node for node in made.body if isinstance(node, ast.AnnAssign)}
+            values |= {item.name: item.default for item in fields(values["Limits"])}
     for number, line in enumerate(lines, 1):
-        if line.startswith("# ") and not lines[number - 2] and not lines[number]:
-            section = f"**{line[2:]}**\n\n"
+        if line.lstrip().startswith("# ") and not lines[number - 2] and not lines[number]:
+            section = f"**{line.lstrip()[2:]}**\n\n"
         node = starts.get(number)
         if node is None or not isinstance(node.target, ast.Name) or not isinstance(values[node.target.id], int | float):
             continue
         beside = re.search(r"  # (.*)$", "\n".join(lines[number - 1 : node.end_lineno]), re.MULTILINE)
-        text = beside[1] if beside else lines[number - 2].removeprefix("# ")
+        text = beside[1] if beside else lines[number - 2].strip().removeprefix("# ")
         name = node.target.id
-        row = f"| `{name}` | {_with_unit(name, values[name])} | {text.replace(chr(124), chr(92) + chr(124))} |"
+        row = f"| `{name}` | {_with_unit(name.upper(), values[name])} | {text.replace(chr(124), chr(92) + chr(124))} |"
         found.setdefault(section, []).append(row)
     head = "| Limit | Value | |\n|---|---|---|\n"
     return "\n\n".join(section + head + "\n".join(rows) for section, rows in found.items())

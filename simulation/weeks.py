@@ -110,7 +110,7 @@ class Weeks(World):
 
 
 def _is_state(path: Path) -> bool:
-    return path.suffix == ".json"  # a journal grows to JOURNAL_LINES changes and is cut then; .old is the copy before
+    return path.suffix == ".json"  # a journal grows to journal_lines changes and is cut then; .old is the copy before
 
 
 def grown(samples: list[dict[str, int]]) -> list[str]:

@@ -24,10 +24,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.server import Listening, Server
@@ -51,6 +50,7 @@ from .violations import Violation, check_raised, forget_raised, raise_later
 GROUP = "g"
 NAME_SERVER_PORT = 9876
 CHAOS_S = 40.0
+_LIMITS = Limits(journal_lines=8)  # journals become files all the time
 PEACE_S = 240.0
 MAX_LONG_HANDLERS = 4  # one queue, in order, must be done with them in time
 
@@ -218,7 +218,7 @@ class World:
         )
         with node.process.running():
             routes = Routes() if node.runs_name_server else None
-            node.broker = Broker(config, routes)
+            node.broker = Broker(config, routes, limits=_LIMITS)
             self._watch_offsets(node.broker)
             self._watch_locks(node.broker)
             node.server = Server(Listening("127.0.0.1", node.port), broker=node.broker, routes=routes)
@@ -478,11 +478,9 @@ def simulate(seed: int, scenario: str | None = None) -> World:
             apache = ApacheLocks(world.in_threads).installed() if world.plan.apache else nullcontext()
             os.getpid = lambda: 1  # it is in the clients' ids, and sets of them are in the order of their hashes
             try:
-                # Journals become files all the time.
-                journal = mock.patch("rocketlet.broker.store.ledger.JOURNAL_LINES", 8)
                 turns = pieces() if world.plan.turns else nullcontext()
                 patience = patient_brokers() if world.plan.peers_delay_s else nullcontext()
-                with apache, journal, turns, patience, freezing_requests():
+                with apache, turns, patience, freezing_requests():
                     loop.run_until_complete(world.run())
             except Violation as violation:
                 violation.world = world  # type: ignore[attr-defined]

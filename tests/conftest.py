@@ -16,7 +16,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.connection import Connection, Host
 from rocketlet.broker.server import Listening, Server
@@ -148,12 +148,15 @@ class Node:
 @dataclass
 class Nodes:
     """Starts nodes; all are stopped at the end of the test. For tests of what is inside of a broker: its objects, a clock
-    that stands, plain frames. A test that only needs a broker takes the kit's, which hides all that."""
+    that stands, plain frames. `limits`: those that the test's marker names. A test that only needs a broker takes the
+    kit's, which hides all that."""
 
     folder: Path
     stack: AsyncExitStack
+    limits: Limits
 
-    async def start(self, *, clock: MovableClock | None = None, **settings: Any) -> Node:
+    async def start(self, *, clock: MovableClock | None = None, limits: Limits | None = None, **settings: Any) -> Node:
+        limits = limits or self.limits
         port = settings.pop("port", None) or free_port()
         address = f"127.0.0.1:{port}"
         name = settings.pop("name", "broker-a")
@@ -161,18 +164,24 @@ class Nodes:
         settings.setdefault("data_dir", self.folder / name)
         config = replace(BrokerConfig(data_dir=Path(), address=address, name=name), **settings)
         clock = clock or MovableClock()
-        routes = None if config.name_servers else Routes(clock)
-        broker = Broker(config, routes, clock, **of_server)
+        routes = None if config.name_servers else Routes(clock, limits=limits)
+        broker = Broker(config, routes, clock, limits=limits, **of_server)
         server = Server(Listening("127.0.0.1", port, **of_server), broker=broker, routes=routes)
         node = Node(address, broker, await server.__aenter__(), config, clock)
         self.stack.push_async_callback(node.stop)
         return node
 
 
+def limits_of(request: pytest.FixtureRequest) -> Limits:
+    """Those that the test's marker `limits` names, and the usual ones beside them."""
+    marker = request.node.get_closest_marker("limits")
+    return Limits(**marker.kwargs) if marker else LIMITS
+
+
 @pytest.fixture
-async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
+async def nodes(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Nodes]:
     async with AsyncExitStack() as stack:
-        yield Nodes(tmp_path, stack)
+        yield Nodes(tmp_path, stack, limits_of(request))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any, Final
 
 from ..clock import Clock
-from ..config import HISTORY_ALL_EVENTS, HISTORY_EVENTS, HISTORY_GROUPS, HISTORY_TEXT_CHARS
+from ..config import HISTORY_TEXT_CHARS, LIMITS, Limits
 from ..store.ledger import LeaseKey
 from .rebalances import Rebalances
 
@@ -18,11 +18,12 @@ class History:
     """Per group, at most 10,000 events: `{"ms", "event", "client", ...}`, oldest first; of the 1,000 youngest groups, and
     200,000 in all."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._clock = clock
         self._events: dict[str, deque[dict[str, Any]]] = {}
         self._order: deque[deque[dict[str, Any]]] = deque()  # whose event is the oldest of all
-        self.rebalances = Rebalances(clock)
+        self.rebalances = Rebalances(clock, limits)
 
     def add(self, group: str, event: str, client: str, **detail: Any) -> None:
         self._put(group, {"ms": self._clock.time_ms(), "event": event, "client": client, **_short(detail)})
@@ -41,13 +42,13 @@ class History:
         events = self._events.get(group)
         if events is None:
             events = self._events[group] = deque()
-            if len(self._events) > HISTORY_GROUPS:
+            if len(self._events) > self._limits.history_groups:
                 self._events.pop(next(iter(self._events))).clear()
         events.append(event)
         self._order.append(events)
-        if len(events) > HISTORY_EVENTS:
+        if len(events) > self._limits.history_events:
             events.popleft()
-        if len(self._order) > HISTORY_ALL_EVENTS:
+        if len(self._order) > self._limits.history_all_events:
             oldest = self._order.popleft()
             if oldest:
                 oldest.popleft()

@@ -20,21 +20,8 @@ from ...protocol.group_bodies import BrokerShare
 from ...protocol.names import sorted_ids
 from ...protocol.subscription import Subscription
 from ...protocol.work import LOOKS, Work, finish
-from ..clock import Clock
-from ..config import (
-    CHECKED_AT_ONCE,
-    HEARTBEAT_LIMIT_S,
-    MAX_COMPARED,
-    MAX_LOGGED_FAULTS,
-    MAX_MEMBERS,
-    MAX_MEMBERSHIPS,
-    MAX_NAMED_MEMBERS,
-    MAX_SEEN_QUEUES,
-    MAX_SHARED_QUEUES,
-    REPORT_AGAIN_S,
-    LimitExceeded,
-)
-from ..running.turns import Turns
+from ..config import LIMITS, MAX_NAMED_MEMBERS, REPORT_AGAIN_S, LimitExceeded, Limits
+from ..running.engine import Engine
 from ..sessions.generation import Generation
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.session import Session
@@ -52,7 +39,8 @@ _NOWHERE: Mapping[str, int] = {}
 class ConsumerGroup:
     """A group with at least one member."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self.name = name
         self.members: dict[Session, Member] = {}
         self.foreign: dict[Session, Member] = {}  # those of the members
@@ -139,7 +127,7 @@ class ConsumerGroup:
             staying = (member for member in self.members.values() if not member.data.leaving)
             near = (member for member in staying if not topics or not topics.isdisjoint(member.topics))
             found = MemberList(list(dict.fromkeys(member.listed_id for member in near)))
-            if len(self._companions) < MAX_COMPARED:
+            if len(self._companions) < self._limits.max_compared:
                 self._companions[topics] = found
         return found
 
@@ -155,7 +143,7 @@ class ConsumerGroup:
         kinds = {member.topics for member in self.foreign.values()} if is_uneven else set()
         alone: set[frozenset[str]] = set()
         for topics in kinds:
-            if retry_queues > 1 or len(kinds) > MAX_COMPARED:
+            if retry_queues > 1 or len(kinds) > self._limits.max_compared:
                 alone.add(topics)
                 continue
             yield
@@ -197,7 +185,7 @@ class ConsumerGroup:
                     if topic in counts:
                         # The largest number: a member with an old route must not hide queues from the others.
                         seen[broker_name] = max(counts[topic], seen.get(broker_name, 0))
-            self._seen_queues[topic] = seen = _as_many_as_may_be(seen)
+            self._seen_queues[topic] = seen = _as_many_as_may_be(seen, self._limits.max_seen_queues)
             self._seen_counts[topic] = sum(seen.values())
         return seen
 
@@ -223,16 +211,18 @@ class ConsumerGroup:
         member."""
         if topic not in self.topics or self.strategies() != {STICKY.name}:
             return None
-        if self.seen_count(topic) > MAX_SHARED_QUEUES:
+        if self.seen_count(topic) > self._limits.max_shared_queues:
             return None
-        shares = self._sticky.setdefault(topic, StickyShares(topic))
+        shares = self._sticky.setdefault(topic, StickyShares(topic, self._limits))
         return shares.of(client_id, self.seen_queues(topic), lambda: list(self.order(topic)))
 
     def claimed(self, member: Member) -> None:
         """A member says which queues it owns."""
         for queue in member.data.assigned:
             if member.data.strategy == STICKY.name and queue.topic in member.subscriptions:
-                self._sticky.setdefault(queue.topic, StickyShares(queue.topic)).claim(queue, member.client_id)
+                self._sticky.setdefault(queue.topic, StickyShares(queue.topic, self._limits)).claim(
+                    queue, member.client_id
+                )
 
     def changed(self) -> None:
         """Members, their topics or strategies have changed."""
@@ -267,13 +257,12 @@ class ConsumerGroup:
         return finding_faults(list(self.members.values()), broker_name, queues_of)
 
 
-def _as_many_as_may_be(counts: dict[str, int]) -> dict[str, int]:
+def _as_many_as_may_be(counts: dict[str, int], left: int) -> dict[str, int]:
     """Cuts brokers and their numbers of queues, in order, to as many as are shared out: members may claim to see queues
     that do not exist."""
-    if sum(counts.values()) <= MAX_SEEN_QUEUES:
+    if sum(counts.values()) <= left:
         return counts
     kept: dict[str, int] = {}
-    left = MAX_SEEN_QUEUES
     for name in sorted(counts):
         if counts[name] <= left:
             kept[name] = counts[name]
@@ -290,15 +279,16 @@ class ConsumerGroups:
         history: History,
         broker_name: str,
         queues_of: Callable[[str], int],
-        clock: Clock,
-        turns: Turns,
+        engine: Engine,
         on_change: Callable[[ConsumerGroup], None],
         generation: Generation | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
+        self._limits = limits
         self._broker_name = broker_name
         self._queues_of = queues_of
-        self._clock = clock
-        self._turns = turns
+        self._clock = clock = engine.clock
+        self._turns = engine.turns
         self._to_check: set[str] = set()
         self._logged: Counter[str] = Counter()
         self._logged_since_s = clock.monotonic_s()
@@ -324,16 +314,16 @@ class ConsumerGroups:
                 member_text = f"this connection is the member {member.client_id} of the group {name}"
                 raise Refusal(Reason.ILLEGAL, f"{member_text}; {client_id} needs a connection of its own")
         fresh = names.difference(known)
-        if fresh and len(known) + len(fresh) > MAX_MEMBERSHIPS:
-            raise LimitExceeded(f"a connection is a member of {MAX_MEMBERSHIPS} groups at most")
+        if fresh and len(known) + len(fresh) > self._limits.max_memberships:
+            raise LimitExceeded(f"a connection is a member of {self._limits.max_memberships} groups at most")
         for name in fresh:
             group = self._groups.get(name)
-            if group is not None and len(group.members) >= MAX_MEMBERS:
-                raise LimitExceeded(f"the group {name} has {MAX_MEMBERS} members; no more are taken")
+            if group is not None and len(group.members) >= self._limits.max_members:
+                raise LimitExceeded(f"the group {name} has {self._limits.max_members} members; no more are taken")
 
     def heartbeat(self, connection: Session, client_id: str, data: ConsumerData, language: int, version: int) -> None:
         """Registers or refreshes a member that was admitted."""
-        group = self._groups.get(data.group) or ConsumerGroup(data.group)
+        group = self._groups.get(data.group) or ConsumerGroup(data.group, self._limits)
         member = group.members.get(connection)
         now_s = self._clock.monotonic_s()
         if member is not None and member.data is data:  # its last heartbeat once more
@@ -448,7 +438,7 @@ class ConsumerGroups:
     def expired(self) -> Iterator[Session | None]:
         """Connections that sent no heartbeat for 120 s, to be dropped and closed; None after each piece of looking."""
         # ConsumerManager.CHANNEL_EXPIRED_TIMEOUT
-        limit = self._clock.monotonic_s() - HEARTBEAT_LIMIT_S
+        limit = self._clock.monotonic_s() - self._limits.heartbeat_limit_s
         looks = 0
         for group in self:
             for connection, member in list(group.members.items()):
@@ -468,7 +458,7 @@ class ConsumerGroups:
     def check_soon(self, group: ConsumerGroup, client_id: str = "") -> None:
         """Checks the group at once; a large group, whose members may all join or leave, in turns and once for many
         changes."""
-        if len(group.members) <= CHECKED_AT_ONCE:
+        if len(group.members) <= self._limits.checked_at_once:
             self.check(group, client_id)
         elif group.name not in self._to_check:
             self._to_check.add(group.name)
@@ -490,7 +480,7 @@ class ConsumerGroups:
             self._logged.clear()
             self._logged_since_s = self._clock.monotonic_s()
         self._logged[name] += 1
-        return self._logged[name] <= MAX_LOGGED_FAULTS
+        return self._logged[name] <= self._limits.max_logged_faults
 
     def _report(self, group: ConsumerGroup, client_id: str, faults: frozenset[str]) -> None:
         for fault in sorted(faults - group.reported):

@@ -11,7 +11,7 @@ import structlog
 
 from ...protocol.pop_bodies import PULL, RequestMode, decode_request_modes, encode_request_modes
 from ...protocol.schema import BodyError
-from ..config import MAX_REQUEST_MODES, LimitExceeded
+from ..config import LIMITS, LimitExceeded, Limits
 from ..store.files import read_state, write_state
 
 log = structlog.get_logger("rocketlet.groups")
@@ -20,7 +20,8 @@ log = structlog.get_logger("rocketlet.groups")
 class RequestModes:
     """Kept in a file. Without a word, members pull."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._path = path
         self._modes: dict[tuple[str, str], RequestMode] = {}
         state = read_state(path)
@@ -46,8 +47,8 @@ class RequestModes:
     def put(self, mode: RequestMode) -> None:
         """Raises LimitExceeded, StoreFull."""
         key = mode.group, mode.topic
-        if key not in self._modes and len(self._modes) >= MAX_REQUEST_MODES:
-            raise LimitExceeded(f"this broker keeps {MAX_REQUEST_MODES} request modes")
+        if key not in self._modes and len(self._modes) >= self._limits.max_request_modes:
+            raise LimitExceeded(f"this broker keeps {self._limits.max_request_modes} request modes")
         modes = {**self._modes, key: mode}
         write_state(self._path, orjson.loads(encode_request_modes(modes.values())))
         self._modes = modes

@@ -7,7 +7,7 @@ lock, so their groups are not in here.
 from __future__ import annotations
 
 from ..clock import Clock
-from ..config import HANDOVER_BOUNDS_S, MAX_FREE_QUEUES, REBALANCE_REST_S
+from ..config import HANDOVER_BOUNDS_S, LIMITS, REBALANCE_REST_S, Limits
 from ..running.histogram import Histogram
 from ..store.ledger import LeaseKey
 
@@ -15,7 +15,8 @@ _MEMBERS_CHANGED = frozenset(("joined", "left", "leaving", "subscribed"))
 
 
 class Rebalances:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._clock = clock
         self.handovers = Histogram(HANDOVER_BOUNDS_S)
         self.settling = Histogram(HANDOVER_BOUNDS_S)
@@ -33,7 +34,7 @@ class Rebalances:
         """A queue has no owner any more, or one."""
         now_s = self._clock.monotonic_s()
         if is_free:
-            if len(self._freed_s) >= MAX_FREE_QUEUES:
+            if len(self._freed_s) >= self._limits.max_free_queues:
                 del self._freed_s[next(iter(self._freed_s))]
             self._freed_s[key] = now_s
         else:

@@ -15,7 +15,7 @@ from ...protocol.group_config import GroupConfig, group_json, read_group
 from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
 from ...protocol.schema import BodyError
 from ...protocol.work import joined
-from ..config import JOURNAL_LINES, MAX_GROUPS, MAX_RETRY_QUEUES, MAX_RETRY_TIMES, LimitExceeded, within
+from ..config import LIMITS, MAX_RETRY_QUEUES, MAX_RETRY_TIMES, LimitExceeded, Limits, within
 from ..running.jobs import Job
 from ..sessions.generation import Generation
 from ..store.files import StoreFull, read_state, replace_state, write_state
@@ -42,8 +42,15 @@ class GroupConfigs:
     """`version` changes with them. Apache's brokers number it apart from that of the topics (SubscriptionGroupManager)."""
 
     def __init__(
-        self, path: Path, time_ms: Callable[[], int], *, auto_create: bool, generation: Generation | None = None
+        self,
+        path: Path,
+        time_ms: Callable[[], int],
+        generation: Generation | None = None,
+        limits: Limits = LIMITS,
+        *,
+        auto_create: bool,
     ) -> None:
+        self._limits = limits
         self._path = path
         self._time_ms = time_ms
         self.version = DataVersion(time_ms())
@@ -90,8 +97,8 @@ class GroupConfigs:
     def put(self, group: GroupConfig) -> None:
         """Creates or alters a group. Raises IllegalName, LimitExceeded, StoreFull."""
         _checked(group)
-        if group.name not in self._groups and len(self._groups) >= MAX_GROUPS:
-            raise LimitExceeded(f"this broker takes {MAX_GROUPS} groups; delete some")
+        if group.name not in self._groups and len(self._groups) >= self._limits.max_groups:
+            raise LimitExceeded(f"this broker takes {self._limits.max_groups} groups; delete some")
         self._keep(group_json(group))
         self._groups[group.name] = group
 
@@ -110,7 +117,7 @@ class GroupConfigs:
 
     def saving(self) -> Job[None]:
         """Writes the whole file when the journal has become long. Raises StoreFull; it is tried again the next time."""
-        if self.journal.lines > JOURNAL_LINES + len(self._groups):
+        if self.journal.lines > self._limits.journal_lines + len(self._groups):
             yield from self.journal.shortening(self._saving())
 
     def _saving(self) -> Job[None]:

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from ...protocol.allocation import STICKY
 from ...protocol.group_bodies import BrokerShare
 from ...protocol.queue import Queue
-from ..config import MAX_SHARED_QUEUES
+from ..config import LIMITS, Limits
 
 
 class StickyShares:
     """Shares out one topic in one group. owners: the member that was to have each queue last, or that says it does."""
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._topic = topic
         self._shares: dict[str, list[Queue]] = {}
         self._of: tuple[dict[str, int], list[str]] | None = None  # the queues and members that these are of
@@ -29,7 +30,7 @@ class StickyShares:
 
     def claim(self, queue: Queue, client_id: str) -> None:
         """A member says that it owns a queue. There are no more owners than there may be queues."""
-        if queue in self.owners or len(self.owners) < MAX_SHARED_QUEUES:
+        if queue in self.owners or len(self.owners) < self._limits.max_shared_queues:
             self.owners[queue] = client_id
 
     def forget(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from ...protocol.work import Work
-from ..config import KNOWN_FILTER_WORDS, MAX_FILTERS, MAX_UNPARSED
+from ..config import LIMITS, Limits
 from ..running.turns import Turns
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.session import Session
@@ -24,7 +24,8 @@ _WORD_CHARS = 64  # so much of a refused expression counts as a word
 class Filters:
     """`failed`: messages that a filter could not look at, by a defect of ours."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Turns, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._turns = turns
         self._known: dict[str, Filter | str] = {}
         self._known_words = 0
@@ -44,8 +45,8 @@ class Filters:
     def when_parsed(self, session: Session, expression: str, action: Callable[[], None], size: int) -> None:
         """Calls `action` when `find` knows the expression, unless the session is gone by then. size: bytes of the waiting
         requests. Raises Refusal if too much waits."""
-        if self._waiting >= MAX_UNPARSED:
-            text = f"{MAX_UNPARSED} requests wait for their SQL92 filter to be parsed; try again later"
+        if self._waiting >= self._limits.max_unparsed:
+            text = f"{self._limits.max_unparsed} requests wait for their SQL92 filter to be parsed; try again later"
             raise Refusal(Reason.BUSY, text)
         self._waiting += 1
         session.charge(size)
@@ -75,7 +76,10 @@ class Filters:
     def _keep(self, expression: str, found: Filter | str) -> None:
         self._known[expression] = found
         self._known_words += _words(expression, found)
-        while len(self._known) > MAX_FILTERS or (self._known_words > KNOWN_FILTER_WORDS and len(self._known) > 1):
+        limits = self._limits
+        while len(self._known) > limits.max_filters or (
+            self._known_words > limits.known_filter_words and len(self._known) > 1
+        ):
             oldest = next(iter(self._known))
             self._known_words -= _words(oldest, self._known.pop(oldest))
 

@@ -16,7 +16,7 @@ import structlog
 from ...protocol.subscription import Subscription
 from ...protocol.work import Work
 from ..clock import Clock, Timer
-from ..config import MAX_HELD_PULLS, WOKEN_AT_ONCE
+from ..config import LIMITS, Limits
 from ..running.turns import Turns
 from ..sessions.session import Session
 from ..store.consume_queue import ConsumeQueue
@@ -80,7 +80,8 @@ def _is_wanted(pull: HeldPull) -> bool:
 
 
 class HeldPulls:
-    def __init__(self, clock: Clock, turns: Turns) -> None:
+    def __init__(self, clock: Clock, turns: Turns, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._clock = clock
         self._turns = turns
         self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
@@ -90,7 +91,7 @@ class HeldPulls:
 
     def hold(self, pull: HeldPull, wait_s: float) -> bool:
         """Holds a pull; False if 100,000 are held already, and when the broker stops."""
-        if self._count >= MAX_HELD_PULLS or self._is_stopped:
+        if self._count >= self._limits.max_held_pulls or self._is_stopped:
             return False
         if pull.until is Until.MESSAGE:
             self._held.setdefault(pull.queue, {})[pull] = None
@@ -110,7 +111,7 @@ class HeldPulls:
             waiting = held.get(queue)
             if waiting is None:
                 continue
-            if len(waiting) <= WOKEN_AT_ONCE:
+            if len(waiting) <= self._limits.woken_at_once:
                 for pull in [pull for pull in waiting if _is_wanted(pull)]:
                     self.let_go(pull)
             else:

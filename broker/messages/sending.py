@@ -20,7 +20,7 @@ from ...protocol.headers import SendMessage
 from ...protocol.message import MessageError
 from ...protocol.subscription import tag_code
 from ...protocol.work import Work
-from ..config import BATCH_TURN_BYTES, BATCH_TURN_MESSAGES, MAX_HALF_MESSAGES, BrokerConfig
+from ..config import BATCH_TURN_BYTES, BATCH_TURN_MESSAGES, BrokerConfig
 from ..sessions.refusal import Reason, Refusal
 from ..store.consume_queue import ConsumeQueue
 from .appender import Appender
@@ -242,10 +242,10 @@ class Sending:
     def _refuse_half(self) -> None:
         """Raises Refusal when too many half messages wait, those of this read aside."""
         transactions = self._transactions
-        if transactions.waiting >= MAX_HALF_MESSAGES:
+        if transactions.waiting >= transactions.most:
             raise Refusal(
                 Reason.BUSY,
-                f"system busy: {transactions.waiting} transactions have no outcome; this broker keeps {MAX_HALF_MESSAGES}",
+                f"system busy: {transactions.waiting} transactions have no outcome; this broker keeps {transactions.most}",
             )
 
     def _topic(self, header: SendMessage) -> TopicConfig:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ...protocol.work import LOOKS, Work, finish
 from ..clock import Clock
-from ..config import MAX_COUNTED_READS, MAX_SAMPLED, SAMPLE_INTERVAL_S
+from ..config import LIMITS, SAMPLE_INTERVAL_S, Limits
 from ..store.store import Store
 
 PUT = "TOPIC_PUT_NUMS"
@@ -55,7 +55,8 @@ class _Sample(NamedTuple):
 class Statistics:
     """`queues_of(topic)`: how many queues it has, to read or to write."""
 
-    def __init__(self, store: Store, clock: Clock, queues_of: Callable[[str], int]) -> None:
+    def __init__(self, store: Store, clock: Clock, queues_of: Callable[[str], int], limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._store = store
         self._clock = clock
         self._queues_of = queues_of
@@ -76,7 +77,7 @@ class Statistics:
 
     def note_sent_back(self, topic: str, group: str) -> None:
         key = f"{topic}@{group}"
-        if key in self.sent_back or len(self.sent_back) < MAX_COUNTED_READS:
+        if key in self.sent_back or len(self.sent_back) < self._limits.max_counted_reads:
             self.sent_back[key] += 1
 
     def totals(self) -> Work[Totals]:
@@ -110,7 +111,7 @@ class Statistics:
                 yield
         self._samples.append(_Sample(self._clock.monotonic_s(), grown, totals.sums))
         self._sampled += len(grown)
-        while len(self._samples) > _SAMPLES or (self._sampled > MAX_SAMPLED and len(self._samples) > 1):
+        while len(self._samples) > _SAMPLES or (self._sampled > self._limits.max_sampled and len(self._samples) > 1):
             self._sampled -= len(self._samples.popleft().grown)
         self._last = totals
         today = self._today()
@@ -123,7 +124,7 @@ class Statistics:
         """Forgets topics and groups beyond the limit: those that nobody reads now, then the oldest."""
         for is_idle in (True, False):
             for number, key in enumerate(list(self.got), 1):
-                if len(self.got) <= MAX_COUNTED_READS:
+                if len(self.got) <= self._limits.max_counted_reads:
                     return
                 if not is_idle or (GOT, key) not in grown:
                     for counted in (self.got, self.got_bytes, self.sent_back):

@@ -26,9 +26,7 @@ from ...protocol.work import Work
 from ..clock import Clock, Timer
 from ..config import (
     DELAY_RETRY_S,
-    JOURNAL_LINES,
-    MAX_RECALL_LOOKS,
-    MAX_RECALLED,
+    LIMITS,
     MAX_TIMER_DELAY_MS,
     RECALL_LOOKS,
     SEARCH_CHUNK_BYTES,
@@ -36,6 +34,7 @@ from ..config import (
     TIMER_DELIVERY_BYTES,
     TIMER_LOOK_S,
     LimitExceeded,
+    Limits,
 )
 from ..running.jobs import Job
 from ..store.consume_queue import ENTRY, ConsumeQueue
@@ -92,7 +91,8 @@ def without_time(text: str) -> str:
 class Timers:
     """`waiting`: how many messages wait, with those that were recalled, and how many bytes they have in the log."""
 
-    def __init__(self, folder: Path, topics: Topics, appender: Appender, clock: Clock) -> None:
+    def __init__(self, folder: Path, topics: Topics, appender: Appender, clock: Clock, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._path = folder / "timers.json"
         self._topics = topics
         self._appender = appender
@@ -246,7 +246,8 @@ class Timers:
     def recalling(self, topic: str, due_ms: int, unique_key: str) -> Work[bool]:
         """Takes a message back that waits for its time, for good; whether there was one. Raises StoreFull, LimitExceeded."""
         found = False
-        keys = list(islice(self._schedule.between(key_of(due_ms, 0), key_of(due_ms + 1, 0)), MAX_RECALL_LOOKS))
+        between = self._schedule.between(key_of(due_ms, 0), key_of(due_ms + 1, 0))
+        keys = list(islice(between, self._limits.max_recall_looks))
         looks = looked_bytes = 0
         for key in keys:
             if self._takes_back(key, topic, unique_key):
@@ -255,9 +256,9 @@ class Timers:
             if looks >= RECALL_LOOKS or looked_bytes > SEARCH_CHUNK_BYTES:
                 looks = looked_bytes = 0
                 yield
-        if not found and len(keys) == MAX_RECALL_LOOKS:
+        if not found and len(keys) == self._limits.max_recall_looks:
             raise LimitExceeded(
-                f"more than {MAX_RECALL_LOOKS} messages wait for this ms; it cannot be found among them"
+                f"more than {self._limits.max_recall_looks} messages wait for this ms; it cannot be found among them"
             )
         return found
 
@@ -274,8 +275,9 @@ class Timers:
             return False
         if self._was_recalled(record, key):
             return False
-        if len(self._recalled) >= MAX_RECALLED:
-            raise LimitExceeded(f"{MAX_RECALLED} messages were recalled whose time has not come; try again later")
+        if len(self._recalled) >= self._limits.max_recalled:
+            most = self._limits.max_recalled
+            raise LimitExceeded(f"{most} messages were recalled whose time has not come; try again later")
         self.journal.append([due_of(key), topic, unique_key, self.queue.next])
         self._recalled[due_of(key), topic, unique_key] = self.queue.next
         return True
@@ -359,7 +361,7 @@ class Timers:
 
     def saving_recalled(self) -> Job[None]:
         """Writes all recalled messages when the journal has become long. Raises StoreFull."""
-        if self.journal.lines > JOURNAL_LINES + self._kept:
+        if self.journal.lines > self._limits.journal_lines + self._kept:
             # A message that the saved progress does not have as done may come up again.
             self._recalled = {item: end for item, end in self._recalled.items() if item[0] >= due_of(self._saved)}
             self._kept = len(self._recalled)

@@ -18,7 +18,7 @@ from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ_WRITE
 from ...protocol.schema import BodyError
 from ...protocol.work import joined
 from ..clock import Clock
-from ..config import JOURNAL_LINES, MAX_QUEUES, MAX_QUEUES_PER_TOPIC, MAX_TOPICS, BrokerConfig, LimitExceeded, within
+from ..config import LIMITS, MAX_QUEUES_PER_TOPIC, BrokerConfig, LimitExceeded, Limits, within
 from ..running.jobs import Job
 from ..sessions.generation import Generation
 from ..store.files import StoreError, StoreFull, find_state, replace_state, write_state
@@ -56,7 +56,9 @@ class Topics:
         clock: Clock,
         on_change: Callable[[TopicConfig], None],
         generation: Generation | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
+        self._limits = limits
         self._path: Path = config.data_dir / "topics.json"
         self._config = config
         self._topics: dict[str, TopicConfig] = {}
@@ -172,14 +174,16 @@ class Topics:
 
         Raises IllegalName, LimitExceeded, StoreFull."""
         _checked(topic)
-        if topic.name not in self._topics and len(self._topics) >= MAX_TOPICS:
-            raise LimitExceeded(f"this broker takes {MAX_TOPICS} topics; delete some, or send to another broker")
+        if topic.name not in self._topics and len(self._topics) >= self._limits.max_topics:
+            raise LimitExceeded(
+                f"this broker takes {self._limits.max_topics} topics; delete some, or send to another broker"
+            )
         before = self._topics.get(topic.name)
         more = _queues(topic) - _queues(before)
-        if more > 0 and self._queues + more > MAX_QUEUES:
+        if more > 0 and self._queues + more > self._limits.max_queues:
             raise LimitExceeded(
-                f"this broker takes {MAX_QUEUES} queues of all topics together and has {self._queues}; delete topics, or "
-                "use another broker"
+                f"this broker takes {self._limits.max_queues} queues of all topics together and has {self._queues}; "
+                "delete topics, or use another broker"
             )
         self._take(topic)
         self._since.setdefault(topic.name, position)
@@ -237,7 +241,7 @@ class Topics:
     def _forget(self, name: str, position: int) -> None:
         self.deleted.pop(name, None)
         self.deleted[name] = position
-        if len(self.deleted) > MAX_TOPICS:
+        if len(self.deleted) > self._limits.max_topics:
             del self.deleted[next(iter(self.deleted))]
         self._drop(name)
         self._since.pop(name, None)
@@ -276,7 +280,7 @@ class Topics:
         """Writes the whole file when the journal has become long. `begin`: of the commit log. Raises StoreFull; it is tried
         again the next time."""
         self.forget_deletions(begin)
-        if self.journal.lines > JOURNAL_LINES + len(self._topics):
+        if self.journal.lines > self._limits.journal_lines + len(self._topics):
             yield from self.journal.shortening(self._saving())
 
     def _saving(self) -> Job[None]:

@@ -23,7 +23,7 @@ from ...protocol.headers import EndTransaction
 from ...protocol.message import Record
 from ...protocol.subscription import tag_code
 from ...protocol.work import LOOKS, Work
-from ..config import MAX_OUTCOMES, MAX_OUTCOMES_READ, LiveConfig
+from ..config import LIMITS, Limits, LiveConfig
 from ..running.jobs import Job
 from ..sessions.clients import Clients
 from ..sessions.events import OutcomeWanted
@@ -66,7 +66,10 @@ class Transactions:
         appender: Appender,
         clients: Clients,
         retention_time: RetentionTime,
+        limits: Limits = LIMITS,
     ) -> None:
+        self._limits = limits
+        self.most = limits.max_half_messages
         self._path = path
         self._topics = topics
         self._settings = settings
@@ -99,7 +102,7 @@ class Transactions:
         store, halves, ops = self._store, self.half_queue, self._op_queue
         self._op_begin = min(max(int(state.get("op", 0)), ops.begin), ops.next)
         resolved = set(self._resolved(range(self._op_begin, ops.next)))
-        last = max(ops.begin, ops.next - MAX_OUTCOMES_READ)
+        last = max(ops.begin, ops.next - self._limits.max_outcomes_read)
         if last < self._op_begin:
             list(self._resolved(range(last, self._op_begin)))
         for offset in range(max(int(state.get("half", 0)), halves.begin), halves.next):
@@ -224,7 +227,7 @@ class Transactions:
 
     def _remember(self, offset: int, ended: str) -> None:
         self._ended[offset] = ended
-        if len(self._ended) > MAX_OUTCOMES:
+        if len(self._ended) > self._limits.max_outcomes:
             self._ended.popitem(last=False)
 
     def _stage_real(self, record: Record, target: tuple[str, int]) -> None:

@@ -12,19 +12,7 @@ from ...protocol.bodies import BrokerData, DataVersion, QueueData, Route, TopicC
 from ...protocol.codes import PERM_READ_WRITE, PERM_WRITE
 from ...protocol.work import LOOKS, SLICE, Work
 from ..clock import MACHINE, Clock
-from ..config import (
-    DEPARTED_KEPT_S,
-    HEARTBEAT_LIMIT_S,
-    MAX_BROKER_ADDRESSES,
-    MAX_BROKERS,
-    MAX_DEPARTED_BROKERS,
-    MAX_KV_CHARS,
-    MAX_KV_KEYS,
-    MAX_KV_NAMESPACES,
-    MAX_ROUTES,
-    MAX_TOPICS,
-    LimitExceeded,
-)
+from ..config import DEPARTED_KEPT_S, LIMITS, LimitExceeded, Limits
 from ..sessions.session import Session
 from .networks import Networks
 
@@ -52,7 +40,8 @@ class Routes:
     """networks: with them, a client is told the address at which it reached us for the broker of this process, and the
     broker's external address if it comes from outside of these networks."""
 
-    def __init__(self, clock: Clock = MACHINE, networks: Networks | None = None) -> None:
+    def __init__(self, clock: Clock = MACHINE, networks: Networks | None = None, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self.clock = clock
         self._networks = networks
         self._tells_reached = networks is not None
@@ -117,14 +106,18 @@ class Routes:
 
     def _check_limits(self, name: str, addresses: int, topics: int, more: int) -> None:
         """Raises LimitExceeded for a broker with so many addresses and topics; `more` is how much they grew."""
-        if name not in self._brokers and len(self._brokers) >= MAX_BROKERS:
-            raise LimitExceeded(f"this name server knows {MAX_BROKERS} brokers and takes no more")
-        if addresses > MAX_BROKER_ADDRESSES:
-            raise LimitExceeded(f"the broker {name} has {MAX_BROKER_ADDRESSES} addresses and can have no more")
-        if topics > MAX_TOPICS:
-            raise LimitExceeded(f"the broker {name} has more than {MAX_TOPICS} topics")
-        if more > 0 and self._entries + more > MAX_ROUTES:
-            raise LimitExceeded(f"this name server keeps {MAX_ROUTES} topics of all brokers together and takes no more")
+        if name not in self._brokers and len(self._brokers) >= self._limits.max_brokers:
+            raise LimitExceeded(f"this name server knows {self._limits.max_brokers} brokers and takes no more")
+        if addresses > self._limits.max_broker_addresses:
+            raise LimitExceeded(
+                f"the broker {name} has {self._limits.max_broker_addresses} addresses and can have no more"
+            )
+        if topics > self._limits.max_topics:
+            raise LimitExceeded(f"the broker {name} has more than {self._limits.max_topics} topics")
+        if more > 0 and self._entries + more > self._limits.max_routes:
+            raise LimitExceeded(
+                f"this name server keeps {self._limits.max_routes} topics of all brokers and takes no more"
+            )
 
     def ownership_fault(self, name: str, address: str) -> str | None:
         """Why a stranger may not register or unregister this broker: it runs in this process. None if it may."""
@@ -167,7 +160,7 @@ class Routes:
             return
         self._departed.pop(broker.name, None)
         self._departed[broker.name] = broker
-        if len(self._departed) > MAX_DEPARTED_BROKERS:
+        if len(self._departed) > self._limits.max_departed_brokers:
             del self._departed[next(iter(self._departed))]
 
     @property
@@ -215,7 +208,7 @@ class Routes:
     def expire(self) -> list[Session]:
         """Forgets brokers that were silent for 120 s and returns their sessions, to be closed."""
         # RouteInfoManager.BROKER_CHANNEL_EXPIRED_TIME
-        limit = self.clock.monotonic_s() - HEARTBEAT_LIMIT_S
+        limit = self.clock.monotonic_s() - self._limits.heartbeat_limit_s
         silent = {
             address: entry.session
             for address, entry in self._addresses.items()
@@ -298,14 +291,15 @@ class Routes:
 
     def put_kv(self, namespace: str, key: str, value: str) -> None:
         """Raises LimitExceeded beyond 10,000 keys in a namespace, 100 namespaces, or 8,388,608 characters in all."""
-        table = self.kv.get(namespace, {} if len(self.kv) < MAX_KV_NAMESPACES else None)
-        if table is None or (key not in table and len(table) >= MAX_KV_KEYS):
-            raise LimitExceeded(
-                f"the name server keeps {MAX_KV_NAMESPACES} namespaces of {MAX_KV_KEYS} keys at most; delete some"
-            )
+        table = self.kv.get(namespace, {} if len(self.kv) < self._limits.max_kv_namespaces else None)
+        if table is None or (key not in table and len(table) >= self._limits.max_kv_keys):
+            namespaces, keys = self._limits.max_kv_namespaces, self._limits.max_kv_keys
+            raise LimitExceeded(f"the name server keeps {namespaces} namespaces of {keys} keys at most; delete some")
         more = len(value) - len(table[key]) if key in table else len(namespace) + len(key) + len(value)
-        if more > 0 and self._kv_chars + more > MAX_KV_CHARS:
-            raise LimitExceeded(f"the name server keeps keys and values of {MAX_KV_CHARS} characters; delete some")
+        if more > 0 and self._kv_chars + more > self._limits.max_kv_chars:
+            raise LimitExceeded(
+                f"the name server keeps {self._limits.max_kv_chars} characters of keys and values; delete some"
+            )
         self._kv_chars += more
         table[key] = value
         self.kv[namespace] = table

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from ..config import MAX_ATTEMPT_IDS
+from ..config import LIMITS, Limits
 from .deliveries import Deliveries
 from .states import Delivery, State
 from .values import Delivered, Received, Request, Why
@@ -16,13 +16,14 @@ _Key = tuple[str, str, str, str]  # client, group, topic, attempt
 
 
 class Batches:
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._given: OrderedDict[_Key, list[tuple[Deliveries, Delivery, int]]] = OrderedDict()
 
     def note(self, request: Request, batch: Sequence[tuple[Deliveries, Delivery]]) -> None:
         if request.attempt_id:
             self._given[_key(request)] = [(deliveries, delivery, delivery.pop_ms) for deliveries, delivery in batch]
-            if len(self._given) > MAX_ATTEMPT_IDS:
+            if len(self._given) > self._limits.max_attempt_ids:
                 self._given.popitem(last=False)
 
     def again(self, request: Request, give: Give) -> Received | None:

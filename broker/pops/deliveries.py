@@ -15,7 +15,7 @@ import structlog
 
 from ...protocol.message import offset_in, properties_in, split_records
 from ...protocol.properties import TAGS, find
-from ..config import MAX_UNFINISHED, MAX_UNFINISHED_IN_ORDER, POP_LOOKS, SCAN_ENTRIES, SCAN_WORDS
+from ..config import LIMITS, POP_LOOKS, SCAN_ENTRIES, SCAN_WORDS, Limits
 from ..store.consume_queue import ConsumeQueue
 from ..store.reading import Fetched
 from .order import Order, message_group
@@ -49,7 +49,17 @@ class Deliveries:
 
     fetch: `Store.fetch`. `take` raises its exceptions, and then takes nothing."""
 
-    def __init__(self, number: int, group: str, queue: ConsumeQueue, begin: int, fetch: Fetch, tally: Tally) -> None:
+    def __init__(
+        self,
+        number: int,
+        group: str,
+        queue: ConsumeQueue,
+        begin: int,
+        fetch: Fetch,
+        tally: Tally,
+        limits: Limits = LIMITS,
+    ) -> None:
+        self._limits = limits
         self.number = number
         self.group = group
         self.queue = queue
@@ -80,7 +90,7 @@ class Deliveries:
 
     @property
     def _limit(self) -> int:
-        return MAX_UNFINISHED if self._order is None else MAX_UNFINISHED_IN_ORDER
+        return self._limits.max_unfinished if self._order is None else self._limits.max_unfinished_in_order
 
     def _drop_stale(self) -> None:
         visible = self._visible

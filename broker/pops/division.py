@@ -25,7 +25,7 @@ from ...protocol.pop_bodies import POP, SHARED_OWNER
 from ...protocol.queue import Queue
 from ...protocol.subscription import Subscription
 from ..clock import Timer
-from ..config import MAX_MEMBERS, POOL_LEAVE_S, POOL_LOOK_S
+from ..config import LIMITS, POOL_LEAVE_S, POOL_LOOK_S, Limits
 from ..groups.member import Member
 from ..groups.members import ConsumerGroup, ConsumerGroups
 from ..groups.modes import RequestModes
@@ -88,7 +88,9 @@ class Division:
         let_go: Callable[[Pool, int], None],
         gained: Callable[[Pool], None],
         drop: Callable[[Pool], None],
+        limits: Limits = LIMITS,
     ) -> None:
+        self._limits = limits
         self._broker_name = broker_name
         self._groups, self._locks, self._watch = members.groups, members.locks, members.watch
         self._modes, self._mixed = members.modes, members.mixed
@@ -255,7 +257,7 @@ class Division:
         members = group.members if group is not None else {}
         listed = next((item.listed_id for item in members.values() if item.client_id == request.client_id), None)
         popping[request.client_id] = listed or f"~{request.client_id}"
-        is_full = request.client_id not in divided.seats and len(members) >= MAX_MEMBERS
+        is_full = request.client_id not in divided.seats and len(members) >= self._limits.max_members
         if is_full or (listed is not None and request.client_id not in divided.seats):
             self._look_soon(divided)
             return

@@ -6,14 +6,15 @@ from __future__ import annotations
 import structlog
 
 from ..clock import Clock
-from ..config import MAX_MIXED, REPORT_AGAIN_S
+from ..config import LIMITS, REPORT_AGAIN_S, Limits
 from ..groups.history import History
 
 log = structlog.get_logger("rocketlet.pops")
 
 
 class Mixed:
-    def __init__(self, clock: Clock, history: History) -> None:
+    def __init__(self, clock: Clock, history: History, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._clock = clock
         self._history = history
         self._said_s: dict[tuple[str, str], float] = {}
@@ -24,7 +25,7 @@ class Mixed:
             return
         self._said_s.pop(key, None)
         self._said_s[key] = now_s
-        if len(self._said_s) > MAX_MIXED:
+        if len(self._said_s) > self._limits.max_mixed:
             del self._said_s[next(iter(self._said_s))]
         hint = "consumers that broadcast, or that assign queues to themselves, need a group of their own"
         log.warning("group_pulls_and_pops", group=group, topic=topic, reason=reason, hint=hint)

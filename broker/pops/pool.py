@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...protocol.subscription import Subscription
 from ..clock import Timer
-from ..config import MAX_MEMBERS, POOL_IDLE_S
+from ..config import LIMITS, POOL_IDLE_S, Limits
 from .deliveries import Deliveries, Tally
 from .values import Received, Request
 
@@ -66,7 +66,8 @@ class Pool:
     the one served longest ago first. `owned`: the queues that are the pool's; None: all. `leaving`: those of them that are to
     be others', and since when (`division`)."""
 
-    def __init__(self, group: str, topic: str, tally: Tally) -> None:
+    def __init__(self, group: str, topic: str, tally: Tally, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self.group = group
         self.topic = topic
         self.tally = tally
@@ -88,7 +89,7 @@ class Pool:
 
     def note_client(self, request: Request, now_s: float) -> None:
         self.used_s = now_s
-        if request.client_id in self.clients or len(self.clients) < MAX_MEMBERS:
+        if request.client_id in self.clients or len(self.clients) < self._limits.max_members:
             self.clients[request.client_id] = Popper(now_s, request.subscription or Subscription(self.topic))
 
     def forget_clients(self, before_s: float) -> None:

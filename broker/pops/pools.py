@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import structlog
 
 from ...protocol.subscription import Subscription
-from ..config import MAX_UNFINISHED_OF_GROUP
+from ..config import LIMITS, Limits
 from ..groups.owning.offsets import Offsets
 from ..messages.topics import Topics
 from ..store.consume_queue import ConsumeQueue
@@ -25,7 +25,10 @@ log = structlog.get_logger("rocketlet.pops")
 class Pools:
     """number: gives each new queue what stands for it on the disk."""
 
-    def __init__(self, topics: Topics, store: Store, offsets: Offsets, number: Callable[[], int]) -> None:
+    def __init__(
+        self, topics: Topics, store: Store, offsets: Offsets, number: Callable[[], int], limits: Limits = LIMITS
+    ) -> None:
+        self._limits = limits
         self._topics = topics
         self._store = store
         self._offsets = offsets
@@ -50,7 +53,7 @@ class Pools:
         return pool
 
     def make(self, group: str, topic: str) -> Pool:
-        pool = self.all[group, topic] = Pool(group, topic, self._tallies.setdefault(group, Tally()))
+        pool = self.all[group, topic] = Pool(group, topic, self._tallies.setdefault(group, Tally()), self._limits)
         self._of_topic.setdefault(topic, {})[group] = pool
         return pool
 
@@ -88,7 +91,7 @@ class Pools:
         return found
 
     def _deliveries(self, pool: Pool, queue: ConsumeQueue, begin: int) -> Deliveries:
-        found = Deliveries(self._number(), pool.group, queue, begin, self._store.fetch, pool.tally)
+        found = Deliveries(self._number(), pool.group, queue, begin, self._store.fetch, pool.tally, self._limits)
         pool.queues[queue.queue_id] = found
         return found
 
@@ -185,7 +188,7 @@ class Pools:
 
     def full(self, group: str) -> Iterator[tuple[str, int]]:
         """The queues of which nothing new is given, because too many messages are not finished."""
-        is_full = self.unfinished(group) >= MAX_UNFINISHED_OF_GROUP
+        is_full = self.unfinished(group) >= self._limits.max_unfinished_of_group
         for pool in self.of_group(group):
             for queue_id, of in pool.queues.items():
                 if of.is_full or (is_full and of.next < of.queue.next):

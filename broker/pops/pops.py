@@ -14,13 +14,7 @@ import structlog
 
 from ...protocol.popped import reconsume_times_in
 from ..clock import Clock
-from ..config import (
-    DEAD_LETTER_RETRY_S,
-    MAX_POP_MESSAGES,
-    MAX_UNFINISHED_OF_GROUP,
-    MAX_WAITING_RECEIVES,
-    POP_CLIENT_SILENT_S,
-)
+from ..config import DEAD_LETTER_RETRY_S, LIMITS, MAX_POP_MESSAGES, POP_CLIENT_SILENT_S, Limits
 from ..groups.owning.offsets import Offsets
 from ..groups.settings import GroupConfigs
 from ..messages.appender import Appender
@@ -66,7 +60,9 @@ class Pops:
         when_kept: When,
         members: Members,
         soon: Callable[[Callable[[], object]], object] | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
+        self._limits = limits
         self._broker_name = broker_name
         self._settings = settings
         self._offsets = offsets
@@ -75,9 +71,9 @@ class Pops:
         self._hands = Hands(clock)
         self._letters = Letters(topics, appender)
         self._deadlines = Deadlines(clock, self._expire)
-        self._batches = Batches()
+        self._batches = Batches(limits)
         self._book = Book(frames, topics.identity, clock)
-        self._pools = Pools(topics, appender.store, offsets, self._book.next_number)
+        self._pools = Pools(topics, appender.store, offsets, self._book.next_number, limits)
         self.pools = self._pools.all  # empty as long as nobody pops: others then pay one look
         self.clients = self._pools.clients
         self.unfinished, self.redelivered = self._pools.unfinished, self._pools.redelivered
@@ -89,7 +85,7 @@ class Pops:
         self.numbers, self.full = self._pools.numbers, self._pools.full
         self._settling = Settling(self._book, offsets, clock, when_kept, self._soon, self._freed)
         self._waits = Waits(clock, self.put_back)
-        self._division = Division(broker_name, members, self._pools, self._let_go, self._gained, self._yield)
+        self._division = Division(broker_name, members, self._pools, self._let_go, self._gained, self._yield, limits)
         self.changed = self._division.changed
         self.pull_fault = self._division.pull_fault
         self._is_stopped = False
@@ -129,7 +125,7 @@ class Pops:
         received = self._batches.again(request, self._give_again) or self._pop(pool, request)
         if received.why is Why.FOUND or request.wait_ms <= 0:
             return _answered(wait, received)
-        if self._waits.count >= MAX_WAITING_RECEIVES:
+        if self._waits.count >= self._limits.max_waiting_receives:
             return _answered(wait, Received(Why.TOO_MANY_WAIT))
         self._waits.hold(pool, wait)
         if pool.is_cut:
@@ -150,7 +146,7 @@ class Pops:
             self._settling.has_left(deliveries)
             deliveries.set_order(is_in_order)
             before = deliveries.next
-            allowed = MAX_UNFINISHED_OF_GROUP - pool.tally.unfinished
+            allowed = self._limits.max_unfinished_of_group - pool.tally.unfinished
             taken = deliveries.take(request, count - len(found), room, allowed)
             if taken:
                 found += self._hand_out(deliveries, taken, request, now_ms)

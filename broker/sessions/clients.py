@@ -8,15 +8,7 @@ from collections.abc import Callable, Mapping
 
 from ...protocol.admin_bodies import ConnectedClient
 from ..clock import Clock, Timer
-from ..config import (
-    ASKED_BYTES,
-    CLIENT_ANSWER_S,
-    MAX_ASKED,
-    MAX_CLIENT_IDS,
-    MAX_PRODUCER_GROUPS,
-    MEMBER_BYTES,
-    LimitExceeded,
-)
+from ..config import ASKED_BYTES, CLIENT_ANSWER_S, LIMITS, MEMBER_BYTES, LimitExceeded, Limits
 from .events import Answer, Question
 from .session import Session
 
@@ -26,7 +18,10 @@ Answered = Callable[[Answer | None], None]
 
 
 class Clients:
-    def __init__(self, clock: Clock, may_publish: Callable[[Session, str], bool] | None = None) -> None:
+    def __init__(
+        self, clock: Clock, may_publish: Callable[[Session, str], bool] | None = None, limits: Limits = LIMITS
+    ) -> None:
+        self._limits = limits
         self._clock = clock
         self._may_publish = may_publish
         self._producers: dict[str, dict[Session, ConnectedClient]] = {}
@@ -54,10 +49,10 @@ class Clients:
         """A client id or a producer group that the session has not named before."""
         ids, known = self._ids.get(session, _NONE), self._groups.get(session, _NONE)
         fresh = known.union(groups)
-        if client_id not in ids and len(ids) >= MAX_CLIENT_IDS:
-            raise LimitExceeded(f"a connection goes by {MAX_CLIENT_IDS} client ids at most")
-        if len(fresh) > max(MAX_PRODUCER_GROUPS, len(known)):
-            raise LimitExceeded(f"a connection is in {MAX_PRODUCER_GROUPS} producer groups at most")
+        if client_id not in ids and len(ids) >= self._limits.max_client_ids:
+            raise LimitExceeded(f"a connection goes by {self._limits.max_client_ids} client ids at most")
+        if len(fresh) > max(self._limits.max_producer_groups, len(known)):
+            raise LimitExceeded(f"a connection is in {self._limits.max_producer_groups} producer groups at most")
         session.charge(MEMBER_BYTES * (len(fresh) - len(known) + (client_id not in ids)))
         self._ids[session] = ids | {client_id}
         self._groups[session] = fresh
@@ -116,10 +111,12 @@ class Clients:
         """Asks a client; `answered` gets the answer, or None after 10 s or when the client hangs up. by: the client because
         of which it is asked. Raises LimitExceeded if one of the two has too many questions: clients that never answer take
         nobody else's places."""
-        if len(self._asked.get(session, ())) >= MAX_ASKED:
-            raise LimitExceeded(f"the client has not answered {MAX_ASKED} requests yet; try again later")
-        if self._asking[by] >= MAX_ASKED:
-            raise LimitExceeded(f"{MAX_ASKED} requests of this client are waiting for others; try again later")
+        if len(self._asked.get(session, ())) >= self._limits.max_asked:
+            raise LimitExceeded(f"the client has not answered {self._limits.max_asked} requests yet; try again later")
+        if self._asking[by] >= self._limits.max_asked:
+            raise LimitExceeded(
+                f"{self._limits.max_asked} requests of this client are waiting for others; try again later"
+            )
         number = next(self._numbers) & MAX_NUMBER
         key = (session, number)
         timer = self._clock.call_later(CLIENT_ANSWER_S, self._settle, key, None)

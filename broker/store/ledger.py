@@ -34,7 +34,7 @@ import orjson
 import structlog
 
 from ...protocol.work import joined
-from ..config import FREED_AT_ONCE, HANDOVER_LEASE_S, JOURNAL_LINES
+from ..config import FREED_AT_ONCE, HANDOVER_LEASE_S, LIMITS, Limits
 from ..running.jobs import Job
 from . import disk
 from .files import StoreError, StoreFull, find_state, replace_state, state_fault
@@ -73,7 +73,8 @@ def _changes(value: Any) -> list[Any]:
 class Ledger:
     """`leases` are those of the run before; `epoch` is the last one granted."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._path = path
         # One of two empty files. Its name says whether the disk has all grants: another name needs neither room nor a
         # descriptor.
@@ -228,7 +229,7 @@ class Ledger:
             yield None
         if closes and self._is_unused:
             self._journal.clear()  # a broker without members is stopped without waiting for the device
-        elif closes or self._is_behind or self._count > JOURNAL_LINES + self._saved:
+        elif closes or self._is_behind or self._count > self._limits.journal_lines + self._saved:
             yield from self._shortening(now, closes=closes)
 
     def _shortening(self, now: Callable[[], tuple[Iterator[Change], int]], *, closes: bool) -> Job[None]:

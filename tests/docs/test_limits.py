@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from rocketlet.broker.config import Limits
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "limits.md").read_text()
@@ -34,6 +36,12 @@ def test_each_limit_is_said_in_words(hooks: ModuleType, path: Path) -> None:
     rows = [line for line in hooks.limits(path).splitlines() if line.startswith("| `")]
     assert rows
     assert [row for row in rows if len(row.split(" | ")[2].split()) < 3] == []
+
+
+def test_the_fields_of_the_broker_s_limits_are_shown_with_their_units(hooks: ModuleType) -> None:
+    found = hooks.limits(ROOT / "broker" / "config.py")
+    assert "| `max_locks` | 200,000 | locks of all groups together" in found
+    assert all(f"| `{item.name}` |" in found for item in fields(Limits))
 
 
 def test_a_value_has_its_unit(hooks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

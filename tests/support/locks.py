@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import LIMITS, Limits
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.owning.locks import Around, Locks
 from rocketlet.broker.sessions.session import Session
 
 
-def make_locks(folder: Path, clock: MovableClock, told: list[Session] | None = None, end: int = 0) -> Locks:
+def make_locks(
+    folder: Path, clock: MovableClock, told: list[Session] | None = None, end: int = 0, limits: Limits = LIMITS
+) -> Locks:
     """Locks alone; who is told of a free queue is in `told`. end: where each queue ends."""
     around = Around(
         on_free=lambda connection, group: told.append(connection) if told is not None else None,
@@ -20,4 +23,4 @@ def make_locks(folder: Path, clock: MovableClock, told: list[Session] | None = N
         queues_of=lambda topic: 8,
         end_of=lambda topic, queue_id: end,
     )
-    return Locks(History(clock), folder / "locks.json", clock, around)
+    return Locks(History(clock), folder / "locks.json", clock, around, limits=limits)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import structlog
 
 from ...clock import Clock
-from ...config import MAX_NAMED_CHARS, MAX_REPORTED, REPEATS_S
+from ...config import MAX_NAMED_CHARS, MAX_NAMED_MEMBERS, REPEATS_S
 from ...sessions.recent import Recent
 from .drain import QueueKey
 
@@ -31,7 +31,9 @@ class Repeats:
         more = f" and {len(places) - 3} more" if len(places) > 3 else ""
         self._undrained.note(group, f"{group}: {queues}{more}"[:MAX_NAMED_CHARS])
         hint = "their handlers were still running"
-        log.warning("queues_moved_undrained", group=group, queues=places[:MAX_REPORTED], count=len(places), hint=hint)
+        log.warning(
+            "queues_moved_undrained", group=group, queues=places[:MAX_NAMED_MEMBERS], count=len(places), hint=hint
+        )
 
     def note_left(self, group: str, client_id: str, messages: int) -> None:
         self.left += messages

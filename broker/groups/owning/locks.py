@@ -23,17 +23,7 @@ from ....protocol.group_bodies import LockRequest
 from ....protocol.queue import Queue
 from ....protocol.work import LOOKS, Work
 from ...clock import Clock
-from ...config import (
-    HANDOVER_LEASE_S,
-    LEASE_SWEEP_S,
-    LOCK_LEASE_S,
-    MAX_LOCK_WAITERS,
-    MAX_LOCKS,
-    MAX_LOCKS_OF_CONNECTION,
-    MAX_MEMBERSHIPS,
-    PLACE_BYTES,
-    STANDSTILL_S,
-)
+from ...config import HANDOVER_LEASE_S, LEASE_SWEEP_S, LIMITS, LOCK_LEASE_S, PLACE_BYTES, STANDSTILL_S, Limits
 from ...running.jobs import Job
 from ...sessions.generation import Generation
 from ...sessions.session import Session
@@ -85,8 +75,15 @@ class Locks:
     """`refused` counts locks beyond the limits."""
 
     def __init__(
-        self, history: History, path: Path, clock: Clock, around: Around, generation: Generation | None = None
+        self,
+        history: History,
+        path: Path,
+        clock: Clock,
+        around: Around,
+        generation: Generation | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
+        self._limits = limits
         self._path = path
         self._clock = clock
         self._locks: dict[LeaseKey, Lock] = {}
@@ -102,7 +99,7 @@ class Locks:
         self._waiting = 0  # places in all lines
         self.refused = 0
         self._history = history
-        self._ledger = ledger = Ledger(path)
+        self._ledger = ledger = Ledger(path, limits)
         self._epoch = max(
             clock.time_ms() << 16, ledger.epoch
         )  # beyond every epoch of an earlier run, whatever the clock says
@@ -255,7 +252,7 @@ class Locks:
             left = self._left.setdefault(connection, {})
             left[group] = None
             connection.charge(PLACE_BYTES)
-            if len(left) > MAX_MEMBERSHIPS:
+            if len(left) > self._limits.max_memberships:
                 self.join(connection, next(iter(left)))
 
     def join(self, connection: Session, group: str) -> None:
@@ -399,12 +396,12 @@ class Locks:
     def _has_room(self, connection: Session, key: LeaseKey, former: Lock | None) -> bool:
         """Whether another lock may be kept."""
         keys = self._keys.get(connection, {})
-        is_full = former is None and len(self._locks) >= MAX_LOCKS
-        if not is_full and (key in keys or len(keys) < MAX_LOCKS_OF_CONNECTION):
+        is_full = former is None and len(self._locks) >= self._limits.max_locks
+        if not is_full and (key in keys or len(keys) < self._limits.max_locks_of_connection):
             return True
         self.refused += 1
         if connection.is_news("locks_refused"):
-            limit = MAX_LOCKS if is_full else MAX_LOCKS_OF_CONNECTION
+            limit = self._limits.max_locks if is_full else self._limits.max_locks_of_connection
             of = "this broker" if is_full else "one connection"
             hint = f"{of} has {limit} locks at most; they end when they are not renewed"
             log.warning("locks_refused", group=key[0], peer=connection.peer, limit=limit, hint=hint)
@@ -413,7 +410,9 @@ class Locks:
     def _wait(self, connection: Session, key: LeaseKey, lock: Lock) -> None:
         """Puts a member in line. If there are too many, the others ask again by themselves."""
         keys = self._keys.get(connection, {})
-        is_full = self._waiting >= MAX_LOCK_WAITERS or (key not in keys and len(keys) >= MAX_LOCKS_OF_CONNECTION)
+        is_full = self._waiting >= self._limits.max_lock_waiters or (
+            key not in keys and len(keys) >= self._limits.max_locks_of_connection
+        )
         if connection not in lock.waiters and not is_full:
             lock.waiters[connection] = None
             self._waiting += 1

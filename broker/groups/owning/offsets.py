@@ -14,7 +14,7 @@ import structlog
 
 from ....protocol.names import IllegalName, group_fault
 from ....protocol.work import joined
-from ...config import MAX_OFFSETS, LimitExceeded
+from ...config import LIMITS, LimitExceeded, Limits
 from ...running.jobs import Job
 from ...store.consume_queue import ConsumeQueue
 from ...store.files import Save, read_state
@@ -28,7 +28,8 @@ _IDENTITIES = "identities"
 class Offsets:
     """`identity_of(topic)` is an id that no later topic of the same name has; empty if it is not known."""
 
-    def __init__(self, path: Path, identity_of: Callable[[str], str]) -> None:
+    def __init__(self, path: Path, identity_of: Callable[[str], str], limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._path = path
         self._identity_of = identity_of
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
@@ -92,8 +93,10 @@ class Offsets:
             if fault:
                 raise IllegalName(fault)
         if queues is None or queue_id not in queues:
-            if self._count >= MAX_OFFSETS:
-                raise LimitExceeded(f"this broker keeps {MAX_OFFSETS} offsets; delete groups that nobody needs")
+            if self._count >= self._limits.max_offsets:
+                raise LimitExceeded(
+                    f"this broker keeps {self._limits.max_offsets} offsets; delete groups that nobody needs"
+                )
             self._count += 1
         if queues is None:
             queues = self._offsets[key] = {}

@@ -13,7 +13,7 @@ import structlog
 
 from ....protocol.work import LOOKS, Work
 from ...clock import Clock
-from ...config import MAX_HOLD_S, MAX_READ_QUEUES, MAX_REPORTED, ORPHAN_S, PLACE_BYTES, WATCHED_PER_S
+from ...config import LIMITS, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, Limits
 from ...sessions.session import Session
 from ..history import History
 from ..member import Member
@@ -36,7 +36,9 @@ class Watch:
         queues_of: Callable[[str], int],
         clock: Clock,
         is_popped: Callable[[str, str], bool] = lambda group, topic: False,
+        limits: Limits = LIMITS,
     ) -> None:
+        self._limits = limits
         self._groups = groups
         self._locks = locks
         self._history = history
@@ -59,7 +61,7 @@ class Watch:
         if last is connection:
             return
         keys = self._keys.setdefault(connection, set())
-        if len(keys) >= MAX_READ_QUEUES:
+        if len(keys) >= self._limits.max_read_queues:
             return
         if key not in keys:
             keys.add(key)
@@ -143,7 +145,7 @@ class Watch:
                 orphans += 1
                 if key in self._named:
                     named.add(key)
-                elif len(fresh) < MAX_REPORTED:
+                elif len(fresh) < self._limits.max_reported:
                     fresh.append(key)
             if number % LOOKS == 0:
                 yield
@@ -162,13 +164,13 @@ class Watch:
                 for queue_id in range(self._queues_of(topic)):
                     key = (group.name, topic, queue_id)
                     is_unread = not self._locks.is_locked(*key) and self.reader(*key) not in group.members
-                    if is_unread and len(unread) < MAX_READ_QUEUES:
+                    if is_unread and len(unread) < self._limits.max_read_queues:
                         unread.append(key)
                     looks += 1
                     if looks % LOOKS == 0:
                         yield
             looks += 1
-        self._due_s = now_s + looks / WATCHED_PER_S
+        self._due_s = now_s + looks / self._limits.watched_per_s
         return unread
 
     def _name(self, event: str, group: str, client_id: str, fault: str) -> None:

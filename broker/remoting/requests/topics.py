@@ -64,8 +64,8 @@ async def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> 
     removing = broker.store.deleting(name)
     broker.held_pulls.let_topic_go(name)
     try:
-        await broker.do(noting)
-        await broker.do(removing)
+        await broker.device.do(noting)
+        await broker.device.do(removing)
     except StoreFull as error:
         raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"not all of it is gone: {error}") from None
     return answer(frame)

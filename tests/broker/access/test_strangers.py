@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import HEARTBEAT_LIMIT_S, LimitExceeded
+from rocketlet.broker.config import LIMITS, LimitExceeded, Limits
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS
 from rocketlet.broker.server import Listening, Server
@@ -58,8 +58,8 @@ async def test_a_stranger_cannot_redirect_the_clients_of_the_broker_in_this_proc
     assert await addresses(wire) == [{0: node.address}, {0: "10.0.0.1:1"}]
 
 
-def routes_with(*brokers: tuple[str, str], connection: Any) -> Routes:
-    routes = Routes(MovableClock(stands=True))
+def routes_with(*brokers: tuple[str, str], connection: Any, limits: Limits = LIMITS) -> Routes:
+    routes = Routes(MovableClock(stands=True), limits=limits)
     for name, address in brokers:
         finish(routes.registering("c", name, 0, address, DataVersion(1), [TopicConfig("t")], connection))
     return routes
@@ -74,13 +74,12 @@ def names(routes: Routes) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("limit", ["MAX_TOPICS", "MAX_ROUTES", "MAX_BROKERS", "MAX_BROKER_ADDRESSES"])
-def test_a_registration_that_is_refused_leaves_nothing(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+@pytest.mark.parametrize("limit", ["max_topics", "max_routes", "max_brokers", "max_broker_addresses"])
+def test_a_registration_that_is_refused_leaves_nothing(limit: str) -> None:
     """Brokers that nobody forgets would use up their number, until the name server starts anew."""
     stranger: Any = object()
-    routes = routes_with(("a", "10.0.0.1:1"), connection=stranger)
-    monkeypatch.setattr(f"rocketlet.broker.nameserver.routes.{limit}", 1)
-    name, number = ("a", 1) if limit == "MAX_BROKER_ADDRESSES" else ("b", 0)
+    routes = routes_with(("a", "10.0.0.1:1"), connection=stranger, limits=Limits(**{limit: 1}))
+    name, number = ("a", 1) if limit == "max_broker_addresses" else ("b", 0)
     topics = [TopicConfig("t"), TopicConfig("u")]
     with pytest.raises(LimitExceeded):
         finish(routes.registering("c", name, number, "10.0.0.2:1", DataVersion(2), topics, stranger))
@@ -120,7 +119,7 @@ def test_who_unregisters_a_broker_at_the_address_of_another_one_changes_nothing(
         routes.unregister(name, "10.0.0.1:1")
         assert names(routes) == ["a", "b"]
     assert isinstance(routes.clock, MovableClock)
-    routes.clock.advance(HEARTBEAT_LIMIT_S + 1)
+    routes.clock.advance(LIMITS.heartbeat_limit_s + 1)
     assert routes.expire() == [connection, connection]
     assert names(routes) == []
 
@@ -138,12 +137,12 @@ def test_the_broker_in_this_process_takes_its_name_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "field"), [("MAX_BROKERS", "brokerName"), ("MAX_BROKER_ADDRESSES", "brokerId"), ("MAX_TOPICS", "")]
+    ("limit", "field"), [("max_brokers", "brokerName"), ("max_broker_addresses", "brokerId"), ("max_topics", "")]
 )
 async def test_what_brokers_register_is_limited_at_its_edge(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch, limit: str, field: str
+    nodes: Nodes, connect: Connect, limit: str, field: str
 ) -> None:
-    monkeypatch.setattr(f"rocketlet.broker.nameserver.routes.{limit}", 2)
+    wire = await connect((await nodes.start(limits=Limits(**{limit: 2}))).address)
     codes = []
     for number in range(4):
         ext = registration("b", f"10.0.0.{number}:1") | ({field: number} if field else {})
@@ -151,7 +150,7 @@ async def test_what_brokers_register_is_limited_at_its_edge(
         version = {"timestamp": number, "counter": number}
         body = {"topicConfigSerializeWrapper": {"topicConfigTable": table, "dataVersion": version}}
         codes.append((await wire.call(RequestCode.REGISTER_BROKER, ext, orjson.dumps(body))).code)
-    known = 1 if limit == "MAX_BROKERS" else 2  # the broker of this process is one, too
+    known = 1 if limit == "max_brokers" else 2  # the broker of this process is one, too
     assert codes == [0] * known + [1] * (4 - known)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.config import HEARTBEAT_LIMIT_S, IDLE_LIMIT_S, SWEEP_INTERVAL_S
+from rocketlet.broker.config import IDLE_LIMIT_S, LIMITS, SWEEP_INTERVAL_S
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol import bodies, group_config
@@ -254,7 +254,7 @@ async def test_a_member_that_is_silent_for_two_minutes_is_dropped_and_closed(nod
     silent, alive = await connect(node.address), await connect(node.address)
     await beat(silent, "c1")
     await beat(alive, "c2")
-    node.clock.advance(HEARTBEAT_LIMIT_S - SWEEP_INTERVAL_S)
+    node.clock.advance(LIMITS.heartbeat_limit_s - SWEEP_INTERVAL_S)
     await beat(alive, "c2")
     await members(silent)  # it is not idle
     assert await members(alive) == ["c1", "c2"]

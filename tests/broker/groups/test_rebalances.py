@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import REBALANCE_REST_S
+from rocketlet.broker.config import REBALANCE_REST_S, Limits
 from rocketlet.broker.groups.rebalances import Rebalances
 
 KEY = ("g", "t", 0)
@@ -27,11 +27,8 @@ def test_a_queue_without_an_owner_counts_until_it_has_one(clock: MovableClock) -
     assert rebalances.handovers.sum_s == pytest.approx(2.0)
 
 
-def test_of_too_many_queues_without_an_owner_the_oldest_is_forgotten(
-    clock: MovableClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.rebalances.MAX_FREE_QUEUES", 2)
-    rebalances = Rebalances(clock)
+def test_of_too_many_queues_without_an_owner_the_oldest_is_forgotten(clock: MovableClock) -> None:
+    rebalances = Rebalances(clock, Limits(max_free_queues=2))
     for queue_id in range(3):
         rebalances.changed_hands(("g", "t", queue_id), is_free=True)
     for queue_id, count in ((0, 0), (1, 1), (2, 2)):

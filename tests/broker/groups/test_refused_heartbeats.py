@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from rocketlet.broker.config import REFUSED_S
+from rocketlet.broker.config import MAX_REFUSED, REFUSED_S
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.admin.diagnosis import Harm, diagnose
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -29,9 +29,21 @@ async def beat(wire: Wire, *consumers: dict[str, Any], producers: tuple[str, ...
     return (await wire.call(RequestCode.HEART_BEAT, body=orjson.dumps(body))).code
 
 
-@pytest.mark.parametrize("why", ["strict", "memberships", "members", "ids", "producers", "name", "expression", "tags"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        "strict",
+        pytest.param("memberships", marks=pytest.mark.limits(max_memberships=2)),
+        pytest.param("members", marks=pytest.mark.limits(max_members=1)),
+        pytest.param("ids", marks=pytest.mark.limits(max_client_ids=0)),
+        pytest.param("producers", marks=pytest.mark.limits(max_producer_groups=0)),
+        "name",
+        "expression",
+        "tags",
+    ],
+)
 async def test_a_refused_heartbeat_registers_none_of_its_groups(
-    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch, why: str
+    node: Node, wire: Wire, connect: Connect, why: str
 ) -> None:
     refused, producers = consumer("last"), ("p",)
     if why in ("strict", "members"):
@@ -40,14 +52,6 @@ async def test_a_refused_heartbeat_registers_none_of_its_groups(
         await other.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings)
         body = {"clientID": "other", "consumerDataSet": [consumer("last", "u")]}
         assert (await other.call(RequestCode.HEART_BEAT, body=orjson.dumps(body))).code == 0
-    if why == "members":
-        monkeypatch.setattr("rocketlet.broker.groups.members.MAX_MEMBERS", 1)
-    if why == "memberships":
-        monkeypatch.setattr("rocketlet.broker.groups.members.MAX_MEMBERSHIPS", 2)
-    if why == "ids":
-        monkeypatch.setattr("rocketlet.broker.sessions.clients.MAX_CLIENT_IDS", 0)
-    if why == "producers":
-        monkeypatch.setattr("rocketlet.broker.sessions.clients.MAX_PRODUCER_GROUPS", 0)
     refused |= {"name": consumer("no/name"), "expression": consumer("last", expression="x" * 65_537)}.get(why, {})
     refused |= {"tags": consumer("last", expression="||".join(map(str, range(10_001))))}.get(why, {})
     with capture_logs() as logs:
@@ -77,12 +81,12 @@ async def test_a_body_that_is_no_heartbeat_is_named_by_its_address(node: Node, w
     assert "127.0.0.1" in node.broker.refusals.recent()[0]
 
 
-async def test_refusals_that_are_kept_are_limited(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.sessions.recent.MAX_REFUSED", 2)
-    for group in ("a", "b", "c"):
-        assert await beat(wire, consumer(group, expression="||")) == 1
-    assert [text.split(" of ")[1][0] for text in node.broker.refusals.recent()] == ["b", "c"]
-    assert node.broker.refusals.count == 3
+async def test_refusals_that_are_kept_are_limited(node: Node, wire: Wire) -> None:
+    for number in range(MAX_REFUSED + 1):
+        assert await beat(wire, consumer(f"g{number}", expression="||")) == 1
+    named = [text.split(" of ")[1].split(":")[0] for text in node.broker.refusals.recent()]
+    assert named == [f"g{number}" for number in range(1, MAX_REFUSED + 1)]
+    assert node.broker.refusals.count == MAX_REFUSED + 1
 
 
 async def test_an_expression_may_have_64_kib_and_10000_tags_as_with_apache(wire: Wire) -> None:

@@ -17,7 +17,6 @@ from rocketlet.broker.config import (
     RENEWED_INVISIBLE_MS,
 )
 from rocketlet.broker.grpc import schema
-from rocketlet.broker.pops import pops
 from rocketlet.client import Producer
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.config import MAX_BODY_BYTES
@@ -222,10 +221,8 @@ async def test_groups_that_are_not_there_or_may_not_read(nodes: Nodes, dial: Dia
     assert await received(begin(client, request())) == (40300, [])
 
 
-async def test_who_would_ask_again_at_once_is_refused_late(
-    node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pops, "MAX_WAITING_RECEIVES", 0)
+@pytest.mark.limits(max_waiting_receives=0)
+async def test_who_would_ask_again_at_once_is_refused_late(node: Node, client: GrpcClient) -> None:
     call = begin(client, request(wait_ms=5000))
     await client.call("Heartbeat", schema.HeartbeatRequest(client_type=1))
     assert call.messages.empty()

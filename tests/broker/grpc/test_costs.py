@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import MAX_POP_BYTES, MAX_PRODUCER_GROUPS, TAG_BYTES
+from rocketlet.broker.config import LIMITS, MAX_POP_BYTES, TAG_BYTES
 from rocketlet.broker.grpc import messages, schema
 from rocketlet.broker.grpc.clients import GrpcClient as GrpcSession
 from rocketlet.protocol.bodies import TopicConfig
@@ -120,7 +120,7 @@ async def test_settings_name_as_many_topics_as_a_client_may_have(node: Node, cli
 
 
 async def test_a_client_that_publishes_to_too_many_topics_keeps_what_it_had(node: Node, client: GrpcClient) -> None:
-    for count, expected in ((2, OK), (MAX_PRODUCER_GROUPS + 1, 42900)):
+    for count, expected in ((2, OK), (LIMITS.max_producer_groups + 1, 42900)):
         settings = schema.Settings(client_type=1)
         settings.publishing.topics.extend(resource(f"t{number}") for number in range(count))
         call = client.begin("Telemetry")

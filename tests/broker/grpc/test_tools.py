@@ -7,7 +7,6 @@ import ssl
 import orjson
 import pytest
 from rocketlet.broker.listening.tls import Tls
-from rocketlet.broker.pops import deliveries
 from rocketlet.client import AdminClient, Producer, SharedConsumer
 from rocketlet.client.admin.diagnosis import Patience, diagnose
 from rocketlet.command.nouns.group_report import report
@@ -84,10 +83,10 @@ async def test_messages_in_hand_are_no_stuck_queue_and_messages_that_nobody_take
         assert await diagnose(admin, AT_ONCE) == []
 
 
+@pytest.mark.limits(max_unfinished=2)
 async def test_too_many_messages_in_hand_are_named(
-    node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    node: Node, client: GrpcClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(deliveries, "MAX_UNFINISHED", 2)
     await joined(client)
     await send(client, b"1", b"2", b"3")
     assert len(await receive(client)) == 2

@@ -94,10 +94,8 @@ async def test_what_waits_for_a_filter_counts_and_a_client_that_is_gone_is_forgo
     assert not node.broker.filters._asked
 
 
-async def test_more_requests_than_may_wait_for_their_filter_are_refused(
-    node: Node, wire: Wire, slow: Slow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(filters, "MAX_UNPARSED", 2)
+@pytest.mark.limits(max_unparsed=2)
+async def test_more_requests_than_may_wait_for_their_filter_are_refused(node: Node, wire: Wire, slow: Slow) -> None:
     asked = [wire.send(Code.CHECK_CLIENT_CONFIG, body=check("a = 1")) for _ in range(2)]
     refused = await wire.call(Code.CHECK_CLIENT_CONFIG, body=check("a = 1"))
     assert (refused.code, "wait for their SQL92 filter" in (refused.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
@@ -106,19 +104,15 @@ async def test_more_requests_than_may_wait_for_their_filter_are_refused(
     assert (await wire.call(Code.CHECK_CLIENT_CONFIG, body=check("a = 1"))).code == 0
 
 
-async def test_the_filter_that_was_asked_for_longest_ago_is_forgotten(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(filters, "MAX_FILTERS", 2)
+@pytest.mark.limits(max_filters=2)
+async def test_the_filter_that_was_asked_for_longest_ago_is_forgotten(node: Node, wire: Wire) -> None:
     for number in (1, 2, 1, 3):
         assert (await wire.call(Code.CHECK_CLIENT_CONFIG, body=check(f"a = {number}"))).code == 0
     assert [node.broker.filters.find(f"a = {number}") is not None for number in (1, 2, 3)] == [True, False, True]
 
 
-async def test_filters_that_are_known_are_limited_by_their_words(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(filters, "KNOWN_FILTER_WORDS", 8)
+@pytest.mark.limits(known_filter_words=8)
+async def test_filters_that_are_known_are_limited_by_their_words(node: Node, wire: Wire) -> None:
     for expression in ("a = 1", "b = 1", "c = 1 OR d = 1", "a = +"):
         await wire.call(Code.CHECK_CLIENT_CONFIG, body=check(expression))
     assert list(node.broker.filters._known) == ["c = 1 OR d = 1", "a = +"]

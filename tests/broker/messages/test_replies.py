@@ -55,11 +55,11 @@ async def test_a_reply_is_limited_as_any_message(node: Node, wire: Wire, excess:
     ).code == ResponseCode.MESSAGE_ILLEGAL
 
 
+@pytest.mark.limits(max_asked=3)
 async def test_replies_to_a_client_that_never_answers_take_nobody_elses_places(
-    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    node: Node, wire: Wire, connect: Connect
 ) -> None:
     """One account without rights took all 10,000 places for 10 s."""
-    monkeypatch.setattr("rocketlet.broker.sessions.clients.MAX_ASKED", 3)
     silent, waiting, hostile = [await connect(node.address) for _ in range(3)]
     for client, name in ((silent, "silent"), (waiting, "me")):
         body = bodies.encode_heartbeat(Heartbeat(name, producer_groups=("p",)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.broker.config import MAX_SEARCHES
+from rocketlet.broker.config import LIMITS
 from rocketlet.broker.running.turns import Line, Turns
 from rocketlet.broker.store import searching
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -146,10 +146,10 @@ async def test_a_client_has_one_search_at_a_time_and_others_wait_in_line(
         await eventually(lambda: sum(map(len, searches._waiting.values())) == 199)
         (first,) = node.server._connections
         assert (node.broker.turns.waiting, first.charged_bytes > 199 * 1024) == (1, True)
-        others = [await connect(node.address) for _ in range(MAX_SEARCHES)]
+        others = [await connect(node.address) for _ in range(LIMITS.max_searches)]
         also_asked = [other.send(RequestCode.QUERY_MESSAGE, query("k")) for other in others]
         await eventually(lambda: len(searches._waiting) == 2)
-        assert (len(searches._working), node.broker.turns.waiting) == (MAX_SEARCHES, MAX_SEARCHES)
+        assert (len(searches._working), node.broker.turns.waiting) == (LIMITS.max_searches, LIMITS.max_searches)
         assert (await others[0].call(RequestCode.PULL_MESSAGE, pull())).code == 0
         assert (await others[1].call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "none"})).code == 0
     assert [(await wire.answer(opaque)).code for opaque in asked] == [0] * 200

@@ -326,9 +326,8 @@ def test_any_other_text_is_no_handle(text: str) -> None:
         decode_handle(text)
 
 
-async def test_recalls_are_limited(standing: Node, line: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.messages.timers.MAX_RECALLED", 1)
-    monkeypatch.setattr("rocketlet.broker.messages.timers.MAX_RECALL_LOOKS", 2)
+@pytest.mark.limits(max_recalled=1, max_recall_looks=2)
+async def test_recalls_are_limited(standing: Node, line: Wire) -> None:
     answers = [await send(line, properties=timed(f"u{number}", DELAY_MS=5000)) for number in range(3)]
     handles = [str(answer.ext["recallHandle"]) for answer in answers]
     assert (await recall(line, handles[0])).code == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import MAX_METRICS_CONNECTIONS, REGISTER_INTERVAL_S, ROOM_BYTES
+from rocketlet.broker.config import MAX_METRICS_CONNECTIONS, REGISTER_INTERVAL_S, ROOM_BYTES, Limits
 from rocketlet.broker.groups.rebalances import Rebalances
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.running.histogram import Histogram
@@ -134,10 +134,9 @@ async def test_a_handover_and_a_rebalance_are_timed(nodes: Nodes) -> None:
     assert found["rocketlet_settle_seconds_count", frozenset()] >= 1
 
 
-def test_queues_that_are_never_locked_again_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.rebalances.MAX_FREE_QUEUES", 2)
+def test_queues_that_are_never_locked_again_are_forgotten() -> None:
     clock = MovableClock(stands=True)
-    rebalances = Rebalances(clock)
+    rebalances = Rebalances(clock, Limits(max_free_queues=2))
     for queue in range(3):
         rebalances.changed_hands(("g", "t", queue), is_free=True)
     for queue in range(3):

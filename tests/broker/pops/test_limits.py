@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.config import MAX_POP_MESSAGES
-from rocketlet.broker.pops import deliveries, pops
 from rocketlet.broker.pops.values import Why
 
+from ...conftest import limits_of
 from .world import World, bodies, handles
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "data", queues=2)
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
+    return World(tmp_path / "data", queues=2, limits=limits_of(request))
 
 
 def fill(world: World, count: int, queue: int = 0, **properties: str) -> None:
@@ -45,8 +45,8 @@ def test_a_message_that_comes_again_is_not_overtaken_because_it_is_large(world: 
     assert bodies(world.receive(max_bytes=room)) == ["x" * 1000]
 
 
-def test_a_queue_with_too_much_in_flight_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliveries, "MAX_UNFINISHED", 3)
+@pytest.mark.limits(max_unfinished=3)
+def test_a_queue_with_too_much_in_flight_waits(world: World) -> None:
     fill(world, 5)
     received = world.receive()
     assert len(received.messages) == 3
@@ -57,8 +57,8 @@ def test_a_queue_with_too_much_in_flight_waits(world: World, monkeypatch: pytest
     assert world.receive().why is Why.NOTHING_NEW
 
 
-def test_a_group_with_too_much_in_flight_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pops, "MAX_UNFINISHED_OF_GROUP", 3)
+@pytest.mark.limits(max_unfinished_of_group=3)
+def test_a_group_with_too_much_in_flight_waits(world: World) -> None:
     fill(world, 2, queue=0)
     fill(world, 2, queue=1)
     received = world.receive()
@@ -69,8 +69,8 @@ def test_a_group_with_too_much_in_flight_waits(world: World, monkeypatch: pytest
     assert len(got[0].messages) == 1
 
 
-def test_a_group_in_order_looks_past_so_many_messages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliveries, "MAX_UNFINISHED_IN_ORDER", 4)
+@pytest.mark.limits(max_unfinished_in_order=4)
+def test_a_group_in_order_looks_past_so_many_messages(world: World) -> None:
     world.group("g", consume_orderly=True)
     fill(world, 5, __SHARDINGKEY="a")
     world.send("b", __SHARDINGKEY="b")
@@ -82,8 +82,8 @@ def test_a_group_in_order_looks_past_so_many_messages(world: World, monkeypatch:
     assert bodies(world.receive(3)) == ["0-1", "0-2", "0-3"]
 
 
-def test_no_more_receives_wait_than_that(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pops, "MAX_WAITING_RECEIVES", 2)
+@pytest.mark.limits(max_waiting_receives=2)
+def test_no_more_receives_wait_than_that(world: World) -> None:
     waits = [world.wait() for _ in range(3)]
     assert [got[0].why if got else None for got in waits] == [None, None, Why.TOO_MANY_WAIT]
     world.advance(20)

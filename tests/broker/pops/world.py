@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.members import ConsumerGroups
 from rocketlet.broker.groups.modes import RequestModes
@@ -61,9 +61,12 @@ class World:
 
     journal_bytes = 2000  # so that it is written anew in tests, too
 
-    def __init__(self, folder: Path, queues: int = 2, clock: MovableClock | None = None) -> None:
+    def __init__(
+        self, folder: Path, queues: int = 2, clock: MovableClock | None = None, limits: Limits = LIMITS
+    ) -> None:
         self.folder = folder
         self.queues = queues
+        self.limits = limits
         self.clock = clock or MovableClock(stands=True)
         self.clock._began = (1000.0, 1_800_000_000.0)  # the same in each run
         self._soon: list[Callable[[], object]] = []
@@ -85,12 +88,13 @@ class World:
         self.pops: Pops | None = None
         self.pops = Pops(
             "b", self.topics, self.appender, self.offsets, self.groups, Frames(self.journal), clock,
-            lambda action, otherwise: action(), self._members(), self._soon.append,
+            lambda action, otherwise: action(), self._members(), self._soon.append, self.limits,
         )  # fmt: skip
         self.pops._book.journal_bytes = self.journal_bytes
 
     def _members(self) -> Members:
-        clock, turns = self.clock, Turns()
+        clock = self.clock
+        engine = Engine(_AtOnce(), Turns(), clock)  # type: ignore[arg-type]
         history = History(clock)
         around = Around(
             on_free=lambda session, group: session.tell(GroupChanged(group)), on_change=lambda: None,
@@ -98,11 +102,10 @@ class World:
             is_anothers=lambda *_: False, queues_of=self.topics.queues_of, end_of=lambda *_: 0,
         )  # fmt: skip
         self.members = ConsumerGroups(
-            history, "b", self.topics.queues_of, clock, turns, on_change=lambda group: self.state.changed(group)
+            history, "b", self.topics.queues_of, engine, on_change=lambda group: self.state.changed(group)
         )
         self.locks = Locks(history, self.folder / "locks.json", clock, around)
         watch = Watch(self.members, self.locks, history, self.topics.queues_of, clock)
-        engine = Engine(_AtOnce(), turns, clock)  # type: ignore[arg-type]
         return Members(
             self.members, self.locks, watch, RequestModes(self.folder / "modes.json"), Mixed(clock, history), engine,
             _no_route, self.topics.queues_of,

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import Limits
 from rocketlet.broker.groups.settings import GroupConfigs
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.store.consume_queue import ConsumeQueue
@@ -177,11 +178,8 @@ async def test_kv_settings_are_kept_by_namespace(wire: Wire) -> None:
     assert (await wire.call(RequestCode.PUT_KV_CONFIG, {"namespace": "n"})).code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_the_name_server_keeps_only_so_many_settings(
-    node: Node, monkeypatch: pytest.MonkeyPatch, wire: Wire
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.nameserver.routes.MAX_KV_KEYS", 2)
-    monkeypatch.setattr("rocketlet.broker.nameserver.routes.MAX_KV_NAMESPACES", 2)
+@pytest.mark.limits(max_kv_keys=2, max_kv_namespaces=2)
+async def test_the_name_server_keeps_only_so_many_settings(node: Node, wire: Wire) -> None:
     codes = [
         (await wire.call(RequestCode.PUT_KV_CONFIG, {"namespace": name, "key": key, "value": "v"})).code
         for name, key in (("a", "1"), ("a", "2"), ("a", "3"), ("a", "1"), ("b", "1"), ("c", "1"))
@@ -301,12 +299,8 @@ async def test_a_compressed_registration_is_read(wire: Wire) -> None:
     assert "compressed" in (answer.remark or "")
 
 
-async def test_topics_and_groups_survive_a_kill_whatever_their_journals_hold(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("messages.topics", "groups.settings"):
-        monkeypatch.setattr(f"rocketlet.broker.{module}.JOURNAL_LINES", 3)
-    node = await nodes.start()
+async def test_topics_and_groups_survive_a_kill_whatever_their_journals_hold(nodes: Nodes) -> None:
+    node = await nodes.start(limits=Limits(journal_lines=3))
     topics, groups = node.broker.topics, node.broker.group_configs
     for number in range(40):
         topics.put(TopicConfig(f"t{number}", number, number), 0)

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC
+from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, Limits
 from rocketlet.broker.groups.owning.watch import Watch
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.table import BROKER_REQUESTS
@@ -250,15 +250,17 @@ async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.Monk
         peer.hang_up()
 
 
+@pytest.mark.limits(watched_per_s=SLICE)
 async def test_a_look_at_very_many_queues_is_paid_with_a_pause(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketlet.broker.groups.owning.watch.LOOKS", SLICE)
     put(node, "t")
     peers = members_of(node, 1)
     await node.broker.turns.done()
-    monkeypatch.setattr("rocketlet.broker.groups.owning.watch.WATCHED_PER_S", SLICE)
     broker, clock = node.broker, MovableClock(stands=True)
     queues = {"t": 10 * SLICE}
-    watch = Watch(broker.groups, broker.locks, broker.history, lambda topic: queues.get(topic, 0), clock)
+    watch = Watch(
+        broker.groups, broker.locks, broker.history, lambda topic: queues.get(topic, 0), clock, limits=broker.limits
+    )
     assert pieces(watch.looking()) > 10
     clock.advance(9.9)
     assert pieces(watch.looking()) == 1
@@ -366,9 +368,8 @@ def test_a_broker_that_leaves_is_found_without_a_look_at_the_others() -> None:
     assert [broker.name for broker in routes.brokers()] == [f"b{number}" for number in range(50) if number != 7]
 
 
-def test_the_topics_of_all_brokers_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.nameserver.routes.MAX_ROUTES", 3)
-    routes, stranger = Routes(), object()
+def test_the_topics_of_all_brokers_together_are_limited() -> None:
+    routes, stranger = Routes(limits=Limits(max_routes=3)), object()
     taken: Any = stranger
     finish(routes.registering("c", "a", 0, "10.0.0.1:1", DataVersion(1), [TopicConfig("t"), TopicConfig("u")], taken))
     finish(routes.registering("c", "b", 0, "10.0.0.2:1", DataVersion(1), [TopicConfig("t")], taken))
@@ -378,10 +379,10 @@ def test_the_topics_of_all_brokers_together_are_limited(monkeypatch: pytest.Monk
     finish(routes.registering("c", "b", 0, "10.0.0.2:1", DataVersion(3), [TopicConfig("u")], taken))
 
 
+@pytest.mark.limits(checked_at_once=10)
 async def test_a_large_group_whose_members_all_leave_is_checked_once_for_many(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.members.CHECKED_AT_ONCE", 10)
     put(node, "t")
     peers = [Peer(node.server, 100 + number) for number in range(300)]
     for number, peer in enumerate(peers):

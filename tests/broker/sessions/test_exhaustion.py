@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from rocketlet.broker.config import IDLE_LIMIT_S, LARGE_HOLDING_BYTES, SWEEP_INTERVAL_S
+from rocketlet.broker.config import IDLE_LIMIT_S, LARGE_HOLDING_BYTES, SWEEP_INTERVAL_S, Limits
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.running.machine import default_budget
 from rocketlet.broker.sessions.memory import Memory
@@ -202,8 +202,8 @@ async def test_offsets_of_queues_that_do_not_exist_are_refused(wire: Wire, node:
     assert list(node.broker.offsets.encoded()) == [b'"t@g":{"3":0}']
 
 
-async def test_offsets_are_limited_at_their_edge(wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.owning.offsets.MAX_OFFSETS", 5)
+@pytest.mark.limits(max_offsets=5)
+async def test_offsets_are_limited_at_their_edge(wire: Wire, node: Node) -> None:
     await create_topic(wire, "t", 4)
     latest = {"consumerGroup": "g", "topic": "t", "queueId": 0, "unknown": "latest"}
     assert (await wire.call(RequestCode.QUERY_CONSUMER_OFFSET, latest)).code == 0
@@ -216,16 +216,16 @@ async def test_offsets_are_limited_at_their_edge(wire: Wire, node: Node, monkeyp
     assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"queueId": 1})).code == 0
 
 
-@pytest.mark.parametrize(("module", "limit"), [("messages.topics", "MAX_TOPICS"), ("groups.settings", "MAX_GROUPS")])
-async def test_topics_and_groups_are_limited_at_their_edge(
-    wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch, module: str, limit: str
-) -> None:
-    await create_topic(wire, "t")
-    count = len(list(node.broker.topics)) if limit == "MAX_TOPICS" else 0
-    monkeypatch.setattr(f"rocketlet.broker.{module}.{limit}", count + 1)
+@pytest.mark.parametrize("limit", ["max_topics", "max_groups"])
+async def test_topics_and_groups_are_limited_at_their_edge(nodes: Nodes, connect: Connect, limit: str) -> None:
+    former = await nodes.start()
+    await create_topic(await connect(former.address), "t")
+    count = len(list(former.broker.topics)) if limit == "max_topics" else 0
+    await former.stop()
+    wire = await connect((await nodes.start(limits=Limits(**{limit: count + 1}))).address)
 
     async def make(name: str) -> Any:
-        if limit == "MAX_TOPICS":
+        if limit == "max_topics":
             return await send(wire, topic=name)
         body = orjson.dumps({"groupName": name})
         return await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
@@ -237,12 +237,12 @@ async def test_topics_and_groups_are_limited_at_their_edge(
     assert (await send(wire)).code == 0
 
 
-async def test_the_queues_of_all_topics_together_are_limited_at_their_edge(
-    wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await create_topic(wire, "t", 4)
-    queues = sum(max(topic.read_queues, topic.write_queues) for topic in node.broker.topics)
-    monkeypatch.setattr("rocketlet.broker.messages.topics.MAX_QUEUES", queues + 5)
+async def test_the_queues_of_all_topics_together_are_limited_at_their_edge(nodes: Nodes, connect: Connect) -> None:
+    former = await nodes.start()
+    await create_topic(await connect(former.address), "t", 4)
+    queues = sum(max(topic.read_queues, topic.write_queues) for topic in former.broker.topics)
+    await former.stop()
+    wire = await connect((await nodes.start(limits=Limits(max_queues=queues + 5))).address)
 
     async def make(topic: str, read: int, write: int) -> tuple[int, bool]:
         ext = {"topic": topic, "readQueueNums": str(read), "writeQueueNums": str(write), "perm": "6"}
@@ -325,10 +325,8 @@ def _encoded(ext: dict[str, Any]) -> bytes:
     return encode(Frame(RequestCode.PULL_MESSAGE, 1, ext))
 
 
-async def test_memberships_of_a_connection_are_limited_at_their_edge(
-    wire: Wire, connect: Connect, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.members.MAX_MEMBERSHIPS", 2)
+@pytest.mark.limits(max_memberships=2)
+async def test_memberships_of_a_connection_are_limited_at_their_edge(wire: Wire, connect: Connect, node: Node) -> None:
 
     async def join(who: Wire, *names: str) -> Any:
         body = orjson.dumps({"clientID": "c", "consumerDataSet": [{"groupName": name} for name in names]})

@@ -17,6 +17,7 @@ from rocketlet.broker.config import (
     MOVING_BYTES,
     PLACE_BYTES,
     TOLD_AGAIN,
+    Limits,
 )
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.nameserver.routes import Routes
@@ -32,7 +33,7 @@ from structlog.testing import capture_logs
 
 from campaigns.frames import Peer
 
-from ...conftest import Connect, Node, Wire, create_topic, eventually
+from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.requests import HALF_PROPERTIES, bodies_of, half, pull, send
 
 
@@ -100,14 +101,15 @@ async def test_members_beyond_the_budget_are_closed_and_the_others_go_on(node: N
 @pytest.mark.parametrize(
     ("limit", "beats"),
     [
-        ("MAX_CLIENT_IDS", [beat("c1"), beat("c2"), beat("c3")]),
-        ("MAX_PRODUCER_GROUPS", [beat("c", producers=("p1",)), beat("c", producers=("p2",)), beat("c", producers=("p3",))]),
+        ("max_client_ids", [beat("c1"), beat("c2"), beat("c3")]),
+        ("max_producer_groups", [beat("c", producers=("p1",)), beat("c", producers=("p2",)), beat("c", producers=("p3",))]),
     ],
 )  # fmt: skip
 async def test_names_of_a_connection_are_limited_at_their_edge(
-    wire: Wire, connect: Connect, node: Node, monkeypatch: pytest.MonkeyPatch, limit: str, beats: list[bytes]
+    nodes: Nodes, connect: Connect, limit: str, beats: list[bytes]
 ) -> None:
-    monkeypatch.setattr(f"rocketlet.broker.sessions.clients.{limit}", 2)
+    node = await nodes.start(limits=Limits(**{limit: 2}))
+    wire = await connect(node.address)
     answers = [(await wire.call(Code.HEART_BEAT, body=body)).code for body in (*beats, *beats)]
     assert answers == [0, 0, 1, 0, 0, 1]
     assert (await (await connect(node.address)).call(Code.HEART_BEAT, body=beats[2])).code == 0
@@ -124,12 +126,9 @@ async def test_what_strangers_ask_a_group_for_is_not_kept(wire: Wire, node: Node
     assert not [topic for topic in kept if topic and topic.startswith("x-")]
 
 
-async def test_a_member_that_sees_queues_without_end_keeps_nobody_waiting(
-    wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.limits(max_seen_queues=100, max_shared_queues=100)
+async def test_a_member_that_sees_queues_without_end_keeps_nobody_waiting(wire: Wire, node: Node) -> None:
     """A thousand brokers with 65,536 queues each were shared out, one by one."""
-    monkeypatch.setattr("rocketlet.broker.groups.members.MAX_SEEN_QUEUES", 100)
-    monkeypatch.setattr("rocketlet.broker.groups.sticky.MAX_SHARED_QUEUES", 100)
     counts = {f"broker-{number:03}": {"t": 65_536} for number in range(1000)} | {"broker-a": {"t": 4}}
     claims = tuple(Queue("t", "broker-a", number) for number in range(500))
     liar = consumer("g", "t", strategy="STICKY", queue_counts=counts, assigned=(*claims, Queue("u", "b", 1)))
@@ -143,10 +142,20 @@ async def test_a_member_that_sees_queues_without_end_keeps_nobody_waiting(
     share = group.share("c1", "t")
     assert share is not None
     assert share.queues == 4
-    monkeypatch.setattr("rocketlet.broker.groups.members.MAX_SHARED_QUEUES", 3)
-    assert group.share("c1", "t") is None, "of more, members share out themselves"
     counts["one-too-many"] = {"t": 1}
     assert (await wire.call(Code.HEART_BEAT, body=beat("c1", liar))).code == 1
+
+
+@pytest.mark.limits(max_shared_queues=3)
+async def test_of_more_queues_than_the_broker_shares_out_members_do_so_themselves(wire: Wire, node: Node) -> None:
+    for topic, queues in (("few", 3), ("many", 4)):
+        await create_topic(wire, topic, queues)
+    sticky = consumer("g", "few", "many", strategy="STICKY", queue_counts={"broker-a": {"few": 3, "many": 4}})
+    assert (await wire.call(Code.HEART_BEAT, body=beat("c1", sticky))).code == 0
+    group = node.broker.groups.get("g")
+    assert group is not None
+    assert group.share("c1", "few") is not None
+    assert group.share("c1", "many") is None
 
 
 async def test_a_strict_group_finds_who_differs_without_a_look_at_all(node: Node, wire: Wire) -> None:
@@ -195,10 +204,8 @@ async def test_a_stranger_gets_the_newest_subscription_also_after_a_change(node:
 # What is noted
 
 
-async def test_members_that_disagree_in_ever_other_ways_do_not_fill_the_log(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.members.MAX_LOGGED_FAULTS", 3)
+@pytest.mark.limits(max_logged_faults=3)
+async def test_members_that_disagree_in_ever_other_ways_do_not_fill_the_log(node: Node, wire: Wire) -> None:
     peers = [Peer(node.server, 2000 + number) for number in range(2)]
     with structlog.testing.capture_logs() as logged:
         for number in range(10):
@@ -214,11 +221,9 @@ async def test_members_that_disagree_in_ever_other_ways_do_not_fill_the_log(
     await node.broker.turns.done()
 
 
-def test_history_is_limited_in_all_and_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.history.HISTORY_ALL_EVENTS", 10)
-    monkeypatch.setattr("rocketlet.broker.groups.history.HISTORY_EVENTS", 4)
-    monkeypatch.setattr("rocketlet.broker.groups.history.HISTORY_GROUPS", 5)
-    history = History(MovableClock(stands=True))
+def test_history_is_limited_in_all_and_in_its_words() -> None:
+    limits = Limits(history_all_events=10, history_events=4, history_groups=5)
+    history = History(MovableClock(stands=True), limits)
     for number in range(40):
         history.add(f"g{number % 6}", "disagreement", "c", fault="x" * 5000, number=number)
     kept = [event for group in range(6) for event in history.of(f"g{group}")]
@@ -231,9 +236,8 @@ def test_history_is_limited_in_all_and_in_its_words(monkeypatch: pytest.MonkeyPa
     assert len(history.of("one")) <= 4
 
 
-async def test_statistics_are_limited_and_right(wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.messages.statistics.MAX_SAMPLED", 12)
-    monkeypatch.setattr("rocketlet.broker.messages.statistics.MAX_COUNTED_READS", 3)
+@pytest.mark.limits(max_sampled=12, max_counted_reads=3)
+async def test_statistics_are_limited_and_right(wire: Wire, node: Node) -> None:
     statistics = node.broker.statistics
     for number in range(5):
         await create_topic(wire, f"t{number}", 2)
@@ -252,10 +256,8 @@ async def test_statistics_are_limited_and_right(wire: Wire, node: Node, monkeypa
     assert statistics.sums("TOPIC_PUT_NUMS", totals) == (0, 0, 11)
 
 
-async def test_transactions_without_an_outcome_are_limited_at_their_edge(
-    wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.messages.sending.MAX_HALF_MESSAGES", 2)
+@pytest.mark.limits(max_half_messages=2)
+async def test_transactions_without_an_outcome_are_limited_at_their_edge(wire: Wire, node: Node) -> None:
     await create_topic(wire, "t")
     await half(wire)
     await half(wire)
@@ -264,9 +266,8 @@ async def test_transactions_without_an_outcome_are_limited_at_their_edge(
     assert (await send(wire)).code == 0
 
 
-def test_keys_of_a_name_server_are_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.nameserver.routes.MAX_KV_CHARS", 20)
-    routes = Routes()
+def test_keys_of_a_name_server_are_limited_in_size() -> None:
+    routes = Routes(limits=Limits(max_kv_chars=20))
     routes.put_kv("n", "k", "x" * 18)
     with pytest.raises(Exception, match="20 characters"):
         routes.put_kv("n", "k", "x" * 19)
@@ -318,10 +319,8 @@ async def test_headers_of_requests_are_limited_at_their_edge(wire: Wire) -> None
     assert await wire.closed()
 
 
-async def test_questions_to_clients_are_limited_at_their_edge(
-    wire: Wire, connect: Connect, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.sessions.clients.MAX_ASKED", 1)
+@pytest.mark.limits(max_asked=1)
+async def test_questions_to_clients_are_limited_at_their_edge(wire: Wire, connect: Connect, node: Node) -> None:
     await wire.call(Code.HEART_BEAT, body=beat("c1", consumer()))
     asking = await connect(node.address)
     ext = {"consumerGroup": "g", "clientId": "c1"}
@@ -370,10 +369,8 @@ async def test_offsets_of_owners_are_forgotten_with_their_topic(node: Node, wire
     assert node.broker.offsets._of_owners == {}
 
 
-async def test_groups_with_foreign_members_keep_no_list_of_their_queues(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.owning.watch.MAX_READ_QUEUES", 0)  # it keeps what nobody reads
+@pytest.mark.limits(max_read_queues=0)  # it keeps what nobody reads
+async def test_groups_with_foreign_members_keep_no_list_of_their_queues(node: Node) -> None:
     groups, count = 50, 256
     node.broker.topics.put(TopicConfig("t", count, count), 0)
     peer = Peer(node.server, 2000)

@@ -58,7 +58,7 @@ class Times(RuleBasedStateMachine):
         self.clock.stop()
         self.broker.timers.stop()
         self.broker.store.close()
-        self.broker._device.shutdown()
+        self.broker.device._thread.shutdown()
         self.patch.undo()
         shutil.rmtree(self.folder)
 
@@ -114,7 +114,7 @@ class Times(RuleBasedStateMachine):
     def start_again(self) -> None:
         self.clock.stop()
         self.broker.store.close()
-        self.broker._device.shutdown()
+        self.broker.device._thread.shutdown()
         self.start()
 
     @rule(filling=st.integers(0, 10))

@@ -41,7 +41,7 @@ async def test_a_slow_device_stops_nobody_who_does_not_wait_for_it(
     await create_topic(asking, "t")
     slow = Slow(monkeypatch)
     node.broker.offsets.put("g", "t", 0, 0)
-    saving = asyncio.create_task(node.broker.do(node.broker.saving()))
+    saving = asyncio.create_task(node.broker.device.do(node.broker.saving()))
     creating = asyncio.create_task(asking.call(Code.UPDATE_AND_CREATE_TOPIC, CREATE))
     for _ in range(20):
         assert (await other.call(Code.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})).code == 0
@@ -62,7 +62,7 @@ async def test_what_somebody_else_is_syncing_is_not_acknowledged_before(
     await create_topic(wire, "t")
     slow = Slow(monkeypatch)
     store_one(broker.store)
-    job = asyncio.create_task(broker.do(broker.store.syncing()))
+    job = asyncio.create_task(broker.device.do(broker.store.syncing()))
     await eventually(lambda: slow.syncs > 0)
     told: list[bool] = []
     assert broker.flusher is not None
@@ -143,7 +143,7 @@ async def test_a_broker_stops_though_the_device_never_answers_and_leaves_its_fol
     with pytest.raises(StoreError, match="another broker uses"):
         Folder(node.config.data_dir)
     slow.may_sync.set()
-    node.broker._device.shutdown(wait=True)
+    node.broker.device._thread.shutdown(wait=True)
     node.broker.store.close()
     with pytest.raises(ConnectionResetError):
         await sending

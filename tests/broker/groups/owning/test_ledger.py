@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import HANDOVER_LEASE_S, JOURNAL_LINES
+from rocketlet.broker.config import HANDOVER_LEASE_S, LIMITS, Limits
 from rocketlet.broker.groups.owning.locks import Locks
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.running.jobs import run
@@ -34,10 +34,10 @@ def clock() -> MovableClock:
     return MovableClock(stands=True)
 
 
-def restarted(folder: Path, clock: MovableClock) -> Locks:
+def restarted(folder: Path, clock: MovableClock, limits: Limits = LIMITS) -> Locks:
     """Of a broker that was killed."""
     clock.advance(0.1)
-    return make_locks(folder, clock)
+    return make_locks(folder, clock, limits=limits)
 
 
 def handed_over(locks: Locks) -> tuple[Connection, int, Connection, int]:
@@ -70,44 +70,44 @@ def test_a_broker_without_members_is_stopped_without_waiting_for_the_device(
 
 
 def test_the_first_run_of_a_broker_keeps_what_was_granted_after_its_journal_was_shortened(
-    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: MovableClock
 ) -> None:
-    monkeypatch.setattr(ledger, "JOURNAL_LINES", 0)
-    locks, one, two = make_locks(tmp_path, clock), peer(), peer()
+    limits = Limits(journal_lines=0)
+    locks, one, two = make_locks(tmp_path, clock, limits=limits), peer(), peer()
     locks.lock(ONE, one)
     locks.unlock(ONE, one)
     run(locks.saving())
     second = locks.lock(TWO, two)[QUEUE]
     run(locks.saving(closes=True))
-    again = restarted(tmp_path, clock)
+    again = restarted(tmp_path, clock, limits)
     assert again.lock(ONE, peer()) == {}
     assert again.lock(renewal(TWO, second), peer()) == {QUEUE: second}
 
 
-@pytest.mark.parametrize("lines", [0, JOURNAL_LINES])
+@pytest.mark.parametrize("lines", [0, LIMITS.journal_lines])
 @pytest.mark.parametrize("closes", [False, True])
 def test_where_a_queue_ended_is_known_until_its_owner_has_pulled(
-    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, lines: int, closes: bool
+    tmp_path: Path, clock: MovableClock, lines: int, closes: bool
 ) -> None:
     """Its owner may be as far as the queue was before any of the runs since."""
-    monkeypatch.setattr(ledger, "JOURNAL_LINES", lines)
+    limits = Limits(journal_lines=lines)
     place = ("g", "t", 0)
-    locks = make_locks(tmp_path, clock)
+    locks = make_locks(tmp_path, clock, limits=limits)
     first = locks.lock(ONE, peer())[QUEUE]
     assert locks.former_end(*place) is None
     for end, known in ((7, 7), (5, 5), (9, 5)):
         run(locks.saving(closes=closes))
-        locks = make_locks(tmp_path, clock, end=end)
+        locks = make_locks(tmp_path, clock, end=end, limits=limits)
         assert locks.lock(renewal(ONE, first), peer()) == {QUEUE: first}
         assert locks.former_end(*place) == known
     locks.forget_former_end(*place)
     run(locks.saving(closes=closes))
-    locks = make_locks(tmp_path, clock, end=11)
+    locks = make_locks(tmp_path, clock, end=11, limits=limits)
     assert locks.former_end(*place) == 11
     assert locks.unlock(ONE, peer()) == []
     assert locks.lock(TWO, peer())[QUEUE] > first
     run(locks.saving(closes=closes))
-    assert make_locks(tmp_path, clock, end=12).former_end(*place) == 12, "11 was of the owner before"
+    assert make_locks(tmp_path, clock, end=12, limits=limits).former_end(*place) == 12, "11 was of the owner before"
 
 
 def test_what_was_unlocked_is_free_after_a_kill(tmp_path: Path, clock: MovableClock) -> None:
@@ -137,7 +137,7 @@ def test_ends_of_leases_are_saved_soon(tmp_path: Path, clock: MovableClock) -> N
 def test_a_long_journal_becomes_a_file(tmp_path: Path, clock: MovableClock) -> None:
     locks, one = make_locks(tmp_path, clock), peer()
     kept = locks.lock(LockRequest("c1", "g", (OTHER_QUEUE,), True), one)[OTHER_QUEUE]
-    for _ in range(JOURNAL_LINES):
+    for _ in range(LIMITS.journal_lines):
         locks.lock(ONE, one)
         locks.unlock(ONE, one)
     long = (tmp_path / "locks.journal").stat().st_size
@@ -196,7 +196,7 @@ def test_a_broker_that_was_stopped_is_believed_on_another_machine(
 @pytest.mark.parametrize("name", ["locks.json", "locks.journal"])
 def test_with_a_damaged_file_nothing_is_believed(tmp_path: Path, clock: MovableClock, name: str) -> None:
     locks, one = make_locks(tmp_path, clock), peer()
-    for _ in range(JOURNAL_LINES):
+    for _ in range(LIMITS.journal_lines):
         locks.lock(ONE, one)
         locks.unlock(ONE, one)
     run(locks.saving())
@@ -223,25 +223,23 @@ def test_with_a_file_that_holds_something_else_nothing_is_believed(
     assert nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, epoch if name == "locks.json" else 0)
 
 
-def test_without_its_journal_a_file_is_not_believed(
-    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledger, "JOURNAL_LINES", 0)
-    locks = make_locks(tmp_path, clock)
+def test_without_its_journal_a_file_is_not_believed(tmp_path: Path, clock: MovableClock) -> None:
+    limits = Limits(journal_lines=0)
+    locks = make_locks(tmp_path, clock, limits=limits)
     locks.lock(ONE, peer())
     run(locks.saving())
     (tmp_path / "locks.journal").unlink()
-    nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, 0)
+    nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock, limits), clock, 0)
 
 
 @pytest.mark.parametrize("closes", [False, True])
 @pytest.mark.parametrize("has_older", [False, True])
 def test_without_its_file_or_with_an_older_one_a_journal_is_not_believed(
-    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, has_older: bool, closes: bool
+    tmp_path: Path, clock: MovableClock, has_older: bool, closes: bool
 ) -> None:
-    monkeypatch.setattr(ledger, "JOURNAL_LINES", 0)
+    limits = Limits(journal_lines=0)
     path = tmp_path / "locks.json"
-    locks = make_locks(tmp_path, clock)
+    locks = make_locks(tmp_path, clock, limits=limits)
     locks.lock(ONE, peer())
     run(locks.saving())
     older = path.read_bytes()
@@ -249,32 +247,30 @@ def test_without_its_file_or_with_an_older_one_a_journal_is_not_believed(
     locks.lock(LockRequest("c1", "g", (OTHER_QUEUE,), True), peer())
     run(locks.saving(closes=closes))
     path.write_bytes(older) if has_older else path.unlink()
-    nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, 0)
+    nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock, limits), clock, 0)
 
 
 @pytest.mark.parametrize("is_saved", [False, True])
 def test_leases_whose_files_are_gone_are_not_taken_for_none(
-    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, is_saved: bool
+    tmp_path: Path, clock: MovableClock, is_saved: bool
 ) -> None:
-    monkeypatch.setattr(ledger, "JOURNAL_LINES", 0 if is_saved else JOURNAL_LINES)
-    locks = make_locks(tmp_path, clock)
+    limits = Limits(journal_lines=0 if is_saved else LIMITS.journal_lines)
+    locks = make_locks(tmp_path, clock, limits=limits)
     locks.lock(ONE, peer())
     run(locks.saving())
     for name in ("locks.json", "locks.journal"):
         (tmp_path / name).unlink(missing_ok=True)
-    nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock), clock, 0)
+    nobody_gets_the_queue_for_a_lease(restarted(tmp_path, clock, limits), clock, 0)
 
 
 @pytest.mark.parametrize("closes", [False, True])
-def test_a_file_that_is_saved_again_and_again_is_believed(
-    tmp_path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, closes: bool
-) -> None:
-    monkeypatch.setattr(ledger, "JOURNAL_LINES", 0)
-    locks = make_locks(tmp_path, clock)
+def test_a_file_that_is_saved_again_and_again_is_believed(tmp_path: Path, clock: MovableClock, closes: bool) -> None:
+    limits = Limits(journal_lines=0)
+    locks = make_locks(tmp_path, clock, limits=limits)
     epoch = locks.lock(ONE, peer())[QUEUE]
     for _ in range(4):
         run(locks.saving(closes=closes))
-        locks = restarted(tmp_path, clock)
+        locks = restarted(tmp_path, clock, limits)
         assert locks.lock(renewal(ONE, epoch), peer()) == {QUEUE: epoch}
 
 

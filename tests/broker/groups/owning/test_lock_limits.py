@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import PLACE_BYTES
+from rocketlet.broker.config import PLACE_BYTES, Limits
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.sessions.reports import Reports
 from rocketlet.protocol import group_bodies
@@ -20,8 +20,6 @@ from rocketlet.protocol.work import finish
 from ....conftest import Node, Wire, create_topic, peer
 from ....support.locks import make_locks
 from ....support.requests import beat
-
-LOCKS = "rocketlet.broker.groups.owning.locks"
 
 
 class Heard:
@@ -41,11 +39,9 @@ def queues(*numbers: int) -> tuple[Queue, ...]:
     return tuple(Queue("t", "broker-a", number) for number in numbers)
 
 
-def test_locks_are_limited_at_their_edge_and_others_may_have_what_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(f"{LOCKS}.MAX_LOCKS", 3)
-    locks, one, two = make_locks(tmp_path, MovableClock(stands=True)), connection(), connection()
+def test_locks_are_limited_at_their_edge_and_others_may_have_what_ends(tmp_path: Path) -> None:
+    locks = make_locks(tmp_path, MovableClock(stands=True), limits=Limits(max_locks=3))
+    one, two = connection(), connection()
     two._host = one._host
     with structlog.testing.capture_logs() as logged:
         assert len(locks.lock(LockRequest("c1", "g", queues(0, 1, 2, 3)), one)) == 3
@@ -57,9 +53,9 @@ def test_locks_are_limited_at_their_edge_and_others_may_have_what_ends(
     assert len(locks.lock(LockRequest("c2", "h", queues(0)), two)) == 1
 
 
-def test_a_connection_has_or_waits_for_so_many_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{LOCKS}.MAX_LOCKS_OF_CONNECTION", 2)
-    locks, one, two = make_locks(tmp_path, MovableClock(stands=True)), connection(), connection()
+def test_a_connection_has_or_waits_for_so_many_locks(tmp_path: Path) -> None:
+    locks = make_locks(tmp_path, MovableClock(stands=True), limits=Limits(max_locks_of_connection=2))
+    one, two = connection(), connection()
     assert len(locks.lock(LockRequest("c1", "g", queues(0, 1, 2), True), one)) == 2
     assert len(locks.lock(LockRequest("c2", "g", queues(5, 6, 7), True), two)) == 2
     assert locks.lock(LockRequest("c2", "g", queues(0), True), two) == {}
@@ -69,10 +65,9 @@ def test_a_connection_has_or_waits_for_so_many_locks(tmp_path: Path, monkeypatch
     assert locks._waiting == 1
 
 
-def test_who_waits_for_locks_is_limited_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{LOCKS}.MAX_LOCK_WAITERS", 2)
+def test_who_waits_for_locks_is_limited_and_forgotten(tmp_path: Path) -> None:
     told: list[Any] = []
-    locks = make_locks(tmp_path, MovableClock(stands=True), told)
+    locks = make_locks(tmp_path, MovableClock(stands=True), told, limits=Limits(max_lock_waiters=2))
     owner, others = connection(), [connection() for _ in range(3)]
     locks.lock(LockRequest("c0", "g", queues(0), True), owner)
     for number, other in enumerate(others):
@@ -116,8 +111,8 @@ async def test_queues_that_do_not_exist_are_not_locked(wire: Wire, node: Node) -
     assert (await wire.call(Code.LOCK_BATCH_MQ, body=bad)).code == 1
 
 
-async def test_who_is_refused_locks_is_told_why(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{LOCKS}.MAX_LOCKS", 1)
+@pytest.mark.limits(max_locks=1)
+async def test_who_is_refused_locks_is_told_why(wire: Wire) -> None:
     await create_topic(wire, "t", 4)
     body = group_bodies.encode_lock_request(LockRequest("c1", "g", queues(0, 1)))
     answer = await wire.call(Code.LOCK_BATCH_MQ, body=body)
