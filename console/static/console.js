@@ -22,14 +22,14 @@ function nameCells() {
   for (const table of document.querySelectorAll(".scroll table")) {
     const heads = [...table.querySelectorAll("thead th")].map((head) => (head.querySelector("[data-all]") ? "Choose" : head.textContent.trim()));
     for (const row of table.tBodies[0]?.rows ?? [])
-      if (row.cells.length === heads.length) [...row.cells].forEach((cell, at) => (cell.dataset.label = heads[at]));
+      [...row.cells].forEach((cell, at) => (cell.dataset.label = row.cells.length === heads.length ? heads[at] : ""));
   }
 }
 nameCells();
 new MutationObserver(nameCells).observe(document.getElementById("main"), { childList: true, subtree: true });
 
 // The server sends the HTML of a part under the part's id. It is escaped there: what arrives is as safe as the page.
-const parts = [...document.querySelectorAll("[data-live]")];
+const parts = document.body.matches(".still") ? [] : [...document.querySelectorAll("[data-live]")]; // a form that came back
 const pulse = document.getElementById("pulse");
 const trouble = document.getElementById("trouble");
 let source = null;
@@ -45,7 +45,8 @@ function isInUse(part) {
   return !selection.isCollapsed && part.contains(selection.anchorNode);
 }
 
-const scrollers = (part) => [...part.querySelectorAll(".scroll, .events")];
+const scrollers = (part) => [...part.querySelectorAll(".scroll, .events, .chart, .timeline")];
+const toNow = (item) => item.matches(".chart, .timeline") && item.scrollTo(item.scrollWidth, 0); // now is at their right end
 const stops = (part) => [...part.querySelectorAll("a, button, input, select, summary, [tabindex]")]; // of the Tab key
 
 function replace(part, html) {
@@ -56,11 +57,13 @@ function replace(part, html) {
   const scrolled = scrollers(part).map((item) => [item.scrollLeft, item.scrollTop]);
   part.innerHTML = html;
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-  scrollers(part).forEach((item, index) => item.scrollTo(...(scrolled[index] ?? [0, 0])));
+  scrollers(part).forEach((item, index) => (scrolled[index] ? item.scrollTo(...scrolled[index]) : toNow(item)));
   if (place < 0) return;
   const same = (focused.id && document.getElementById(focused.id)) || stops(part)[place];
   same?.focus({ preventScroll: true });
 }
+
+scrollers(document).forEach(toNow);
 
 function start() {
   if (source || !parts.length) return;

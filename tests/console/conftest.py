@@ -5,15 +5,22 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from rocketlet.client import AdminClient, Consumer, Producer, Reject, settled
 from rocketlet.console.server import ConsoleServer
+from rocketlet.protocol.group_config import GroupConfig
 
 from ..conftest import PATIENCE_S, Node
+from ..support.browser import Windows, windows_of
+from ..support.handlers import Inbox
 
+LONG = "a" * 100
 _TOKEN = re.compile(r'name="token" value="([0-9a-f]{64})"')
 _HIDDEN = re.compile(r'<input type="hidden" name="([^"]+)" value="([^"]*)">')
 
@@ -90,3 +97,26 @@ async def site(node: Node) -> AsyncIterator[Site]:
 async def read_only_site(node: Node) -> AsyncIterator[Site]:
     async with ConsoleServer(node.address, read_only=True) as server, httpx.AsyncClient(timeout=PATIENCE_S) as http:
         yield Site(server.url, http)
+
+
+@pytest.fixture
+async def windows(site: Site, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Windows]:
+    async with windows_of(site.url, request.config.getoption("--screenshots") or tmp_path) as found:
+        yield found
+
+
+async def filled(node: Node, stack: AsyncExitStack) -> str:
+    """A cluster with something on every page; the place of a message."""
+    producer = await stack.enter_async_context(Producer(node.address, "checkout"))
+    await stack.enter_async_context(Consumer(node.address, "shipping", "orders", Inbox(), start="first"))
+    await stack.enter_async_context(Consumer(node.address, "billing", "orders", Inbox(Reject()), start="first"))
+    async with AdminClient(node.address) as admin:
+        await admin.create_topic(LONG)
+        await admin.create_group(GroupConfig(LONG))
+    for number in range(12):
+        sent = await producer.send(
+            "orders", b'{"order": %d, "total": 9.95}' % number, tag="new", keys=f"order-{number}"
+        )
+    for group in ("shipping", "billing"):  # known to the broker when the topic has come into being, not before
+        await settled(node.address, group, members=1)
+    return f"/messages/orders/{sent.queue.broker_name}/{sent.queue.queue_id}/{sent.queue_offset}"

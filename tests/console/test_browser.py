@@ -5,35 +5,18 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pytest
-from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, settled
-from rocketlet.protocol.group_config import GroupConfig
+from rocketlet.client import Consumer, Message, Producer, Reject, settled
 
-from ..conftest import PATIENCE_S, Node, eventually
+from ..conftest import Node, eventually
+from ..support.browser import Windows
 from ..support.handlers import Inbox
-from .conftest import Site
+from .conftest import LONG, filled
 
-playwright = pytest.importorskip("playwright.async_api", reason="needs Playwright: pip install playwright")
-if TYPE_CHECKING:
-    from playwright.async_api import Browser, Page
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH"),
-]
-# Without a sandbox, because tests may run as root; without what a browser asks of its maker's hosts.
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
-LONG = "a" * 100
+pytestmark = pytest.mark.browser
 HOSTILE = '<script>window.hacked = 1</script><img src="x" onerror="window.hacked = 2">'
 # What a screen reader needs: labels for fields, headers for tables, one heading, landmarks, ids that are there once.
 FAULTS = """() => {
@@ -63,83 +46,6 @@ FAULTS = """() => {
   if (document.documentElement.scrollWidth > innerWidth + 1) faults.push("wider than the window");
   return faults;
 }"""
-
-
-class Window:
-    """A page of the browser that fails the test for what its console reports."""
-
-    def __init__(self, page: Page, url: str, pictures: Path) -> None:
-        self.page = page
-        self.url = url
-        self._pictures = pictures
-        self.faults: list[str] = []
-        page.set_default_timeout(PATIENCE_S * 1000)
-        page.on("pageerror", lambda error: self.faults.append(str(error)))
-        page.on("console", lambda message: self._note(message.type, message.text))
-        page.on("dialog", lambda dialog: self.faults.append(f"a dialog: {dialog.message}"))
-
-    def _note(self, kind: str, text: str) -> None:
-        if kind == "error":
-            self.faults.append(text)
-
-    async def open(self, path: str) -> None:
-        await self.page.goto(self.url + path)
-
-    async def text(self, selector: str = "main") -> str:
-        return str(await self.page.inner_text(selector))
-
-    async def has(self, selector: str) -> None:
-        await self.page.wait_for_selector(selector)
-
-    async def picture(self, name: str) -> None:
-        path = self._pictures / f"{name}.png"
-        await self.page.screenshot(path=path)
-        assert path.stat().st_size > 10_000
-
-
-class Windows:
-    def __init__(self, browser: Browser, site: Site, pictures: Path) -> None:
-        self._browser = browser
-        self._site = site
-        self._pictures = pictures
-        self.opened: list[Window] = []
-
-    async def new(
-        self, *, theme: Literal["light", "dark"] = "light", scripts: bool = True, width: int = 1180, height: int = 760
-    ) -> Window:
-        context = await self._browser.new_context(
-            color_scheme=theme, java_script_enabled=scripts, viewport={"width": width, "height": height}
-        )
-        self.opened.append(Window(await context.new_page(), self._site.url, self._pictures))
-        return self.opened[-1]
-
-
-@pytest.fixture
-async def windows(site: Site, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Windows]:
-    pictures = request.config.getoption("--screenshots") or tmp_path
-    async with playwright.async_playwright() as started:
-        browser = await started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        found = Windows(browser, site, pictures)
-        yield found
-        await browser.close()
-    assert [fault for window in found.opened for fault in window.faults] == []
-
-
-async def filled(node: Node, stack: AsyncExitStack) -> str:
-    """A cluster with something on every page; the place of a message."""
-    producer = await stack.enter_async_context(Producer(node.address, "checkout"))
-    await stack.enter_async_context(Consumer(node.address, "shipping", "orders", Inbox(), start="first"))
-    await stack.enter_async_context(Consumer(node.address, "billing", "orders", Inbox(Reject()), start="first"))
-    async with AdminClient(node.address) as admin:
-        await admin.create_topic(LONG)
-        await admin.create_group(GroupConfig(LONG))
-    for number in range(12):
-        sent = await producer.send(
-            "orders", b'{"order": %d, "total": 9.95}' % number, tag="new", keys=f"order-{number}"
-        )
-    for group in ("shipping", "billing"):  # known to the broker when the topic has come into being, not before
-        await settled(node.address, group, members=1)
-    return f"/messages/orders/{sent.queue.broker_name}/{sent.queue.queue_id}/{sent.queue_offset}"
 
 
 async def test_every_page_opens_and_can_be_read_aloud(windows: Windows, node: Node) -> None:
@@ -286,17 +192,3 @@ async def test_a_page_that_nobody_sees_gives_its_stream_back_and_works_without_s
         plain = await windows.new(scripts=False)
         await plain.open("/groups/shipping")
         assert "orders@broker-a:0" in await plain.text()
-
-
-@pytest.mark.parametrize("width", [360, 768, 1400])
-async def test_no_page_is_cut_at_any_width(windows: Windows, node: Node, width: int) -> None:
-    inbox = Inbox(Reject("a long reason why nobody can cook this"))
-    cut = "[...document.querySelectorAll('html, .scroll')].filter((it) => it.scrollWidth > it.clientWidth).length"
-    topic = "orders-of-all-shops"
-    async with Producer(node.address) as producer, Consumer(node.address, "g", topic, inbox, start="first"):
-        await producer.send(topic, b"x" * 300, keys="a-long-key-by-which-it-is-found")
-        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 1)
-        window = await windows.new(width=width)
-        for path in ("/overview", "/groups", "/groups/g/dead", "/topics", f"/messages?topic={topic}", "/brokers"):
-            await window.open(path)
-            assert await window.page.evaluate(cut) == 0, path

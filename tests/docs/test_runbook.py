@@ -121,7 +121,7 @@ async def a_camera(address: str, folder: Path | None, kind: str) -> AsyncIterato
         return
     from playwright.async_api import async_playwright
 
-    from ..console.test_browser import CHROMIUM, FLAGS
+    from ..support.browser import CHROMIUM, FLAGS
 
     async with ConsoleServer(address, access=ADMINISTRATOR) as server, async_playwright() as started:
         browser = await started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
