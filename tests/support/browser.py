@@ -31,7 +31,7 @@ class Window:
         self.url = url
         self._pictures = pictures
         self.faults: list[str] = []
-        self.expected = "nothing"  # what the faults of its console may begin with
+        self.expected = "nothing"  # faults of its console that begin so are none
         page.set_default_timeout(PATIENCE_S * 1000)
         page.on("pageerror", lambda error: self.faults.append(str(error)))
         page.on("console", lambda message: self._note(message.type, message.text))
