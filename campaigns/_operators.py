@@ -1,7 +1,9 @@
 """Small mistakes in source text: each operator changes one place of a function, as a tired programmer might.
 
 The changed function replaces the code of the one that is loaded, so that nobody needs another copy of the tree, and whoever
-has imported it has the mistake, too. Log lines and annotations are left alone.
+has imported it has the mistake, too. Log lines, annotations, messages of errors and what is only printed are left alone.
+
+A comparison of counts is off by one; a comparison of times is turned round, because no two clocks ever show the same.
 """
 
 from __future__ import annotations
@@ -31,17 +33,25 @@ _COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitOr: ast.BitAnd,
     ast.BitAnd: ast.BitOr,
 }
+_TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.GtE,
+    ast.LtE: ast.Gt,
+    ast.Gt: ast.LtE,
+    ast.GtE: ast.Lt,
+}
+_PRINTED = ("__repr__", "__str__")
 _DROPPED = (ast.Expr, ast.AugAssign, ast.Delete, ast.Continue, ast.Break)
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A mistake in a function, which is from `first_line` to `last_line`. `number`: which of the mistakes of the file."""
+    """A mistake in a function, which begins at `first_line`. `lines`: those of its statement. `number`: among the mistakes
+    of the file."""
 
     path: str
     function: str
     first_line: int
-    last_line: int
+    lines: range
     line: int
     number: int
     what: str
@@ -55,8 +65,8 @@ def mutants(path: str, source: str) -> Iterator[Mutant]:
     number = 0
     for name, function in _functions(ast.parse(source)):
         first_line = min([function.lineno, *(item.lineno for item in function.decorator_list)])
-        for node, what, _ in _places(function):
-            yield Mutant(path, name, first_line, function.end_lineno or first_line, node.lineno, number, what)
+        for statement, node, what, _ in _places(function):
+            yield Mutant(path, name, first_line, _lines_of(statement), node.lineno, number, what)
             number += 1
 
 
@@ -65,7 +75,7 @@ def changed(mutant: Mutant, source: str, file_name: str) -> CodeType:
     tree = ast.parse(source)
     number = 0
     for _, function in _functions(tree):
-        for _, _, change in _places(function):
+        for *_, change in _places(function):
             if number == mutant.number:
                 change()
                 return _code_of(compile(ast.fix_missing_locations(tree), file_name, "exec"), mutant)
@@ -84,7 +94,8 @@ def _code_of(code: CodeType, mutant: Mutant) -> CodeType:
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Place = tuple[ast.stmt | ast.expr, str, Callable[[], None]]
+Change = tuple[ast.stmt | ast.expr, str, Callable[[], None]]
+Place = tuple[ast.stmt, ast.stmt | ast.expr, str, Callable[[], None]]
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
@@ -94,7 +105,7 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
             yield node.name, node
         elif isinstance(node, ast.ClassDef):
             for item in node.body:
-                if isinstance(item, Function):
+                if isinstance(item, Function) and item.name not in _PRINTED:
                     yield f"{node.name}.{item.name}", item
 
 
@@ -110,8 +121,8 @@ def _places(function: Function) -> Iterator[Place]:
 def _in_statements(owner: ast.AST, name: str, statements: list[Any]) -> Iterator[Place]:
     for statement in statements:
         if isinstance(statement, ast.stmt) and not _is_told(statement):
-            yield from _dropping(owner, name, statement)
-            yield from _in_expressions(statement)
+            for node, what, change in (*_dropping(owner, name, statement), *_in_expressions(statement)):
+                yield statement, node, what, change
 
 
 def _is_told(statement: ast.stmt) -> bool:
@@ -122,7 +133,7 @@ def _is_told(statement: ast.stmt) -> bool:
     return isinstance(value, ast.Call) and ast.unparse(value.func).startswith("log.")
 
 
-def _dropping(owner: ast.AST, name: str, statement: ast.stmt) -> Iterator[Place]:
+def _dropping(owner: ast.AST, name: str, statement: ast.stmt) -> Iterator[Change]:
     is_kept = isinstance(statement, ast.Assign) and all(
         isinstance(item, ast.Attribute | ast.Subscript) for item in statement.targets
     )
@@ -135,9 +146,16 @@ def _dropping(owner: ast.AST, name: str, statement: ast.stmt) -> Iterator[Place]
         yield statement, f"without `{_short(statement)}`", change
 
 
-def _in_expressions(statement: ast.stmt) -> Iterator[Place]:
+def _lines_of(statement: ast.stmt) -> range:
+    """Without those of the statements inside of it."""
+    body = getattr(statement, "body", None)
+    end = body[0].lineno if body else (statement.end_lineno or statement.lineno) + 1
+    return range(statement.lineno, max(end, statement.lineno + 1))
+
+
+def _in_expressions(statement: ast.stmt) -> Iterator[Change]:
     """Mistakes in the statement itself, not in those inside of it."""
-    if isinstance(statement, Function | ast.ClassDef):
+    if isinstance(statement, Function | ast.ClassDef | ast.Raise):
         return
     queue: list[ast.AST] = [
         child
@@ -154,7 +172,7 @@ def _in_expressions(statement: ast.stmt) -> Iterator[Place]:
         queue += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
 
 
-def _negating(statement: ast.If | ast.While) -> Iterator[Place]:
+def _negating(statement: ast.If | ast.While) -> Iterator[Change]:
     test = statement.test
 
     def change() -> None:
@@ -164,9 +182,9 @@ def _negating(statement: ast.If | ast.While) -> Iterator[Place]:
         yield test, f"not `{_short(test)}`", change
 
 
-def _swapping(node: ast.AST, statement: ast.stmt) -> Iterator[Place]:
+def _swapping(node: ast.AST, statement: ast.stmt) -> Iterator[Change]:
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARED:
-        other = _COMPARED[type(node.ops[0])]
+        other = (_TURNED if _is_of_times(node) else _COMPARED).get(type(node.ops[0]), _COMPARED[type(node.ops[0])])
         yield node, f"`{_short(node)}` with {other.__name__}", lambda: node.ops.__setitem__(0, other())
     elif isinstance(node, ast.BoolOp):
         swapped: ast.boolop = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
@@ -180,6 +198,12 @@ def _swapping(node: ast.AST, statement: ast.stmt) -> Iterator[Place]:
     elif isinstance(node, ast.Constant) and type(node.value) is int:
         count = node.value
         yield node, f"{count + 1} in `{_short(statement)}`", lambda: setattr(node, "value", count + 1)
+
+
+def _is_of_times(node: ast.Compare) -> bool:
+    """Whether one side is in seconds, as its name says."""
+    sides = [side.func if isinstance(side, ast.Call) else side for side in (node.left, *node.comparators)]
+    return any(ast.unparse(side).endswith("_s") for side in sides)
 
 
 def _is_text(node: ast.BinOp) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from ._operators import Mutant
@@ -13,3 +14,9 @@ REASONS: Final[dict[tuple[str, str], str]] = {}
 def reason_of(mutant: Mutant) -> str:
     """Empty if there is none."""
     return REASONS.get((mutant.function, mutant.what), "")
+
+
+def stale(mutants: Iterable[Mutant]) -> list[str]:
+    """The reasons of mistakes that are not there."""
+    there = {(mutant.function, mutant.what) for mutant in mutants}
+    return [f"{function}: {what}" for function, what in REASONS if (function, what) not in there]

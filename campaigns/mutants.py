@@ -1,56 +1,67 @@
-"""Small mistakes in the rooms of leases and groups, one at a time: tests or the simulation must find each.
+"""Small mistakes in the rooms of leases and groups, one at a time: tests or the simulation must notice each.
 
-A try is one mistake (`_operators`). First it is seen which test calls which function (`_calls`). Then a process is forked for
-each mistake: it puts the mistake into the function, runs the quickest tests that call it until one fails, and a seed of each
-situation that has to do with the room. A fault is a mistake that survives all that. Some change nothing that can be seen;
-`REASONS` says why.
+A try is one mistake (`_operators`). First all tests near these rooms run once, to see which lines each runs (`_checks`); the
+cache of pytest knows them the next time. Then a process is forked for each mistake: it puts the mistake into the function,
+runs the quickest tests that run its line until one fails, and a seed of each situation of the simulation that has to do with
+the room. A check that fails must pass at once without the mistake, or it counts for nothing. A fault is a mistake that
+survives. Some change nothing that can be seen: `_reasons` says why, and a reason of a mistake that is not there any more is a
+fault, too.
 
-`--only` names a file, or a part of its path; without `--count` all mistakes are tried, in an order that the seed decides.
+`--only` names a file, or a part of its path, or a file and a line. Without `--count` all mistakes are tried, in an order that
+the seed decides.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import inspect
 import logging
 import os
 import random
+import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
 import orjson
-import pytest
 import structlog
 
+from ._checks import AT_ONCE, Checks, Test, collect, forked, quickest, sweep
 from ._operators import Mutant, changed, mutants
-from ._reasons import reason_of
+from ._reasons import reason_of, stale
 from .common import Limit, Outcome
 
 ROOT: Final = Path(__file__).parents[1]
 DEFAULT_COUNT = 1_000_000  # all
-AT_ONCE: Final = 2
-TESTS: Final = 25  # tests for a mistake, and
-TESTS_S: Final = 6.0  # so long, if nothing fails
-OVER_S: Final = 20.0  # a run that takes so much longer runs away
+TESTS: Final = 60  # tests for a mistake, and
+TESTS_S: Final = 10.0  # so long, if nothing fails
+TEST_OVER_S: Final = 20.0  # a test that takes so much longer than without the mistake stands or runs away
+SEED_S: Final = 60.0  # a seed takes about one
+NICENESS: Final = 19
+
+_LEASES: Final = ("away-in-hand-overs", "frozen-at-a-request", "hasty-members", "lost-while-handled")
+_FOREIGN: Final = ("foreign-members", "foreign-members-of-two")
 
 ROOMS: Final[dict[str, tuple[str, ...]]] = {
     "client/lease.py": ("frozen-at-a-request", "member-away"),
     "client/member/hand_overs.py": ("away-in-hand-overs", "lost-while-handled"),
     "client/member/heartbeats.py": ("broker-away", "unheard-restart"),
-    "client/member/leases.py": ("away-in-hand-overs", "frozen-at-a-request", "hasty-members", "lost-while-handled"),
+    "client/member/leases.py": _LEASES,
     "client/member/locks.py": ("frozen-at-a-request", "hasty-members", "killed-at-hand-over"),
     "client/member/membership.py": ("broker-away", "long-hand-over"),
+    "client/member/offsets.py": ("broker-killed", "away-in-hand-overs"),
     "client/member/rebalance.py": ("broker-away", "long-hand-over"),
     "client/member/shares.py": ("broker-away", "told-in-turns"),
+    "client/consuming/assignment.py": _LEASES,
+    "client/consuming/commits.py": ("broker-killed", "handled-out-of-order"),
+    "client/consuming/process_queue.py": ("lost-while-handled", "handled-out-of-order"),
     "broker/groups/member.py": ("", "foreign-members"),
     "broker/groups/members.py": ("", "foreign-members"),
     "broker/groups/notifications.py": ("told-in-turns", "foreign-members"),
@@ -58,176 +69,217 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
     "broker/groups/sticky.py": ("", "broker-away"),
     "broker/groups/owning/locks.py": ("killed-at-hand-over", "member-away", "only-a-broker-stands"),
     "broker/groups/owning/offsets.py": ("broker-killed", "handled-out-of-order"),
+    "broker/groups/owning/progress.py": ("foreign-members", "broker-killed"),
     "broker/groups/owning/watch.py": ("foreign-members", "foreign-storm"),
     "broker/groups/foreign/agreement.py": ("foreign-members-of-two",),
-    "broker/groups/foreign/allotment.py": ("foreign-members", "foreign-members-of-two"),
-    "broker/groups/foreign/claims.py": ("foreign-members", "foreign-members-of-two"),
-    "broker/groups/foreign/drain.py": ("foreign-members", "foreign-members-of-two"),
-    "broker/groups/foreign/draining.py": ("foreign-members", "foreign-members-of-two", "foreign-storm"),
-    "broker/groups/foreign/moves.py": ("foreign-members", "foreign-members-of-two"),
-    "broker/groups/foreign/notices.py": ("foreign-members", "foreign-members-of-two", "foreign-storm"),
-    "broker/groups/foreign/given.py": ("foreign-members", "foreign-members-of-two"),
-    "broker/groups/foreign/owners.py": ("foreign-members", "foreign-members-of-two"),
+    "broker/groups/foreign/allotment.py": (*_FOREIGN, "foreign-of-different-topics"),
+    "broker/groups/foreign/claims.py": (*_FOREIGN, "foreign-of-different-topics"),
+    "broker/groups/foreign/drain.py": _FOREIGN,
+    "broker/groups/foreign/draining.py": (*_FOREIGN, "foreign-storm"),
+    "broker/groups/foreign/moves.py": _FOREIGN,
+    "broker/groups/foreign/notices.py": (*_FOREIGN, "foreign-storm"),
+    "broker/groups/foreign/given.py": (*_FOREIGN, "foreign-of-different-topics"),
+    "broker/groups/foreign/owners.py": (*_FOREIGN, "foreign-of-different-topics"),
 }
 """The files, and what of the simulation is played of each."""
 
-_NEAREST: Final = (
-    "tests/client/test_hand_overs.py tests/client/test_leases.py tests/client/test_locks.py tests/client/test_rebalance.py "
-    "tests/client/test_group_tools.py tests/client/test_moved_brokers.py tests/client/test_offsets.py "
-    "tests/client/test_idle_commits.py tests/client/test_last_commit.py tests/client/test_lost_tail.py "
-    "tests/client/test_many_queues.py tests/client/test_topics_made_anew.py tests/client/test_silences.py "
-    "tests/broker/groups tests/broker/messages/test_deleted_topics.py tests/broker/sessions/test_limits.py"
-).split()
+NEAR: Final = (
+    "tests/client",
+    "tests/broker/groups",
+    "tests/broker/pops",
+    "tests/broker/sessions",
+    "tests/broker/observing",
+)
+"""The folders of the tests that know these rooms."""
 
 
-@dataclass(slots=True)
-class Test:
-    """One that passed without any mistake: what it calls, as path and first line."""
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A test or a seed. `limit_s`: it has not ended by itself if it takes longer."""
 
     name: str
-    seconds: float
-    calls: set[tuple[str, int]]
+    kind: str
+    limit_s: float
+    passes: Callable[[], bool]
 
 
-@dataclass(slots=True)
-class Try:
-    mutant: Mutant
-    end_s: float
-    began_s: float = field(default_factory=time.monotonic)
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`how`: "tests", "simulation", "loops", "stands" or "survived". `by`: the check that noticed. `unsteady`: checks that
+    failed, but without the mistake, too."""
+
+    how: str
+    by: str
+    unsteady: tuple[str, ...]
 
 
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    paths = [path for path in ROOMS if limit.only is None or limit.only in path]
-    everything = [mutant for path in paths for mutant in mutants(path, (ROOT / path).read_text())]
-    random.Random(seed).shuffle(everything)
-    tests = list(_tests(paths, folder))
-    _load(paths)
-    outcome, found = Outcome(), Counter[str]()
-    by_file: dict[str, Counter[str]] = {path: Counter() for path in paths}
-    survivors: list[str] = []
-    running: dict[int, Try] = {}
-    left = (mutant for _, mutant in zip(limit, everything, strict=False))
-    while True:
-        while len(running) < AT_ONCE and (mutant := next(left, None)) is not None:
-            pid, end_s = _fork(mutant, tests)
-            running[pid] = Try(mutant, end_s)
-        if not running:
-            break
-        pid, how = _ended(running)
-        mutant = running.pop(pid).mutant
-        if how == "broken":
-            raise RuntimeError(f"{mutant}: it could not be tried")
-        outcome.tried += 1
-        reason = reason_of(mutant) if how == "survived" else ""
-        how = "equal" if reason else how
-        found[how] += 1
-        by_file[mutant.path][how] += 1
-        if how == "survived":
-            survivors.append(str(mutant))
-            outcome.fault(f"survives: {mutant}")
-    told = outcome.tried - found["equal"]
-    outcome.figures |= {"mutants": len(everything), "found": told - found["survived"], "by": dict(found)}
-    outcome.figures |= {"found_of_100": round(100 * (told - found["survived"]) / max(told, 1), 1)}
-    outcome.figures |= {"files": {path: dict(counts) for path, counts in by_file.items() if counts}}
-    outcome.figures |= {"survivors": sorted(survivors)}
+    everything = [mutant for path in ROOMS for mutant in mutants(path, source_of(path))]
+    chosen = [mutant for mutant in everything if limit.only is None or limit.only in f"{mutant.path}:{mutant.line}"]
+    random.Random(seed).shuffle(chosen)
+    os.nice(NICENESS - os.nice(0))
+    logging.disable(logging.NOTSET)
+    structlog.reset_defaults()  # tests wait for lines of the log
+    outcome = Outcome()
+    for reason in stale(everything):
+        outcome.fault(f"there is no such mistake any more: {reason}")
+    for path in ROOMS:
+        importlib.import_module(_module_of(path))
+    importlib.import_module("simulation.world")
+    campaign = _Campaign(limit, chosen, outcome)
+    collect([str(ROOT / near) for near in NEAR], Checks(ROOT, list(ROOMS), folder, campaign.try_all))
     return outcome
 
 
-def _tests(paths: list[str], folder: Path) -> Iterator[Test]:
-    """The tests beside these files, the quickest first. Raises RuntimeError if none was run."""
-    called = folder / "calls.json"
-    nearest = [path for path in _NEAREST if (ROOT / path).exists()]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "campaigns._calls", "-p", "no:cacheprovider", *nearest]
-    environment = {"ROCKETLET_CALLS": str(called), "ROCKETLET_CALLED": os.pathsep.join(paths)}
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-    if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or not called.exists():
-        raise RuntimeError(f"no test was run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    print(done.stdout.splitlines()[-1], file=sys.stderr, flush=True)
-    for name, test in sorted(orjson.loads(called.read_bytes()).items(), key=lambda item: item[1]["seconds"]):
-        if test["passed"]:
-            yield Test(name, test["seconds"], {(path, line) for path, line in test["calls"]})
+class _Campaign:
+    def __init__(self, limit: Limit, chosen: list[Mutant], outcome: Outcome) -> None:
+        self._limit = limit
+        self._chosen = chosen
+        self._outcome = outcome
+        self._by_file: dict[str, Counter[str]] = {path: Counter() for path in ROOMS}
+        self._unsteady: Counter[str] = Counter()
+
+    def try_all(self, checks: Checks, tests: list[Test]) -> None:
+        gc.collect()
+        gc.freeze()  # what is imported stays shared with the forks
+        trying: dict[int, Mutant] = {}
+        left = (mutant for _, mutant in zip(self._limit, self._chosen, strict=False))
+        while True:
+            while len(trying) < AT_ONCE and (mutant := next(left, None)) is not None:
+                trying[_fork(mutant, _checks_of(mutant, checks, tests), checks.folder)] = mutant
+            if not trying:
+                break
+            pid, _ = os.waitpid(-1, 0)
+            self._note(trying.pop(pid), _verdict(checks.folder, pid))
+        self._sum_up()
+
+    def _note(self, mutant: Mutant, verdict: Verdict) -> None:
+        self._outcome.tried += 1
+        self._unsteady.update(verdict.unsteady)
+        how = "equal" if verdict.how == "survived" and reason_of(mutant) else verdict.how
+        self._by_file[mutant.path][how] += 1
+        if how == "survived":
+            self._outcome.fault(f"survives: {mutant}")
+
+    def _sum_up(self) -> None:
+        by = sum(self._by_file.values(), Counter[str]())
+        told = self._outcome.tried - by["equal"]
+        found = told - by["survived"]
+        self._outcome.figures |= {
+            "mutants": len(self._chosen),
+            "found": found,
+            "found_of_100": round(100 * found / max(told, 1), 1),
+            "by": dict(by),
+            "files": {path: dict(counts) for path, counts in self._by_file.items() if counts},
+            "unsteady": dict(self._unsteady),
+        }
 
 
-def _load(paths: list[str]) -> None:
-    """Before the forks, so that none of them has to; without a loop or a thread."""
-    for path in paths:
-        importlib.import_module(_module_of(path))
-    importlib.import_module("simulation.world")
+@functools.cache
+def source_of(path: str) -> str:
+    """As it was when the run began."""
+    return (ROOT / path).read_text()
 
 
 def _module_of(path: str) -> str:
     return "rocketlet." + path.removesuffix(".py").replace("/", ".")
 
 
-def chosen_for(mutant: Mutant, tests: list[Test]) -> tuple[list[str], float]:
-    """The tests that are run for it, and how long they take without it."""
-    chosen: list[str] = []
-    seconds = 0.0
-    for test in tests:
-        is_calling = any(path == mutant.path and _is_inside(mutant, line) for path, line in test.calls)
-        if is_calling and len(chosen) < TESTS and seconds + test.seconds <= TESTS_S:
-            chosen.append(test.name)
-            seconds += test.seconds
-    return chosen, seconds
+def _checks_of(mutant: Mutant, checks: Checks, tests: list[Test]) -> list[Check]:
+    found = [
+        Check(test.item.nodeid, "tests", TEST_OVER_S + 10 * test.seconds, functools.partial(checks.passes, test.item))
+        for test in quickest(tests, mutant.path, mutant.lines, count=TESTS, seconds=TESTS_S)
+    ]
+    for scenario in ROOMS[mutant.path]:
+        name = f"{scenario or 'chance'} {mutant.number}"
+        found.append(Check(name, "simulation", SEED_S, functools.partial(_play, scenario, mutant.number)))
+    return found
 
 
-def _fork(mutant: Mutant, tests: list[Test]) -> tuple[int, float]:
-    """The process that has the mistake, and until when it may run."""
-    chosen, seconds = chosen_for(mutant, tests)
-    end_s = time.monotonic() + OVER_S + 4 * seconds
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if not pid:
-        os.setsid()
-        os._exit(_try(mutant, chosen))
-    return pid, end_s
-
-
-def _is_inside(mutant: Mutant, line: int) -> bool:
-    return mutant.first_line <= line <= mutant.last_line
-
-
-def _try(mutant: Mutant, tests: list[str]) -> int:
-    """0 if it survives, 1 if a test fails, 2 if a seed does."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    os.chdir(ROOT)
-    try:
-        put(mutant)
-        if tests and not _pass(tests):
-            return 1
-    except BaseException:
-        return 3
-    try:
-        _play(mutant)
-    except BaseException:
-        return 2
-    return 0
-
-
-def _pass(tests: list[str]) -> bool:
-    """Whether they pass, with the logs of a process that has just begun. Raises RuntimeError if they cannot run."""
-    logging.disable(logging.NOTSET)
-    structlog.reset_defaults()
-    quiet = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=no"]
-    code = pytest.main([*quiet, "-W", "ignore::pytest.PytestAssertRewriteWarning", *tests])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        raise RuntimeError(f"pytest ended with {code}")
-    return code == pytest.ExitCode.OK
-
-
-def _play(mutant: Mutant) -> None:
-    """Raises Violation, or what else the mistake leads to."""
+def _play(scenario: str, seed: int) -> bool:
+    """Whether the seed has no fault: neither a Violation nor what else a mistake may lead to."""
     from simulation.world import simulate
 
     logging.disable(logging.CRITICAL)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    for scenario in ROOMS[mutant.path]:
-        simulate(mutant.number, scenario)
+    try:
+        simulate(seed, scenario)
+    except Exception:
+        return False
+    return True
+
+
+def _fork(mutant: Mutant, checks: list[Check], folder: Path) -> int:
+    """The process that tries it and writes the verdict."""
+
+    def try_it() -> int:
+        verdict = _try(mutant, checks, folder)
+        (folder / f"{os.getpid()}.json").write_bytes(orjson.dumps(verdict))
+        return 0
+
+    return forked(try_it, folder)
+
+
+def _verdict(folder: Path, pid: int) -> Verdict:
+    found = folder / f"{pid}.json"
+    if not found.exists():
+        raise RuntimeError("a mistake could not be tried")
+    shutil.rmtree(folder / str(pid))
+    return Verdict(**orjson.loads(found.read_bytes()))
+
+
+def _try(mutant: Mutant, checks: list[Check], folder: Path) -> Verdict:
+    unsteady: list[str] = []
+    while True:
+        number, how = _noticed(mutant, checks, folder)
+        if number is None:
+            return Verdict("survived", "", tuple(unsteady))
+        check = checks.pop(number)
+        if _noticed(None, [check], folder)[0] is None:
+            return Verdict(how, check.name, tuple(unsteady))
+        unsteady.append(check.name)
+
+
+def _noticed(mutant: Mutant | None, checks: list[Check], folder: Path) -> tuple[int | None, str]:
+    """Which of the checks does not pass, and how; None if all do. In a process of its own."""
+    at_file = folder / f"{os.getpid()}.at"
+    at_file.write_text("-1")
+
+    def run_all() -> int:
+        os.chdir(ROOT)
+        if mutant is not None:
+            put(mutant)
+        for number, check in enumerate(checks):
+            at_file.write_text(str(number))
+            if not check.passes():
+                return 1
+        return 0
+
+    pid = forked(run_all, folder)
+    how = ""
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        at = int(at_file.read_text() or -1)
+        if checks and time.time() - at_file.stat().st_mtime > checks[at].limit_s:
+            how = "loops" if _is_busy(pid) else "stands"
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    sweep(pid)
+    shutil.rmtree(folder / str(pid), ignore_errors=True)
+    if not how and os.waitstatus_to_exitcode(ended[1]) == 0:
+        return None, ""
+    at = int(at_file.read_text())
+    if at < 0:
+        raise RuntimeError(f"{mutant}: it could not be tried")
+    return at, how or checks[at].kind
+
+
+def _is_busy(pid: int) -> bool:
+    """Whether it computes all the time, and does not wait for anything."""
+    states = []
+    for _ in range(20):
+        states.append(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+        time.sleep(0.01)
+    return states.count("R") > len(states) // 2
 
 
 def put(mutant: Mutant) -> None:
@@ -237,7 +289,7 @@ def put(mutant: Mutant) -> None:
     *outer, name = mutant.function.split(".")
     for part in outer:
         owner = getattr(owner, part)
-    code = changed(mutant, (ROOT / mutant.path).read_text(), str(ROOT / mutant.path))
+    code = changed(mutant, source_of(mutant.path), str(ROOT / mutant.path))
     for function in _functions_in(vars(owner)[name]):
         if function.__code__.co_firstlineno == mutant.first_line:
             function.__code__ = code
@@ -255,20 +307,3 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
         yield from _functions_in(value.func)
     elif isinstance(value, FunctionType):
         yield from _functions_in(value.__wrapped__) if hasattr(value, "__wrapped__") else [inspect.unwrap(value)]
-
-
-_HOW: Final = {0: "survived", 1: "tests", 2: "simulation", 3: "broken"}
-
-
-def _ended(running: dict[int, Try]) -> tuple[int, str]:
-    """Waits for one; what runs away is found, too."""
-    while True:
-        for pid, found in list(running.items()):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                return pid, _HOW.get(os.waitstatus_to_exitcode(status), "tests")
-            if time.monotonic() > found.end_s:
-                os.killpg(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                return pid, "time"
-        time.sleep(0.05)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 
 class Violation(AssertionError):
     """An invariant does not hold."""
@@ -23,3 +26,9 @@ def check_raised() -> None:
 
 def forget_raised() -> None:
     _raised.clear()
+
+
+def note_raised(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """For a loop that only logs what a callback raises. Exceptions of tasks are told to those that ask for them."""
+    if "exception" in context and {"future", "task"}.isdisjoint(context):
+        raise_later(Violation(f"a callback raised {context['exception']!r}"))

@@ -45,7 +45,7 @@ from .member import Member
 from .patches import freezing_requests, patient_brokers, pieces
 from .plan import LONGEST_HANDLER_S, Plan
 from .scenarios import SCENARIOS, scenario_of
-from .violations import Violation, check_raised, forget_raised, raise_later
+from .violations import Violation, check_raised, forget_raised, note_raised, raise_later
 
 GROUP = "g"
 NAME_SERVER_PORT = 9876
@@ -459,6 +459,7 @@ def simulate(seed: int, scenario: str | None = None) -> World:
     """One run. scenario: instead of the one that the seed chooses; "" for events by chance. Raises Violation."""
     forget_raised()
     loop = SimLoop(seed)
+    loop.set_exception_handler(note_raised)
     folder = Path(tempfile.mkdtemp(prefix="rocketlet-sim-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     real_tell, real_sync, real_pid = Connection.tell, os.fdatasync, os.getpid
     state = random.getstate()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import structlog
@@ -67,7 +67,26 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Tests run on the loop that brokers and clients run on."""
-    return {"uvloop": Loop}
+    return {"uvloop": _WatchedLoop}
+
+
+class _WatchedLoop(Loop):
+    """Keeps what callbacks raise. A loop only logs it, and nothing else would notice."""
+
+    raised: ClassVar[list[BaseException]] = []
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        is_asked_for = not {"future", "task"}.isdisjoint(context)  # or may still be
+        if "exception" in context and not is_asked_for and self.get_exception_handler() is None:
+            self.raised.append(context["exception"])
+        super().call_exception_handler(context)
+
+
+@pytest.fixture(autouse=True)
+def no_callback_raises() -> Iterator[None]:
+    _WatchedLoop.raised.clear()
+    yield
+    assert not _WatchedLoop.raised, "a callback has raised"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
 
 import pytest
 from rocketlet.client.lease import Lease
 
+from campaigns import _reasons
 from campaigns import mutants as campaign
 from campaigns._operators import Mutant, changed, mutants
-from campaigns._reasons import REASONS
 
 SOURCE = '''
 def outer(value, items):
@@ -45,7 +48,7 @@ def of_lease() -> Iterator[Mutant]:
     function = code_of_is_over()
     code = function.__code__
     path = "client/lease.py"
-    yield next(item for item in mutants(path, (campaign.ROOT / path).read_text()) if item.function == "Lease.is_over")
+    yield next(item for item in mutants(path, campaign.source_of(path)) if item.function == "Lease.is_over")
     function.__code__ = code
 
 
@@ -67,30 +70,82 @@ def test_each_place_is_changed_once_and_log_lines_and_texts_are_not() -> None:
 
 def test_every_mistake_of_every_room_has_code() -> None:
     for path in campaign.ROOMS:
-        source = (campaign.ROOT / path).read_text()
+        source = campaign.source_of(path)
         for mutant in list(mutants(path, source))[::10]:
             assert changed(mutant, source, path).co_qualname == mutant.function
 
 
 def test_a_mistake_is_in_the_function_that_everybody_has_imported(of_lease: Mutant) -> None:
-    assert of_lease.what == "`clock_s() >= self.ends_s` with Gt"
+    assert of_lease.what == "`clock_s() >= self.ends_s` with Lt"
     before = code_of_is_over().__code__.co_code
     campaign.put(of_lease)
     assert code_of_is_over().__code__.co_code != before
 
 
-def test_the_tests_of_a_mistake_are_those_that_call_its_function(tmp_path: Path, of_lease: Mutant) -> None:
-    test = tmp_path / "test_it.py"
-    test.write_text("def test_nothing():\n    assert True\n")
-    found = campaign.Test(str(test), 0.1, {(of_lease.path, of_lease.first_line)})
-    assert campaign.chosen_for(of_lease, [found]) == ([str(test)], 0.1)
-    assert campaign.chosen_for(of_lease, [campaign.Test(str(test), 0.1, {(of_lease.path, 1)})]) == ([], 0)
+def verdict(of_lease: Mutant, passes: Callable[[], bool], folder: Path, limit_s: float = 60.0) -> campaign.Verdict:
+    """Of one check."""
+    return campaign._try(of_lease, [campaign.Check("check", "tests", limit_s, passes)], folder)
 
 
-def test_the_reasons_are_of_mistakes_that_there_are() -> None:
-    there = {
-        (item.function, item.what)
-        for path in campaign.ROOMS
-        for item in mutants(path, (campaign.ROOT / path).read_text())
-    }
-    assert REASONS.keys() <= there
+def test_a_check_notices_that_fails_with_the_mistake_only(of_lease: Mutant, tmp_path: Path) -> None:
+    assert verdict(of_lease, lambda: not Lease(1).is_over, tmp_path) == campaign.Verdict("tests", "check", ())
+    assert verdict(of_lease, lambda: True, tmp_path) == campaign.Verdict("survived", "", ())
+    assert verdict(of_lease, lambda: False, tmp_path) == campaign.Verdict("survived", "", ("check",))
+    assert not Lease(1).is_over  # here there is no mistake
+
+
+def test_a_check_that_does_not_end_is_said_apart(of_lease: Mutant, tmp_path: Path) -> None:
+    def loops() -> bool:
+        while Lease(1).is_over:
+            pass
+        return True
+
+    def stands() -> bool:
+        if Lease(1).is_over:
+            time.sleep(600)
+        return True
+
+    assert verdict(of_lease, loops, tmp_path, 1.0).how == "loops"
+    assert verdict(of_lease, stands, tmp_path, 1.0).how == "stands"
+
+
+MEASURED = """
+import sys
+from pathlib import Path
+from campaigns._checks import Checks, collect, quickest
+def then(checks, tests):
+    for line in (36, 37, 38):
+        found = quickest(tests, "client/lease.py", range(line, line + 1), count=9, seconds=9.0)
+        print(line, [test.item.name for test in found], file=sys.__stdout__)
+collect(["test_it.py"], Checks(Path(%r), ["client/lease.py"], Path(), then))
+"""
+SMALL_TEST = """
+from rocketlet.client.lease import Lease
+def test_that_calls(): assert not Lease(1).is_over
+def test_that_does_not(): Lease(1)
+def test_that_fails(): assert Lease(1).is_over
+"""
+
+
+def test_the_tests_of_a_mistake_are_those_that_run_its_line_and_pass(of_lease: Mutant, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(SMALL_TEST)
+    found = subprocess.run(
+        [sys.executable, "-c", MEASURED % str(campaign.ROOT)],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(campaign.ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert of_lease.line == 37
+    assert found.stdout.splitlines() == ["36 []", "37 ['test_that_calls']", "38 []"], found.stderr
+
+
+def test_a_reason_of_a_mistake_that_is_not_there_is_stale(of_lease: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = {(of_lease.function, of_lease.what): "because", ("Lease.is_over", "another"): "because"}
+    monkeypatch.setattr(_reasons, "REASONS", reasons)
+    assert _reasons.reason_of(of_lease) == "because"
+    assert _reasons.stale([of_lease]) == ["Lease.is_over: another"]
+
+
+def test_no_reason_is_stale() -> None:
+    assert not _reasons.stale(item for path in campaign.ROOMS for item in mutants(path, campaign.source_of(path)))
