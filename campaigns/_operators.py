@@ -125,6 +125,13 @@ def _in_statements(owner: ast.AST, name: str, statements: list[Any]) -> Iterator
                 yield statement, node, what, change
 
 
+def _is_left_alone(node: ast.AST) -> bool:
+    """Also what only checks this code itself, and a sleep of 0, which is a turn of the loop."""
+    if isinstance(node, ast.keyword):
+        return node.arg == "strict"
+    return isinstance(node, ast.stmt) or (isinstance(node, ast.Call) and ast.unparse(node) == "asyncio.sleep(0)")
+
+
 def _is_told(statement: ast.stmt) -> bool:
     """Whether it is a docstring or a line of the log."""
     value = statement.value if isinstance(statement, ast.Expr) else None
@@ -169,7 +176,7 @@ def _in_expressions(statement: ast.stmt) -> Iterator[Change]:
     while queue:
         node = queue.pop(0)
         yield from _swapping(node, statement)
-        queue += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
+        queue += [child for child in ast.iter_child_nodes(node) if not _is_left_alone(child)]
 
 
 def _negating(statement: ast.If | ast.While) -> Iterator[Change]:

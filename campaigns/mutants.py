@@ -42,6 +42,7 @@ ROOT: Final = Path(__file__).parents[1]
 DEFAULT_COUNT = 1_000_000  # all
 TESTS: Final = 60  # tests for a mistake, and
 TESTS_S: Final = 10.0  # so long, if nothing fails
+PATIENCE_S: Final = 10.0  # of tests that wait for something
 TEST_OVER_S: Final = 20.0  # a test that takes so much longer than without the mistake stands or runs away
 SEED_S: Final = 60.0  # a seed takes about one
 NICENESS: Final = 19
@@ -118,6 +119,7 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
     chosen = [mutant for mutant in everything if limit.only is None or limit.only in f"{mutant.path}:{mutant.line}"]
     random.Random(seed).shuffle(chosen)
     os.nice(NICENESS - os.nice(0))
+    os.environ["ROCKETLET_TESTS_PATIENCE_S"] = str(PATIENCE_S)
     logging.disable(logging.NOTSET)
     structlog.reset_defaults()  # tests wait for lines of the log
     outcome = Outcome()
@@ -141,7 +143,7 @@ class _Campaign:
 
     def try_all(self, checks: Checks, tests: list[Test]) -> None:
         gc.collect()
-        gc.freeze()  # what is imported stays shared with the forks
+        gc.freeze()  # imported code stays shared with the forks
         trying: dict[int, Mutant] = {}
         left = (mutant for _, mutant in zip(self._limit, self._chosen, strict=False))
         while True:

@@ -30,7 +30,7 @@ from . import side_by_side
 from .support import spark_home
 from .support.certificates import Certificates
 
-PATIENCE_S = 60.0
+PATIENCE_S = float(os.environ.get("ROCKETLET_TESTS_PATIENCE_S", "60"))
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
 FOREIGN = ("java", "go", "node", "pypi", "spark", "browser", "pyright")
 """Markers of tests that start programs of others."""

@@ -125,7 +125,7 @@ class Locks:
         """Whether a lock request of the queue is not answered yet."""
         return any(queue in queues for queues in self._under_way.values())
 
-    async def unlock(self, queue: Queue, epoch: int | None = None) -> None:
+    async def unlock(self, queue: Queue, epoch: int = 0) -> None:
         """Raises nothing: without an answer the queue is in doubt."""
         await self._asked(queue)
         self.doubt([queue])
@@ -136,7 +136,7 @@ class Locks:
             return
         unlock = self._unlocks.get(queue)
         if unlock is None:  # one that is slow is not said again before its connection gives it up
-            body = self._unlock_body({queue: epoch or 0})
+            body = self._unlock_body({queue: epoch})
             unlock = self._unlocks[queue] = connection.request(
                 RequestCode.UNLOCK_BATCH_MQ, {}, body, HAND_OVER_PATIENCE_S
             )

@@ -84,7 +84,6 @@ class Membership:
             self._subscriptions,
             self._leases,
             self._shares,
-            self._offsets,
             self._heartbeats,
             wake=self._wake,
             settled=self._settled,

@@ -25,7 +25,6 @@ from ..log import get_logger
 from ..wire.cluster import Cluster
 from .heartbeats import Heartbeats
 from .leases import Leases
-from .offsets import GroupOffsets
 from .shares import Share, Shares
 
 log = get_logger("rocketlet.membership")
@@ -40,7 +39,6 @@ class Rebalance:
         topics: Iterable[str],
         leases: Leases,
         shares: Shares,
-        offsets: GroupOffsets,
         heartbeats: Heartbeats,
         *,
         wake: asyncio.Event,
@@ -50,14 +48,12 @@ class Rebalance:
         self._topics = list(topics)
         self._leases = leases
         self._shares = shares
-        self._offsets = offsets
         self._heartbeats = heartbeats
         self._wake = wake
         self._settled = settled
         self._results: dict[str, set[Queue]] = {}
         self._queues: dict[str, tuple[Route, list[Queue]]] = {}
         self._grown: set[str] = set()
-        self._retry_s = REBALANCE_INTERVAL_S
         self.missing: set[str] = set()  # topics that no name server knows
 
     def add_topics(self, topics: Iterable[str]) -> None:
@@ -74,6 +70,7 @@ class Rebalance:
         step = self._keep_in_touch if leaving else self._pass
         while True:
             self._wake.clear()
+            self._retry_s = REBALANCE_INTERVAL_S
             try:
                 await step()
             except Exception:
@@ -106,7 +103,6 @@ class Rebalance:
             self._heartbeats.tell_news()  # so that watchers see the assignment as this member does
 
     async def _keep_in_touch(self) -> None:
-        self._retry_s = REBALANCE_INTERVAL_S
         await self._register()
         await self._leases.reclaim()
 
@@ -166,7 +162,6 @@ class Rebalance:
             self._heartbeats.forget()  # the broker forgot us: register again
             return None
         self._note(topic, share, clock_s() - began_s)
-        self._offsets.saw(topic, share.queues)
         if share.unknown:
             self._grown.add(topic)  # others know more brokers: the name server may, too, by the next pass
             self._retry_s = min(self._retry_s, LOCK_RETRY_S)
