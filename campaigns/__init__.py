@@ -11,11 +11,11 @@ apache      the attacks of `exhaustion` on Apache's broker
 common      how long to go on, and the outcome
 __main__    runs one by its name
 
-_attacks, _calls, _client, _forged, _fuzz   attackers, a note of what tests call, a client without a socket, made bytes
+_attacks, _client, _forged, _fuzz   attackers, a client without a socket, made bytes
 _guided, _member, _process   processes: libFuzzer, a member, a broker
 _incidents, _well   clusters: ill and well
 _ledger, _lost_end, _timed   what a store acknowledged, the damage of a power cut, messages sent to a time
-_operators, _reasons   mistakes, and why some may survive
+_checks, _operators, _reasons   tests in forks, mistakes, and why some may survive
 _removal, _removals, _request_removals, _waiting_removals   fixes that can be taken out
 _subjects   the parsers whose cost is measured
 """
