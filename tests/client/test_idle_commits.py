@@ -11,6 +11,9 @@ from rocketlet.client.consuming.process_queue import ProcessQueue
 from rocketlet.client.lease import Lease
 from rocketlet.protocol.queue import Queue
 
+from ..conftest import eventually
+from ..support.turns import passed
+
 QUEUES = [Queue("t", "broker-a", number) for number in range(2)]
 
 
@@ -82,3 +85,51 @@ async def test_the_first_commit_of_a_queue_on_apaches_broker_which_no_pull_carri
     await apache.look()
     assert len(apache.stored) == 1, "the pulls behind the next messages carry it"
     apache.stop()
+
+
+async def test_nothing_is_committed_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketlet.client.consuming.commits.IDLE_COMMIT_S", 0.0)
+    looks = Looks(epoch=0)
+    looks.stop()  # nothing has fallen idle yet
+    looks.handled(0, 1)
+    looks.stop()
+    await passed()
+    assert looks._spawned == []
+
+
+async def test_commits_go_on_at_their_interval_also_when_one_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Mapping[Queue, int]] = []
+
+    async def store(offsets: Mapping[Queue, int]) -> set[Queue]:
+        told.append(offsets)
+        if len(told) == 1:
+            raise OSError("a fault")
+        return {QUEUES[0]} if QUEUES[0] in offsets else set()
+
+    queues = {queue: ProcessQueue(queue, 0, Lease(1)) for queue in QUEUES}
+    commits = Commits("g", queues, interval_s=0.001, store=store, spawn=lambda work: None)
+    commits.start()
+    await eventually(lambda: len(told) == 3)
+    await commits.stop()
+    assert told == [dict.fromkeys(QUEUES, 0)] * 2 + [{QUEUES[1]: 0}], "one of them is stored since"
+    assert caplog.text.count("commit_failed") == 1
+
+
+async def test_what_was_lost_while_it_was_stored_is_not_noted(looks: Looks) -> None:
+    async def store(offsets: Mapping[Queue, int]) -> set[Queue]:
+        del looks.queues[QUEUES[0]]
+        return set(offsets)
+
+    looks._commits._store = store
+    await looks._commits.commit()
+    assert looks.queues[QUEUES[1]].committed == 0
+
+
+async def test_a_queue_that_is_given_up_or_has_messages_again_is_not_committed_as_idle(looks: Looks) -> None:
+    for number in range(2):
+        looks.handled(number, 1)
+    await looks.look()
+    looks.queues[QUEUES[0]].stop()
+    looks.queues[QUEUES[1]].messages = 1
+    await looks.look()
+    assert looks.stored == []

@@ -11,6 +11,8 @@ from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
 from rocketlet.protocol.queue import Queue
 
+from ..support.turns import passed
+
 QUEUES = [Queue("t", "broker-a", number) for number in range(3)]
 
 
@@ -32,12 +34,6 @@ class Line:
             answer.set_result(None)
         self.unanswered.clear()
         await passed()
-
-
-async def passed() -> None:
-    """Whatever does not wait for an answer is done."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_the_first_commit_goes_alone_and_a_later_one_overtakes_none_that_waits() -> None:
