@@ -120,7 +120,7 @@ class Broker:
         self.turned_away = Recent(clock.monotonic_s)  # connections
         self.clients = Clients(clock, acl.may_publish if acl else None, limits)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
-        self.peers = Peers(self.tls, sign, self.tasks, clock)
+        self.peers = Peers(self.tls, sign, self.tasks, clock, limits)
 
         self.store = _store(config, clock)
         self.retention_time = RetentionTime(clock)
@@ -225,7 +225,7 @@ class Broker:
         outside = Outside(
             self.name_servers.find_route, self._tell_members, self.peers.say, self._queue_drained, self.repeats
         )
-        return Draining(self.config.name, self.groups, self.watch, self.held_pulls, self.engine, outside)
+        return Draining(self.groups, self.watch, self.held_pulls, self.engine, outside, self.limits)
 
     def _make_pops(self, broker_name: str, frames: Frames) -> Pops:
         appender, offsets, settings = self.appender, self.offsets, self.group_configs

@@ -187,23 +187,8 @@ MOVING_BYTES: Final = 400  # counted for each queue that moves from a foreign me
 MAX_HASHED: Final = (
     20_000  # queues, and ten points for each member, that one request has the broker share out by hashes
 )
-MAX_DRAINED_QUEUES: Final = (
-    500_000  # queues of all groups with foreign members together; beyond, a group is told at once
-)
-MAX_CLAIMS: Final = 100_000  # claims of one topic's queues by members; beyond, the same
-MAX_GATED: Final = 16  # pulls of a queue whose former reader is not done
-MAX_AGREEING_MEMBERS: Final = 1000  # foreign members of a group whose brokers agree; beyond, each drains for itself
-MAX_PEERS: Final = 64  # brokers of a group's topics; beyond, the same
-MAX_LISTED_IDS: Final = (
-    10_000  # members in the lists by a change of a group; beyond, only the lists of the first sets of topics
-)
-KEPT_LISTS: Final = 4  # lists of members by the last changes, in a group whose brokers agree
 PROGRESS_S: Final = 0.5  # how often a broker says that a drain goes on, though no member is done
-MAX_PEER_LINKS: Final = 256  # connections to other brokers; beyond, idle ones are closed
-MAX_PROOFS: Final = 64  # brokers that are being asked whether they said something, once for each connection
-MAX_STRANGERS: Final = 1000  # brokers that do not know the request; beyond, the first ones are asked again
 PEER_IDLE_S: Final = 60.0  # an idle connection to another broker is closed after this
-MAX_GIVEN_IDS: Final = 1_000_000  # client ids in the lists that foreign members were given last, each list counted once
 MAX_NAMED_MEMBERS: Final = 10  # members that a report of a disagreement names
 REPEATS_S: Final = 600.0  # how long it is told why messages of foreign members may be handled again
 MAX_REFUSED: Final = 100  # clients whose heartbeats were refused, of which the reason is kept
@@ -220,15 +205,9 @@ STANDSTILL_S: Final = 1.0  # a broker that is this much later than its timers st
 SAVE_LOCKS_DELAY_S: Final = 0.05  # how soon leases that have ended by themselves are written
 FREED_AT_ONCE: Final = 1024  # leases that have ended, in one line of the journal
 DRAIN_ROUNDS: Final = 20  # a reader that pulls one queue that it loses so often, and another not, has dropped the other
-DRAIN_LIMIT_S: Final = 2.0  # how long a change is kept from a foreign member whose handlers make no progress
-DRAIN_MAX_S: Final = 30.0  # the same for one whose handlers make progress
-OWNERS_LOOK_S: Final = 1.0  # how soon after a refused lock the owners of queues are found anew
-DRAINED_WAIT_S: Final = 5.0  # how long a foreign member that was told of a change gets nothing of the queues it loses
+TOLD_AGAIN: Final = 5  # how often a foreign member is told again that does not ask for the list of members
 DROPPED_AFTER_S: Final = 1.0  # one that pulls such a queue later than this after it was told has not dropped it
 RELOOK_S: Final = 30.0  # by then a foreign member has asked for the list of members by itself: it does so every 20 s
-BRIDGED_AFTER_S: Final = 0.2  # when a drain takes longer, each queue moves by itself
-MAX_BRIDGED: Final = 100_000  # queues times members that this is done for: each claims all
-TOLD_AGAIN: Final = 5  # how often a foreign member is told again that does not ask for the list of members
 ORPHAN_S: Final = 5.0  # how long nobody may read a queue before that is named
 HISTORY_TEXT_CHARS: Final = 1000  # the texts of an event
 
@@ -305,6 +284,31 @@ class Limits:
     max_groups: int = 10_000  # groups of a broker
     max_client_ids: int = 16  # client ids that one connection goes by
     max_producer_groups: int = 256  # producer groups of one connection
+    max_agreeing_members: int = 1000  # foreign members of a group whose brokers agree; beyond, each drains for itself
+    max_peers: int = 64  # brokers of a group's topics; beyond, the same
+    max_listed_ids: int = (
+        10_000  # members in the lists by a change of a group; beyond, only lists of the first sets of topics
+    )
+    kept_lists: int = 4  # lists of members by the last changes, in a group whose brokers agree
+    max_strangers: int = 1000  # brokers that do not know the request; beyond, the first ones are asked again
+    max_claims: int = 100_000  # claims of one topic's queues by members; beyond, the same
+    max_gated: int = 16  # pulls of a queue whose former reader is not done
+    max_bridged: int = 100_000  # queues times members that this is done for: each claims all
+    bridged_after_s: float = 0.2  # when a drain takes longer, each queue moves by itself
+    drain_limit_s: float = 2.0  # how long a change is kept from a foreign member whose handlers make no progress
+    drain_max_s: float = 30.0  # the same for one whose handlers make progress
+    max_given_ids: int = (
+        1_000_000  # client ids in the lists that foreign members were given last, each list counted once
+    )
+    max_drained_queues: int = (
+        500_000  # queues of all groups with foreign members together; beyond, a group is told at once
+    )
+    owners_look_s: float = 1.0  # how soon after a refused lock the owners of queues are found anew
+    drained_wait_s: float = (
+        5.0  # how long a foreign member that was told of a change gets nothing of the queues it loses
+    )
+    max_peer_links: int = 256  # connections to other brokers; beyond, idle ones are closed
+    max_proofs: int = 64  # brokers that are being asked whether they said something, once for each connection
 
     # Topics and messages
 

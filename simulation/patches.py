@@ -50,11 +50,3 @@ def pieces() -> Iterator[None]:
     told = mock.patch("rocketlet.broker.groups.notifications.SLICE", 2)
     with told, mock.patch.object(Turns, "_turn", turn), mock.patch.object(Turns, "_go_on", go_on):
         yield
-
-
-@contextmanager
-def patient_brokers() -> Iterator[None]:
-    """Brokers that are far from each other and from their name server wait longer for each other: without this, what a seed
-    would find is their limit."""
-    with mock.patch("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 8.0):
-        yield

@@ -16,7 +16,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
+from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.connection import Connection, Host
 from rocketlet.broker.server import Listening, Server
@@ -192,9 +192,11 @@ class Nodes:
 
 
 def limits_of(request: pytest.FixtureRequest) -> Limits:
-    """Those that the test's marker `limits` names, and the usual ones beside them."""
-    marker = request.node.get_closest_marker("limits")
-    return Limits(**marker.kwargs) if marker else LIMITS
+    """Those that the markers `limits` of the test and its module name, and the usual ones beside them."""
+    named: dict[str, Any] = {}
+    for marker in request.node.iter_markers("limits"):  # the closest one first
+        named = {**marker.kwargs, **named}
+    return Limits(**named)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ...protocol.codes import RequestCode, ResponseCode, code_name
 from ...protocol.frame import Frame, FrameError
 from ...protocol.headers import write
 from ..clock import Clock, Timer
-from ..config import MAX_PEER_LINKS, MAX_PROOFS, PEER_IDLE_S
+from ..config import LIMITS, PEER_IDLE_S, Limits
 from ..listening.tls import Tls
 from ..running.tasks import Tasks
 from .link import Link, Sign
@@ -27,7 +27,8 @@ Failed = Callable[[bool], None]
 
 
 class Peers:
-    def __init__(self, tls: Tls, sign: Sign | None, tasks: Tasks, clock: Clock) -> None:
+    def __init__(self, tls: Tls, sign: Sign | None, tasks: Tasks, clock: Clock, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._tls = tls
         self._sign = sign
         self._tasks = tasks
@@ -97,7 +98,7 @@ class Peers:
     @property
     def may_ask(self) -> bool:
         """Whether there is room for one more `confirms`."""
-        return self._asking < MAX_PROOFS
+        return self._asking < self._limits.max_proofs
 
     async def confirms(self, address: str, question: Frame) -> bool:
         """Whether the broker at this address says yes. Asks by a connection of its own: a request on the other one may wait
@@ -114,13 +115,14 @@ class Peers:
 
     def _has_room(self, address: str) -> bool:
         """Whether a broker may be connected to. Anybody may register some at a name server without accounts, ever others."""
-        if address in self._links or len(self._links) < MAX_PEER_LINKS:
+        if address in self._links or len(self._links) < self._limits.max_peer_links:
             return True
         idle = next((other for other in self._links if other not in self._due), None)
         if idle is not None:
             self._close_idle(idle)
         elif not self._is_crowded:
-            log.warning("peer_unreachable", address=address, reason=f"{MAX_PEER_LINKS} others are asked just now")
+            others = f"{self._limits.max_peer_links} others are asked just now"
+            log.warning("peer_unreachable", address=address, reason=others)
         self._is_crowded = idle is None
         return idle is not None
 

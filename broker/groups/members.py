@@ -285,7 +285,7 @@ class ConsumerGroups:
         limits: Limits = LIMITS,
     ) -> None:
         self._limits = limits
-        self._broker_name = broker_name
+        self.broker_name = broker_name
         self._queues_of = queues_of
         self._clock = clock = engine.clock
         self._turns = engine.turns
@@ -381,12 +381,12 @@ class ConsumerGroups:
         group = self._groups.get(name)
         member = group.members.get(connection) if group else None
         seen = [member] if member is not None and member.data.queue_counts else []
-        return [topic for _, topic, _ in stale_counts(seen, self._broker_name, self._queues_of)]
+        return [topic for _, topic, _ in stale_counts(seen, self.broker_name, self._queues_of)]
 
     def stale(self) -> Iterator[tuple[str, Session, str]]:
         """Group, connection and topic of the members that see another number of queues here than there are."""
         for group in self:
-            for member, topic, _ in stale_counts(group.members.values(), self._broker_name, self._queues_of):
+            for member, topic, _ in stale_counts(group.members.values(), self.broker_name, self._queues_of):
                 yield group.name, member.connection, topic
 
     def _note(self, group: ConsumerGroup, member: Member, before: Mapping[str, Subscription]) -> None:
@@ -467,12 +467,12 @@ class ConsumerGroups:
     def _checking(self, group: ConsumerGroup, client_id: str) -> Work[None]:
         yield
         self._to_check.discard(group.name)
-        found = yield from group.finding_faults(self._broker_name, self._queues_of)
+        found = yield from group.finding_faults(self.broker_name, self._queues_of)
         self._report(group, client_id, found)
 
     def check(self, group: ConsumerGroup, client_id: str = "") -> None:
         """Reports where members disagree, each disagreement once."""
-        self._report(group, client_id, group.faults(self._broker_name, self._queues_of))
+        self._report(group, client_id, group.faults(self.broker_name, self._queues_of))
 
     def _may_log(self, name: str) -> bool:
         """Whether the log does not have enough of a group: members that disagree in ever other ways do not fill it."""

@@ -139,12 +139,9 @@ async def test_go_shares_a_group(cluster: Cluster, go: Run, request: pytest.Fixt
 @pytest.mark.java
 @pytest.mark.skipif(bool(missing("java", "mvn")), reason=missing("java", "mvn"))
 @feature("Push consumers", "groups of Go, Java and Python members of different topics: every queue has one owner")
-async def test_members_of_different_topics_share_each_of_them(
-    cluster: Cluster, go: Run, java: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.limits(drain_limit_s=3600.0, drain_max_s=3600.0)  # a busy machine ends no drain
+async def test_members_of_different_topics_share_each_of_them(cluster: Cluster, go: Run, java: Run) -> None:
     """On Apache's broker a third is read by nobody. Here each message comes once, also while members join and leave."""
-    for limit in ("DRAIN_LIMIT_S", "DRAIN_MAX_S"):  # a busy machine ends no drain
-        monkeypatch.setattr(f"rocketlet.broker.groups.foreign.draining.{limit}", 3600.0)
     inbox, sent = Inbox(), Counter[str]()
     for topic in ("t0", "t1", "t2"):
         await cluster.create_topic(topic, 4)

@@ -199,13 +199,9 @@ async def test_members_come_and_go_and_nothing_is_lost(cluster: Cluster, java: R
 
 
 @feature("joins and leaves of Java members deliver nothing twice (one broker)")
-async def test_java_members_hand_queues_over(
-    start_cluster: StartCluster, java: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.limits(drain_limit_s=3600.0)  # a busy machine ends no drain
+async def test_java_members_hand_queues_over(start_cluster: StartCluster, java: Run) -> None:
     """On Apache's broker every join repeats some dozens of messages."""
-    monkeypatch.setattr(
-        "rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 3600.0
-    )  # a busy machine ends no drain
     cluster = await start_cluster(1)
     await cluster.create_topic("t", 8)
     options = {"ns": cluster.address, "group": "g", "topic": "t", "work_ms": 40, "await_ms": 5000}

@@ -34,7 +34,7 @@ from ....protocol.headers import AgreeOnMembers
 from ....protocol.names import RETRY_PREFIX
 from ....protocol.work import Work
 from ...clock import Clock
-from ...config import KEPT_LISTS, MAX_AGREEING_MEMBERS, MAX_LISTED_IDS, MAX_PEERS, MAX_STRANGERS, PROGRESS_S
+from ...config import LIMITS, PROGRESS_S, Limits
 from ..members import ConsumerGroup
 from .given import MemberList
 
@@ -159,7 +159,10 @@ class Agreement:
     """`say(address, group, make, failed)` sends what `make` gives to a broker; `failed(is_for_good)` is called if that broker
     cannot be reached or refuses. `on_away(group)`: a broker that was waited for is not any more."""
 
-    def __init__(self, broker_name: str, clock: Clock, say: Say, on_away: Callable[[str], None]) -> None:
+    def __init__(
+        self, broker_name: str, clock: Clock, say: Say, on_away: Callable[[str], None], limits: Limits = LIMITS
+    ) -> None:
+        self._limits = limits
         self._broker_name = broker_name
         self._clock = clock
         self._say = say
@@ -217,7 +220,7 @@ class Agreement:
         """Finds the other brokers of the group; none where brokers do not agree."""
         addresses: dict[str, str] = {}
         digests: dict[str, blake2b] = {}
-        if len(group.foreign) > MAX_AGREEING_MEMBERS:
+        if len(group.foreign) > self._limits.max_agreeing_members:
             return NOBODY
         for topic, route in routes.items():
             others = [broker for broker in route.brokers if broker.name != self._broker_name and 0 in broker.addresses]
@@ -228,7 +231,7 @@ class Agreement:
             for broker in others:
                 addresses[broker.name] = broker.addresses[0]
                 digests.setdefault(broker.name, blake2b(digest_size=16)).update(blake2b(text).digest())
-        if not addresses or len(addresses) > MAX_PEERS:
+        if not addresses or len(addresses) > self._limits.max_peers:
             return NOBODY
         brokers = {name: (address, digests[name].hexdigest()) for name, address in addresses.items()}
         return Others(brokers, (yield from self._finding_lists(group)))
@@ -244,7 +247,7 @@ class Agreement:
                 yield
             found = group.list_for(connection)
             ids += len(found.ids)
-            if ids > MAX_LISTED_IDS:
+            if ids > self._limits.max_listed_ids:
                 break
             lists[member.topics] = found
         return lists
@@ -275,7 +278,7 @@ class Agreement:
                     )
             group.lists.pop(digest, None)
             group.lists[digest] = others.lists
-        while len(group.lists) > KEPT_LISTS * len(others.brokers):
+        while len(group.lists) > self._limits.kept_lists * len(others.brokers):
             del group.lists[next(iter(group.lists))]
         group.waiting = frozenset(waiting)
         group.turn(TalkEvent.FIND)
@@ -389,7 +392,7 @@ class Agreement:
     def _failed(self, name: str, broker_name: str, is_for_good: bool) -> None:
         if is_for_good:
             self._strangers[broker_name] = None
-            if len(self._strangers) > MAX_STRANGERS:
+            if len(self._strangers) > self._limits.max_strangers:
                 del self._strangers[next(iter(self._strangers))]
         for other, group in list(self._groups.items()) if is_for_good else [(name, self._groups.get(name))]:
             peer = group.peers.get(broker_name) if group is not None else None

@@ -16,7 +16,7 @@ from ....protocol.allocation import TopicQueues
 from ....protocol.bodies import Route
 from ....protocol.names import RETRY_PREFIX
 from ....protocol.work import Work
-from ...config import DRAINED_WAIT_S, OWNERS_LOOK_S, RELOOK_S
+from ...config import LIMITS, RELOOK_S, Limits
 from ...running.engine import Engine
 from ...sessions.session import Session
 from ..members import ConsumerGroup, ConsumerGroups
@@ -34,7 +34,6 @@ class Allotment:
 
     def __init__(
         self,
-        broker_name: str,
         groups: ConsumerGroups,
         watch: Watch,
         find_route: Callable[[str], Awaitable[Route | None]],
@@ -42,16 +41,19 @@ class Allotment:
         *,
         change_of: Callable[[str], int | None],
         on_moved: Callable[[ConsumerGroup], None],
+        limits: Limits = LIMITS,
     ) -> None:
-        self._broker_name = broker_name
+        self.drained_wait_s = limits.drained_wait_s
+        self._owners_look_s = limits.owners_look_s
+        self._broker_name = groups.broker_name
         self._groups = groups
         self._watch = watch
         self._find_route = find_route
         self._tasks, self._turns, self._clock = engine
         self._change_of = change_of
         self._on_moved = on_moved
-        self.given = Given()
-        self.owners = Owners()
+        self.given = Given(limits)
+        self.owners = Owners(limits)
         self.bound: set[str] = set()  # groups that have, or had, members who claim more than their own
         self._looked_s: dict[str, float] = {}  # when owners were looked for last
         self._bound_since_s: dict[str, dict[Session, float]] = {}  # members that were told of themselves alone before
@@ -68,7 +70,7 @@ class Allotment:
         since_s = self._bound_since_s.get(group.name, {}).get(connection)
         if since_s is None:
             return False
-        for_s = RELOOK_S if self.is_halfway(group, connection) else DRAINED_WAIT_S
+        for_s = RELOOK_S if self.is_halfway(group, connection) else self.drained_wait_s
         return self._clock.monotonic_s() < since_s + for_s
 
     def is_halfway(self, group: ConsumerGroup, connection: Session) -> bool:
@@ -192,7 +194,7 @@ class Allotment:
         """Somebody wants a queue that is another's by the owners of the last change. Topics grow and brokers come and go
         without one, so they are found anew, but not at every try."""
         group, now_s = self._groups.get(name), self._clock.monotonic_s()
-        if group is not None and now_s - self._looked_s.get(name, now_s) >= OWNERS_LOOK_S:
+        if group is not None and now_s - self._looked_s.get(name, now_s) >= self._owners_look_s:
             self._looked_s[name] = now_s
             self._tasks.spawn(self._find(group, self._change_of(name)))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ....protocol.allocation import TopicQueues
 from ....protocol.work import Work
-from ...config import MAX_CLAIMS
+from ...config import LIMITS, Limits
 from ...sessions.session import Session
 from ..members import ConsumerGroup
 from ..owning.watch import Watch
@@ -18,7 +18,8 @@ Readers = dict[int, list[Session]]  # the readers of a topic's queues here
 
 
 class Claims:
-    def __init__(self, broker_name: str, given: Given, watch: Watch) -> None:
+    def __init__(self, broker_name: str, given: Given, watch: Watch, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._broker_name = broker_name
         self._given = given
         self._watch = watch
@@ -28,7 +29,7 @@ class Claims:
         Several may do so for one queue: one that has let go of it but not of others, and one that was told first that it is
         its own."""
         claims: Readers = {}
-        left = MAX_CLAIMS
+        left = self._limits.max_claims
         for number, of_list in enumerate(self._given.claims(group.name, queues)):
             if number:
                 yield

@@ -26,14 +26,7 @@ from ....protocol.agreement import Members
 from ....protocol.bodies import Route
 from ....protocol.headers import AgreeOnMembers, PullMessage
 from ....protocol.work import Work
-from ...config import (
-    BRIDGED_AFTER_S,
-    DRAIN_LIMIT_S,
-    DRAIN_MAX_S,
-    MAX_BRIDGED,
-    MAX_GATED,
-    LimitExceeded,
-)
+from ...config import LIMITS, LimitExceeded, Limits
 from ...messages.held_pulls import HeldPulls, Until
 from ...running.engine import Engine
 from ...sessions.session import Session
@@ -66,13 +59,14 @@ class Outside:
 class Draining:
     def __init__(
         self,
-        broker_name: str,
         groups: ConsumerGroups,
         watch: Watch,
         held_pulls: HeldPulls,
         engine: Engine,
         outside: Outside,
+        limits: Limits = LIMITS,
     ) -> None:
+        self._limits = limits
         self._groups = groups
         self._watch = watch
         self._held_pulls = held_pulls
@@ -83,16 +77,16 @@ class Draining:
         self._changes: dict[str, int] = {}
         self._change = 0  # the last number, in any group; none comes again, also if its group is forgotten
         self.allotment = Allotment(
-            broker_name,
             groups,
             watch,
             outside.find_route,
             engine,
             change_of=self._changes.get,
             on_moved=self.changed,
+            limits=limits,
         )
-        self.agreement = Agreement(broker_name, self._clock, outside.say, self._peers_changed)
-        self._moves = Moves(broker_name, watch, self.allotment, self.agreement)
+        self.agreement = Agreement(groups.broker_name, self._clock, outside.say, self._peers_changed, limits)
+        self._moves = Moves(groups.broker_name, watch, self.allotment, self.agreement, limits)
         self.notices = Notices(self._drains, groups, watch, self.allotment, self.agreement, self._clock, outside.tell)
 
     # Questions
@@ -152,8 +146,9 @@ class Draining:
         """A pull that `is_gated` waits; `go_on` is called when the earlier reader is done. Raises LimitExceeded."""
         place = (header.topic, header.queue_id)
         waiting = self._drains[header.consumer_group].gated.setdefault(place, [])
-        if len(waiting) >= MAX_GATED:
-            raise LimitExceeded(f"{MAX_GATED} pulls wait for the former reader of {place[0]}:{place[1]}; try again")
+        if len(waiting) >= self._limits.max_gated:
+            waiting_for = f"the former reader of {place[0]}:{place[1]}"
+            raise LimitExceeded(f"{self._limits.max_gated} pulls wait for {waiting_for}; try again")
         waiting.append(go_on)
 
     def heard(self, header: AgreeOnMembers, members: Members) -> None:
@@ -238,8 +233,8 @@ class Draining:
         drain.come_further(self._until_s())
         self._look_later(group.name, drain)
         self.notices.tell(group.name, drain)
-        if drain.waiting and not found.others.brokers and found.taken * len(group.foreign) <= MAX_BRIDGED:
-            self._clock.call_later(BRIDGED_AFTER_S, self.notices.bridge, group.name, drain)
+        if drain.waiting and not found.others.brokers and found.taken * len(group.foreign) <= self._limits.max_bridged:
+            self._clock.call_later(self._limits.bridged_after_s, self.notices.bridge, group.name, drain)
         for session in list(drain.waiting):
             self._ask(group.name, drain, session)
 
@@ -276,11 +271,11 @@ class Draining:
 
     def _until_s(self) -> float:
         """Until when a reader may stand that has just come further."""
-        return self._clock.monotonic_s() + DRAIN_LIMIT_S / 2
+        return self._clock.monotonic_s() + self._limits.drain_limit_s / 2
 
     def _look_later(self, name: str, drain: Drain) -> None:
         # A drain that goes on may do so, but not for ever: behind it the group's change waits.
-        due_s = min(drain.due_s, drain.oldest_s + DRAIN_MAX_S)
+        due_s = min(drain.due_s, drain.oldest_s + self._limits.drain_max_s)
         delay_s = max(due_s - self._clock.monotonic_s(), 0.0)
         drain.set_timer(self._clock.call_later(delay_s, self._look, name, drain))
 
@@ -292,10 +287,10 @@ class Draining:
             for session in list(drain.waiting) if key is None else [key]:
                 self._ask_of_others(name, session)
         stand = drain.standing(now_s, was_asked=True)
-        is_old = drain.oldest_s + DRAIN_MAX_S <= now_s
+        is_old = drain.oldest_s + self._limits.drain_max_s <= now_s
         if drain.moves_singly:
             given_up = [(key, place) for key in stand if key is not None for place in drain.waiting[key]]
-            given_up += drain.since(now_s - DRAIN_MAX_S) if is_old else []
+            given_up += drain.since(now_s - self._limits.drain_max_s) if is_old else []
             if given_up:
                 self._give_up(name, drain, dict.fromkeys(given_up))
         elif stand or is_old:

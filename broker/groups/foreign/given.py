@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from ....protocol.allocation import AVG
 from ....protocol.names import sorted_ids
 from ....protocol.queue import Queue
-from ...config import MAX_GIVEN_IDS
+from ...config import LIMITS, Limits
 from ...sessions.session import Session
 
 
@@ -57,7 +57,8 @@ class Given:
     """The lists that were given, in all groups. Beyond 1,000,000 client ids in all lists, the oldest are forgotten: their
     members count as given none."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._lists: dict[str, dict[MemberList, _Readers]] = {}
         self._of: dict[str, dict[Session, _Had]] = {}
         self._age: OrderedDict[MemberList, str] = OrderedDict()
@@ -74,7 +75,7 @@ class Given:
             self._ids += len(members.ids)
         lists[members].setdefault(client_id, {})[connection] = None
         self._of.setdefault(group, {})[connection] = _Had(members, client_id, times + 1)
-        while self._ids > MAX_GIVEN_IDS and len(self._age) > 1:
+        while self._ids > self._limits.max_given_ids and len(self._age) > 1:
             self._forget_oldest()
 
     def of(self, group: str, connection: Session) -> MemberList | None:

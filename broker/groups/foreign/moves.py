@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ....protocol.allocation import TopicQueues
 from ....protocol.names import RETRY_PREFIX
 from ....protocol.work import Work
+from ...config import LIMITS, Limits
 from ...sessions.session import Session
 from ..members import ConsumerGroup
 from ..owning.watch import Watch
@@ -36,11 +37,18 @@ class Found:
 
 
 class Moves:
-    def __init__(self, broker_name: str, watch: Watch, allotment: Allotment, agreement: Agreement) -> None:
+    def __init__(
+        self,
+        broker_name: str,
+        watch: Watch,
+        allotment: Allotment,
+        agreement: Agreement,
+        limits: Limits = LIMITS,
+    ) -> None:
         self._broker_name = broker_name
         self._allotment = allotment
         self._agreement = agreement
-        self._claims = Claims(broker_name, allotment.given, watch)
+        self._claims = Claims(broker_name, allotment.given, watch, limits)
         self._is_finding = False  # one topic at a time: members may claim very much of it
 
     def finding(

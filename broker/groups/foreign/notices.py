@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, MutableMapping
 
 from ...clock import Clock
-from ...config import DRAINED_WAIT_S, DROPPED_AFTER_S, TOLD_AGAIN
+from ...config import DROPPED_AFTER_S, TOLD_AGAIN
 from ...sessions.session import Session
 from ..members import ConsumerGroup, ConsumerGroups
 from ..owning.watch import Watch
@@ -137,19 +137,21 @@ class Notices:
         drain.is_long = False
         if group is not None:
             self._settled[name] = frozenset(group.client_ids())
-        drain.set_timer(self._clock.call_later(DRAINED_WAIT_S, self._let_read_on, name, drain, TOLD_AGAIN))
+        wait_s = self._allotment.drained_wait_s
+        drain.set_timer(self._clock.call_later(wait_s, self._let_read_on, name, drain, TOLD_AGAIN))
 
     def _let_read_on(self, name: str, drain: Drain, times: int) -> None:
         """Members have dropped the queues that they lose by now, unless they were not reached, or only in the midst of their
         rebalance: those are told again."""
         group = self._groups.get(name)
-        reading = drain.reading(self._clock.monotonic_s() - DRAINED_WAIT_S + DROPPED_AFTER_S)
+        reading = drain.reading(self._clock.monotonic_s() - self._allotment.drained_wait_s + DROPPED_AFTER_S)
         late = self._allotment.late(group, drain.moving.values(), reading) if group is not None else []
         if group is None or not late or not times:
             del self._drains[name]
             drain.end()
             return
-        drain.set_timer(self._clock.call_later(DRAINED_WAIT_S, self._let_read_on, name, drain, times - 1))
+        wait_s = self._allotment.drained_wait_s
+        drain.set_timer(self._clock.call_later(wait_s, self._let_read_on, name, drain, times - 1))
         self._tell(group, late)
 
     def bridge(self, name: str, drain: Drain) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from ....protocol.allocation import AVG, TopicQueues
-from ...config import MAX_DRAINED_QUEUES
+from ...config import LIMITS, Limits
 
 OfTopics = Mapping[str, list[str]]  # the owner of each of a topic's queues here, in order
 
@@ -17,7 +17,8 @@ OfTopics = Mapping[str, list[str]]  # the owner of each of a topic's queues here
 class Owners:
     """`count` is the number of queues in all groups, with those that are being found."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._groups: dict[str, OfTopics] = {}
         self.count = 0
 
@@ -36,7 +37,7 @@ class Owners:
 
     def takes(self, more: int) -> bool:
         """Counts the owners found for a group, until they are given back, unless they are too many."""
-        if self.count + more > MAX_DRAINED_QUEUES:
+        if self.count + more > self._limits.max_drained_queues:
             return False
         self.count += more
         return True

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import KEPT_LISTS, MAX_LISTED_IDS, MAX_PEER_LINKS, MAX_STRANGERS
+from rocketlet.broker.config import LIMITS, Limits
 from rocketlet.broker.groups.foreign.agreement import Agreement, Others
 from rocketlet.broker.groups.member import Member
 from rocketlet.broker.groups.members import ConsumerGroup
@@ -78,10 +78,8 @@ class Said:
         return lambda is_for_good: self.failed.append(peer.address)
 
 
-async def test_idle_connections_make_room_for_others(
-    node: Node, peers: list[Peer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.cluster.peers.MAX_PEER_LINKS", 2)
+@pytest.mark.limits(max_peer_links=2)
+async def test_idle_connections_make_room_for_others(node: Node, peers: list[Peer]) -> None:
     said = Said(node)
     for peer in peers:
         await said.to(peer)
@@ -89,13 +87,11 @@ async def test_idle_connections_make_room_for_others(
     await eventually(lambda: [peer.connected for peer in peers] == [0, 0, 1, 1])
     node.clock.advance(3600.0)
     await eventually(lambda: not any(peer.connected for peer in peers))
-    assert MAX_PEER_LINKS == 256, "as the document says"
+    assert LIMITS.max_peer_links == 256, "as the document says"
 
 
-async def test_while_as_many_are_asked_others_count_as_unreachable(
-    node: Node, peers: list[Peer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.cluster.peers.MAX_PEER_LINKS", 2)
+@pytest.mark.limits(max_peer_links=2)
+async def test_while_as_many_are_asked_others_count_as_unreachable(node: Node, peers: list[Peer]) -> None:
     said = Said(node)
     for peer in peers[:2]:
         peer.answers.clear()
@@ -110,20 +106,19 @@ async def test_while_as_many_are_asked_others_count_as_unreachable(
     assert len(said.failed) == 2
 
 
-def agreement() -> Agreement:
-    return Agreement("broker-a", MovableClock(stands=True), lambda *_: None, lambda _: None)
+def agreement(limits: Limits = LIMITS) -> Agreement:
+    return Agreement("broker-a", MovableClock(stands=True), lambda *_: None, lambda _: None, limits)
 
 
-def test_brokers_that_do_not_know_the_request_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.agreement.MAX_STRANGERS", 2)
-    of_groups = agreement()
+def test_brokers_that_do_not_know_the_request_are_forgotten_beyond_a_number() -> None:
+    of_groups = agreement(Limits(max_strangers=2))
     for number in range(3):
         name = f"broker-{number}"
         of_groups.opened("g")
         of_groups.found("g", Others({name: ("host:1", "d")}, {}), ())
         of_groups._failed("g", name, True)
     assert [*of_groups._strangers] == ["broker-1", "broker-2"]
-    assert MAX_STRANGERS == 1000
+    assert LIMITS.max_strangers == 1000
 
 
 def group_of(*topics: str) -> ConsumerGroup:
@@ -151,9 +146,8 @@ def test_the_lists_of_very_different_members_are_made_one_at_a_time() -> None:
     assert companions.call_count == 20
 
 
-def test_the_lists_of_a_change_have_only_so_many_members(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lists_of_a_change_have_only_so_many_members() -> None:
     group = group_of("a", "b", "c")
     for limit, count in ((9, 3), (8, 2)):
-        monkeypatch.setattr("rocketlet.broker.groups.foreign.agreement.MAX_LISTED_IDS", limit)
-        assert len(finish(agreement().finding_others(group, ROUTES)).lists) == count
-    assert (MAX_LISTED_IDS, KEPT_LISTS) == (10_000, 4)
+        assert len(finish(agreement(Limits(max_listed_ids=limit)).finding_others(group, ROUTES)).lists) == count
+    assert (LIMITS.max_listed_ids, LIMITS.kept_lists) == (10_000, 4)

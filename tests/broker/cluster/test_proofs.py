@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.broker.config import MAX_PROOFS
+from rocketlet.broker.config import LIMITS
 from rocketlet.protocol.agreement import Members, encode_members
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.headers import AgreeOnMembers, write
@@ -13,12 +13,12 @@ from ...conftest import Connect, Node, Nodes, Wire, eventually
 from ...support.requests import join, members
 from ...support.two_brokers import Two, at_work, handles, reading, told, two_brokers
 
+# No drain ends because the machine is busy.
+pytestmark = pytest.mark.limits(drain_limit_s=3600.0, drain_max_s=3600.0)
+
 
 @pytest.fixture
-async def two(nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Two:
-    """No drain ends because the machine is busy."""
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 3600.0)
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_MAX_S", 3600.0)
+async def two(nodes: Nodes, connect: Connect) -> Two:
     return await two_brokers(nodes, connect)
 
 
@@ -85,7 +85,7 @@ async def test_only_so_many_brokers_are_asked_at_once(node: Node, wire: Wire, co
     async with at_work(node, wire, None) as stranger:
         await join(wire, "c1")
         await eventually(lambda: bool(stranger.requests))
-        speaking = [await connect(node.address) for _ in range(MAX_PROOFS)]
+        speaking = [await connect(node.address) for _ in range(LIMITS.max_proofs)]
         for other in speaking:
             other.send(RequestCode.AGREE_ON_MEMBERS, said, body)
         await eventually(lambda: not node.broker.peers.may_ask)

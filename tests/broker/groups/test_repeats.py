@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.broker.config import DRAIN_LIMIT_S, REPEATS_S
+from rocketlet.broker.config import LIMITS, REPEATS_S
 from rocketlet.client import AdminClient
 from rocketlet.client.admin import diagnosis
 from rocketlet.protocol.codes import RequestCode
@@ -27,7 +27,7 @@ async def test_a_queue_that_moves_while_its_messages_are_handled(node: Node, wir
     await join(await connect(node.address), "c2")
     await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_finding)
     for _ in range(2):
-        node.clock.advance(DRAIN_LIMIT_S / 2)
+        node.clock.advance(LIMITS.drain_limit_s / 2)
     assert node.broker.repeats.undrained == 1
     (text,) = await found(node, "moved_undrained")
     assert "g: t:1" in text

@@ -10,15 +10,7 @@ import orjson
 import pytest
 import structlog
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import (
-    DRAIN_LIMIT_S,
-    DRAINED_WAIT_S,
-    LARGE_HOLDING_BYTES,
-    MOVING_BYTES,
-    PLACE_BYTES,
-    TOLD_AGAIN,
-    Limits,
-)
+from rocketlet.broker.config import LARGE_HOLDING_BYTES, LIMITS, MOVING_BYTES, PLACE_BYTES, TOLD_AGAIN, Limits
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.protocol import bodies, frame
@@ -386,9 +378,9 @@ async def test_groups_with_foreign_members_keep_no_list_of_their_queues(node: No
     peer.hang_up()
 
 
-async def test_members_that_claim_too_much_are_not_drained(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.limits(max_claims=16)
+async def test_members_that_claim_too_much_are_not_drained(node: Node) -> None:
     """Many connections that go by one client id are given the same list, and each takes the same queues for its own."""
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.claims.MAX_CLAIMS", 16)
     node.broker.topics.put(TopicConfig("t", 8, 8), 0)
     draining, peers = node.broker.draining, []
     for number, is_too_much in enumerate((False, False, True)):
@@ -437,9 +429,9 @@ async def test_queues_that_move_count_against_the_memory_until_the_change_is_ove
     peers.append(await join_another(node))
     moving = [item.connection.charged_bytes - held for item, held in zip(peers, before, strict=False)]
     assert moving == [4 * MOVING_BYTES] * 3
-    node.clock.advance(DRAIN_LIMIT_S)
+    node.clock.advance(LIMITS.drain_limit_s)
     for _ in range(TOLD_AGAIN + 1):
-        node.clock.advance(DRAINED_WAIT_S)
+        node.clock.advance(LIMITS.drained_wait_s)
     await settled(node)
     assert [item.connection.charged_bytes for item in peers[:3]] == before
     for item in peers:
@@ -463,8 +455,8 @@ async def test_who_has_too_much_moved_is_closed(node: Node, spare: int) -> None:
     await node.broker.turns.done()
 
 
-async def test_queues_of_draining_groups_are_limited(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.owners.MAX_DRAINED_QUEUES", 20)
+@pytest.mark.limits(max_drained_queues=20)
+async def test_queues_of_draining_groups_are_limited(node: Node, wire: Wire) -> None:
     node.broker.topics.put(TopicConfig("t", 8, 8), 0)
     draining, peers = node.broker.draining, [Peer(node.server, 2000 + number) for number in range(3)]
     for number, item in enumerate(peers):

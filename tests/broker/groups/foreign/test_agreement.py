@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import KEPT_LISTS, MAX_AGREEING_MEMBERS, MAX_PEERS, PEER_IDLE_S, PROGRESS_S
+from rocketlet.broker.config import LIMITS, PEER_IDLE_S, PROGRESS_S
 from rocketlet.broker.groups.foreign.agreement import Agreement, GivenElsewhere, Others
 from rocketlet.protocol.agreement import Members, Word, decode_members, encode_members
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -22,11 +23,8 @@ from ....support.two_brokers import TOLD, Two, at_work, both_are_known, handles,
 FOR_LONG_S = 3600.0
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No drain ends because the machine is busy."""
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", FOR_LONG_S)
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_MAX_S", FOR_LONG_S)
+# No drain ends because the machine is busy.
+pytestmark = pytest.mark.limits(drain_limit_s=FOR_LONG_S, drain_max_s=FOR_LONG_S)
 
 
 @pytest.fixture
@@ -146,11 +144,11 @@ async def test_a_broker_that_is_away_is_not_waited_for(node: Node, wire: Wire) -
     await told(wire, "c1")
 
 
+@pytest.mark.limits(drain_limit_s=60.0)
 @pytest.mark.parametrize("words", [0, 3])
 async def test_a_broker_that_knows_other_members_is_waited_for_as_long_as_a_drain_however_much_it_says(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, words: int
+    node: Node, wire: Wire, words: int
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 60.0)
     async with at_work(node, wire, ResponseCode.SUCCESS) as stranger:
         await join(wire, "c1")
         await eventually(lambda: bool(stranger.requests))
@@ -197,16 +195,17 @@ async def test_a_broker_that_is_alone_asks_nobody(node: Node, wire: Wire) -> Non
 
 
 @pytest.mark.parametrize("is_beyond", [False, True])
-@pytest.mark.parametrize("limit", ["MAX_AGREEING_MEMBERS", "MAX_PEERS"])
+@pytest.mark.parametrize("limit", ["max_agreeing_members", "max_peers"])
 async def test_large_groups_and_those_on_many_brokers_do_not_agree(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, limit: str, is_beyond: bool
+    nodes: Nodes, connect: Connect, limit: str, is_beyond: bool
 ) -> None:
-    monkeypatch.setattr(f"rocketlet.broker.groups.foreign.agreement.{limit}", 0 if is_beyond else 1)
+    node = await nodes.start(limits=replace(nodes.limits, **{limit: 0 if is_beyond else 1}))
+    wire = await connect(node.address)
     async with at_work(node, wire, UNKNOWN) as stranger:
         await join(wire, "c1")
         await told(wire, "c1")
         assert len(stranger.requests) == (0 if is_beyond else 1)
-    assert (MAX_AGREEING_MEMBERS, MAX_PEERS) == (1000, 64), "as the document says"
+    assert (LIMITS.max_agreeing_members, LIMITS.max_peers) == (1000, 64), "as the document says"
 
 
 class Said:
@@ -296,10 +295,10 @@ def test_a_drain_that_goes_on_is_said_now_and_then() -> None:
 
 def test_the_lists_of_some_changes_are_kept() -> None:
     said = Said()
-    for number in range(KEPT_LISTS + 1):
+    for number in range(LIMITS.kept_lists + 1):
         said.found(f"d{number}")
         said.says()
-    last = f"d{KEPT_LISTS}"
+    last = f"d{LIMITS.kept_lists}"
     assert [item.is_current for item in said.hears(last, heard=0, given=last)] == [True]
     assert [item.is_current for item in said.hears(last, heard=0, given="d1")] == [False]
     assert not said.hears(last, heard=0, given="d0")

@@ -6,7 +6,7 @@ import asyncio
 from unittest import mock
 
 import pytest
-from rocketlet.broker.config import DRAIN_MAX_S, DRAIN_ROUNDS
+from rocketlet.broker.config import DRAIN_ROUNDS, LIMITS
 from rocketlet.client import settled
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -19,11 +19,7 @@ from ....conftest import PATIENCE_S, Connect, Node, Wire, create_topic, eventual
 from ....support.draining import FLAGS, handled, members_of, reading
 from ....support.requests import SUBSCRIBED, join, members, pull, routes_known_later, send
 
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No drain ends because the machine is busy."""
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 3600.0)
+pytestmark = pytest.mark.limits(drain_limit_s=3600.0)  # no drain ends because the machine is busy
 
 
 async def test_a_reader_ends_before_the_next_one_is_told(node: Node, wire: Wire, connect: Connect) -> None:
@@ -64,7 +60,7 @@ async def test_long_handlers_are_waited_for_only_so_long(node: Node, wire: Wire,
     await join(two, "c2")
     await two.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     assert await members(wire) == ["c1"]
-    node.clock.advance(DRAIN_MAX_S)
+    node.clock.advance(LIMITS.drain_max_s)
     await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     assert await members(wire) == ["c1", "c2"]
     assert await members(two) == ["c1", "c2"]
@@ -89,11 +85,11 @@ async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(
     assert await locks(ours, "c2", 1)
 
 
+@pytest.mark.limits(owners_look_s=0.0)
 async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_the_topic_grew(
-    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    node: Node, wire: Wire, connect: Connect
 ) -> None:
     """Of two queues the second is c2's, of four it is c1's. c2 lets go when it sees all four, and nobody tells the broker."""
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.allotment.OWNERS_LOOK_S", 0.0)
     await create_topic(wire, "t", 2)
     await join(wire, "c2")
     ours = await connect(node.address)
@@ -108,10 +104,10 @@ async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_th
             await asyncio.sleep(0.002)
 
 
+@pytest.mark.limits(owners_look_s=60.0)
 async def test_owners_are_not_looked_for_at_every_lock_that_is_refused(
-    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    node: Node, wire: Wire, connect: Connect
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.allotment.OWNERS_LOOK_S", 60.0)
     await create_topic(wire, "t", 1)
     await join(wire, "c1")
     assert await members(wire) == ["c1"]
@@ -240,11 +236,9 @@ async def test_who_lets_go_gets_nothing_though_the_queue_is_its_own_again(
     assert [record.body for record in decode_records(fresh.body)] == [b"later"]
 
 
-async def test_what_a_held_pull_says_is_not_asked_for_again(
-    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.limits(drain_max_s=3600.0)
+async def test_what_a_held_pull_says_is_not_asked_for_again(node: Node, wire: Wire, connect: Connect) -> None:
     """A member whom another broker told first has dropped the queue, and does not come back with the pull that is let go."""
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_MAX_S", 3600.0)
     await create_topic(wire, "t", 2)
     await join(wire, "c1")
     assert await members(wire) == ["c1"]
@@ -262,13 +256,13 @@ async def test_what_a_held_pull_says_is_not_asked_for_again(
     assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=1, flags=FLAGS))).code == 0
 
 
+@pytest.mark.limits(drain_max_s=3600.0)
 @pytest.mark.parametrize("dropped", [True, False])
 async def test_a_queue_that_its_reader_has_dropped_is_not_waited_for(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch, dropped: bool
 ) -> None:
     """Another broker has told it in between. It comes back to what it still reads, which is answered at once."""
     monkeypatch.setattr("rocketlet.broker.consuming.pulling.DRAINING_WAIT_S", 0.0)
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_MAX_S", 3600.0)
     await reading(node, wire)
     assert await members(wire) == ["c1"]
     held = [wire.send(RequestCode.PULL_MESSAGE, pull(queue=queue, offset=1, flags=FLAGS)) for queue in range(2)]
@@ -322,13 +316,9 @@ async def test_nobody_is_told_while_it_is_not_known_what_a_further_change_moves(
     assert await members(wire) == ["c1", "c2", "c3"]
 
 
-async def test_who_is_given_the_list_that_it_had_is_told_again(
-    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.limits(drain_limit_s=60.0, drain_max_s=3600.0, drained_wait_s=3600.0)
+async def test_who_is_given_the_list_that_it_had_is_told_again(node: Node, wire: Wire, connect: Connect) -> None:
     """It was told because nobody knew for too long what moves, and asks when that is known."""
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 60.0)
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_MAX_S", 3600.0)
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.notices.DRAINED_WAIT_S", 3600.0)
     await reading(node, wire)
     assert await members(wire) == ["c1"]
     draining = node.broker.draining

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from rocketlet.broker.config import Limits
 from rocketlet.broker.groups.foreign.given import Given, MemberList
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.protocol import names
@@ -110,9 +111,8 @@ def test_who_takes_a_queue_for_its_own_follows_from_its_list() -> None:
     assert (given.of("g", one), list(given.claims("g", QUEUES)), given._ids, len(given._age)) == (None, [], 0, 0)
 
 
-def test_the_ids_in_all_lists_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.given.MAX_GIVEN_IDS", 5)
-    given, readers = Given(), [peer() for _ in range(3)]
+def test_the_ids_in_all_lists_are_limited() -> None:
+    given, readers = Given(Limits(max_given_ids=5)), [peer() for _ in range(3)]
     for number, reader in enumerate(readers[:2]):
         given.give("g", reader, f"c{number}", MemberList([f"c{number}", "x"]))
     assert given.of("g", readers[0]) is not None, "4 ids are kept"

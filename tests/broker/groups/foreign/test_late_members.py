@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketlet.broker.config import DRAIN_LIMIT_S, DRAINED_WAIT_S, DROPPED_AFTER_S, TOLD_AGAIN
+from rocketlet.broker.config import DROPPED_AFTER_S, LIMITS, TOLD_AGAIN
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 
 from ....conftest import Connect, Node, Wire, create_topic, eventually
@@ -36,11 +36,11 @@ async def test_who_has_not_asked_since_it_was_told_is_told_again_and_gets_nothin
     """By the list that it has it would read a queue that another member reads."""
     two = await told_of_a_newcomer(node, wire, connect)
     await send(two, b"later", queue=1)
-    node.clock.advance(DRAINED_WAIT_S)
+    node.clock.advance(LIMITS.drained_wait_s)
     await wire.request(TOLD)
     assert await gets_nothing(wire)
     assert await members(wire) == ["c1", "c2"]
-    node.clock.advance(DRAINED_WAIT_S)
+    node.clock.advance(LIMITS.drained_wait_s)
     assert "g" not in node.broker.draining._drains
 
 
@@ -57,19 +57,19 @@ async def test_who_is_told_in_the_midst_of_its_rebalance_gets_nothing_of_what_it
     await joins(two, "c2", "t", "u")
     await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_finding)
     for _ in range(2):  # it is asked how far it is, and given up
-        node.clock.advance(DRAIN_LIMIT_S / 2)
+        node.clock.advance(LIMITS.drain_limit_s / 2)
     for _ in ("u", "retries"):
         assert await members(wire) == ["c1", "c2"]
     await send(two, b"later", queue=1)
     node.clock.advance(DROPPED_AFTER_S)
     assert await gets_nothing(wire)
     wire.requests.clear()
-    node.clock.advance(DRAINED_WAIT_S - DROPPED_AFTER_S)
+    node.clock.advance(LIMITS.drained_wait_s - DROPPED_AFTER_S)
     await wire.request(TOLD)
     assert await gets_nothing(wire)
     for _ in ("t", "u", "retries"):
         assert await members(wire) == ["c1", "c2"]
-    node.clock.advance(DRAINED_WAIT_S)
+    node.clock.advance(LIMITS.drained_wait_s)
     assert "g" not in node.broker.draining._drains
 
 
@@ -79,7 +79,7 @@ async def test_who_never_asks_is_believed_in_the_end_to_allocate_in_its_own_way(
     two = await told_of_a_newcomer(node, wire, connect)
     await send(two, b"later", queue=1)
     for _ in range(TOLD_AGAIN):
-        node.clock.advance(DRAINED_WAIT_S)
+        node.clock.advance(LIMITS.drained_wait_s)
         assert await gets_nothing(wire)
-    node.clock.advance(DRAINED_WAIT_S)
+    node.clock.advance(LIMITS.drained_wait_s)
     assert not await gets_nothing(wire)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rocketlet.broker.config import BRIDGED_AFTER_S, DRAIN_LIMIT_S, DRAIN_MAX_S
+from rocketlet.broker.config import LIMITS
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Route, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.message import decode_records
@@ -43,7 +43,7 @@ async def handled(wire: Wire, queue: int, offset: int) -> None:
 
 
 async def told_of_itself(node: Node, wire: Wire) -> None:
-    node.clock.advance(BRIDGED_AFTER_S)
+    node.clock.advance(LIMITS.bridged_after_s)
     async with asyncio.timeout(60):
         while await members(wire) != ["c1"]:
             await wire.request(TOLD)
@@ -81,10 +81,10 @@ async def test_a_reader_that_progresses_for_very_long_holds_up_its_own_queue_onl
     began_s = node.clock.monotonic_s()
     drain = draining._drains["g"]
     assert sorted(place for places in drain.waiting.values() for place in places) == [("t", 0), ("t", 3)]
-    while node.clock.monotonic_s() < began_s + DRAIN_MAX_S - 1.0:
+    while node.clock.monotonic_s() < began_s + LIMITS.drain_max_s - 1.0:
         for session in list(drain.waiting):
             draining.advanced("g", session)
-        node.clock.advance(DRAIN_LIMIT_S / 4)
+        node.clock.advance(LIMITS.drain_limit_s / 4)
     assert sorted(place for places in drain.waiting.values() for place in places) == [("t", 3)]
     await handled(two, 3, 1)
     assert not draining.is_draining("g", "t", 3)
@@ -100,12 +100,12 @@ async def test_a_reader_that_is_busy_with_a_queue_that_it_keeps_is_waited_for(
         await handled(wire, queue, 1)
     held = two.send(RequestCode.PULL_MESSAGE, pull(queue=3, offset=1, flags=FLAGS))
     await eventually(lambda: node.broker.held_pulls._count == 1)
-    node.clock.advance(DRAIN_LIMIT_S / 2)
+    node.clock.advance(LIMITS.drain_limit_s / 2)
     assert (await two.answer(held)).code == ResponseCode.PULL_NOT_FOUND, "it is asked how far it is"
     await handled(two, 3, 1)
-    node.clock.advance(DRAIN_LIMIT_S / 2)
+    node.clock.advance(LIMITS.drain_limit_s / 2)
     assert node.broker.draining.is_draining("g", "t", 2), "its handlers run"
-    node.clock.advance(DRAIN_LIMIT_S / 2)
+    node.clock.advance(LIMITS.drain_limit_s / 2)
     assert not node.broker.draining.is_draining("g", "t", 2)
 
 
@@ -118,7 +118,7 @@ async def test_a_reader_that_stands_is_not_waited_for_because_another_one_goes_o
     (one,) = [session for session, places in draining._drains["g"].waiting.items() if ("t", 0) in places]
     for _ in range(9):
         draining.advanced("g", one)
-        node.clock.advance(DRAIN_LIMIT_S / 4)
+        node.clock.advance(LIMITS.drain_limit_s / 4)
     assert draining.is_draining("g", "t", 0)
     assert not draining.is_draining("g", "t", 2)
 
@@ -130,7 +130,7 @@ async def test_routes_that_take_long_to_find_are_waited_for(
     find, looked = node.broker.name_servers.find_route, []
 
     async def far(topic: str) -> Route | None:
-        node.clock.advance(0.3 * DRAIN_LIMIT_S)
+        node.clock.advance(0.3 * LIMITS.drain_limit_s)
         looked.append(node.broker.draining._drains["g"].is_finding)
         return await find(topic)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from rocketlet.broker.config import DRAINED_WAIT_S
+from rocketlet.broker.config import LIMITS
 from rocketlet.broker.messages.held_pulls import Until
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.allocation import AVG
@@ -186,8 +186,8 @@ async def test_a_member_that_consumes_in_order_locks_its_share_only(group: Group
     assert await lock_of(group.one, "c", 2, 3) == [2, 3]
 
 
-async def test_queues_that_a_topic_gets_are_read_by_one(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.allotment.OWNERS_LOOK_S", 0.0)
+@pytest.mark.limits(owners_look_s=0.0)
+async def test_queues_that_a_topic_gets_are_read_by_one(group: Group) -> None:
     assert await members(group.both) == ["b"]
     await grow(group.admin, "t2", 6)
     await gets(group.both, "t2", 5)  # nobody's yet: the broker looks
@@ -225,7 +225,7 @@ async def test_who_asks_for_one_topic_only_is_bound_until_it_looks_again_by_itse
     await eventually(lambda: is_settled(group.node, 3))
     assert sorted(await members(group.both)) == ["a", "b", "c"]
     await send(group.admin, b"m", topic="t2", queue=3)
-    group.node.clock.advance(DRAINED_WAIT_S)
+    group.node.clock.advance(LIMITS.drained_wait_s)
     assert await gets(group.both, "t2", 3) == []
     for _ in ("t2", "retries"):
         await members(group.both)

@@ -372,11 +372,11 @@ async def test_a_member_commits_several_queues_at_once_and_only_those_that_are_i
     assert node.broker.locks.owners("g") == {("t", number): "c1" if number < 3 else "c2" for number in range(4)}
 
 
+@pytest.mark.limits(drain_limit_s=3600.0)
 async def test_a_foreign_reader_in_order_that_unlocks_nothing_keeps_nobody_out(
-    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    node: Node, wire: Wire, connect: Connect
 ) -> None:
     """As Apache's Go client: it drops what moves, and its locks last for 60 s. Who was refused asks again after 20 s."""
-    monkeypatch.setattr("rocketlet.broker.groups.foreign.draining.DRAIN_LIMIT_S", 3600.0)
     flags = SUBSCRIBED | SUSPEND
     await create_topic(wire, "t", 2)
     await join(wire, "c1")
