@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Self, Unpack
 
+from ..host.version import own_version
 from ..protocol.admin_bodies import decode_consume_stats
 from ..protocol.bodies import ConsumerData, Heartbeat
 from ..protocol.codes import RequestCode
@@ -272,7 +273,7 @@ class SharedConsumer(AnyConsumer):
     def _described(self) -> Heartbeat:
         start = "CONSUME_FROM_FIRST_OFFSET" if self._wanted.from_first else "CONSUME_FROM_LAST_OFFSET"
         subscribed = tuple(self.subscriptions.values())
-        consumer = ConsumerData(self.group, "CONSUME_POP", "CLUSTERING", start, subscribed)
+        consumer = ConsumerData(self.group, "CONSUME_POP", "CLUSTERING", start, subscribed, own_version=own_version())
         return Heartbeat(self.client_id, (consumer,) if self._has_begun else (), (INNER_PRODUCER_GROUP,))
 
     def _addresses(self) -> Iterator[str]:

@@ -41,6 +41,7 @@ class Member:
     is_leaving: bool
     queues: int
     shares: bool = False
+    own_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,7 @@ def _look_of(
             bool(member["leaving"]),
             counts[client_id],
             bool(member.get("pops")) and not counts[client_id],
+            str(member.get("rocketletVersion") or ""),
         )
         for client_id, member in sorted(told.items())
     )

@@ -2,4 +2,5 @@
 
 address  the address under which others reach this machine
 files    files that users name: a limit on each, and no wait at a pipe
+version  Rocketlet's version
 """

@@ -42,7 +42,7 @@ from .work import Work, listed
 class ConsumerData:
     """One consumer group in a heartbeat. Rocketlet's own fields, which Apache's brokers ignore: `strategy`, how the member
     allocates queues; `leaving`, that it gives up its queues and wants no share; `assigned`, the queues that it
-    owns; `queue_counts`, how many queues it sees, by broker name and topic."""
+    owns; `queue_counts`, how many queues it sees, by broker name and topic; `own_version`, which Rocketlet it is."""
 
     group: str
     consume_type: str = "CONSUME_PASSIVELY"
@@ -54,6 +54,7 @@ class ConsumerData:
     leaving: bool = False
     assigned: tuple[Queue, ...] = ()
     queue_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    own_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ def _encode_consumer(consumer: ConsumerData) -> dict[str, Any]:
     }
     if consumer.strategy:
         data["allocateStrategy"] = consumer.strategy
+    if consumer.own_version:
+        data["rocketletVersion"] = consumer.own_version
     if consumer.leaving:
         data["leaving"] = True
     if consumer.assigned:
@@ -118,6 +121,7 @@ def _encode_consumer(consumer: ConsumerData) -> dict[str, Any]:
     return data
 
 
+_VERSION_CHARS = 40
 _CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
 MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
 _CONSUME_FROM = (
@@ -145,6 +149,7 @@ class ConsumerShape(Shape):
     subscription_data_set: Annotated[list[SubscriptionShape], Meta(max_length=MAX_SUBSCRIPTIONS)] | None = None
     unit_mode: bool | None = None
     allocate_strategy: Text | None = None
+    rocketlet_version: Text | None = None
     leaving: bool | None = None
     assigned: QueueList[tuple[Text, Text, Int]] | None = None
     queue_counts: (
@@ -178,6 +183,7 @@ def _consumer(data: ConsumerShape) -> ConsumerData:
         leaving=bool(data.leaving),
         assigned=tuple(Queue(*item) for item in data.assigned or ()),
         queue_counts=data.queue_counts or {},
+        own_version=(data.rocketlet_version or "")[:_VERSION_CHARS] or None,
     )
 
 

@@ -52,7 +52,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client.any_consumer": "client.consuming client.errors client.lifecycle client.message client.options client.wire",
         "client.receiving": "client.any_consumer client.consuming client.errors client.lifecycle client.message",
         "client.shared_consumer": "client.any_consumer client.arguments client.consuming client.errors client.log "
-        "client.member client.message client.options client.sending client.sharing client.tasks client.wire",
+        "client.member client.message client.options client.sending client.sharing client.tasks client.wire host",
         "client.producer": "client.arguments client.config client.errors client.log client.message client.sending "
         "client.tasks client.wire",
         "client.consumer": "client.arguments client.config client.consuming client.errors client.log client.member "
@@ -109,7 +109,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.store",
         "broker.remoting": "broker.access broker.broker broker.config broker.consuming broker.groups "
         "broker.listening broker.messages broker.nameserver broker.pops broker.running "
-        "broker.sessions broker.store",
+        "broker.sessions broker.store host",
         "broker.observing": "broker.broker broker.config broker.messages broker.nameserver broker.running broker.sessions",
         "broker.grpc": "broker.access broker.broker broker.clock broker.config broker.listening "
         "broker.messages broker.pops broker.sessions broker.store",

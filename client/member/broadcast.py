@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from ...host.files import read_file
+from ...host.version import own_version
 from ...protocol.allocation import subscribe_queues
 from ...protocol.bodies import ConsumerData, Heartbeat
 from ...protocol.queue import Queue
@@ -126,7 +127,11 @@ class Broadcast:
 
     def _described(self) -> Heartbeat:
         consumer = ConsumerData(
-            self._group, "CONSUME_PASSIVELY", "BROADCASTING", subscriptions=tuple(self._subscriptions.values())
+            self._group,
+            "CONSUME_PASSIVELY",
+            "BROADCASTING",
+            subscriptions=tuple(self._subscriptions.values()),
+            own_version=own_version(),
         )
         return Heartbeat(self.client_id, (consumer,))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 
+from ...host.version import own_version
 from ...protocol import names
 from ...protocol.allocation import AVG, Strategy
 from ...protocol.bodies import ConsumerData, Heartbeat
@@ -210,6 +211,7 @@ class Membership:
             leaving=self._has_left,
             assigned=told_queues(self.owned),
             queue_counts=self._queue_counts(),
+            own_version=own_version(),
         )
         return Heartbeat(self.client_id, (consumer,), (names.INNER_PRODUCER_GROUP,))
 

@@ -101,7 +101,8 @@ def _show_members(group: str, members: dict[str, Any], owners: list[dict[str, An
             if owner["clientId"] == client_id
         )
         topics = ", ".join(f"{topic} [{expression}]" for topic, expression in member["subscriptions"].items())
-        output.text(f"  {client_id}  {member['peer'] or '-'}  {member['strategy'] or '-'}  {topics}")
+        own = f"  Rocketlet {member['rocketletVersion']}" if member.get("rocketletVersion") else ""
+        output.text(f"  {client_id}  {member['peer'] or '-'}  {member['strategy'] or '-'}  {topics}{own}")
         if member.get("pops") and not mine:
             output.text("    shares messages")
         else:

@@ -8,13 +8,22 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from rocketlet.client import AdminClient, BrokerRefused, ConfigError, Consumer, Message, Producer, Reject
+from rocketlet.client import (
+    AdminClient,
+    BrokerRefused,
+    ConfigError,
+    Consumer,
+    Message,
+    Producer,
+    Reject,
+)
 from rocketlet.command.cli import main
 from rocketlet.command.plumbing import logs
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing import Broker
 
 from ..conftest import Node, Wire, create_topic, eventually
+from ..support.handlers import Inbox
 from ..support.requests import send
 from .conftest import Run
 
@@ -304,5 +313,10 @@ async def test_top_shows_rates_lags_and_members_by_their_names(run: Run, node: N
         Consumer(node.address, "g", "t", client_name="a b")
 
 
-async def test_brokers_tell_their_own_version(run: Run) -> None:
+async def test_brokers_and_members_tell_their_own_version(run: Run, node: Node) -> None:
     assert "Rocketlet 0.1.0 (as 4.9.8)" in (await run("brokers", "list")).out
+    await run("topics", "create", "t")
+    async with Consumer(node.address, "g", "t", Inbox()) as consumer:
+        await consumer.assigned()
+        (line,) = [line for line in (await run("groups", "show", "g")).out.splitlines() if " t [*]" in line]
+        assert line.endswith("  Rocketlet 0.1.0")

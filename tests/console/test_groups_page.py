@@ -101,7 +101,7 @@ async def test_a_group_shows_its_members_owners_and_hand_overs(site: Site, node:
         await settled(node.address, "shipping", members=1)
         page = await site.text("/groups/shipping")
         assert "orders [*]" in page
-        assert "Python 4.9.8" in page
+        assert "Rocketlet 0.1.0" in page
         assert "127.0.0.1:" in page
         async with Consumer(node.address, "shipping", "orders", Inbox()) as second:
             await settled(node.address, "shipping", members=2)

@@ -415,6 +415,7 @@ def _member(member: Member, *, pops: bool) -> dict[str, Any]:
         "clientId": member.client_id,
         "peer": member.connection.peer,
         "strategy": member.data.strategy,
+        "rocketletVersion": member.data.own_version,
         "messageModel": member.data.message_model,
         "leaving": member.data.leaving,
         "subscriptions": {item.topic: item.expression for item in member.subscriptions.values()},

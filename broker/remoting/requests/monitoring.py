@@ -9,12 +9,11 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import orjson
 
+from ....host.version import own_version
 from ....protocol import admin_bodies, names
 from ....protocol.codes import VERSION, RequestCode, ResponseCode
 from ....protocol.frame import Frame
@@ -40,15 +39,6 @@ _LEVEL_NAMES: Final = (
     "10s~",
 )  # fmt: skip
 _UNLIMITED: Final = (1 << 31) - 1
-
-
-@cache
-def own_version() -> str:
-    """Rocketlet's, as it is installed; beside that of RocketMQ, whose protocol it speaks."""
-    try:
-        return version("rocketlet")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
