@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ROLLED = 6  # members
 BACKLOG = 5000  # messages
+SOME = 1000  # which quick handlers get through while members come and go
 
 
 class Scenario(NamedTuple):
@@ -166,6 +167,18 @@ async def _foreign_roll(world: World) -> None:
         await asyncio.sleep(world.rng.uniform(0, 2))
         world.spawn(world.leave(member))
         await asyncio.sleep(world.rng.uniform(0, 2))
+
+
+async def _foreign_backlog(world: World) -> None:
+    """Apache's members come and go while they get through a backlog."""
+    await world.join(foreign=True)
+    for _ in range(3):
+        await asyncio.sleep(world.rng.uniform(4, 6))
+        world.spawn(backlogs.send_many(world, SOME))
+        await asyncio.sleep(world.rng.uniform(0, 0.1))
+        await world.join(foreign=True)
+        await asyncio.sleep(world.rng.uniform(1, 4))
+        await chaos.someone_leaves(world)
 
 
 async def _foreign_of_slow_peers(world: World) -> None:
@@ -324,6 +337,21 @@ SCENARIOS: dict[str, Scenario] = {
             "mixed": False,
         },
         _foreign_roll,
+    ),
+    "foreign-backlog": Scenario(
+        {
+            **_CALM,
+            "brokers": 1,
+            "topics": 1,
+            "queues": 3,
+            "members": 1,
+            "handler_s": 0.02,
+            "unread_limit_s": 35.0,
+            "orderly": False,
+            "sticky": False,
+            "mixed": False,
+        },
+        _foreign_backlog,
     ),
     "broker-killed": Scenario({**_CALM, "gentle": False, "queues": 8, "brokers": 1}, _broker_killed),
     "killed-at-hand-over": Scenario({"gentle": False, "members": 2, "mixed": False}, _killed_at_hand_over),

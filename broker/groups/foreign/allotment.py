@@ -83,6 +83,13 @@ class Allotment:
         topics = sum(1 for topic in member.subscriptions if owners.get(topic))
         return self.given.times(group.name, connection) < topics
 
+    def may_bind(self, name: str, connection: Session) -> bool:
+        """Whether a pull of this member may be bound, now or when some time has passed."""
+        group = self._groups.get(name) if name in self.bound else None
+        if group is None:
+            return False
+        return group.is_uneven or self.is_alone(name, connection) or connection in self._bound_since_s.get(name, ())
+
     def is_alone(self, name: str, connection: Session) -> bool:
         """Whether a member was told of itself alone."""
         return self.given.of(name, connection) is ALONE
@@ -139,7 +146,9 @@ class Allotment:
         if self.given.of(name, connection) is ALONE and members is not ALONE:  # it drops the rest in a moment
             self._bound_since_s.setdefault(name, {})[connection] = self._clock.monotonic_s()
         elif members is ALONE:
-            self._bind(name)
+            self.bound.add(name)
+        if self.given.of(name, connection) is not members:
+            self._groups.generation.rise()
         self.given.give(name, connection, client_id, members)
 
     def keep(self, name: str, members: Container[Session]) -> None:
@@ -153,11 +162,6 @@ class Allotment:
         }
         if bound:
             self._bound_since_s[name] = bound
-
-    def _bind(self, name: str) -> None:
-        if name not in self.bound:
-            self.bound.add(name)
-            self._groups.generation.rise()
 
     def forget(self, name: str) -> None:
         """The group has no foreign members any more."""
@@ -173,9 +177,10 @@ class Allotment:
     def put(self, group: ConsumerGroup, owners: OfTopics) -> None:
         """Stores the owners that a change has found."""
         if group.is_uneven:
-            self._bind(group.name)
+            self.bound.add(group.name)
         self.owners.put(group.name, owners)
         self._looked_s[group.name] = self._clock.monotonic_s()
+        self._groups.generation.rise()
 
     # Finding owners
 

@@ -91,9 +91,9 @@ class Draining:
 
     # Questions
 
-    def is_moving(self, group: str) -> bool:
+    def is_moving(self, group: str, session: Session) -> bool:
         """Whether pulls of the group are judged by what moves now, which changes from one to the next."""
-        return group in self._drains or group in self.allotment.bound
+        return group in self._drains or self.allotment.may_bind(group, session)
 
     def is_pending(self, group: str) -> bool:
         """Whether foreign members do not know of a change yet."""
@@ -218,6 +218,7 @@ class Draining:
         if found is None:
             return
         self.allotment.put(group, found.owners)
+        self._groups.generation.rise()
         # Else it took so long that all were told meanwhile, and were given other lists.
         if drain.stage is stage and self._drains.get(group.name) is drain:
             self._begin(group, drain, found)

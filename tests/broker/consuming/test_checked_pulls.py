@@ -9,6 +9,7 @@ import pytest
 from rocketlet.broker.config import CHECKED_PULL_BYTES, MAX_CHECKED_PULLS
 from rocketlet.broker.consuming.checked import CheckedPull
 from rocketlet.broker.consuming.pulling import Pull
+from rocketlet.broker.groups.foreign.given import ALONE
 from rocketlet.broker.remoting.kept_pulls import KeptPulls
 from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol import group_config
@@ -80,7 +81,9 @@ async def test_a_pull_that_differs_in_more_than_its_offset_is_checked(node: Node
 async def test_a_foreign_members_pulls_commit_on_the_way(node: Node, wire: Wire) -> None:
     await filled(wire)
     await heartbeat(wire)
-    await eventually(lambda: not node.broker.draining.is_moving("g"))
+    group = node.broker.groups.get("g")
+    assert group is not None
+    await eventually(lambda: not node.broker.draining.is_moving("g", next(iter(group.members))))
     checks = Checks(node)
     for offset in range(4):
         got = await asked(wire, offset, flags=SUSPEND | 1, sub_version=10, commit_offset=offset)
@@ -194,6 +197,14 @@ async def _bound(node: Node, wire: Wire, other: Wire) -> None:
     node.broker.draining.allotment.put(group, {})
 
 
+async def _told_of_itself_alone(node: Node, wire: Wire, other: Wire) -> None:
+    group = node.broker.groups.get("g")
+    assert group is not None
+    session = next(iter(group.members))
+    node.broker.draining.allotment.give("g", session, "c1", ALONE)
+    assert node.broker.draining.is_moving("g", session)
+
+
 async def _settings_changed(node: Node, wire: Wire, other: Wire) -> None:
     assert (await other.call(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=2")).code == 0
 
@@ -213,6 +224,7 @@ CHANGES: dict[str, Change] = {
     "a lease expires": _lease_expired,
     "a drain begins": _drained,
     "members are bound": _bound,
+    "a member is told of itself alone": _told_of_itself_alone,
     "settings change": _settings_changed,
 }
 
