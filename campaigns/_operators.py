@@ -1,7 +1,8 @@
 """Small mistakes in source text: each operator changes one place of a function, as a tired programmer might.
 
 The changed function replaces the code of the one that is loaded, so that nobody needs another copy of the tree, and whoever
-has imported it has the mistake, too. Log lines, annotations, messages of errors and what is only printed are left alone.
+has imported it has the mistake, too. Left alone are log lines, annotations, messages of errors, texts that are printed,
+checks of the code itself, and turns of long work.
 
 A comparison of counts is off by one; a comparison of times is turned round, because no two clocks ever show the same.
 """
@@ -120,9 +121,16 @@ def _places(function: Function) -> Iterator[Place]:
 
 def _in_statements(owner: ast.AST, name: str, statements: list[Any]) -> Iterator[Place]:
     for statement in statements:
-        if isinstance(statement, ast.stmt) and not _is_told(statement):
+        if isinstance(statement, ast.stmt) and not _is_told(statement) and not _is_turn(statement):
             for node, what, change in (*_dropping(owner, name, statement), *_in_expressions(statement)):
                 yield statement, node, what, change
+
+
+def _is_turn(statement: ast.stmt) -> bool:
+    """Whether it only lets others have a turn, perhaps after so many steps."""
+    if isinstance(statement, ast.If) and len(statement.body) == 1 and not statement.orelse:
+        return _is_turn(statement.body[0])
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Yield)
 
 
 def _is_left_alone(node: ast.AST) -> bool:

@@ -261,7 +261,7 @@ def _noticed(mutant: Mutant | None, checks: list[Check], folder: Path) -> tuple[
     how = ""
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
         at = int(at_file.read_text() or -1)
-        if checks and time.time() - at_file.stat().st_mtime > checks[at].limit_s:
+        if checks and not how and time.time() - at_file.stat().st_mtime > checks[at].limit_s:
             how = "loops" if _is_busy(pid) else "stands"
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)

@@ -81,7 +81,7 @@ class ConsumerGroup:
 
     def take_shape(self, member: Member, shape: Shape | None) -> None:
         """A member subscribes to this now; None if it has left."""
-        if member.shape != shape or shape is None:
+        if member.shape != shape:
             connections = self._of_shape.get(member.shape, {})
             connections.pop(member.connection, None)
             if not connections:

@@ -1,0 +1,432 @@
+"""The members of groups, without a broker around them: what each may ask of its group, and what is kept of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.config import LIMITS, REPORT_AGAIN_S, LimitExceeded, Limits
+from rocketlet.broker.groups.history import History
+from rocketlet.broker.groups.members import ConsumerGroup, ConsumerGroups
+from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.running.engine import Engine
+from rocketlet.broker.sessions.refusal import Refusal
+from rocketlet.protocol.bodies import ConsumerData
+from rocketlet.protocol.group_bodies import BrokerShare
+from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.subscription import Subscription
+from rocketlet.protocol.work import LOOKS, Work, finish
+
+from ...conftest import peer
+
+QUEUES = 4
+
+
+@dataclass
+class Later:
+    """Work that is done in turns, when the test says so."""
+
+    waiting: list[Work[None]] = field(default_factory=list)
+
+    def do(self, work: Work[None]) -> None:
+        self.waiting.append(work)
+
+    def done(self) -> int:
+        count = len(self.waiting)
+        while self.waiting:
+            finish(self.waiting.pop())
+        return count
+
+
+class World:
+    def __init__(self, **limits: Any) -> None:
+        self.clock = MovableClock(stands=True)
+        self.later = Later()
+        self.changes: list[tuple[str, int]] = []
+        self.history = History(self.clock)
+        engine = Engine(None, self.later, self.clock)  # type: ignore[arg-type]
+        self.groups = ConsumerGroups(
+            self.history,
+            "a",
+            lambda topic: QUEUES,
+            engine,
+            self._changed,
+            limits=Limits(**limits) if limits else LIMITS,
+        )
+
+    def _changed(self, group: ConsumerGroup) -> None:
+        self.changes.append((group.name, len(group.members)))
+
+    def beats(
+        self, client_id: str, *topics: str, session: Connection | None = None, group: str = "g", **data: Any
+    ) -> Connection:
+        session = session or peer()
+        subscriptions = data.pop("subscriptions", tuple(map(Subscription, topics)))
+        data.setdefault("strategy", "AVG")
+        self.groups.admit(session, client_id, [group])
+        self.groups.heartbeat(session, client_id, ConsumerData(group, subscriptions=subscriptions, **data), 0, 0)
+        return session
+
+    @property
+    def group(self) -> ConsumerGroup:
+        group = self.groups.get("g")
+        assert group is not None
+        return group
+
+    def faults(self) -> list[str]:
+        return [event["fault"] for event in self.history.of("g") if "fault" in event]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_member_has_a_place_among_those_that_subscribe_to_a_topic(world: World) -> None:
+    world.beats("c2", "t")
+    world.beats("c1", "t", "u")
+    assert [world.group.place(name, "t") for name in ("c1", "c2", "c3")] == [(0, 2), (1, 2), (-1, 2)]
+    assert world.group.place("c2", "u") == (-1, 1)
+    assert world.group.place("c1", None) == (0, 2)
+    assert world.group.place("c1", "strange") == (-1, 0)
+    world.beats("c0", "t")
+    assert world.group.place("c1", "t") == (1, 3)
+    assert world.group.order("t") is world.group.order("t"), "found once per change"
+
+
+def test_a_member_that_leaves_has_no_place_and_one_with_two_connections_has_one(world: World) -> None:
+    first = world.beats("c1", "t")
+    world.beats("c1", "t")
+    two = world.beats("c2", "t")
+    assert world.group.client_ids("t") == ["c1", "c2"]
+    world.beats("c2", "t", session=two, leaving=True)
+    assert world.group.client_ids() == ["c1"]
+    assert world.changes[-1] == ("g", 3)
+    world.groups.leave(first, "g")
+    assert world.group.client_ids("t") == ["c1"]
+
+
+def test_members_are_told_of_those_that_share_a_topic_with_them(world: World) -> None:
+    one, both, two = world.beats("c1", "t"), world.beats("c2", "t", "u"), world.beats("c3", "u")
+    assert [world.group.companions(item).ids for item in (one, both, two)] == [
+        ["c1", "c2"],
+        ["c1", "c2", "c3"],
+        ["c2", "c3"],
+    ]
+    assert world.group.companions(peer()).ids == ["c1", "c2", "c3"]
+    assert world.group.companions(one) is world.group.companions(one), "found once per change"
+    assert world.group.differs()
+    world.groups.drop(both)
+    assert world.group.companions(one).ids == ["c1"]
+    world.groups.drop(two)
+    assert not world.group.differs()
+    world.beats("c4", "t", "%RETRY%g")
+    assert not world.group.differs(), "a retry topic is everybody's"
+
+
+def test_lists_are_kept_for_so_many_different_sets_of_topics() -> None:
+    world = World(max_compared=1)
+    one, two = world.beats("c1", "t"), world.beats("c2", "u")
+    assert world.group.companions(one) is world.group.companions(one)
+    assert world.group.companions(two).ids == ["c2"]
+    assert world.group.companions(two) is not world.group.companions(two)
+
+
+def test_a_stranger_gets_the_newest_subscription_of_a_group(world: World) -> None:
+    old, new = Subscription("t", "a", version=1), Subscription("t", "b", version=2)
+    one = world.beats("c1", subscriptions=(old,))
+    two = world.beats("c2", subscriptions=(new,))
+    assert [world.group.subscription(item, "t") for item in (one, two, None)] == [old, new, new]
+    assert world.group.subscription(None, "u") is None
+    assert world.group.subscription(one, "u") is None
+    assert world.group.subscriptions_of(one) == {"t": old}
+    assert world.group.subscriptions_of(peer()) == {}
+    world.groups.leave(two, "g")
+    assert world.group.subscription(None, "t") == old
+
+
+def test_a_subscription_under_a_later_version_is_the_newest(world: World) -> None:
+    one = world.beats("c1", subscriptions=(Subscription("t", "a", version=1),))
+    world.beats("c2", subscriptions=(Subscription("t", "b", version=2),))
+    assert world.group.subscription(None, "t") == Subscription("t", "b", version=2)
+    member = world.group.members[one]
+    world.group.take_version(member, "t", 3)
+    assert world.group.subscription(None, "t") == Subscription("t", "a", version=3)
+    world.group.take_version(member, "t", 2)
+    assert world.group.subscription(one, "t") == Subscription("t", "a", version=3)
+
+
+def test_an_older_subscription_of_a_member_changes_nothing(world: World) -> None:
+    new, old = Subscription("t", "a", version=2), Subscription("t", "b", version=1)
+    one = world.beats("c1", subscriptions=(new,))
+    for late in (old, Subscription("t", "c", version=2)):
+        world.beats("c1", session=one, subscriptions=(late,))
+        assert world.group.subscription(one, "t") == new
+    later = Subscription("t", "d", version=3)
+    world.beats("c1", session=one, subscriptions=(later,))
+    assert world.group.subscription(one, "t") == later
+
+
+def test_a_member_with_another_subscription_is_found(world: World) -> None:
+    shape = frozenset({("t", "*")})
+    one = world.beats("c1", "t")
+    world.beats("c2", "t")
+    assert world.group.other_than(one, shape) is None
+    three = world.beats("c3", "u")
+    other = world.group.other_than(one, shape)
+    assert other is not None
+    assert other.client_id == "c3"
+    assert world.group.other_than(three, frozenset({("u", "*")})) is not None
+    world.beats("c3", "t", session=three)
+    assert world.group.other_than(one, shape) is None, "it subscribes to the same now"
+    world.beats("c3", "u", session=three)
+    world.groups.leave(three, "g")
+    assert world.group.other_than(one, shape) is None
+
+
+def test_groups_are_found_by_the_topics_that_somebody_subscribes_to(world: World) -> None:
+    one = world.beats("c1", "t", "u")
+    two = world.beats("c2", "t")
+    world.beats("c3", "u", group="h")
+    assert [group.name for group in world.groups.subscribing("u")] == ["g", "h"]
+    world.beats("c1", "t", session=one)
+    assert [group.name for group in world.groups.subscribing("u")] == ["h"]
+    assert dict(world.group.topics) == {"t": 2}
+    world.groups.drop(one)
+    assert dict(world.group.topics) == {"t": 1}
+    world.groups.drop(two)
+    assert world.groups.subscribing("t") == []
+    assert world.groups.get("g") is None
+    assert [group.name for group in world.groups] == ["h"]
+
+
+def test_a_membership_counts_as_its_connection_s_until_it_ends(world: World) -> None:
+    one = world.beats("c1", "t")
+    small = one.charged_bytes
+    world.beats("c1", "t", session=one, assigned=(Queue("t", "a", 0),))
+    assert one.charged_bytes > small > 0
+    world.beats("c1", "t", session=one)
+    assert one.charged_bytes == small
+    world.groups.leave(one, "g")
+    world.groups.leave(one, "g")
+    assert one.charged_bytes == 0
+
+
+def test_only_news_about_members_are_told_to_the_group(world: World) -> None:
+    one = world.beats("c1", "t")
+    assert world.changes == [("g", 1)]
+    world.beats("c1", "t", session=one, assigned=(Queue("t", "a", 0),), queue_counts={"a": {"t": QUEUES}})
+    assert world.changes == [("g", 1)]
+    world.beats("c1", "t", session=one, strategy="STICKY")
+    world.beats("c1", "t", "u", session=one, strategy="STICKY")
+    assert world.changes == [("g", 1)] * 3
+    world.groups.leave(one, "g")
+    assert world.changes[-1] == ("g", 0)
+
+
+def test_members_see_the_queues_that_any_of_them_sees(world: World) -> None:
+    one = world.beats("c1", "t", queue_counts={"a": {"t": 2, "u": 9}, "b": {"t": 1}})
+    world.beats("c2", "t", queue_counts={"a": {"t": 1}, "c": {"t": 3}})
+    assert world.group.seen_queues("t") == {"a": 2, "b": 1, "c": 3}
+    assert world.group.seen_count("t") == 6
+    assert (world.group.seen_queues("u"), world.group.seen_count("u")) == ({}, 0)
+    world.beats("c1", "t", session=one, queue_counts={"a": {"t": 4}})
+    assert world.group.seen_queues("t") == {"a": 4, "c": 3}
+    assert world.group.seen_count("t") == 7
+
+
+def test_a_member_that_asks_says_what_it_sees(world: World) -> None:
+    one = world.beats("c1", "t", "u", queue_counts={"a": {"t": 2, "u": 1}, "b": {"t": 1}})
+    member = world.group.members[one]
+    assert world.group.seen_queues("t") == {"a": 2, "b": 1}
+    world.group.sees(member, "t", {"a": 3, "c": 1})
+    assert world.group.seen_queues("t") == {"a": 3, "c": 1}
+    assert world.group.seen_queues("u") == {"a": 1}
+    before = member.data
+    world.group.sees(member, "t", {"a": 3, "c": 1})
+    assert member.data is before
+
+
+def test_queues_beyond_the_limit_are_not_believed() -> None:
+    world = World(max_seen_queues=5)
+    one = world.beats("c1", "t", queue_counts={"b": {"t": 4}, "a": {"t": 1}})
+    assert world.group.seen_queues("t") == {"a": 1, "b": 4}
+    world.beats("c1", "t", session=one, queue_counts={"b": {"t": 5}, "a": {"t": 1}, "c": {"t": 4}})
+    assert world.group.seen_queues("t") == {"a": 1, "c": 4}
+
+
+def sticky(world: World, client_id: str, **data: Any) -> Connection:
+    return world.beats(client_id, "t", strategy="STICKY", queue_counts={"a": {"t": QUEUES}}, **data)
+
+
+def test_a_group_that_is_sticky_as_a_whole_has_shares(world: World) -> None:
+    sticky(world, "c1")
+    assert world.group.share("c1", "t") == BrokerShare(1, 4, {"a": [0, 1, 2, 3]})
+    assert world.group.share("c1", "strange") is None
+    assert world.group.share("stranger", "t") is None
+    two = sticky(world, "c2")
+    assert world.group.share("c1", "t") == BrokerShare(2, 4, {"a": [0, 1]})
+    assert world.group.share("c2", "t") == BrokerShare(2, 4, {"a": [2, 3]})
+    world.groups.leave(two, "g")
+    assert world.group.share("c1", "t") == BrokerShare(1, 4, {"a": [0, 1, 2, 3]})
+    world.beats("c3", "t")
+    assert world.group.strategies() == {"STICKY", "AVG"}
+    assert world.group.share("c1", "t") is None
+
+
+def test_a_member_that_says_what_it_owns_keeps_it(world: World) -> None:
+    sticky(world, "c1")
+    sticky(world, "c2", assigned=(Queue("t", "a", 0), Queue("u", "a", 1)))
+    assert world.group.share("c2", "t") == BrokerShare(2, 4, {"a": [0, 3]})
+
+
+def test_what_members_of_other_strategies_own_is_no_claim(world: World) -> None:
+    one = world.beats("c2", "t", assigned=(Queue("t", "a", 0),), queue_counts={"a": {"t": QUEUES}})
+    sticky(world, "c1")
+    sticky(world, "c2", session=one, assigned=(Queue("t", "a", 0),))
+    assert world.group.share("c1", "t") == BrokerShare(2, 4, {"a": [0, 1]})
+
+
+@pytest.mark.parametrize("limit", [3, 4])
+def test_a_broker_shares_out_so_many_queues(limit: int) -> None:
+    world = World(max_shared_queues=limit)
+    sticky(world, "c1")
+    assert (world.group.share("c1", "t") is None) is (limit < QUEUES)
+
+
+def test_members_that_pop_allocate_nothing(world: World) -> None:
+    world.beats("c1", "t", strategy=None, consume_type="CONSUME_POP")
+    assert world.group.strategies() == frozenset()
+    world.beats("c2", "t", strategy=None)
+    assert world.group.strategies() == {"foreign"}
+    assert world.group.client_ids("t") == ["~c1", "c2"]
+
+
+def test_foreign_members_are_known_apart(world: World) -> None:
+    one = world.beats("c1", "t", strategy=None)
+    assert list(world.group.foreign) == [one]
+    world.beats("c1", "t", session=one)
+    assert not world.group.foreign
+    world.beats("c1", "t", session=one, strategy=None)
+    world.groups.leave(one, "g")
+    assert one.charged_bytes == 0
+
+
+def test_a_client_is_a_member_of_so_many_groups() -> None:
+    world = World(max_memberships=2)
+    one = world.beats("c1", "t")
+    world.beats("c1", "t", session=one, group="h")
+    world.beats("c1", "t", session=one, group="h")
+    with pytest.raises(LimitExceeded, match="2 groups at most"):
+        world.beats("c1", "t", session=one, group="i")
+    world.groups.leave(one, "h")
+    world.beats("c1", "t", session=one, group="i")
+
+
+def test_a_group_has_so_many_members_and_those_that_it_has_stay() -> None:
+    world = World(max_members=1)
+    one = world.beats("c1", "t")
+    world.beats("c1", "t", session=one)
+    with pytest.raises(LimitExceeded, match="the group g has 1 members"):
+        world.beats("c2", "t")
+
+
+def test_a_connection_is_one_member_of_a_group(world: World) -> None:
+    one = world.beats("c1", "t")
+    with pytest.raises(Refusal, match="c2 needs a connection of its own"):
+        world.beats("c2", "t", session=one)
+    world.beats("c2", "t", session=one, group="h")
+
+
+def test_a_member_that_is_not_heard_for_too_long_has_expired(world: World) -> None:
+    one, two = world.beats("c1", "t"), world.beats("c2", "t")
+    world.clock.advance(LIMITS.heartbeat_limit_s)
+    assert list(world.groups.expired()) == []
+    world.groups.heard_from([two, peer()])
+    world.clock.advance(1)
+    assert list(world.groups.expired()) == [one]
+    data = world.group.members[one].data
+    world.groups.heartbeat(one, "c1", data, 0, 0)
+    assert list(world.groups.expired()) == [], "the same heartbeat once more"
+
+
+def test_the_look_for_expired_members_is_done_in_pieces(world: World) -> None:
+    sessions = [world.beats(f"c{number}", "t") for number in range(LOOKS + 1)]
+    world.clock.advance(LIMITS.heartbeat_limit_s + 1)
+    assert [*world.groups.expired()].count(None) == 1
+    found = set()
+    for session in world.groups.expired():
+        if session is not None:
+            found.add(session)
+            world.groups.drop(session)
+    assert found == set(sessions)
+
+
+def test_members_that_see_another_number_of_queues_are_known(world: World) -> None:
+    one = world.beats("c1", "t", "u", queue_counts={"a": {"t": 3, "u": QUEUES, "strange": 1}, "b": {"t": 1}})
+    two = world.beats("c2", "t", queue_counts={"a": {"t": QUEUES}})
+    assert world.groups.stale_topics("g", one) == ["t"]
+    assert world.groups.stale_topics("g", two) == world.groups.stale_topics("h", one) == []
+    assert world.groups.stale_topics("g", peer()) == []
+    assert list(world.groups.stale()) == [("g", one, "t")]
+
+
+def test_a_large_group_is_checked_once_for_many_changes() -> None:
+    world = World(checked_at_once=1)
+    world.beats("c1", "t")
+    assert world.later.waiting == []
+    world.beats("c2", "u")
+    world.beats("c3", "u")
+    assert world.faults() == []
+    assert world.later.done() == 1
+    before = world.faults()
+    assert before
+    world.groups.check_soon(world.group)
+    assert world.later.done() == 1
+    assert world.faults() == before, "each fault once"
+
+
+def test_disagreements_are_reported_once_and_again_when_they_come_back(world: World) -> None:
+    world.beats("c1", "t")
+    two = world.beats("c2", "t", "u")
+    assert len(world.faults()) == 1
+    world.beats("c2", "t", session=two)
+    world.beats("c2", "t", "u", session=two)
+    assert len(world.faults()) == 2
+
+
+def test_the_log_has_so_many_disagreements_of_a_group_in_a_while() -> None:
+    world = World(max_logged_faults=1)
+    assert [world.groups._may_log("g") for _ in range(2)] == [True, False]
+    assert world.groups._may_log("h")
+    world.clock.advance(REPORT_AGAIN_S - 1)
+    assert not world.groups._may_log("g")
+    world.clock.advance(1)
+    assert [world.groups._may_log("g") for _ in range(2)] == [True, False]
+    world.clock.advance(REPORT_AGAIN_S - 1)
+    assert not world.groups._may_log("g"), "since the last time"
+
+
+@pytest.mark.parametrize(("retry_queues", "compared", "is_alone"), [(1, 2, False), (2, 2, True), (1, 1, True)])
+def test_foreign_members_of_different_topics_are_told_of_others_or_of_themselves(
+    retry_queues: int, compared: int, *, is_alone: bool
+) -> None:
+    world = World(max_compared=compared)
+    one, two = world.beats("c1", "t", strategy=None), world.beats("c2", "u", strategy=None)
+    finish(world.group.binding(is_uneven=True, retry_queues=retry_queues))
+    assert world.group.is_uneven
+    for session, client_id in ((one, "c1"), (two, "c2")):
+        assert (world.group.list_for(session) is world.group.companions(session)) is not is_alone
+        assert world.group.companions(session).ids == [client_id]
+    finish(world.group.binding(is_uneven=False, retry_queues=retry_queues))
+    assert not world.group.is_uneven
+    assert world.group.list_for(one) is world.group.companions(one)
+
+
+def test_a_foreign_member_that_shares_only_some_of_its_topics_is_told_of_itself(world: World) -> None:
+    one, two = world.beats("c1", "t", "u", strategy=None), world.beats("c2", "t", strategy=None)
+    finish(world.group.binding(is_uneven=True, retry_queues=1))
+    assert world.group.list_for(one) is not world.group.companions(one)
+    assert world.group.list_for(two) is world.group.companions(two)
