@@ -20,7 +20,6 @@ from .cluster.link import NameServers, signing
 from .cluster.peers import Peers
 from .cluster.registration import Registration
 from .config import (
-    DEVICE_STOP_S,
     LEASE_SWEEP_S,
     LIMITS,
     MAX_NAMED_CHARS,
@@ -332,10 +331,10 @@ class Broker:
         self.pops.stop()
         await self.turns.done()
         try:
-            async with asyncio.timeout(DEVICE_STOP_S):
+            async with asyncio.timeout(self.limits.device_stop_s):
                 await self._device_is_done()
         except TimeoutError:  # the call that hangs may still write: the folder stays locked until the process ends
-            self.store.fail(f"the disk has not answered for {DEVICE_STOP_S:g} s")
+            self.store.fail(f"the disk has not answered for {self.limits.device_stop_s:g} s")
             self.device.end()
             return
         self.device.end()

@@ -41,13 +41,9 @@ MAX_ASKED_AT_ONCE: Final = 1000  # members that one request has the broker ask
 MAX_STATUSES_BYTES: Final = 4 * 1024 * 1024  # all their answers together; members beyond are left out
 ASKED_BYTES: Final = 1024  # counted for each such question, for the client that caused it
 DRAIN_TIMEOUT_S: Final = 5.0  # how long a broker that stops waits for connections to close
-DEVICE_STOP_S: Final = (
-    20.0  # how long it waits for the disk; then it saves nothing, and the next start reads the log again
-)
 GARBAGE_SWEEP_S: Final = 1.0  # between two looks of the collector at new objects
 GARBAGE_GROWTH: Final = 2.0  # when memory has grown so many times, all objects are looked at for circles
 GARBAGE_MIN_BYTES: Final = 128 * 1024 * 1024  # and when it has grown by so much at least
-METRICS_ANSWER_S: Final = 5.0  # how long a scrape waits for the event loop
 MAX_METRICS_CONNECTIONS: Final = 16  # connections of the metrics port; beyond, the oldest one ends
 METRICS_CLIENT_S: Final = 10.0  # how long the metrics port waits for a client to write or read
 
@@ -117,12 +113,8 @@ DELAY_DELIVERIES_AT_ONCE: Final = 500  # delayed messages of a level that are de
 CLOCK_TOLERANCE_MS: Final = 1000  # steps back of the machine's clock that nobody needs to know of
 DELAY_RETRY_S: Final = 1.0  # how long a delay level waits if its messages could not be stored
 MAX_TIMER_DELAY_MS: Final = 40 * 86_400_000  # how far ahead a message may be sent to a time; Apache's broker: 3 days
-TIMER_DELIVERIES_AT_ONCE: Final = 50  # messages whose time has come, in one commit; to read one takes 0.1 ms
-TIMER_DELIVERY_BYTES: Final = 4 * 1024 * 1024  # the same in bytes; one is always delivered
 TIMER_LOOK_S: Final = 10.0  # how often the clock is looked at while messages wait: somebody may set it
-RUN_KEYS: Final = 16_384  # the newest messages with a time, 44 bytes each, in memory; more are sorted into a file
 RUN_BLOCK_KEYS: Final = 1024  # keys of a file that are in memory
-RUNS_TO_MERGE: Final = 8  # files of about one size, which become one
 RECALL_LOOKS: Final = 8  # messages of the same time that a recall looks at in one turn
 TRANSACTION_CHECK_MAX: Final = 15  # checks of a transaction before its message is set aside
 TRANSACTION_SWEEP_S: Final = 60.0  # between two looks for transactions without an outcome
@@ -177,16 +169,11 @@ CLIENT_GONE_S: Final = (  # how long after its last connection a client is gone;
 
 # Groups
 
-MAX_GRPC_CLIENTS: Final = 20_000  # clients of RocketMQ 5, by their ids
-MAX_GRPC_IDS: Final = 64  # clients that share one connection
 MEMBER_BYTES: Final = 1024  # counted for a membership, a producer's or a consumer's, against --memory
 SUBSCRIPTION_BYTES: Final = 512  # counted for each subscription, beside its expression
 TAG_BYTES: Final = 160  # counted for each tag of an expression
 PLACE_BYTES: Final = 256  # counted for each queue that a member owns, sees, reads or waits for
 MOVING_BYTES: Final = 400  # counted for each queue that moves from a foreign member, until the change is over
-MAX_HASHED: Final = (
-    20_000  # queues, and ten points for each member, that one request has the broker share out by hashes
-)
 PROGRESS_S: Final = 0.5  # how often a broker says that a drain goes on, though no member is done
 PEER_IDLE_S: Final = 60.0  # an idle connection to another broker is closed after this
 MAX_NAMED_MEMBERS: Final = 10  # members that a report of a disagreement names
@@ -215,11 +202,6 @@ HISTORY_TEXT_CHARS: Final = 1000  # the texts of an event
 
 TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0  # a TLS handshake that takes longer is ended
 TLS_SHUTDOWN_TIMEOUT_S: Final = 2.0  # how long a client may take to say good-bye
-MAX_HANDSHAKES: Final = 500  # TLS handshakes at once; beyond, the oldest of the address that has most of them is ended
-OPENING_HANDSHAKES: Final = 8  # handshakes before their private-key operation; others wait
-MAX_WAITING_HANDSHAKES: Final = (
-    500  # handshakes that wait; beyond, the newest of the address that has most of them is ended
-)
 MAX_HELLO_BYTES: Final = 32_768  # bytes of a client before the first answer; those of browsers have 2 KB
 RECORDS_AT_ONCE: Final = (
     32  # TLS records that are decrypted before others are looked at; 30 us each, if they are key updates
@@ -262,53 +244,29 @@ class Limits:
     """The bounds of what one broker or name server keeps, takes at once and waits for. Those of `LIMITS` are in force where
     nobody hands in others: tests do, to come to an edge with a few messages."""
 
-    # Groups
+    # Connections
 
-    max_locks: int = 200_000  # locks of all groups together, about 600 bytes each
-    max_locks_of_connection: int = 16_384  # locks that a connection has or waits for
-    max_lock_waiters: int = 200_000  # members that are told as soon as a queue is free; others ask again by themselves
-    max_memberships: int = 256  # memberships of one connection: all end at once when it closes
-    max_offsets: int = 1_000_000  # offsets of all groups in all queues; about 100 bytes each
-    watched_per_s: int = 100_000  # queues a second that are looked at whether somebody reads them: 0.5 us each
-    max_reported: int = 100  # orphaned queues that one look reports; the others are reported by the next ones
-    max_compared: int = 100  # different sets of topics in a group, each compared with each
-    max_members: int = 10_000  # members of a group
-    max_seen_queues: int = 65_536  # queues of a topic on all brokers, of which members are told what others see
-    max_shared_queues: int = 8192  # queues of a topic on all brokers that a broker shares out; members share out more
-    max_logged_faults: int = 20  # faults of a group in ten minutes; its history has the others, too
-    checked_at_once: int = 128  # members of a group whose agreement is checked with each change
-    heartbeat_limit_s: float = 120.0  # a member without a heartbeat for longer is gone
-    history_events: int = 10_000  # events kept for one group
-    history_groups: int = 1000  # groups whose events are kept
-    history_all_events: int = 200_000  # events of all groups, about 500 bytes each; beyond, the oldest are forgotten
-    max_groups: int = 10_000  # groups of a broker
-    max_client_ids: int = 16  # client ids that one connection goes by
-    max_producer_groups: int = 256  # producer groups of one connection
-    max_agreeing_members: int = 1000  # foreign members of a group whose brokers agree; beyond, each drains for itself
-    max_peers: int = 64  # brokers of a group's topics; beyond, the same
-    max_listed_ids: int = (
-        10_000  # members in the lists by a change of a group; beyond, only lists of the first sets of topics
+    max_asked: int = 2000  # questions to one client, or because of one client, that are not answered yet
+    device_stop_s: float = (
+        20.0  # how long a broker that stops waits for the disk; then the next start reads the log again
     )
-    kept_lists: int = 4  # lists of members by the last changes, in a group whose brokers agree
-    max_strangers: int = 1000  # brokers that do not know the request; beyond, the first ones are asked again
-    max_claims: int = 100_000  # claims of one topic's queues by members; beyond, the same
-    max_gated: int = 16  # pulls of a queue whose former reader is not done
-    max_bridged: int = 100_000  # queues times members that this is done for: each claims all
-    bridged_after_s: float = 0.2  # when a drain takes longer, each queue moves by itself
-    drain_limit_s: float = 2.0  # how long a change is kept from a foreign member whose handlers make no progress
-    drain_max_s: float = 30.0  # the same for one whose handlers make progress
-    max_given_ids: int = (
-        1_000_000  # client ids in the lists that foreign members were given last, each list counted once
+    metrics_answer_s: float = 5.0  # how long a scrape waits for the event loop
+    max_grpc_clients: int = 20_000  # clients of RocketMQ 5, by their ids
+    max_grpc_ids: int = 64  # clients that share one connection
+
+    # TLS and accounts
+
+    max_handshakes: int = (
+        500  # TLS handshakes at once; beyond, the oldest of the address that has most of them is ended
     )
-    max_drained_queues: int = (
-        500_000  # queues of all groups with foreign members together; beyond, a group is told at once
+    opening_handshakes: int = 8  # handshakes before their private-key operation; others wait
+    max_waiting_handshakes: int = (
+        500  # handshakes that wait; beyond, the newest of the address with most of them is ended
     )
-    owners_look_s: float = 1.0  # how soon after a refused lock the owners of queues are found anew
-    drained_wait_s: float = (
-        5.0  # how long a foreign member that was told of a change gets nothing of the queues it loses
-    )
-    max_peer_links: int = 256  # connections to other brokers; beyond, idle ones are closed
-    max_proofs: int = 64  # brokers that are being asked whether they said something, once for each connection
+
+    # The store
+
+    journal_lines: int = 1000  # changes of topics or groups before the state file is written anew
 
     # Topics and messages
 
@@ -333,10 +291,10 @@ class Limits:
     max_waiting_searches: int = 256  # searches of one client that wait
     max_recalling: int = 8  # recalls of gRPC clients that are looked for at once, one of each connection
     max_waiting_recalls: int = 1000  # recalls of one connection that wait for those before them
-
-    # Metrics
-
-    max_free_queues: int = 50_000  # unlocked queues whose next owner is waited for
+    run_keys: int = 16_384  # the newest messages with a time, 44 bytes each, in memory; more are sorted into a file
+    runs_to_merge: int = 8  # files of about one size, which become one
+    timer_deliveries_at_once: int = 50  # messages whose time has come, in one commit; to read one takes 0.1 ms
+    timer_delivery_bytes: int = 4 * 1024 * 1024  # the same in bytes; one is always delivered
 
     # Messages shared (POP)
 
@@ -350,9 +308,59 @@ class Limits:
     max_attempt_ids: int = 10_000  # receives in order whose batches are given again to the same attempt
     max_mixed: int = 1000  # groups and topics that some pull and others pop, of which it is known when that was said
 
-    # The store
+    # Groups
 
-    journal_lines: int = 1000  # changes of topics or groups before the state file is written anew
+    max_locks: int = 200_000  # locks of all groups together, about 600 bytes each
+    max_locks_of_connection: int = 16_384  # locks that a connection has or waits for
+    max_lock_waiters: int = 200_000  # members that are told as soon as a queue is free; others ask again by themselves
+    max_memberships: int = 256  # memberships of one connection: all end at once when it closes
+    max_offsets: int = 1_000_000  # offsets of all groups in all queues; about 100 bytes each
+    watched_per_s: int = 100_000  # queues a second that are looked at whether somebody reads them: 0.5 us each
+    max_reported: int = 100  # orphaned queues that one look reports; the others are reported by the next ones
+    max_compared: int = 100  # different sets of topics in a group, each compared with each
+    max_members: int = 10_000  # members of a group
+    max_seen_queues: int = 65_536  # queues of a topic on all brokers, of which members are told what others see
+    max_shared_queues: int = 8192  # queues of a topic on all brokers shared out by a broker; members share out more
+    max_logged_faults: int = 20  # faults of a group in ten minutes; its history has the others, too
+    checked_at_once: int = 128  # members of a group whose agreement is checked with each change
+    heartbeat_limit_s: float = 120.0  # a member without a heartbeat for longer is gone
+    history_events: int = 10_000  # events kept for one group
+    history_groups: int = 1000  # groups whose events are kept
+    history_all_events: int = 200_000  # events of all groups, about 500 bytes each; beyond, the oldest are forgotten
+    max_groups: int = 10_000  # groups of a broker
+    max_client_ids: int = 16  # client ids that one connection goes by
+    max_producer_groups: int = 256  # producer groups of one connection
+    max_agreeing_members: int = (
+        1000  # foreign members of a group whose brokers agree; beyond, each broker drains for itself
+    )
+    max_peers: int = 64  # brokers of a group's topics; beyond, each drains for itself
+    max_listed_ids: int = (
+        10_000  # members in the lists by a change of a group; beyond, only lists of the first sets of topics
+    )
+    kept_lists: int = 4  # lists of members by the last changes, in a group whose brokers agree
+    max_strangers: int = 1000  # brokers that do not know the request; beyond, the first ones are asked again
+    max_claims: int = 100_000  # claims of one topic's queues by members; beyond, a group is told at once
+    max_gated: int = 16  # pulls of a queue whose former reader is not done
+    max_bridged: int = 100_000  # queues times members whose queues move one by one: each claims all
+    bridged_after_s: float = 0.2  # how long a drain takes before each queue moves by itself
+    drain_limit_s: float = 2.0  # how long a change is kept from a foreign member whose handlers make no progress
+    drain_max_s: float = 30.0  # the same for one whose handlers make progress
+    max_given_ids: int = (
+        1_000_000  # client ids in the lists that foreign members were given last, each list counted once
+    )
+    max_drained_queues: int = (
+        500_000  # queues of all groups with foreign members together; beyond, a group is told at once
+    )
+    owners_look_s: float = 1.0  # how soon after a refused lock the owners of queues are found anew
+    drained_wait_s: float = (
+        5.0  # how long a foreign member that was told of a change gets nothing of the queues it loses
+    )
+    max_peer_links: int = 256  # connections to other brokers; beyond, idle ones are closed
+    max_proofs: int = 64  # brokers that are being asked whether they said something, once for each connection
+    max_hashed: int = (
+        20_000  # queues, and ten points for each member, that one request has the broker share out by hashes
+    )
+    max_free_queues: int = 50_000  # unlocked queues whose next owner is waited for
 
     # Name servers
 
@@ -363,12 +371,6 @@ class Limits:
     max_kv_namespaces: int = 100  # namespaces of settings at a name server
     max_kv_keys: int = 10_000  # keys in a namespace
     max_kv_chars: int = 8 * 1024 * 1024  # characters of all namespaces, keys and values
-
-    # Connections
-
-    max_asked: int = 2000  # questions to one client, or because of one client, that are not answered yet
-
-    # TLS and accounts
 
 
 LIMITS: Final = Limits()

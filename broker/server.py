@@ -104,6 +104,9 @@ class Server:
         self._vip: asyncio.Server | None = None
         self._metrics: MetricsPort | None = None
         self._broker = broker
+        served = broker if broker is not None else routes
+        if served is None:
+            raise ValueError("a server serves a broker, the routes of a name server, or both")
         if broker is not None and broker.name_servers.local is not routes:
             raise ValueError("give the name server's routes to the broker, too: Broker(config, routes)")
         self._routes = routes
@@ -112,7 +115,7 @@ class Server:
         self._last_is_gone: asyncio.Event | None = None  # while it closes
         self._server: asyncio.Server | None = None
         self._turns = broker.turns if broker is not None else Turns()
-        self.handshakes = Handshakes()
+        self.handshakes = Handshakes(served.limits)
         dispatch = Dispatch(broker, routes, self._turns, acl, admin_is_local=listening.admin_is_local)
         self.serve = taps.serve(dispatch.serve)
         self.max_connections = shares().connections
@@ -179,7 +182,7 @@ class Server:
             from .observing.metrics_port import MetricsPort
 
             measured = Collector(broker, self.memory, self._connections)
-            self._metrics = MetricsPort(measured, config.metrics_host or self._host, config.metrics_port)
+            self._metrics = MetricsPort(measured, config.metrics_host or self._host, config.metrics_port, broker.limits)
 
     async def __aexit__(self, *exception: object) -> None:
         assert self._server is not None

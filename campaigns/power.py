@@ -30,7 +30,6 @@ from typing import Any
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import Limits
 from rocketlet.broker.running.jobs import Call, Job, do
-from rocketlet.broker.store import schedule
 from rocketlet.broker.store.flusher import Flusher
 from rocketlet.protocol.bodies import TopicConfig
 
@@ -45,7 +44,9 @@ CALLS = 400  # calls of the store to the device, after one of which the power fa
 TIMED_SHARE = 0.3  # this share of tries sends messages to times, too
 AMID_SHARE = 0.2  # in this share of tries a job saves state that somebody waits for
 PAGE_BYTES = 512
-_LIMITS = Limits(journal_lines=-13)  # there are 13 topics from the start: journals are shortened again and again
+_LIMITS = Limits(
+    journal_lines=-13, run_keys=3
+)  # there are 13 topics from the start: journals are shortened again and again
 KINDS = (
     *("send",) * 4, "late", "deliver", "persist", "save", "save", "topic", "expire", "commit", "make", "make", "delete"
 )  # fmt: skip
@@ -388,7 +389,6 @@ class _Turn:
 
 
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    vars(schedule)["RUN_KEYS"] = 3
     outcome = Outcome(figures={"acknowledged": 0, "cut_off": 0, "deleted": 0, "killed": 0, "timed": 0, "recalled": 0})
     loop = asyncio.new_event_loop()
     for number in limit:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from ..config import MAX_GRPC_CLIENTS, MAX_GRPC_IDS, MEMBER_BYTES, LimitExceeded
+from ..config import LIMITS, MEMBER_BYTES, LimitExceeded, Limits
 from ..listening.carrier import Carrier
 from ..sessions.events import Event, Question
 from ..sessions.session import Session
@@ -117,7 +117,8 @@ class GrpcClient:
 class GrpcClients:
     """`told` writes an event on a client's stream; `gone` is told of each client that is."""
 
-    def __init__(self, told: Told, gone: Callable[[GrpcClient], None]) -> None:
+    def __init__(self, told: Told, gone: Callable[[GrpcClient], None], limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._told = told
         self._gone = gone
         self._clients: dict[str, GrpcClient] = {}
@@ -153,12 +154,12 @@ class GrpcClients:
         """A client that is new to the connection."""
         client_id, connection = call.client_id, call.session
         ids = self._of_connection.get(connection)
-        if ids is not None and len(ids) >= MAX_GRPC_IDS:
-            raise LimitExceeded(f"a connection goes by {MAX_GRPC_IDS} client ids at most")
+        if ids is not None and len(ids) >= self._limits.max_grpc_ids:
+            raise LimitExceeded(f"a connection goes by {self._limits.max_grpc_ids} client ids at most")
         if client is not None:
             client.connections[connection] = connection
-        elif len(self._clients) >= MAX_GRPC_CLIENTS:
-            raise LimitExceeded(f"this broker knows {MAX_GRPC_CLIENTS} gRPC clients; close some")
+        elif len(self._clients) >= self._limits.max_grpc_clients:
+            raise LimitExceeded(f"this broker knows {self._limits.max_grpc_clients} gRPC clients; close some")
         else:
             client = self._clients[client_id] = GrpcClient(client_id, connection, call.account, self._told)
         if ids is None:

@@ -53,7 +53,7 @@ class Door:
         self.callers = broker.callers if broker is not None else Callers(MACHINE)
         self.now_s = MACHINE.monotonic_s
         if broker is not None:
-            self._hall = Hall(broker, GrpcClients(tell, self._gone), acl)
+            self._hall = Hall(broker, GrpcClients(tell, self._gone, broker.limits), acl)
             self._sends = Sends(self._hall)
             self._methods = {f"/{SERVICE}/{name}".encode(): method for name, method in METHODS.items()}
             self.now_s = broker.clock.monotonic_s

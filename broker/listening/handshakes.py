@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter, deque
 from typing import Protocol
 
-from ..config import MAX_HANDSHAKES, MAX_WAITING_HANDSHAKES, OPENING_HANDSHAKES
+from ..config import LIMITS, Limits
 
 
 class Entering(Protocol):
@@ -31,7 +31,8 @@ class Entering(Protocol):
 
 
 class Handshakes:
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._limits = limits
         self._waiting: dict[str, deque[tuple[Entering, bytes]]] = {}  # by address; the first address is the next
         self._running: dict[Entering, None] = {}  # the oldest first
         self._tasks: set[asyncio.Task[None]] = set()
@@ -46,7 +47,7 @@ class Handshakes:
         """Starts a handshake, or has it wait. first: the client's first bytes."""
         self._waiting.setdefault(entering.address, deque()).append((entering, first))
         self.waiting += 1
-        if self.waiting > MAX_WAITING_HANDSHAKES:
+        if self.waiting > self._limits.max_waiting_handshakes:
             self._drop()
         self._go_on()
 
@@ -56,11 +57,11 @@ class Handshakes:
         self._go_on()
 
     def _go_on(self) -> None:
-        while self._waiting and len(self._opening) < OPENING_HANDSHAKES:
+        while self._waiting and len(self._opening) < self._limits.opening_handshakes:
             entering, first = self._next()
             if entering.is_gone:
                 continue
-            if len(self._running) >= MAX_HANDSHAKES:
+            if len(self._running) >= self._limits.max_handshakes:
                 self._make_room()
             self._opening.add(entering)
             self._running[entering] = None

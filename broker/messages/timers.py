@@ -30,8 +30,6 @@ from ..config import (
     MAX_TIMER_DELAY_MS,
     RECALL_LOOKS,
     SEARCH_CHUNK_BYTES,
-    TIMER_DELIVERIES_AT_ONCE,
-    TIMER_DELIVERY_BYTES,
     TIMER_LOOK_S,
     LimitExceeded,
     Limits,
@@ -119,7 +117,7 @@ class Timers:
             self._recalled[tuple(item)] = recalled_end
         self._kept = len(self._recalled)  # when they were written last, of which some may be over
         self._saved = self._delivered
-        self._schedule = Schedule(folder / "timers", self.queue, self._is_done)
+        self._schedule = Schedule(folder / "timers", self.queue, self._is_done, limits)
         self._schedule.load(self._taken, self._delivered, self._behind)
         self._take_in()
 
@@ -205,10 +203,11 @@ class Timers:
         queue, end_s = self.queue, self._clock.time_s() + _EARLY_S
         taken: list[int] = []
         done: list[int] = []  # sizes
+        limits = self._limits
         try:
             with self._appender.batch():
                 while (key := self._schedule.next) is not None and due_of(key) <= end_s * 1000:
-                    if len(taken) >= TIMER_DELIVERIES_AT_ONCE or sum(done) >= TIMER_DELIVERY_BYTES:
+                    if len(taken) >= limits.timer_deliveries_at_once or sum(done) >= limits.timer_delivery_bytes:
                         break
                     self._schedule.take()
                     taken.append(key)
@@ -311,8 +310,13 @@ class Timers:
     def _carry_some(self, queue: ConsumeQueue, offset: int, position: int) -> None:
         total = 0
         carried: list[int] = []
+        limits = self._limits
         with self._appender.batch():
-            while offset < self._taken and len(carried) < TIMER_DELIVERIES_AT_ONCE and total < TIMER_DELIVERY_BYTES:
+            while (
+                offset < self._taken
+                and len(carried) < limits.timer_deliveries_at_once
+                and total < limits.timer_delivery_bytes
+            ):
                 at, size, due_ms = queue.entry(offset)
                 if at >= position:
                     break

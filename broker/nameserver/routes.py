@@ -41,7 +41,7 @@ class Routes:
     broker's external address if it comes from outside of these networks."""
 
     def __init__(self, clock: Clock = MACHINE, networks: Networks | None = None, limits: Limits = LIMITS) -> None:
-        self._limits = limits
+        self.limits = limits
         self.clock = clock
         self._networks = networks
         self._tells_reached = networks is not None
@@ -106,17 +106,17 @@ class Routes:
 
     def _check_limits(self, name: str, addresses: int, topics: int, more: int) -> None:
         """Raises LimitExceeded for a broker with so many addresses and topics; `more` is how much they grew."""
-        if name not in self._brokers and len(self._brokers) >= self._limits.max_brokers:
-            raise LimitExceeded(f"this name server knows {self._limits.max_brokers} brokers and takes no more")
-        if addresses > self._limits.max_broker_addresses:
+        if name not in self._brokers and len(self._brokers) >= self.limits.max_brokers:
+            raise LimitExceeded(f"this name server knows {self.limits.max_brokers} brokers and takes no more")
+        if addresses > self.limits.max_broker_addresses:
             raise LimitExceeded(
-                f"the broker {name} has {self._limits.max_broker_addresses} addresses and can have no more"
+                f"the broker {name} has {self.limits.max_broker_addresses} addresses and can have no more"
             )
-        if topics > self._limits.max_topics:
-            raise LimitExceeded(f"the broker {name} has more than {self._limits.max_topics} topics")
-        if more > 0 and self._entries + more > self._limits.max_routes:
+        if topics > self.limits.max_topics:
+            raise LimitExceeded(f"the broker {name} has more than {self.limits.max_topics} topics")
+        if more > 0 and self._entries + more > self.limits.max_routes:
             raise LimitExceeded(
-                f"this name server keeps {self._limits.max_routes} topics of all brokers and takes no more"
+                f"this name server keeps {self.limits.max_routes} topics of all brokers and takes no more"
             )
 
     def ownership_fault(self, name: str, address: str) -> str | None:
@@ -160,7 +160,7 @@ class Routes:
             return
         self._departed.pop(broker.name, None)
         self._departed[broker.name] = broker
-        if len(self._departed) > self._limits.max_departed_brokers:
+        if len(self._departed) > self.limits.max_departed_brokers:
             del self._departed[next(iter(self._departed))]
 
     @property
@@ -208,7 +208,7 @@ class Routes:
     def expire(self) -> list[Session]:
         """Forgets brokers that were silent for 120 s and returns their sessions, to be closed."""
         # RouteInfoManager.BROKER_CHANNEL_EXPIRED_TIME
-        limit = self.clock.monotonic_s() - self._limits.heartbeat_limit_s
+        limit = self.clock.monotonic_s() - self.limits.heartbeat_limit_s
         silent = {
             address: entry.session
             for address, entry in self._addresses.items()
@@ -291,14 +291,14 @@ class Routes:
 
     def put_kv(self, namespace: str, key: str, value: str) -> None:
         """Raises LimitExceeded beyond 10,000 keys in a namespace, 100 namespaces, or 8,388,608 characters in all."""
-        table = self.kv.get(namespace, {} if len(self.kv) < self._limits.max_kv_namespaces else None)
-        if table is None or (key not in table and len(table) >= self._limits.max_kv_keys):
-            namespaces, keys = self._limits.max_kv_namespaces, self._limits.max_kv_keys
+        table = self.kv.get(namespace, {} if len(self.kv) < self.limits.max_kv_namespaces else None)
+        if table is None or (key not in table and len(table) >= self.limits.max_kv_keys):
+            namespaces, keys = self.limits.max_kv_namespaces, self.limits.max_kv_keys
             raise LimitExceeded(f"the name server keeps {namespaces} namespaces of {keys} keys at most; delete some")
         more = len(value) - len(table[key]) if key in table else len(namespace) + len(key) + len(value)
-        if more > 0 and self._kv_chars + more > self._limits.max_kv_chars:
+        if more > 0 and self._kv_chars + more > self.limits.max_kv_chars:
             raise LimitExceeded(
-                f"the name server keeps {self._limits.max_kv_chars} characters of keys and values; delete some"
+                f"the name server keeps {self.limits.max_kv_chars} characters of keys and values; delete some"
             )
         self._kv_chars += more
         table[key] = value

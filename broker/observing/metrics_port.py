@@ -13,7 +13,7 @@ import sys
 from collections.abc import Coroutine, Iterable
 from socketserver import ThreadingMixIn
 from threading import Lock, Thread
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -21,12 +21,10 @@ import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import Metric
 
-from ..config import MAX_METRICS_CONNECTIONS, METRICS_ANSWER_S, METRICS_CLIENT_S
+from ..config import LIMITS, MAX_METRICS_CONNECTIONS, METRICS_CLIENT_S, Limits
 from ..sessions.session import is_loopback
 
 log = structlog.get_logger("rocketlet.metrics")
-
-_NO_ANSWER: Final = f"the event loop has not answered for {METRICS_ANSWER_S:g} s"
 
 
 class Measured(Protocol):
@@ -95,7 +93,9 @@ class MetricsPort:
     """Serves until `close`. Raises OSError if the port is taken. On a loopback address it knows only addresses and this
     machine's names: the page of a site that makes its own name point there (DNS rebinding) reads nothing."""
 
-    def __init__(self, measured: Measured, host: str, port: int) -> None:
+    def __init__(self, measured: Measured, host: str, port: int, limits: Limits = LIMITS) -> None:
+        self._answer_s = limits.metrics_answer_s
+        self._no_answer = f"the event loop has not answered for {self._answer_s:g} s"
         self._measured = measured
         self._is_local = host == "localhost" or is_loopback(host)
         self._loop = asyncio.get_running_loop()
@@ -124,7 +124,7 @@ class MetricsPort:
         """Runs in the loop, for a thread. Raises TimeoutError when the loop does not answer; nothing goes on then."""
         asked = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return asked.result(METRICS_ANSWER_S)
+            return asked.result(self._answer_s)
         except TimeoutError:
             asked.cancel()
             raise
@@ -140,7 +140,7 @@ class MetricsPort:
                 found: Iterable[bytes] = self._metrics(environ, start_response)
                 return found
             except TimeoutError:
-                status, text = "503 Service Unavailable", _NO_ANSWER
+                status, text = "503 Service Unavailable", self._no_answer
             except (TypeError, ValueError):  # prometheus-client raises these for an Accept whose version is no number
                 return self._metrics({**environ, "HTTP_ACCEPT": ""}, start_response)  # type: ignore[no-any-return]
         elif path in ("/healthz", "/readyz"):
@@ -156,7 +156,7 @@ class MetricsPort:
         try:
             return self._ask(self._measured.readiness() if is_ready else asyncio.sleep(0))  # type: ignore[no-any-return] # a text, or None
         except TimeoutError:
-            return _NO_ANSWER
+            return self._no_answer
 
     def close(self) -> None:
         self._server.shutdown()

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from ..config import RUN_KEYS, RUNS_TO_MERGE
+from ..config import LIMITS, Limits
 from ..running.jobs import Job
 from .consume_queue import ENTRY, ConsumeQueue
 from .files import Damaged, StoreFull
@@ -31,7 +31,10 @@ class Schedule:
     """is_done: whether a key's message is delivered, or lies somewhere else now. A key may come twice, the second one next
     to the first: the taker notes which one was the last."""
 
-    def __init__(self, folder: Path, queue: ConsumeQueue, is_done: Callable[[int], bool]) -> None:
+    def __init__(
+        self, folder: Path, queue: ConsumeQueue, is_done: Callable[[int], bool], limits: Limits = LIMITS
+    ) -> None:
+        self._run_keys, self._runs_to_merge = limits.run_keys, limits.runs_to_merge
         self._folder = folder
         self._queue = queue
         self._is_done = is_done
@@ -55,7 +58,7 @@ class Schedule:
             at = max(at, run.end)
         self._runs = runs
         self.add_again(self._keys_of([run for run in runs if run.is_written], behind))
-        rest = max(at, end - (end - at) % RUN_KEYS)
+        rest = max(at, end - (end - at) % self._run_keys)
         self._runs += self._made(at, rest)
         self.add_again(self._keys(rest, end))
         self._heap_begin = rest
@@ -63,7 +66,7 @@ class Schedule:
 
     def _made(self, begin: int, end: int) -> list[Run]:
         """Runs of a part of the index."""
-        ranges = ((first, min(first + RUN_KEYS, end)) for first in range(begin, end, RUN_KEYS))
+        ranges = ((first, min(first + self._run_keys, end)) for first in range(begin, end, self._run_keys))
         return [Run(first, last, sorted(self._keys(first, last))) for first, last in ranges]
 
     def _keys(self, begin: int, end: int) -> Iterator[int]:
@@ -88,7 +91,7 @@ class Schedule:
         """The key of the next offset."""
         heappush(self._heap, key)
         end = offset_of(key) + 1
-        if end - self._heap_begin >= RUN_KEYS:
+        if end - self._heap_begin >= self._run_keys:
             self._seal(end)
 
     def _seal(self, end: int) -> None:
@@ -174,9 +177,9 @@ class Schedule:
 
     def _mergeable(self) -> list[Run]:
         """Runs of about one size that follow each other, if they are many; the newest."""
-        for last in range(len(self._runs), RUNS_TO_MERGE - 1, -1):
-            some = self._runs[last - RUNS_TO_MERGE : last]
-            if all(run.is_written for run in some) and len({_level(run) for run in some}) == 1:
+        for last in range(len(self._runs), self._runs_to_merge - 1, -1):
+            some = self._runs[last - self._runs_to_merge : last]
+            if all(run.is_written for run in some) and len({self._level(run) for run in some}) == 1:
                 return some
         return []
 
@@ -192,10 +195,10 @@ class Schedule:
             run.remove()
         self._order()
 
-
-def _level(run: Run) -> int:
-    level, size = 0, run.end - run.begin
-    while size >= RUN_KEYS * RUNS_TO_MERGE:
-        size //= RUNS_TO_MERGE
-        level += 1
-    return level
+    def _level(self, run: Run) -> int:
+        """How often runs of the smallest size were merged into one of this size."""
+        level, size = 0, run.end - run.begin
+        while size >= self._run_keys * self._runs_to_merge:
+            size //= self._runs_to_merge
+            level += 1
+        return level

@@ -10,7 +10,7 @@ from ....protocol.frame import Frame
 from ....protocol.pop_bodies import POP, encode_pop_assignment
 from ....protocol.queue import Queue
 from ...broker import Broker
-from ...config import MAX_HASHED, LimitExceeded
+from ...config import LimitExceeded
 from ..answers import Buffers, answer
 from ..connection import Connection
 
@@ -48,6 +48,6 @@ def _share(broker: Broker, request: group_bodies.AssignmentRequest, route: Route
     ids = list(group.order(request.topic)) if group else []
     strategy = _STRATEGIES[request.strategy]
     points = strategy.virtual_nodes * len(ids) if isinstance(strategy, allocation.ConsistentHash) else 0
-    if points + count > MAX_HASHED:
+    if points + count > broker.limits.max_hashed:
         raise LimitExceeded(f"{request.strategy} with {count} queues and {len(ids)} members takes too long; use AVG")
     return strategy.allocate(request.client_id, queues, ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.broker.config import MAX_ENDPOINTS_BYTES, MAX_GRPC_IDS, MAX_NAMESPACE_CHARS, MEMBER_BYTES
+from rocketlet.broker.config import LIMITS, MAX_ENDPOINTS_BYTES, MAX_NAMESPACE_CHARS, MEMBER_BYTES
 from rocketlet.broker.grpc import schema
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.config import MAX_BODY_BYTES
@@ -208,10 +208,8 @@ async def test_a_heartbeat_needs_no_settings_before(client: GrpcClient) -> None:
     assert (await client.call("Heartbeat", request)).status.code == OK
 
 
-async def test_a_broker_knows_so_many_clients(
-    node: Node, dial: Dial, client: GrpcClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.grpc.clients.MAX_GRPC_CLIENTS", 2)
+@pytest.mark.limits(max_grpc_clients=2)
+async def test_a_broker_knows_so_many_clients(node: Node, dial: Dial, client: GrpcClient) -> None:
     beat = schema.HeartbeatRequest(client_type=3, group=resource("g"))
     codes = [(await client.call("Heartbeat", beat, x_mq_client_id=f"c{number}")).status.code for number in range(3)]
     assert codes == [OK, OK, 42900]
@@ -222,9 +220,9 @@ async def test_a_broker_knows_so_many_clients(
 
 async def test_a_connection_goes_by_so_many_ids(client: GrpcClient) -> None:
     beat = schema.HeartbeatRequest(client_type=3, group=resource("g"))
-    ids = [f"c{number}" for number in range(MAX_GRPC_IDS + 1)]
+    ids = [f"c{number}" for number in range(LIMITS.max_grpc_ids + 1)]
     codes = [(await client.call("Heartbeat", beat, x_mq_client_id=client_id)).status.code for client_id in ids]
-    assert codes == [OK] * MAX_GRPC_IDS + [42900]
+    assert codes == [OK] * LIMITS.max_grpc_ids + [42900]
 
 
 async def test_who_takes_the_id_of_another_client_takes_nothing_else(

@@ -16,7 +16,6 @@ from unittest.mock import Mock
 import pytest
 from rocketlet.broker.config import MAX_TLS_FILE_BYTES, RELOAD_INTERVAL_S
 from rocketlet.broker.listening import entrance as entrance_module
-from rocketlet.broker.listening import handshakes as handshakes_module
 from rocketlet.broker.listening.entrance import Entrance
 from rocketlet.broker.listening.handshakes import Handshakes
 from rocketlet.broker.listening.tls import Tls, TlsError, TlsFiles
@@ -382,10 +381,8 @@ async def test_a_handshake_that_does_not_end_is_ended(
     await wire.close()
 
 
-async def test_of_too_many_handshakes_the_oldest_ends(
-    nodes: Nodes, certificates: Certificates, raw: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handshakes_module, "MAX_HANDSHAKES", 3)
+@pytest.mark.limits(max_handshakes=3)
+async def test_of_too_many_handshakes_the_oldest_ends(nodes: Nodes, certificates: Certificates, raw: Any) -> None:
     tls = Tls("permissive", certificates.files)
     node = await nodes.start(tls=tls)
     readers = []

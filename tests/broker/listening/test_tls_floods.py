@@ -8,15 +8,7 @@ import ssl
 from typing import Any
 
 import pytest
-from rocketlet.broker.config import (
-    MAX_EMPTY_RECORDS,
-    MAX_HANDSHAKES,
-    MAX_HELLO_BYTES,
-    MAX_WAITING_HANDSHAKES,
-    OPENING_HANDSHAKES,
-    RECORD_BYTES,
-    RECORDS_AT_ONCE,
-)
+from rocketlet.broker.config import LIMITS, MAX_EMPTY_RECORDS, MAX_HELLO_BYTES, RECORD_BYTES, RECORDS_AT_ONCE
 from rocketlet.broker.listening import records as records_module
 from rocketlet.broker.listening.handshakes import Handshakes
 from rocketlet.broker.listening.records import Records
@@ -67,12 +59,12 @@ class Client:
 
 async def test_few_handshakes_begin_at_a_time_and_each_address_has_one_in_turn() -> None:
     handshakes = Handshakes()
-    greedy = [Client("greedy") for _ in range(OPENING_HANDSHAKES + 5)]
+    greedy = [Client("greedy") for _ in range(LIMITS.opening_handshakes + 5)]
     honest = [Client("honest"), Client("also honest")]
     for client in (*greedy, *honest):
         handshakes.begin(client, b"")
     await asyncio.sleep(0)
-    assert [client.has_begun for client in greedy] == [True] * OPENING_HANDSHAKES + [False] * 5
+    assert [client.has_begun for client in greedy] == [True] * LIMITS.opening_handshakes + [False] * 5
     order = []
     for client in greedy[:7]:
         waiting = [client for client in (*greedy, *honest) if not client.has_begun]
@@ -88,13 +80,13 @@ async def test_few_handshakes_begin_at_a_time_and_each_address_has_one_in_turn()
 
 async def test_of_too_many_that_wait_the_address_with_most_loses_its_newest() -> None:
     handshakes = Handshakes()
-    opening = [Client("greedy") for _ in range(OPENING_HANDSHAKES)]
+    opening = [Client("greedy") for _ in range(LIMITS.opening_handshakes)]
     honest = Client("honest")
-    waiting = [Client("greedy") for _ in range(MAX_WAITING_HANDSHAKES)]
+    waiting = [Client("greedy") for _ in range(LIMITS.max_waiting_handshakes)]
     for client in (*opening, honest, *waiting):
         handshakes.begin(client, b"")
     assert [client.reason for client in waiting[-2:]] == ["", "too many TLS handshakes wait"]
-    assert (honest.is_gone, handshakes.waiting) == (False, MAX_WAITING_HANDSHAKES)
+    assert (honest.is_gone, handshakes.waiting) == (False, LIMITS.max_waiting_handshakes)
     for client in (*opening, honest, *waiting):  # those that are gone when their turn comes do not begin
         client.abort()
     await eventually(lambda: (handshakes.running, handshakes.waiting) == (0, 0))
@@ -103,11 +95,11 @@ async def test_of_too_many_that_wait_the_address_with_most_loses_its_newest() ->
 
 async def test_of_too_many_that_run_the_address_with_most_loses_its_oldest() -> None:
     handshakes = Handshakes()
-    honest, greedy = Client("honest"), [Client("greedy") for _ in range(MAX_HANDSHAKES + 2)]
+    honest, greedy = Client("honest"), [Client("greedy") for _ in range(LIMITS.max_handshakes + 2)]
     for client in (honest, *greedy):  # all in the same moment: the tasks of those that are ended do not run meanwhile
         handshakes.begin(client, b"")
         handshakes.opened(client)
-        assert handshakes.running <= MAX_HANDSHAKES
+        assert handshakes.running <= LIMITS.max_handshakes
     assert [client.is_gone for client in (honest, *greedy[:4])] == [False, True, True, True, False]
     for client in (honest, *greedy):
         client.abort()
@@ -124,7 +116,7 @@ def hello(context: ssl.SSLContext) -> bytes:
 async def test_hellos_that_come_at_once_are_answered_a_few_at_a_time(node: Node, certificates: Certificates) -> None:
     """The same hello again and again costs the clients nothing."""
     host, _, port = node.address.rpartition(":")
-    streams = [await asyncio.open_connection(host, int(port)) for _ in range(5 * OPENING_HANDSHAKES)]
+    streams = [await asyncio.open_connection(host, int(port)) for _ in range(5 * LIMITS.opening_handshakes)]
     await eventually(lambda: len(node.server.connections) == len(streams))
     copied = hello(certificates.client_context())
     for _, writer in streams:
@@ -133,7 +125,7 @@ async def test_hellos_that_come_at_once_are_answered_a_few_at_a_time(node: Node,
     waited = 0
     async with asyncio.timeout(PATIENCE_S):
         while not answers.done():
-            assert len(node.server.handshakes._opening) <= OPENING_HANDSHAKES
+            assert len(node.server.handshakes._opening) <= LIMITS.opening_handshakes
             waited = max(waited, node.server.handshakes.waiting)
             await asyncio.sleep(0)
     assert {answer[0] for answer in await answers} == {22}

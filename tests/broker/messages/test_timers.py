@@ -226,11 +226,10 @@ async def test_retention_drops_the_log_and_keeps_what_waits(nodes: Nodes, connec
     assert late == [b"late-%d" % number for number in range(5)]
 
 
+@pytest.mark.limits(run_keys=32, runs_to_merge=2)
 async def test_many_messages_are_sorted_on_disk_and_come_in_order(
-    nodes: Nodes, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, connect: Connect, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.store.schedule.RUN_KEYS", 32)
-    monkeypatch.setattr("rocketlet.broker.store.schedule.RUNS_TO_MERGE", 2)
     clock = MovableClock(stands=True)
     node = await nodes.start(clock=clock)
     wire = await connect(node.address)

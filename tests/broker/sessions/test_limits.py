@@ -322,9 +322,12 @@ async def test_questions_to_clients_are_limited_at_their_edge(wire: Wire, connec
     assert (answer.code, "has not answered" in (answer.remark or "")) == (1, True)
 
 
-async def test_a_share_that_takes_long_is_refused(wire: Wire, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("most", "is_taken"), [(20, True), (17, False)])
+async def test_a_share_that_takes_long_is_refused(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, most: int, is_taken: bool
+) -> None:
+    wire = await connect((await nodes.start(limits=Limits(max_hashed=most))).address)
     monkeypatch.setattr("rocketlet.broker.remoting.requests.assignments.MAX_REQUEST_QUEUES", 8)
-    monkeypatch.setattr("rocketlet.broker.remoting.requests.assignments.MAX_HASHED", 20)
     await create_topic(wire, "t", 8)
     await create_topic(wire, "u", 9)
     await wire.call(Code.HEART_BEAT, body=beat("c1", consumer()))
@@ -335,10 +338,9 @@ async def test_a_share_that_takes_long_is_refused(wire: Wire, node: Node, monkey
         return answer.code, answer.remark or ""
 
     assert await ask("t", "AVG") == (0, "")
-    assert await ask("t", "CONSISTENT_HASH") == (0, "")
     assert (await ask("u", "AVG"))[0] == 1
-    monkeypatch.setattr("rocketlet.broker.remoting.requests.assignments.MAX_HASHED", 17)
-    assert "takes too long" in (await ask("t", "CONSISTENT_HASH"))[1]
+    code, remark = await ask("t", "CONSISTENT_HASH")
+    assert (code, "takes too long" in remark) == ((0, False) if is_taken else (1, True))
 
 
 def test_what_peers_name_is_not_kept_when_it_is_long() -> None:

@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.messages.timers import waiting_text
 from rocketlet.broker.running.jobs import run
-from rocketlet.broker.store import runs, schedule
+from rocketlet.broker.store import runs
 from rocketlet.protocol.bodies import TopicConfig
 
 HOST = b"\x7f\0\0\1\0\0\0\1"
+
+
+LIMITS_OF_FEW = Limits(run_keys=8, runs_to_merge=2, timer_deliveries_at_once=3)
 
 
 class Times(RuleBasedStateMachine):
@@ -30,11 +33,8 @@ class Times(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(schedule, "RUN_KEYS", 8)
-        self.patch.setattr(schedule, "RUNS_TO_MERGE", 2)
         self.patch.setattr(runs, "RUN_BLOCK_KEYS", 4)
         self.patch.setattr(runs, "_BLOCK_BYTES", 4 * runs.KEY_BYTES + 4)
-        self.patch.setattr("rocketlet.broker.messages.timers.TIMER_DELIVERIES_AT_ONCE", 3)
         self.clock = MovableClock(stands=True)
         self.numbers = itertools.count()
         self.due: dict[int, int] = {}
@@ -47,7 +47,7 @@ class Times(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         config = BrokerConfig(self.folder, "127.0.0.1:1", segment_bytes=4000)
-        self.broker = Broker(config, None, self.clock)
+        self.broker = Broker(config, None, self.clock, limits=LIMITS_OF_FEW)
         if self.broker.topics.get("t") is None:
             self.broker.topics.put(TopicConfig("t", 1, 1), 0)
         self.queue = self.broker.store.queue("t", 0)

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+from rocketlet.broker.config import Limits
 from rocketlet.broker.store import disk
 from rocketlet.broker.store.files import Folder, StoreError
 from rocketlet.broker.store.store import Store
@@ -130,8 +131,7 @@ def test_a_job_syncs_the_log_and_its_names_with_nothing_between(tmp_path: Any, m
 async def test_a_broker_stops_though_the_device_never_answers_and_leaves_its_folder_to_nobody(
     nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.config.DEVICE_STOP_S", 0.05)
-    node = await nodes.start(flush="sync")
+    node = await nodes.start(flush="sync", limits=Limits(device_stop_s=0.05))
     wire = await connect(node.address)
     await create_topic(wire, "t")
     slow = Slow(monkeypatch)
