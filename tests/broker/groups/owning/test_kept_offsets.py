@@ -128,15 +128,18 @@ def test_offsets_of_a_topic_that_was_made_anew_are_forgotten(
     assert again.knows("g", "t") is is_kept
 
 
+def ends(*ends: int) -> Any:
+    """The queues of the topic, by where each ends."""
+    return {("t", number): SimpleNamespace(next=end) for number, end in enumerate(ends)}
+
+
 def test_offsets_beyond_the_end_of_their_queue_are_set_back_and_saved(tmp_path: Path) -> None:
     offsets = made(tmp_path)
     for number in range(3):
         offsets.put("g", "t", number, 5)
     save(offsets)
-    offsets.clamp(
-        {("t", 0): SimpleNamespace(next=5), ("t", 1): SimpleNamespace(next=5), ("t", 2): SimpleNamespace(next=9)}
-    )  # type: ignore[dict-item]
+    offsets.clamp(ends(5, 5, 9))
     assert save(offsets) is None
-    offsets.clamp({("t", 0): SimpleNamespace(next=5), ("t", 1): SimpleNamespace(next=4)})  # type: ignore[dict-item]
+    offsets.clamp(ends(5, 4))
     assert offsets.of("g", "t") == {0: 5, 1: 4, 2: 0}
     assert save(offsets) is not None
