@@ -32,7 +32,7 @@ async def watch(world: World) -> None:
     since_s: dict[Queue, float] = {}
     end_s = world.loop.time() + WATCHED_S
     while (now_s := world.loop.time()) < end_s:
-        members = [member for member in world.living() if isinstance(member, ForeignMember)]
+        members = [member for member in world.members if isinstance(member, ForeignMember)]
         idle = {
             queue
             for queue in world.queues_up()

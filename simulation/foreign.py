@@ -63,6 +63,7 @@ class ProcessQueue:
         self.next_offset = offset
         self.unhandled: set[int] = set()
         self.is_dropped = False
+        self.submitted = 0  # to the executor, and not handled yet
         self.commit: int | None = (
             offset  # in memory: how far it is (RemoteBrokerOffsetStore.readOffset keeps what it loads)
         )
@@ -113,8 +114,8 @@ class ForeignMember:
         return {queue for queue in self._queues if not self._world.is_held_back(self, queue)}
 
     def has_in_hands(self, queue: Queue) -> bool:
-        """Whether messages of the queue were pulled, and are not handled yet."""
-        return queue in self._queues and bool(self._queues[queue].unhandled)
+        """Whether it will handle messages of the queue that it has. One that leaves goes on with those that it had before."""
+        return queue in self._queues and self._queues[queue].submitted > 0 and not self._is_over
 
     # Life
 
@@ -293,6 +294,7 @@ class ForeignMember:
             process_queue.advance(process_queue.next_offset)
         for record in () if self._is_stopping else records:
             self._submitted += 1
+            process_queue.submitted += 1
             self._spawn(self._handle(process_queue, Message(record, queue, queue.topic, NO_LEASE)))
 
     async def _move(self, queue: Queue, process_queue: ProcessQueue, offset: int) -> None:
@@ -313,3 +315,4 @@ class ForeignMember:
                 process_queue.handled(message.queue_offset)
                 self._running -= 1
             self._submitted -= 1
+            process_queue.submitted -= 1
