@@ -27,6 +27,12 @@ from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.requests import SUBSCRIBED, SUSPEND, bodies_of, heartbeat, pull, send
 
 
+@pytest.fixture
+async def still(nodes: Nodes) -> Node:
+    """A broker whose clock stands: no held pull ends because its time is up."""
+    return await nodes.start(clock=MovableClock(stands=True))
+
+
 async def test_a_broker_that_may_not_be_read_refuses_first(nodes: Nodes, connect: Connect) -> None:
     node = await nodes.start(permission=2)
     answer = await (await connect(node.address)).call(RequestCode.PULL_MESSAGE, pull("nowhere"))
@@ -133,12 +139,13 @@ async def test_a_sql_filter_lets_through_what_matches_and_moves_past_the_rest(wi
     assert answer.ext["nextBeginOffset"] == "1000"
 
 
-async def test_a_held_pull_with_a_sql_filter_is_answered_by_a_match(node: Node, wire: Wire, connect: Connect) -> None:
+async def test_a_held_pull_with_a_sql_filter_is_answered_by_a_match(still: Node, connect: Connect) -> None:
+    wire = await connect(still.address)
     await create_topic(wire, "t")
     opaque = wire.send(
         RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED | SUSPEND, subscription="a = 1", expression_type="SQL92")
     )
-    await send(await connect(node.address), b"yes", properties="a\x011")
+    await send(await connect(still.address), b"yes", properties="a\x011")
     answer = await wire.answer(opaque)
     assert [record.body for record in decode_records(answer.body)] == [b"yes"]
 
@@ -187,10 +194,10 @@ async def test_a_pull_takes_as_many_as_asked_and_256_kib_at_most(wire: Wire) -> 
 
 @pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ, MSGPACK])
 async def test_a_held_pull_is_answered_by_the_arriving_message_in_its_encoding(
-    node: Node, wire: Wire, connect: Connect, serialize_type: int
+    still: Node, connect: Connect, serialize_type: int
 ) -> None:
+    wire, waiting = await connect(still.address), await connect(still.address)
     await create_topic(wire, "t")
-    waiting = await connect(node.address)
     opaque = waiting.send(RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED | SUSPEND), serialize_type=serialize_type)
     assert (await waiting.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})).code == 0
     await send(wire, b"here")
@@ -199,9 +206,9 @@ async def test_a_held_pull_is_answered_by_the_arriving_message_in_its_encoding(
     assert [record.body for record in decode_records(answer.body)] == [b"here"]
 
 
-async def test_a_held_pull_sleeps_through_messages_of_other_tags(node: Node, wire: Wire, connect: Connect) -> None:
+async def test_a_held_pull_sleeps_through_messages_of_other_tags(still: Node, connect: Connect) -> None:
+    wire, waiting = await connect(still.address), await connect(still.address)
     await create_topic(wire, "t")
-    waiting = await connect(node.address)
     opaque = waiting.send(RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED | SUSPEND, subscription="A"))
     await waiting.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})
     await send(wire, b"not this", tag="B")
@@ -219,12 +226,12 @@ async def test_a_held_pull_ends_when_its_time_is_up(wire: Wire) -> None:
 
 @pytest.mark.parametrize("expression", ["*", "B"])
 async def test_a_held_pull_of_a_topic_that_is_deleted_is_told_at_once(
-    node: Node, wire: Wire, connect: Connect, expression: str
+    still: Node, connect: Connect, expression: str
 ) -> None:
     """Held on, it would sleep through the messages of a topic that is made anew."""
+    wire, waiting = await connect(still.address), await connect(still.address)
     await create_topic(wire, "t")
     await send(wire, b"seen", tag="A", queue=0)
-    waiting = await connect(node.address)
     held = pull(flags=SUBSCRIBED | SUSPEND, offset=1, subscription=expression)
     opaque = waiting.send(RequestCode.PULL_MESSAGE, held)
     await waiting.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})
