@@ -6,112 +6,27 @@ The names in `__all__` are the public API, and so are those of `rocketlet.sync`,
 `rocketlet.taskiq`, `rocketlet.spark` with its options, and the `rocketlet` command.
 Everything else is private: it may change in any release.
 
-Names load when they are first used. `import rocketlet` alone loads nothing, and the client loads neither broker nor Spark.
+Names load when they are first used. `import rocketlet` alone loads no more than their list, and the client
+loads neither broker nor Spark.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from . import client
+
 if TYPE_CHECKING:
-    from .client import (
-        AVG,
-        AVG_BY_CIRCLE,
-        CONSISTENT_HASH,
-        STICKY,
-        Access,
-        AdminClient,
-        AnswerUnreadable,
-        BrokerRefused,
-        ConfigError,
-        ConnectionFailed,
-        Consumer,
-        Depends,
-        Group,
-        GroupConfig,
-        Health,
-        Message,
-        MessageIllegal,
-        MessageTrace,
-        OffsetChange,
-        Outgoing,
-        Position,
-        Producer,
-        PullLimits,
-        PutAccount,
-        Queue,
-        Reject,
-        RequestFailed,
-        RequestTimeout,
-        RetryLater,
-        RetryPolicy,
-        Rocketlet,
-        RocketletError,
-        Sending,
-        SendResult,
-        SharedConsumer,
-        Sql,
-        Start,
-        Strategy,
-        Topic,
-        TopicNotFound,
-        settled,
-        stop_signal,
-    )
+    from .client import *  # noqa: F403 (the names of its `__all__`)
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AVG",
-    "AVG_BY_CIRCLE",
-    "CONSISTENT_HASH",
-    "STICKY",
-    "Access",
-    "AdminClient",
-    "AnswerUnreadable",
-    "BrokerRefused",
-    "ConfigError",
-    "ConnectionFailed",
-    "Consumer",
-    "Depends",
-    "Group",
-    "GroupConfig",
-    "Health",
-    "Message",
-    "MessageIllegal",
-    "MessageTrace",
-    "OffsetChange",
-    "Outgoing",
-    "Position",
-    "Producer",
-    "PullLimits",
-    "PutAccount",
-    "Queue",
-    "Reject",
-    "RequestFailed",
-    "RequestTimeout",
-    "RetryLater",
-    "RetryPolicy",
-    "Rocketlet",
-    "RocketletError",
-    "SendResult",
-    "Sending",
-    "SharedConsumer",
-    "Sql",
-    "Start",
-    "Strategy",
-    "Topic",
-    "TopicNotFound",
-    "__version__",
-    "settled",
-    "stop_signal",
-]
+__all__ = ["__version__"]
+__all__ += client.__all__
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the client when one of its names is asked for, and keeps what was found."""
+    """Loads the part of the client whose name is asked for, and keeps the name."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import client
-
     found = globals()[name] = getattr(client, name)
     return found
 

@@ -81,7 +81,7 @@ from .store.consume_queue import ConsumeQueue
 from .store.files import Save
 from .store.flusher import Flusher
 from .store.frames import Frames
-from .store.retention import RetentionTime
+from .store.retention import Retention, RetentionTime
 from .store.store import Store, StoreFull
 
 log = structlog.get_logger("rocketlet.broker")
@@ -423,12 +423,8 @@ class Broker:
                 log.error("save_failed", reason=str(error))
 
     async def expire_segments(self) -> None:
-        config = self.config
-        older_than_s = self.retention_time.now_s() - config.retain_hours * 3600
-        # Messages that wait for their time are kept until then, on top of the retained bytes.
-        total_bytes = None if config.retain_bytes is None else config.retain_bytes + self.timers.waiting_bytes
-        expiring = self.store.expiring(older_than_s=older_than_s, total_bytes=total_bytes, carry=self.timers.carrying)
-        dropped = await self.device.do(expiring)
+        retention = Retention.of(self.config, self.retention_time.now_s(), self.timers.waiting_bytes)
+        dropped = await self.device.do(self.store.expiring(retention, self.timers.carrying))
         if dropped:
             log.info("segments_expired", segments=dropped, begin=self.store.begin)
             self.turns.do_alone("lost messages", self.progress.noting_lost)

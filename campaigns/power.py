@@ -31,6 +31,7 @@ from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import Limits
 from rocketlet.broker.running.jobs import Call, Job, do
 from rocketlet.broker.store.flusher import Flusher
+from rocketlet.broker.store.retention import Retention
 from rocketlet.protocol.bodies import TopicConfig
 
 from ._ledger import LATE, Place, differences, open_broker, put, read_all
@@ -274,7 +275,7 @@ class Work:
             broker.topics.put(TopicConfig(name, 2, 2), broker.store.end)
             self._sync(broker, lambda: self.topics.add(name))
         elif kind == "expire":
-            self._begin(broker.store.expiring(older_than_s=0, total_bytes=200_000))
+            self._begin(broker.store.expiring(Retention(0, 200_000)))
         else:
             broker.offsets.put("g", "t", 0, broker.store.queue("t", 0).next)
 

@@ -26,7 +26,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from ..protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY, Strategy
+    from ..protocol.allocation import (
+        AVG,
+        AVG_BY_CIRCLE,
+        CONSISTENT_HASH,
+        STICKY,
+        Configured,
+        MachineRoomNearby,
+        Strategy,
+    )
     from ..protocol.group_config import GroupConfig
     from ..protocol.headers import PutAccount
     from ..protocol.queue import Queue
@@ -65,6 +73,8 @@ _NAMES: Final = {
         "AVG_BY_CIRCLE",
         "CONSISTENT_HASH",
         "STICKY",
+        "Configured",
+        "MachineRoomNearby",
         "Strategy",
     ),
     "..protocol.group_config": ("GroupConfig",),
@@ -125,12 +135,14 @@ __all__ = [
     "AnswerUnreadable",
     "BrokerRefused",
     "ConfigError",
+    "Configured",
     "ConnectionFailed",
     "Consumer",
     "Depends",
     "Group",
     "GroupConfig",
     "Health",
+    "MachineRoomNearby",
     "Message",
     "MessageIllegal",
     "MessageTrace",

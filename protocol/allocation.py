@@ -240,3 +240,5 @@ AVG = Averagely()
 AVG_BY_CIRCLE = AveragelyByCircle()
 CONSISTENT_HASH = ConsistentHash()
 STICKY = Sticky()
+COMPUTED: Mapping[str, Strategy] = {strategy.name: strategy for strategy in (AVG, AVG_BY_CIRCLE, CONSISTENT_HASH)}
+"""The strategies that a broker computes for members that ask it for their share."""

@@ -204,8 +204,7 @@ class Dispatch:
     def _stage(self, sends: Sends, connection: Connection, frame: Frame, out: Buffers) -> bool:
         """Whether the send is done with; a long batch is not."""
         try:
-            if self._acl is not None:
-                authorize(self._acl, connection, frame, SENDS[frame.code], self._records)
+            self._check(connection, frame, SENDS[frame.code])
             sends.stage(connection, frame)
         except Refused as refusal:
             refusal.ext = REGION_EXT
@@ -268,6 +267,13 @@ class Dispatch:
         self._write(connection, frame, reply, written)
         connection.go_on()
 
+    def _check(self, connection: Connection, frame: Frame, rule: Rule) -> None:
+        """Whatever is checked before a request is staged or handled. Raises Refused."""
+        if self._admin_is_local and rule.is_admin and frame.code not in OF_BROKERS:
+            _refuse_strangers(connection, frame)
+        if self._acl is not None:
+            authorize(self._acl, connection, frame, rule, self._records)
+
     def _handle(self, connection: Connection, frame: Frame) -> Reply:
         found = self._handlers.get(frame.code)
         if found is None or (connection.is_vip and frame.code in PULLS):  # as on Apache's VIP channel
@@ -275,10 +281,7 @@ class Dispatch:
             return answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         handler, rule = found
         try:
-            if self._admin_is_local and rule.is_admin and frame.code not in OF_BROKERS:
-                _refuse_strangers(connection, frame)
-            if self._acl is not None:
-                authorize(self._acl, connection, frame, rule, self._records)
+            self._check(connection, frame, rule)
             if self._flusher is not None:
                 return self._handle_synced(self._flusher, connection, frame, handler)
             reply = handler(connection, frame)

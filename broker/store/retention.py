@@ -1,4 +1,4 @@
-"""The time by which segments expire: the machine's, unless it has just jumped ahead.
+"""Which segments expire, and the time by which they do: the machine's, unless it has just jumped ahead.
 
 A wall clock that is set ahead by mistake, by 30 days say, would have everything expire at once, and nothing brings that back.
 The monotonic clock tells such a jump from time that went by. For as long as the jump is wide, a day at most, the time before
@@ -7,12 +7,34 @@ it counts on: then it was a machine that slept, or somebody had a day to see wha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Self
+
 import structlog
 
 from ..clock import Clock
-from ..config import MAX_CLOCK_DOUBT_S, RETENTION_JUMP_S
+from ..config import MAX_CLOCK_DOUBT_S, RETENTION_JUMP_S, BrokerConfig
+from .commit_log import CommitLog
 
 log = structlog.get_logger("rocketlet.store")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """A segment expires that was last written before a time, or that begins before the last `total_bytes` of the log."""
+
+    older_than_s: float
+    total_bytes: int | None
+
+    @classmethod
+    def of(cls, config: BrokerConfig, now_s: float, waiting_bytes: int) -> Self:
+        """Messages that wait for their time are kept until then, on top of the retained bytes."""
+        total_bytes = None if config.retain_bytes is None else config.retain_bytes + waiting_bytes
+        return cls(now_s - config.retain_hours * 3600, total_bytes)
+
+    def expires(self, log: CommitLog, start: int) -> bool:
+        is_too_old = log.modified_s(start) < self.older_than_s
+        return is_too_old or (self.total_bytes is not None and log.end - start > self.total_bytes)
 
 
 class RetentionTime:

@@ -31,6 +31,7 @@ from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_s
 from .marks import Marks
 from .reading import Fetched, Reader
 from .recovery import Recovered, Recovery, checkpoint_text, read_checkpoint
+from .retention import Retention
 from .room import Room
 from .searching import Search
 
@@ -452,19 +453,16 @@ class Store:
 
     def expire(self, *, older_than_s: float, total_bytes: int | None) -> int:
         """Like `expiring`, but at once."""
-        return run(self.expiring(older_than_s=older_than_s, total_bytes=total_bytes))
+        return run(self.expiring(Retention(older_than_s, total_bytes)))
 
-    def expiring(self, *, older_than_s: float, total_bytes: int | None, carry: Carry | None = None) -> Job[int]:
-        """Drops old segments: those last written before a time, and those beyond a total size. Returns how many.
+    def expiring(self, retention: Retention, carry: Carry | None = None) -> Job[int]:
+        """Drops the oldest segments as long as they expire. Returns how many.
 
         carry: stores needed messages before a position again at the end; returns the position up to which it did."""
         starts = self._log.starts
         dropped = 0
-        while dropped < min(len(starts) - 1, DELETE_LIMIT):
-            too_old = self._log.modified_s(starts[dropped]) < older_than_s
-            too_much = total_bytes is not None and self._log.end - starts[dropped] > total_bytes
-            if not too_old and not too_much:
-                break
+        most = min(len(starts) - 1, DELETE_LIMIT)
+        while dropped < most and retention.expires(self._log, starts[dropped]):
             dropped += 1
         if dropped:
             free_before = starts[dropped] if carry is None else (yield from carry(starts[dropped]))

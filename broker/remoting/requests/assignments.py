@@ -14,17 +14,12 @@ from ...config import LimitExceeded
 from ..answers import Buffers, answer
 from ..connection import Connection
 
-_STRATEGIES: dict[str, allocation.Strategy] = {
-    strategy.name: strategy
-    for strategy in (allocation.AVG, allocation.AveragelyByCircle(), allocation.ConsistentHash())
-}
-
 
 async def query_assignment(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """Answers when the topic's route is known, which lies with a name server."""
     request = group_bodies.decode_assignment_request(frame.body)
-    if request.strategy not in _STRATEGIES:
-        remark = f"the strategy {request.strategy} is unknown; use {', '.join(_STRATEGIES)}"
+    if request.strategy not in allocation.COMPUTED:
+        remark = f"the strategy {request.strategy} is unknown; use {', '.join(allocation.COMPUTED)}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     is_popped = broker.request_modes.of(request.group, request.topic).mode == POP
     route = await broker.name_servers.find_route(request.topic)
@@ -46,7 +41,7 @@ def _share(broker: Broker, request: group_bodies.AssignmentRequest, route: Route
         return queues
     group = broker.groups.get(request.group)
     ids = list(group.order(request.topic)) if group else []
-    strategy = _STRATEGIES[request.strategy]
+    strategy = allocation.COMPUTED[request.strategy]
     points = strategy.virtual_nodes * len(ids) if isinstance(strategy, allocation.ConsistentHash) else 0
     if points + count > broker.limits.max_hashed:
         raise LimitExceeded(f"{request.strategy} with {count} queues and {len(ids)} members takes too long; use AVG")

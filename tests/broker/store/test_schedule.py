@@ -18,6 +18,7 @@ from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.messages.timers import waiting_text
 from rocketlet.broker.running.jobs import run
 from rocketlet.broker.store import runs
+from rocketlet.broker.store.retention import Retention
 from rocketlet.protocol.bodies import TopicConfig
 
 HOST = b"\x7f\0\0\1\0\0\0\1"
@@ -123,7 +124,7 @@ class Times(RuleBasedStateMachine):
             for _ in range(filling):
                 self.broker.appender.stage(self.queue, b"filling", b"x" * 500, 0, 0, 0, now_ms, HOST)
         self.look()
-        run(self.broker.store.expiring(older_than_s=0, total_bytes=4000, carry=self.broker.timers.carrying))
+        run(self.broker.store.expiring(Retention(0, 4000), self.broker.timers.carrying))
         self.look()
 
     @precondition(lambda self: self.due)

@@ -28,14 +28,13 @@ public final class Peer {
 
     private void run(String mode) throws Exception {
         switch (mode) {
-            case "produce", "sends", "batch", "errors", "transaction", "request", "reply", "trace" ->
-                new Producers(this).run(mode);
             case "consume" -> new Consumers(this).push();
             case "lite", "assign", "pull" -> new Pulls(this).run(mode);
             case "queries" -> new Queries(this).run();
             case "mqadmin" -> Mqadmin.run();
             case "filter" -> Filters.run();
-            default -> five(mode);
+            case "timers", "pop" -> five(mode);
+            default -> new Producers(this).run(mode);
         }
     }
 
