@@ -19,6 +19,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
@@ -191,6 +192,7 @@ class Rocketlet:
     async def _start(self, name_server: str) -> None:
         if self._stack is not None:
             raise ConfigError("this application runs already")
+        self._check_declared()
         async with AsyncExitStack() as stack:
             producer = Producer(name_server, self._group, access=self._access, encode=self._encode, **self._options)
             self._producer = await stack.enter_async_context(producer)
@@ -201,6 +203,17 @@ class Rocketlet:
                 self._consumers[subscriber.name] = await self._consumer(subscriber, name_server, stack)
             self._stack = stack.pop_all()
 
+    def _check_declared(self) -> None:
+        """A group has one subscription, and a publisher that handles nothing would send nothing."""
+        for item, other in combinations(self._subscribers, 2):
+            if item.group == other.group:
+                raise ConfigError(
+                    f"two subscribers are of the group {item.group}, {item.name} and {other.name}; give one another group"
+                )
+        handlers = {item.handler for item in self._subscribers}
+        for function in self._publishers.keys() - handlers:
+            raise ConfigError(f"publisher: {function.__qualname__} handles nothing; declare it as a subscriber, too")
+
     def _forget(self) -> None:
         self._producer = None
         self._consumers.clear()
@@ -208,8 +221,6 @@ class Rocketlet:
     async def _consumer(
         self, subscriber: _Subscriber, name_server: str, stack: AsyncExitStack
     ) -> Consumer | SharedConsumer:
-        if subscriber.name in self._consumers:
-            raise ConfigError(f"two subscribers are {subscriber.name}; give one of them another group")
         kind: Any = SharedConsumer if subscriber.sharing else Consumer
         call = _Call(self, subscriber, self._publishers.get(subscriber.handler, ()))
         stack.callback(call.stop)
@@ -256,15 +267,25 @@ class _Call:
         return await self._called(value)
 
     async def _called(self, *arguments: Any) -> Outcome:
-        async with asyncio.timeout(self._timeout_s), AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                return await self._handled(*arguments)
+        except TimeoutError:
+            if limit.expired():
+                raise TimeoutError(f"the handler took longer than its timeout_s, {self._timeout_s:g} s") from None
+            raise
+
+    async def _handled(self, *arguments: Any) -> Outcome:
+        async with AsyncExitStack() as stack:
             given = await resolved(self._wanted, self._app.replaced, stack, {})
             if self._in_thread is not None:
                 result = await self._in_thread(lambda: self._handler(*arguments, **given))
             else:
                 result = await self._handler(*arguments, **given)
-            if result is None or isinstance(result, RetryLater | Reject) or not self._publishers:
-                outcome: Outcome = result
-                return outcome
+            if result is None or isinstance(result, RetryLater | Reject):
+                return result
+            if not self._publishers:
+                raise TypeError(f"the handler returned {result!r:.200}; @app.publisher(topic) would send it")
             for topic, options in self._publishers:
                 await self._app.publish(topic, result, **options)
             return None

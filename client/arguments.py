@@ -151,11 +151,11 @@ def check_bool(name: str, value: Any) -> None:
         raise ConfigError(f"{name}: {value!r} is neither True nor False")
 
 
-def check_delay(delay: Any) -> None:
+def check_delay(delay: Any, name: str = "delay") -> None:
     """The seconds after which a message comes again; None for the delay of its level."""
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     if seconds is not None and (type(seconds) not in (int, float) or not 0 <= seconds <= MAX_INVISIBLE_S):
-        raise ConfigError(f"delay: {delay!r} is not a time from 0 to {MAX_INVISIBLE_S / 3600:.0f} hours")
+        raise ConfigError(f"{name}: {delay!r} is not a time from 0 to {MAX_INVISIBLE_S / 3600:.0f} hours")
 
 
 def check_callable(name: str, value: Any, *takes: str) -> None:

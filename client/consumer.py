@@ -34,6 +34,7 @@ from .consuming.handling import BatchHandler, Handler, MessageHandler, Reject, R
 from .consuming.process_queue import ProcessQueue, Run
 from .consuming.pulling import Puller, check_filters
 from .consuming.questions import Questions
+from .consuming.retrying import check_levels
 from .consuming.returning import hand_back
 from .errors import ConfigError
 from .log import get_logger
@@ -41,7 +42,7 @@ from .member.broadcast import Broadcast
 from .member.membership import Membership
 from .member.offsets import GroupOffsets, Position, begin_offset
 from .message import Message
-from .options import ConsumerOptions, SeekPosition
+from .options import ConsumerOptions, SeekPosition, most_retries
 from .receiving import Receiver
 from .sending.requests import is_awaited, reply_failure
 
@@ -129,6 +130,9 @@ class Consumer(Receiver):
         self._options = options = chosen(ConsumerOptions, options)
         check_handler(handler, decode, options["middleware"], takes_batches=batch_size is not None)
         check_models(options["orderly"], options["broadcasting"], options["offsets_file"])
+        self._max_reconsume_times = most_retries(options)
+        if options["retry"] is not None and not options["orderly"]:
+            check_levels("retry", options["retry"])
         limits = batch_limits(batch_size, options["pull"], options["batch_wait_s"])
         self._broadcasting = options["broadcasting"]
         subscribed = with_retries(group, parse_subscriptions(subscriptions), broadcasting=self._broadcasting)
@@ -225,17 +229,12 @@ class Consumer(Receiver):
             on_failed=self._failed,
             middleware=self._options["middleware"],
             inner=decoding.around if decoding is not None else None,
-            judge=retry.outcome if retry is not None else None,
+            judge=retry.outcome_by_level if retry is not None else None,
         )
 
     def _failed(self, message: Message, reason: str) -> None:
         if is_awaited(message):
             self._assignment.spawn(reply_failure(self._cluster, self.group, message, reason))
-
-    @property
-    def _max_reconsume_times(self) -> int | None:
-        retry, times = self._options["retry"], self._options["max_reconsume_times"]
-        return retry.attempts - 1 if retry is not None and times is None else times
 
     @property
     def _max_tries(self) -> int:

@@ -70,7 +70,7 @@ class AnswerUnreadable(RocketletError):
 _HINTS: Final[dict[int, str]] = {
     ResponseCode.SYSTEM_BUSY: "The broker is overloaded: send more slowly, or retry",
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "This broker does not have the feature",
-    ResponseCode.MESSAGE_ILLEGAL: "Make the body or the properties smaller",
+    ResponseCode.MESSAGE_ILLEGAL: "Change what the remark names",
     ResponseCode.SERVICE_NOT_AVAILABLE: "The broker cannot store now: free disk space, or send to another broker",
     ResponseCode.TOPIC_NOT_EXIST: "Create the topic, or let the broker create topics",
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "Create the consumer group on the broker",

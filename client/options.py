@@ -38,6 +38,7 @@ from .config import (
 from .consuming.handling import Middleware
 from .consuming.listeners import Assigned, Listener
 from .consuming.retrying import RetryPolicy
+from .errors import ConfigError
 from .wire.access import Access
 
 SeekPosition = Literal["first", "last"] | int | Mapping[Queue, int]
@@ -73,6 +74,10 @@ class MemberOptions(TypedDict, total=False):
     max_reconsume_times: Annotated[
         int | None,
         Option("how often a message is tried again. Default: the group's setting, which is 16 at first.", None, _TRIES),
+    ]
+    retry: Annotated[
+        RetryPolicy | None,
+        Option("which exceptions are tried again, how often, and when.", None, _kind(RetryPolicy)),
     ]
     drain_s: Annotated[
         float,
@@ -126,10 +131,6 @@ class ConsumerOptions(MemberOptions, total=False):
             _unless_none(check_seconds),
         ),
     ]
-    retry: Annotated[
-        RetryPolicy | None,
-        Option("which exceptions are tried again, how often, and when.", None, _kind(RetryPolicy)),
-    ]
     commit_interval_s: Annotated[
         float,
         Option(
@@ -174,3 +175,13 @@ class SharedOptions(MemberOptions, total=False):
             check_invisible,
         ),
     ]
+
+
+def most_retries(options: MemberOptions) -> int | None:
+    """How often a message is tried again at most; None for the group's setting. Raises ConfigError if two options say it."""
+    retry, times = options["retry"], options["max_reconsume_times"]
+    if retry is None:
+        return times
+    if times is not None:
+        raise ConfigError(f"max_reconsume_times: {times} and the attempts of `retry` say the same; give one of them")
+    return retry.attempts - 1

@@ -312,8 +312,8 @@ class Producer(Sender, Generic[Body]):
         for message in messages:
             if later_text(message.delay_level, message.delay, message.at):
                 raise MessageIllegal("a batch cannot be delayed; send delayed messages one by one")
-            ids.append(checked_id(message.message_id) if message.message_id else self._keys.next())
-            is_again = bool(message.message_id)
+            ids.append(checked_id(message.message_id) if message.message_id is not None else self._keys.next())
+            is_again = message.message_id is not None
             text = properties_text(message.tag, message.keys, message.properties, ids[-1], "", is_again=is_again)
             check_flag(message.flag)
             entries.append((message.flag, checked_body(message.body), text))

@@ -27,12 +27,13 @@ from .consuming.decoding import Decode, Decoding
 from .consuming.handling import Outcome, Reject, RetryLater
 from .consuming.process_queue import ProcessQueue
 from .consuming.questions import Questions
+from .consuming.reasons import reason_of
 from .consuming.standing import Standing
 from .errors import ConfigError, RocketletError
 from .log import get_logger
 from .member.heartbeats import Heartbeats
 from .message import Message
-from .options import SharedOptions
+from .options import SharedOptions, most_retries
 from .sending.requests import is_awaited, reply_failure
 from .sharing.deliveries import Delivery
 from .sharing.popping import Wanted
@@ -77,6 +78,7 @@ class SharedConsumer(AnyConsumer):
         super().__init__(name_server, group, parse_subscriptions(subscriptions), options)
         self.client_id = new_client_id(options["client_name"])
         self._handler, self._decode = handler, decode
+        self._max_reconsume_times = most_retries(options)
         self._orderly = options["orderly"]
         self._wanted = Wanted(group, options["invisible_s"], self._orderly, options["start"] == "first")
         self._cluster.keeps_brokers = True
@@ -94,7 +96,7 @@ class SharedConsumer(AnyConsumer):
             self._cluster,
             self._wanted,
             self.subscriptions,
-            self._options["max_reconsume_times"],
+            self._max_reconsume_times,
             self._register,
             self._options["middleware"],
             tells=self._handler is None,
@@ -102,7 +104,7 @@ class SharedConsumer(AnyConsumer):
         if self._handler is not None:
             inner = None if self._decode is None else Decoding(self._decode, self._handler).around
             call = Calling(self._handler, self._concurrency, self._options["middleware"], inner)
-            self._workers = Workers(call, self._concurrency, sharing, self._settle, sharing.give_back)
+            self._workers = Workers(call, self._concurrency, sharing, self._settle, judge=self._judge)
             self._workers.start()
         Questions(self._cluster, self, sharing.spawn)
         await self._greet()
@@ -126,6 +128,10 @@ class SharedConsumer(AnyConsumer):
         """A broker hears who we are before it gives us a message, also on a new connection."""
         if not self._heartbeats.is_registered(address):
             await self._heartbeats.register((address,))
+
+    def _judge(self, message: Message, error: BaseException) -> Outcome:
+        retry = self._options["retry"]
+        return RetryLater(reason=reason_of(error)) if retry is None else retry.outcome(message, error)
 
     def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
         assert self._sharing is not None

@@ -48,7 +48,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client.tasks client.wire",
         "client.sharing": "client.config client.consuming client.errors client.lease client.log client.message client.tasks "
         "client.wire",
-        "client.options": "client.arguments client.config client.consuming client.wire",
+        "client.options": "client.arguments client.config client.consuming client.errors client.wire",
         "client.any_consumer": "client.consuming client.errors client.lifecycle client.message client.options client.wire",
         "client.receiving": "client.any_consumer client.consuming client.errors client.lifecycle client.message",
         "client.shared_consumer": "client.any_consumer client.arguments client.consuming client.errors client.log "

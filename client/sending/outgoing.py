@@ -94,6 +94,8 @@ def encoded(name: str, text: str) -> bytes:
 
 
 def checked_id(message_id: str) -> str:
+    if message_id == "":
+        raise MessageIllegal("the message id is empty; leave it out for a new one")
     return _plain("message id", message_id)
 
 

@@ -166,10 +166,10 @@ class Sender(Lifecycle):
         batch = accumulator.batch_of_turn.get(topic) if queue_key is None and queue is None else None
         if batch is None and (batch := self._batch(accumulator, topic, queue_key, queue)) is None:
             return None
-        if message_id or tag or keys or properties:
-            key = checked_id(message_id) if message_id else self._keys.next()
+        if message_id is not None or tag or keys or properties:
+            key = checked_id(message_id) if message_id is not None else self._keys.next()
             # a refused message may leave the batch empty
-            text = properties_text(tag, keys, properties, key, "", is_again=bool(message_id))
+            text = properties_text(tag, keys, properties, key, "", is_again=message_id is not None)
             size_bytes = batch.size_bytes + len(body) + len(text)
         else:
             key = text = ""
@@ -218,8 +218,8 @@ class Sender(Lifecycle):
             checked_body(body)
         now_ms = int(time.time() * 1000)
         self._keys.stamp(now_ms)
-        key = checked_id(message_id) if message_id else self._keys.next()
-        text = properties_text(tag, keys, properties, key, later, is_again=bool(message_id))
+        key = checked_id(message_id) if message_id is not None else self._keys.next()
+        text = properties_text(tag, keys, properties, key, later, is_again=message_id is not None)
         sys_flag = 0
         if len(body) >= self._compress_over_bytes:
             packed, packed_flag = compressed(body)

@@ -12,8 +12,7 @@ from functools import partial
 
 from ..config import RESTART_S
 from ..consuming.calling import Calling
-from ..consuming.handling import Outcome, RetryLater, checked_outcome
-from ..consuming.reasons import reason_of
+from ..consuming.handling import Outcome, checked_outcome
 from ..log import get_logger
 from ..message import Message
 from .deliveries import Delivery
@@ -22,20 +21,20 @@ from .sharing import Sharing
 log = get_logger("rocketlet.handler")
 
 Settle = Callable[[Delivery, Outcome], None]
+Judge = Callable[[Message, BaseException], Outcome]
 
 
 class Workers:
-    """`settle(delivery, outcome)`; `forsake(delivery)`: its handler was cancelled by the end of the consumer."""
+    """`settle(delivery, outcome)`; `judge(message, error)`: the outcome for a handler that raised. A message whose handler
+    the end of the consumer cancelled is given back."""
 
-    def __init__(
-        self, call: Calling, concurrency: int, sharing: Sharing, settle: Settle, forsake: Callable[[Delivery], None]
-    ) -> None:
+    def __init__(self, call: Calling, concurrency: int, sharing: Sharing, settle: Settle, *, judge: Judge) -> None:
         self._call = call
         self._concurrency = concurrency
         self._sharing = sharing
         self._handout = sharing.handout
         self._settle = settle
-        self._forsake = forsake
+        self._judge = judge
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._loop = asyncio.get_running_loop()
@@ -72,10 +71,10 @@ class Workers:
             raise
         except BaseException as error:
             if self._is_stopping:
-                self._forsake(delivery)
+                self._sharing.give_back(delivery)
                 raise
             _log_failure(delivery.message, error)
-            outcome = RetryLater(reason=reason_of(error))
+            outcome = self._judge(delivery.message, error)
         self._settle(delivery, outcome)
 
     async def try_one(self, message: Message) -> Outcome:

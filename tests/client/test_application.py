@@ -7,12 +7,13 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import pydantic
 import pytest
-from rocketlet import ConfigError, Depends, Message, RetryLater, Rocketlet
+from rocketlet import AdminClient, ConfigError, Depends, Message, Queue, RetryLater, RetryPolicy, Rocketlet
 from rocketlet.testing import Broker
 
 from ..conftest import PATIENCE_S, Node, eventually
@@ -130,13 +131,47 @@ def test_mistakes_are_told_where_they_are_declared() -> None:
         app.producer  # noqa: B018
 
 
-async def test_two_subscribers_of_one_group_and_topic_are_refused(node: Node) -> None:
+@pytest.mark.parametrize("other", ["t", "u"])
+async def test_two_subscribers_of_one_group_are_refused(node: Node, other: str) -> None:
     app = Rocketlet(node.address)
-    for _ in range(2):
-        app.subscriber("t", group="g")(lambda message: RetryLater())
-    with pytest.raises(ConfigError, match="two subscribers are g: t"):
+    for topic in ("t", other):
+        app.subscriber(topic, group="g")(lambda message: RetryLater())
+    with pytest.raises(ConfigError, match=f"two subscribers are of the group g, g: t and g: {other}; give one another"):
         await app.__aenter__()
     assert not (await app.health()).is_well
+
+
+async def test_a_publisher_that_handles_nothing_is_refused(node: Node) -> None:
+    app = Rocketlet(node.address)
+    app.publisher("dishes")(lease)
+    with pytest.raises(ConfigError, match="publisher: lease handles nothing; declare it as a subscriber, too"):
+        await app.__aenter__()
+
+
+def stored(node: Node, topic: str) -> bool:
+    return node.broker.store.queue(topic, 0).next == 1
+
+
+async def test_a_result_that_nobody_publishes_and_a_handler_out_of_time_are_named(node: Node) -> None:
+    app = Rocketlet(node.address)
+
+    @app.subscriber("slow", group="slow", timeout_s=0.01, start="first", retry=RetryPolicy(never=(TimeoutError,)))
+    async def hang(message: Message) -> None:
+        await asyncio.sleep(3600)
+
+    @app.subscriber("odd", group="odd", start="first", retry=RetryPolicy(never=(TypeError,)))
+    async def cook(message: Message) -> bytes:
+        return b"a dish"
+
+    async with app, AdminClient(node.address) as admin:
+        for group, reason in (
+            ("slow", "TimeoutError: the handler took longer than its timeout_s, 0.01 s"),
+            ("odd", "TypeError: the handler returned b'a dish'; @app.publisher(topic) would send it"),
+        ):
+            await app.publish(group, b"x")
+            dead = Queue(f"%DLQ%{group}", "broker-a", 0)
+            await eventually(partial(stored, node, dead.topic))
+            assert [item.failure async for part in admin.read(dead, 0, 1) for item in part] == [reason]
 
 
 PROGRAM = """

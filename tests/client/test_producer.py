@@ -295,6 +295,7 @@ def test_wrong_settings_are_refused_when_the_producer_is_made(arguments: dict[st
         ({"queue_key": 12}, r"the queue key 12 is not a text; use str\(12\)"),
         ({"tag": 5}, "the tag 5 is not a text"),
         ({"message_id": 5}, "the message id 5 is not a text"),
+        ({"message_id": ""}, "the message id is empty; leave it out"),
         ({"properties": {"a": 5}}, "'a' is 5; names and values must be text"),
         ({"properties": [("a", "b")]}, "not a mapping"),
         ({"delay_level": "3"}, "the delay level is '3'"),

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.client import AdminClient, ConfigError, Consumer, Message, Producer, PullLimits, RetryPolicy
+from rocketlet.client import (
+    AdminClient,
+    ConfigError,
+    Consumer,
+    Message,
+    Producer,
+    PullLimits,
+    RetryPolicy,
+    SharedConsumer,
+)
 from rocketlet.protocol.queue import Queue
 
 from ..conftest import Node, Wire, create_topic, eventually
@@ -88,7 +97,11 @@ async def test_a_policy_says_what_is_tried_again_how_often_and_when(node: Node, 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"delays_s": (7,)}, "brokers do not know 7 s; there are 1, 5, 10, 30, 60"),
+        ({"delays_s": 5}, "delays_s: 5 is not a tuple of seconds"),
+        ({"delays_s": "5"}, "delays_s: '5' is not a tuple of seconds"),
+        ({"delays_s": ("5",)}, "delays_s: '5' is not a time from 0 to 12 hours"),
+        ({"delays_s": (43_201,)}, "delays_s: 43201 is not a time from 0 to 12 hours"),
+        ({"attempts": 2, "delays_s": (1, 5)}, "2 delays are more than 2 attempts have between them"),
         ({"attempts": 0}, "attempts: 0 is not a whole number from 1"),
         ({"on": ValueError}, "is not a tuple of exceptions"),
     ],
@@ -96,6 +109,40 @@ async def test_a_policy_says_what_is_tried_again_how_often_and_when(node: Node, 
 def test_a_policy_that_cannot_be_kept_is_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         RetryPolicy(**options)
+
+
+def test_a_policy_must_fit_its_consumer() -> None:
+    with pytest.raises(ConfigError, match="brokers do not know 7 s for a Consumer; there are 1, 5, 10, 30, 60"):
+        Consumer("127.0.0.1:1", "g", "t", retry=RetryPolicy(delays_s=(7,)))
+    kinds: tuple[Any, ...] = (Consumer, SharedConsumer)
+    for kind in kinds:
+        with pytest.raises(ConfigError, match="max_reconsume_times: 3 and the attempts of `retry` say the same"):
+            kind("127.0.0.1:1", "g", "t", retry=RetryPolicy(attempts=2), max_reconsume_times=3)
+
+
+async def test_a_policy_of_members_that_share_takes_any_time(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    seen: list[tuple[bytes, int]] = []
+
+    async def handle(message: Message) -> None:
+        seen.append((message.body, message.attempt))
+        raise {b"away": ConnectionError, b"wrong": ValueError}[message.body]("no")
+
+    def later() -> bool:
+        node.clock.advance(7.5)
+        return len(seen) == 4
+
+    policy = RetryPolicy(attempts=3, delays_s=(7.5,), on=(ConnectionError,))
+    async with (
+        Producer(node.address) as producer,
+        SharedConsumer(node.address, "g", "t", handle, retry=policy, start="first"),
+    ):
+        for body in (b"wrong", b"away"):
+            await producer.send("t", body)
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 1)
+        await eventually(later)
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 2)
+    assert sorted(seen) == [(b"away", 1), (b"away", 2), (b"away", 3), (b"wrong", 1)]
 
 
 @pytest.mark.parametrize("wait_s", [0, 61, "1"])
