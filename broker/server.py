@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import structlog
 
@@ -42,7 +42,7 @@ from .sessions.reports import Reports
 from .sessions.session import Session, is_loopback
 
 if TYPE_CHECKING:
-    from .grpc.door import Door
+    from .grpc.door import Door, ServeCalls
     from .observing.metrics_port import MetricsPort
 
 _HTTP2 = b"P"  # with which its preface begins; a frame of the other door cannot, it would be too long
@@ -67,19 +67,22 @@ class Listening:
     admin_is_local: bool = False
 
 
+S = TypeVar("S")
+
 Serve = Callable[[Connection, list[Frame]], None]
 
 
-def _untapped(serve: Serve) -> Serve:
+def _untapped(serve: S) -> S:
     return serve
 
 
 class Taps(NamedTuple):
     """Hooks between clients and the dispatch, so that tests see and delay requests. connection_type: the class of a client's
-    connection. serve: makes another function of the dispatch's `serve`."""
+    connection. serve: makes another function of the dispatch's `serve`; calls: of the one by which gRPC's door serves."""
 
     connection_type: type[Connection] = Connection
     serve: Callable[[Serve], Serve] = _untapped
+    calls: Callable[[ServeCalls], ServeCalls] = _untapped
 
 
 _NO_TAPS: Final = Taps()
@@ -111,6 +114,7 @@ class Server:
             raise ValueError("give the name server's routes to the broker, too: Broker(config, routes)")
         self._routes = routes
         self._connection_type = taps.connection_type
+        self._tap_calls = taps.calls
         self._connections: dict[Connection, None] = {}
         self._last_is_gone: asyncio.Event | None = None  # while it closes
         self._server: asyncio.Server | None = None
@@ -216,7 +220,7 @@ class Server:
     def grpc_door(self) -> Door | None:
         """None without the extra."""
         door = _load_grpc()
-        return door(self._broker, self._acl) if door is not None else None
+        return door(self._broker, self._acl, self._tap_calls) if door is not None else None
 
     def _door_of(self, connection: Connection, first: bytes) -> asyncio.Protocol:
         """Picks the door by a client's first bytes, those of TLS aside."""

@@ -52,12 +52,7 @@ class Broker(BrokerUnderTest):
             settings["name_servers"] = tuple(parse_addresses(name_server))
         config = BrokerConfig(data_dir=Path(), address="", vip_channel=False)
         self._thread: LoopThread | None = None
-        self._clock = BrokerClock()
-        self._faults = Faults()
-        self._clock.run = self._faults.run = self._do
-        self._rig = Rig(
-            replace(config, **settings), Listening(port=port), folder=folder, clock=self._clock, faults=self._faults
-        )
+        self._rig = Rig(replace(config, **settings), Listening(port=port), folder=folder, run=self._do)
 
     # Life
 
@@ -94,11 +89,11 @@ class Broker(BrokerUnderTest):
 
     @property
     def clock(self) -> BrokerClock:
-        return self._clock
+        return self._rig.clock
 
     @property
     def faults(self) -> Faults:
-        return self._faults
+        return self._rig.faults
 
     @property
     def folder(self) -> Path:

@@ -12,16 +12,31 @@ from collections.abc import Callable
 from ..broker.clock import MovableClock
 from .config import COARSE_S, FINE_FOR_S, FINE_S, MAX_ADVANCE_S, MAX_COARSE_STEPS
 
+Run = Callable[[Callable[[], None]], None]
+
+
+def run_here(action: Callable[[], None]) -> None:
+    """Runs in the thread that calls, which is the broker's."""
+    action()
+
 
 class BrokerClock(MovableClock):
-    """`now_ms` is the broker's time, `advance` moves it."""
+    """`now_ms` is the broker's time, `advance` moves it. keep_alive: connected clients count as heard from. next_due_s: how
+    long the first delayed message has to wait. run: calls in the broker's thread."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        keep_alive: Callable[[], None],
+        next_due_s: Callable[[], float | None],
+        is_anyone_frozen: Callable[[], bool],
+        run: Run = run_here,
+    ) -> None:
         super().__init__()
-        self.keep_alive: Callable[[], None] = lambda: None
-        self.next_due_s: Callable[[], float | None] = lambda: None
-        self.is_anyone_frozen: Callable[[], bool] = lambda: False
-        self.run: Callable[[Callable[[], None]], None] = lambda action: action()
+        self._keep_alive = keep_alive
+        self._next_due_s = next_due_s
+        self._is_anyone_frozen = is_anyone_frozen
+        self._run = run
 
     @property
     def now_ms(self) -> int:
@@ -38,7 +53,7 @@ class BrokerClock(MovableClock):
             raise ValueError(
                 f"the clock cannot move on by {total_s} s; {MAX_ADVANCE_S} (366 days) at a time are allowed"
             )
-        self.run(lambda: self._advance(total_s))
+        self._run(lambda: self._advance(total_s))
 
     def reset(self) -> None:
         """Back to the machine's time, without timers."""
@@ -49,8 +64,8 @@ class BrokerClock(MovableClock):
         begin_s = self.monotonic_s()
         coarse_s = max(COARSE_S, total_s / MAX_COARSE_STEPS)
         while (left_s := begin_s + total_s - self.monotonic_s()) > 0:
-            if self.is_anyone_frozen() and total_s - left_s < FINE_FOR_S:
-                self.keep_alive()
+            if self._is_anyone_frozen() and total_s - left_s < FINE_FOR_S:
+                self._keep_alive()
                 super().advance(min(left_s, FINE_S))
             else:
                 self._leap(min(left_s, coarse_s))
@@ -58,8 +73,8 @@ class BrokerClock(MovableClock):
 
     def _leap(self, most_s: float) -> None:
         """Moves to the next delayed message, without a turn for each second of idle sweeps."""
-        due_s = self.next_due_s()
+        due_s = self._next_due_s()
         step_s = most_s if due_s is None else min(most_s, max(due_s, 0.001))
         self._ahead_s += step_s
-        self.keep_alive()
+        self._keep_alive()
         super().advance(0.0)

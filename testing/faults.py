@@ -23,6 +23,7 @@ from ..broker.config import MAX_QUEUES_PER_TOPIC
 from ..broker.grpc.codes import Code
 from ..protocol.bodies import Route
 from ..protocol.codes import RequestCode, ResponseCode, code_name, request_name
+from .clock import Run, run_here
 from .config import MAX_DELAY_S
 
 Action = Literal["answer", "late", "silence", "drop", "close", "close_after", "lose", "slow", "freeze", "route"]
@@ -279,12 +280,12 @@ class Ordered:
 
 @dataclass(slots=True)
 class Faults:
-    """The faults in force, and their acts. `run` calls in the broker's thread; `on_end` when faults are taken away, so that
-    frozen clients go on."""
+    """The faults in force, and their acts. on_end: called when faults are taken away, so that frozen clients go on. run:
+    calls in the broker's thread."""
 
+    on_end: Callable[[], None]
+    run: Run = run_here
     injected: list[Injected] = field(default_factory=list)
-    run: Callable[[Callable[[], None]], None] = lambda action: action()
-    on_end: Callable[[], None] = lambda: None
     _ordered: list[Ordered] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 

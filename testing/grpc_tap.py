@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from ..broker.clock import Clock
 from ..broker.grpc.calls import Call, Way
 from ..broker.grpc.connection import Ready
-from ..broker.grpc.door import Door
+from ..broker.grpc.door import ServeCalls
 from ..broker.listening.carrier import Carrier
 from ..protocol.http2.flow import Stream
 from .faults import Fault, Faults, Seen
@@ -27,8 +27,8 @@ _PREFIX_BYTES: Final = 5  # before a message: whether it is compressed, and its 
 class GrpcTap:
     """Stands where the door's `serve` is. `note` takes each call to the list of requests."""
 
-    def __init__(self, door: Door, faults: Faults, clock: Clock, note: Callable[[Request], None]) -> None:
-        self._serve = door.serve
+    def __init__(self, serve: ServeCalls, faults: Faults, clock: Clock, note: Callable[[Request], None]) -> None:
+        self._serve = serve
         self._faults = faults
         self._clock = clock
         self._note = note

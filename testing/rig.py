@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,13 @@ from ..broker.server import Listening, Server, Taps
 from ..client.admin.admin_client import AdminClient
 from ..client.wire.access import Access
 from ..protocol.work import finish
-from .clock import BrokerClock
+from .clock import BrokerClock, Run, run_here
 from .faults import Faults
 from .ports import free_port
 from .tap import Request, Tap, TappedConnection
 
 if TYPE_CHECKING:
+    from ..broker.grpc.door import ServeCalls
     from .grpc_tap import GrpcTap
 
 _MEMORY = Path("/dev/shm")  # where there is one, files cost no disk
@@ -37,7 +39,8 @@ _MEMORY = Path("/dev/shm")  # where there is one, files cost no disk
 
 class Rig:
     """folder: where the data lies; None: in memory where the system can, else in a temporary folder, gone at the end. It
-    takes the place of the settings' `data_dir`. empties: whether `clear` may empty a folder that was given."""
+    takes the place of the settings' `data_dir`. empties: whether `clear` may empty a folder that was given. run: calls in
+    the broker's thread."""
 
     def __init__(
         self,
@@ -47,11 +50,15 @@ class Rig:
         networks: Networks | None = None,
         folder: Path | None = None,
         empties: bool = False,
-        clock: BrokerClock | None = None,
-        faults: Faults | None = None,
+        run: Run = run_here,
     ) -> None:
-        self.clock = clock or BrokerClock()
-        self.faults = faults or Faults()
+        self.faults = Faults(on_end=self._thaw, run=run)
+        self.clock = BrokerClock(
+            keep_alive=self._keep_alive,
+            next_due_s=self.next_due_s,
+            is_anyone_frozen=lambda: bool(self.faults.frozen()),
+            run=run,
+        )
         self._settings = settings
         self._listening = listening
         self._networks = networks
@@ -66,9 +73,6 @@ class Rig:
         self._tap: Tap | None = None
         self._grpc_tap: GrpcTap | None = None
         self._routes: Routes | None = None
-        self.clock.keep_alive, self.clock.next_due_s = self._keep_alive, self.next_due_s
-        self.clock.is_anyone_frozen = lambda: bool(self.faults.frozen())
-        self.faults.on_end = self._thaw
 
     # Life
 
@@ -149,8 +153,9 @@ class Rig:
         seen = [] if self._tap is None or folder != self._folder else self._tap.requests
         tap = Tap(self._client_of, self.faults, self.clock, seen)
         listening = replace(listening, tls=listening.tls or Tls(signs_itself=can_sign()))
-        server = Server(listening, broker=broker, routes=routes, taps=Taps(TappedConnection, tap.on))
-        self._grpc_tap = self._tapped_calls(server, tap)
+        self._grpc_tap = None
+        taps = Taps(TappedConnection, tap.on, partial(self._tapped_calls, tap))
+        server = Server(listening, broker=broker, routes=routes, taps=taps)
         self._broker, self._server, self._tap, self._folder = broker, server, tap, folder
         try:
             await server.__aenter__()
@@ -159,16 +164,12 @@ class Rig:
             await broker.stop()
             raise
 
-    def _tapped_calls(self, server: Server, tap: Tap) -> GrpcTap | None:
-        """None without the extra."""
-        door = server.grpc_door
-        if door is None:
-            return None
+    def _tapped_calls(self, tap: Tap, serve: ServeCalls) -> ServeCalls:
+        """Not called without the extra."""
         from .grpc_tap import GrpcTap
 
-        tapped = GrpcTap(door, self.faults, self.clock, tap.note)
-        door.serve = tapped.serve  # type: ignore[method-assign]
-        return tapped
+        self._grpc_tap = GrpcTap(serve, self.faults, self.clock, tap.note)
+        return self._grpc_tap.serve
 
     async def _end(self) -> None:
         server, self._server = self._server, None

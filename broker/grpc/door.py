@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import structlog
@@ -41,10 +41,15 @@ log = structlog.get_logger("rocketlet.grpc")
 _CLIENT_FAULTS = (LimitExceeded, StoreError, OverflowError)
 
 
-class Door:
-    """The door of a broker, or of a name server alone, which serves no call and says so."""
+ServeCalls = Callable[[Ready], None]
 
-    def __init__(self, broker: Broker | None, acl: Acl | None = None) -> None:
+
+class Door:
+    """The door of a broker, or of a name server alone, which serves no call and says so. tap: makes another function of the
+    one that serves calls."""
+
+    def __init__(self, broker: Broker | None, acl: Acl | None, tap: Callable[[ServeCalls], ServeCalls]) -> None:
+        self.serve = tap(self._serve_ready)
         self._acl = acl
         self._hall: Hall | None = None
         self._sends: Sends | None = None
@@ -87,7 +92,7 @@ class Door:
             raise CallFault(Status.UNAVAILABLE, "this is a name server; give the client the address of a broker")
         raise CallFault(Status.UNIMPLEMENTED, f"{path[:100].decode(errors='replace')} is not served here")
 
-    def serve(self, ready: Ready) -> None:
+    def _serve_ready(self, ready: Ready) -> None:
         sends = self._sends
         assert sends is not None
         end_s = time.perf_counter() + TURN_S

@@ -58,14 +58,12 @@ class Filters:
 
     def _learn(self, expression: str) -> Work[None]:
         try:
-            found: Filter | str = yield from parsing(expression)
+            found: Filter | str = yield from parsing(expression, self._count_fault)
         except FilterError as error:
             found = str(error)
         except Exception:  # a defect of ours: the client is answered
             log.exception("filter_not_parsed", expression=expression[:200])
             found = f"the filter {expression[:200]!r} cannot be read"
-        if isinstance(found, Filter):
-            found.on_fault = self._count_fault
         self._keep(expression, found)
         for session, action, size in self._asked.pop(expression):
             self._waiting -= 1

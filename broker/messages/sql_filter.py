@@ -49,14 +49,17 @@ class FilterError(ValueError):
     """The expression is not a filter. The text says what is wrong."""
 
 
+OnFault = Callable[[Exception], None]
+
+
 class Filter:
     """A function of a record's properties text. It takes the longer, the more words it has."""
 
-    __slots__ = ("_term", "on_fault", "words")
+    __slots__ = ("_on_fault", "_term", "words")
 
-    def __init__(self, words: int, term: Term) -> None:
+    def __init__(self, words: int, term: Term, on_fault: OnFault | None) -> None:
         self.words = words
-        self.on_fault: Callable[[Exception], None] | None = None
+        self._on_fault = on_fault
         self._term = term
 
     def __call__(self, properties: str) -> bool:
@@ -65,8 +68,8 @@ class Filter:
         except Incomparable:
             return False
         except Exception as error:  # a defect of ours costs one message its match, and no reader its queue
-            if self.on_fault is not None:
-                self.on_fault(error)
+            if self._on_fault is not None:
+                self._on_fault(error)
             return False
 
 
@@ -75,11 +78,11 @@ def parse_filter(expression: str) -> Filter:
     return finish(parsing(expression))
 
 
-def parsing(expression: str) -> Work[Filter]:
-    """Like `parse_filter`, in pieces."""
+def parsing(expression: str, on_fault: OnFault | None = None) -> Work[Filter]:
+    """Like `parse_filter`, in pieces. on_fault: called with what a message's look raises."""
     parser = _Parser(expression)
     term = yield from parser.whole()
-    return Filter(parser.words, term)
+    return Filter(parser.words, term, on_fault)
 
 
 class _Kind(Enum):
