@@ -32,7 +32,7 @@ from .support.certificates import Certificates
 
 PATIENCE_S = float(os.environ.get("ROCKETLET_TESTS_PATIENCE_S", "60"))
 """After this a test that waits has failed. It is far from what any wait takes, on a busy machine, too."""
-FOREIGN = ("java", "go", "node", "pypi", "spark", "browser", "pyright")
+FOREIGN = ("java", "go", "node", "pypi", "rust", "spark", "browser", "pyright")
 """Markers of tests that start programs of others."""
 FOREIGN_S = 900.0
 """How long such a test may take: it may have to wait until everything is fetched, with empty caches."""

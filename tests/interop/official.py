@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,16 @@ def python(folder: Path, home: Path) -> Official:
 def make_python(folder: Path) -> None:
     wanted = "rocketmq-python-client==5.1.2"
     fetched([sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), wanted], folder)
+
+
+def rust(folder: Path, home: Path) -> Official:
+    return Official("Rust 5.0.0", [str(folder / "target" / "debug" / "peer")], {"HOME": str(home)})
+
+
+def make_rust(folder: Path) -> None:
+    fetched(["cargo", "fetch", "--locked"], SOURCES / "rust")
+    built = {**os.environ, "CARGO_TARGET_DIR": str(folder / "target")}
+    subprocess.run(["cargo", "build", "--quiet", "--locked"], cwd=SOURCES / "rust", env=built, check=True)
 
 
 Make = Callable[[Path], None]
