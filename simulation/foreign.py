@@ -187,7 +187,11 @@ class ForeignMember:
         address = self._cluster.master(queue.broker_name)
         if process_queue.commit is not None and address is not None:
             header = UpdateOffset(self._group, queue.topic, queue.queue_id, process_queue.commit, None)
-            await self._quietly(address, RequestCode.UPDATE_CONSUMER_OFFSET, write(header))
+            try:
+                connection = await self._cluster.connection(address)
+                connection.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, write(header))
+            except RocketletError:
+                return
 
     # Rebalance
 

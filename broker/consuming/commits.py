@@ -22,12 +22,21 @@ class Commits:
         self._topics = parts.topics
 
     def fence_fault(
-        self, session: Session, group: str, queue: tuple[str, int], offset: int, epoch: int | None
+        self,
+        session: Session,
+        group: str,
+        queue: tuple[str, int],
+        offset: int,
+        epoch: int | None,
+        *,
+        may_be_tool: bool = True,
     ) -> str | None:
-        """Why this client may not say how far a group is in a queue; None if it may."""
+        """Why this client may not say how far a group is in a queue; None if it may. may_be_tool: an administrator asks like
+        that. Members that pull do not: their commits come with pulls, or one-way. They are known by that as long as a
+        broker that was started again has no heartbeat of them."""
         if self._pops.pools and self._pops.is_apart(group, queue[0]):
             found = self._groups.get(group)
-            if found is not None and session in found.members:
+            if not may_be_tool or (found is not None and session in found.members):
                 return f"clients of the group {group} pop {queue[0]}, and only they say how far it has come"
         fault = self._locks.commit_fault(group, queue, session, epoch)
         allotment = self._draining.allotment
@@ -53,7 +62,8 @@ class Commits:
 
     def carried(self, session: Session, group: str, queue: tuple[str, int], offset: int) -> None:
         """The commit that a pull carries. One that may not be stored is none."""
-        fault = self.fence_fault(session, group, queue, offset, None) or self.offset_fault(group, queue, offset)
+        fault = self.fence_fault(session, group, queue, offset, None, may_be_tool=False)
+        fault = fault or self.offset_fault(group, queue, offset)
         if fault is None:
             self.store(session, group, queue, offset, by_owner=self._locks.is_leased_to(group, *queue, session))
 

@@ -61,7 +61,9 @@ def _fix_latest(broker: Broker, group: str, topic: str, queue: ConsumeQueue | No
 def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(UpdateOffset, frame.ext)
     group, queue = header.consumer_group, (header.topic, header.queue_id)
-    fault = broker.commits.fence_fault(connection, group, queue, header.commit_offset, header.epoch)
+    fault = broker.commits.fence_fault(
+        connection, group, queue, header.commit_offset, header.epoch, may_be_tool=not frame.is_oneway
+    )
     if fault:
         if connection.is_news("commit_refused"):
             log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Iterable
 from rocketlet.client import Consumer, Producer
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.admin.diagnosis import diagnose
-from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.codes import ONEWAY_FLAG, RequestCode
 from rocketlet.protocol.message import Record
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
 from ...support.handlers import Inbox
-from ...support.requests import ack, join, popped
+from ...support.requests import ack, commit, join, popped
 
 
 @contextlib.asynccontextmanager
@@ -106,3 +106,21 @@ async def pop_one(node: Node, wire: Wire) -> Record:
     await send(node, [b"a"])
     (record,) = await popped(wire, initMode=0)
     return record
+
+
+async def test_a_stranger_that_pulled_before_a_restart_does_not_set_back_what_is_popped(
+    node: Node, connect: Connect
+) -> None:
+    """Until its next heartbeat nobody knows it for a member; its commits are one-way, unlike an administrator's."""
+    wire, stranger = await connect(node.address), await connect(node.address)
+    await create_topic(wire, "t", queues=1)
+    await send(node, [b"one"])
+    (record,) = await popped(wire, initMode=0)
+    assert (await wire.call(RequestCode.ACK_MESSAGE, ack(record))).code == 0
+    ext = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 0}
+    stranger.send(RequestCode.UPDATE_CONSUMER_OFFSET, ext, flag=ONEWAY_FLAG)
+    await stranger.call(RequestCode.QUERY_CONSUMER_OFFSET, ext)
+    assert node.broker.offsets.get("g", "t", 0) == 1
+    assert await popped(wire) == []
+    await commit(stranger, 0)
+    assert [record.body for record in await popped(wire)] == [b"one"]
