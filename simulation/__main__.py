@@ -16,7 +16,9 @@ import traceback
 import structlog
 
 from .planted import FAULTS, planted
+from .planted_pops import POP_FAULTS
 from .scenarios import SCENARIOS
+from .sharing import SharingWorld
 from .violations import Violation
 from .world import World, simulate
 
@@ -27,8 +29,11 @@ def main() -> int:
     parser.add_argument("end", type=int, nargs="?")
     parser.add_argument("--trace", action="store_true", help="print what happens")
     parser.add_argument("--digest", action="store_true", help="print a digest of what happens per seed")
-    parser.add_argument("--plant", choices=sorted(FAULTS), help="with a known fault, which should be found")
+    parser.add_argument(
+        "--plant", choices=sorted(FAULTS | POP_FAULTS), help="with a known fault, which should be found"
+    )
     parser.add_argument("--scenario", choices=["", *SCENARIOS], help="only this one; '' for events by chance")
+    parser.add_argument("--shared", action="store_true", help="a group whose members share messages, or some do")
     options = parser.parse_args()
     end = options.first + 1 if options.end is None else options.end
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -39,7 +44,7 @@ def main() -> int:
     failed: list[int] = []
     with planted(options.plant):
         for seed in range(options.first, end):
-            world, fault = _run(seed, options.scenario)
+            world, fault = _run(seed, options.scenario, SharingWorld if options.shared else World)
             if fault:
                 failed.append(seed)
                 print(f"seed {seed}: {fault}", flush=True)
@@ -53,9 +58,9 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _run(seed: int, scenario: str | None) -> tuple[World | None, str | None]:
+def _run(seed: int, scenario: str | None, kind: type[World]) -> tuple[World | None, str | None]:
     try:
-        return simulate(seed, scenario), None
+        return simulate(seed, scenario, kind), None
     except Violation as violation:
         return violation.world, str(violation)  # type: ignore[attr-defined]
     except Exception:

@@ -43,6 +43,8 @@ from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.work import Work
 
+from .planted_pops import POP_FAULTS
+
 
 async def _no_drain(self: Assignment, queue: Queue) -> int | None:
     """A queue is given up while its handlers run."""
@@ -467,7 +469,7 @@ FOUND_AT = {
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
     """The fault is there while the block runs; None plants none."""
-    changes = FAULTS[name] if name else []
+    changes = (FAULTS | POP_FAULTS)[name] if name else []
     before = [(kind, attribute, kind.__dict__[attribute]) for kind, attribute, _ in changes]
     for kind, attribute, fault in changes:
         setattr(kind, attribute, fault)

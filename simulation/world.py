@@ -458,7 +458,7 @@ async def _done_or_dead(task: asyncio.Task[None], process: Process) -> None:
         task.result()
 
 
-def simulate(seed: int, scenario: str | None = None) -> World:
+def simulate(seed: int, scenario: str | None = None, kind: type[World] = World) -> World:
     """One run. scenario: instead of the one that the seed chooses; "" for events by chance. Raises Violation."""
     forget_raised()
     loop = SimLoop(seed)
@@ -470,7 +470,7 @@ def simulate(seed: int, scenario: str | None = None) -> World:
     asyncio.set_event_loop(loop)
     try:
         with virtual_time(loop):
-            world = World(seed, loop, folder, scenario)
+            world = kind(seed, loop, folder, scenario)
 
             def tell(connection: Connection, event: Event) -> None:
                 is_told = not isinstance(event, GroupChanged) or world.rng.random() >= world.plan.lost_notifications

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from simulation.planted import FAULTS, FOUND_AT, SCENARIO_OF
+from simulation.planted_pops import POP_FAULTS
 from simulation.weeks import grown
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,20 @@ def test_a_known_fault_is_found(fault: str) -> None:
     found = run(str(FOUND_AT.get(fault, 0)), "--plant", fault, *scenario)
     if found.returncode == 0:  # who changes the code changes what chance finds
         found = run("0", str(MOST_SEEDS), "--plant", fault, *scenario)
+    assert found.returncode == 1, f"{fault} was not found: {found.stdout}"
+    assert "Traceback" not in found.stdout
+
+
+@pytest.mark.timeout(600)
+def test_what_must_hold_holds_where_messages_are_shared() -> None:
+    found = run("0", str(SEEDS // 5), "--shared")
+    assert found.returncode == 0, found.stdout + found.stderr[-2000:]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", POP_FAULTS)
+def test_a_known_fault_of_shared_messages_is_found(fault: str) -> None:
+    found = run("0", "200", "--shared", "--plant", fault)
     assert found.returncode == 1, f"{fault} was not found: {found.stdout}"
     assert "Traceback" not in found.stdout
 
