@@ -1,4 +1,4 @@
-"""Who has which message, as clients that share them know it: what may be given to whom, and when."""
+"""Messages in clients' hands, as the clients know it: to whom a message may be given, and when."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Hand:
         self.since_s = 0.0
         self.due_s: float | None = None
         self.is_free = self.is_sent = False
-        self.behind: list[Hand] = []  # of its message group, given with it
+        self.behind: list[Hand] = []  # messages of its group that were given with it
 
     def renewed(self, held_s: float, now_s: float) -> None:
         self.held_s, self.since_s = max(self.held_s, held_s), now_s

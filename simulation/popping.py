@@ -32,7 +32,7 @@ INVISIBLE_S = 4.0
 BATCH = 8
 RETRY_S = 1.0
 LAST_TRY, LAST_TRY_IN_ORDER = 4, 2  # from then on a message is handled well: a run is to end
-REMOTE = 3.0  # what a request may take beyond its wait
+REMOTE = 3.0  # a request may take so long beyond its wait
 
 
 class PoppingMember:

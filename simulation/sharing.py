@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ROUNDING_S = 0.002  # times on the disk are in ms
 LATE_S = 1.0
 CALM_S = 15.0  # after whatever stirs the group, a message may be late for so long
-UNWRITTEN_S = 0.5  # what was given so shortly before a kill need not be on the disk
+UNWRITTEN_S = 0.5  # a delivery so shortly before a kill need not be on the disk
 FORGIVEN_S = 45.0  # after a kill, members that pull may go on from older offsets
 ROUTINE = (" handles ", " gets ", " takes ", " gives ", " reads ", " drops ", "not sent")
 KEYS = 3
@@ -62,7 +62,7 @@ class SharingWorld(World):
     def note(self, text: str) -> None:
         if not any(word in text for word in ROUTINE):
             self._stirred_s = self.loop.time()
-        if "restarts" in text and "foreign" in self.kinds:  # what Apache's client has not committed, it handles again
+        if "restarts" in text and "foreign" in self.kinds:  # Apache's client repeats messages without a commit
             super().crashed()
         super().note(text)
 
@@ -91,7 +91,7 @@ class SharingWorld(World):
         while not task.done() and not member.process.is_dead:
             await asyncio.wait({task}, timeout=1)
 
-    # What clients that pop tell
+    # Words of clients that pop
 
     def given(self, member: PoppingMember, hands: Sequence[Hand]) -> None:
         together = {hand.place for hand in hands}
@@ -142,7 +142,7 @@ class SharingWorld(World):
         self._bodies[hand.record.body] += 1
         return True
 
-    # What members tell that pull
+    # Words of members that pull
 
     def handled(self, member: Member | ForeignMember, message: Message) -> None:
         super().handled(member, message)

@@ -57,6 +57,12 @@ their queues becomes a dead letter at once; `rocketlet messages replay` and the 
 messages back instead, for one try.
 """
 
+OFFICIAL = "Official clients of 5.x"
+EMPTY = """\
+An empty cell is not tried, or the client cannot do it: Rust's 5.0.0 has no push consumer, recalls nothing and has no TLS
+settings. A stranger's first example of each, with our address, works as it stands: a topic is made when it is first asked
+for, and takes messages of all four types."""
+
 GRPC = """\
 ## gRPC methods
 
@@ -81,9 +87,12 @@ def document(proofs: Proofs) -> str:
     for area, text, client in proofs.features:
         areas[area][text].add(client)
     for area in sorted(areas):
+        if area == OFFICIAL:
+            parts.append(_by_client(areas[area]))
+            continue
         parts.append(f"\n## {area}\n\n| | shown by |\n|---|---|\n")
         parts += [f"| {text} | {', '.join(sorted(areas[area][text]))} |\n" for text in sorted(areas[area])]
-    parts.append(GRPC)
+    parts.append(f"\n{GRPC}")
     parts.append("\n## Request codes\n\n| code | where | proven by |\n|---|---|---|\n")
     clients: dict[int, set[str]] = defaultdict(set)
     for code, client in proofs.requests:
@@ -92,6 +101,17 @@ def document(proofs: Proofs) -> str:
     parts.append("\n| not supported | the answer |\n|---|---|\n")
     parts += [f"| {codes} | {answer} |\n" for codes, answer in REFUSED.items()]
     return "".join(parts)
+
+
+def _by_client(shown: dict[str, set[str]]) -> str:
+    """The features of official clients of 5.x: a column for each client."""
+    clients = sorted(set().union(*shown.values()))
+    lines = [f"| | {' | '.join(clients)} |", f"|---{'|---' * len(clients)}|"]
+    lines += [
+        f"| {text} | {' | '.join('yes' if client in shown[text] else '' for client in clients)} |"
+        for text in sorted(shown)
+    ]
+    return f"\n## {OFFICIAL}\n\n{EMPTY}\n\n" + "\n".join(lines) + "\n"
 
 
 def _proof(clients: set[str], code: int) -> str:

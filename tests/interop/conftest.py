@@ -112,8 +112,7 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(Connection, "ask", asking)
     yield
     if request.node.stash.get(_passed, False):
-        mark = request.node.get_closest_marker("feature")
-        if mark is not None:
+        for mark in request.node.iter_markers("feature"):
             _proofs.features.add((*mark.args, mark.kwargs.get("client", client)))
         _proofs.requests |= seen
 

@@ -15,6 +15,14 @@ from .conftest import HERE, SMALL_JVM, Program, fetched, program
 
 SOURCES = HERE / "five"
 
+NORMAL = "producer: messages with tag, keys and properties"
+FIFO = "producer: messages of a group in order"
+TIMED = "producer: timed messages"
+TRANSACTIONS = "producer: transactions committed, rolled back, asked for by the broker"
+SIMPLE = "simple consumer: by tag, with retries at their time"
+ACCOUNTS = "accounts: signed requests"
+"""Features that several clients show, for docs/compatibility.md."""
+
 
 @dataclass
 class Official:

@@ -23,7 +23,8 @@ from ..support.certificates import Certificates
 from ..support.handlers import Inbox
 from .conftest import Program, Run, StartCluster, missing
 from .features import area
-from .official import CLIENTS, Official, home_of
+from .official import ACCOUNTS as SIGNED
+from .official import CLIENTS, FIFO, NORMAL, SIMPLE, TIMED, TRANSACTIONS, Official, home_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -59,7 +60,11 @@ async def popping(node: Node, peer: Program) -> None:
     await peer.until(lambda: node.broker.pops.waits("g", "t") > 0)
 
 
-@feature("producers: normal, by message group in order, timed, recalled; transactions, also asked for")
+@feature(NORMAL)
+@feature(FIFO)
+@feature(TIMED)
+@feature("producer: timed messages recalled")
+@feature(TRANSACTIONS)
 async def test_producers(nodes: Nodes, official: Official) -> None:
     node = await nodes.start(transaction_sweep_s=0.1, transaction_timeout_s=0.3)
     inbox = Inbox()
@@ -79,8 +84,13 @@ async def test_producers(nodes: Nodes, official: Official) -> None:
     ]
 
 
-@pytest.mark.parametrize("mode", ["push", "simple"])
-@feature("push and simple consumers: by tag, with retries at their time")
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("push", marks=feature("push consumer: by tag, with retries at their time")),
+        pytest.param("simple", marks=feature(SIMPLE)),
+    ],
+)
 async def test_consumers(node: Node, official: Official, mode: str) -> None:
     put(node)
     async with (
@@ -99,7 +109,7 @@ async def test_consumers(node: Node, official: Official, mode: str) -> None:
     assert next(line for line in peer.found("GOT") if line[5] == "3") == ["GOT", "t", "TagA", "k", "1", "3", "grün"]
 
 
-@feature("push consumers in order of a message group")
+@feature("push consumer: in order of a message group")
 async def test_consumers_in_order(node: Node, official: Official) -> None:
     put(node)
     node.broker.group_configs.put(GroupConfig("g", consume_orderly=True))
@@ -113,7 +123,7 @@ async def test_consumers_in_order(node: Node, official: Official) -> None:
     assert [body for body in peer.bodies if body.startswith("fifo")] == [f"fifo-{number}" for number in range(5)]
 
 
-@feature("push consumers: dead letters by the group's limit")
+@feature("push consumer: dead letters by the group's limit")
 async def test_dead_letters(node: Node, official: Official) -> None:
     put(node)
     node.broker.group_configs.put(GroupConfig("g", retry_max_times=1))
@@ -149,7 +159,8 @@ async def test_topics_of_two_brokers(start_cluster: StartCluster, official: Offi
     )
 
 
-@feature("TLS and accounts")
+@feature("TLS")
+@feature(SIGNED)
 async def test_tls_and_accounts(nodes: Nodes, official: Official, certificates: Certificates, tmp_path: Path) -> None:
     """Java and Go check no certificate, so the broker's own will do; Python and Node check it."""
     is_checked = official.name.startswith(("Node", "Python"))
@@ -170,7 +181,7 @@ async def test_tls_and_accounts(nodes: Nodes, official: Official, certificates: 
     assert len(peer.found("SENT")) == 12
 
 
-@feature("a restart of the broker under a push consumer")
+@feature("push consumer: a restart of the broker")
 async def test_a_broker_restarts_under_a_consumer(nodes: Nodes, official: Official) -> None:
     port = free_port()
     node = await nodes.start(port=port)
@@ -189,7 +200,7 @@ async def test_a_broker_restarts_under_a_consumer(nodes: Nodes, official: Offici
 
 @pytest.mark.java
 @pytest.mark.parametrize("official", [pytest.param("python", marks=pytest.mark.pypi)], indirect=True)
-@feature("one group with Java 4.9's push consumers and our own: queues change hands, each message is handled once")
+@feature("push consumer: one group with Java 4.9's and our own, each message handled once")
 async def test_one_group_with_members_that_pull(node: Node, official: Official, java: Run) -> None:
     put(node)
     inbox, sent = Inbox(), list[str]()

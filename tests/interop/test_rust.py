@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rocketlet.broker.access.acl import Acl
@@ -16,7 +17,8 @@ from ..support.accounts import ACCOUNTS, AccountsFile
 from ..support.handlers import Inbox
 from .conftest import missing
 from .features import area
-from .official import Official, home_of, make_rust, rust
+from .official import ACCOUNTS as SIGNED
+from .official import FIFO, NORMAL, SIMPLE, TIMED, TRANSACTIONS, Official, home_of, make_rust, rust
 
 pytestmark = [pytest.mark.rust, pytest.mark.long]
 """It takes minutes to compile, once."""
@@ -34,7 +36,10 @@ def official(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Offici
     return rust(made_once(tmp_path_factory, "official-rust", partial(make_rust)), home_of(tmp_path))
 
 
-@feature("producers: normal, by message group in order, timed; transactions, also asked for")
+@feature(NORMAL)
+@feature(FIFO)
+@feature(TIMED)
+@feature(TRANSACTIONS)
 async def test_producers(nodes: Nodes, official: Official) -> None:
     node = await nodes.start(transaction_sweep_s=0.1, transaction_timeout_s=0.3)
     inbox = Inbox()
@@ -54,7 +59,7 @@ async def test_producers(nodes: Nodes, official: Official) -> None:
     ]
 
 
-@feature("simple consumers: by tag, with retries at their time")
+@feature(SIMPLE)
 async def test_consumers(node: Node, official: Official) -> None:
     async with (
         official.run("simple", endpoint=node.address, topic="t", tags="TagA || TagC") as peer,
@@ -72,12 +77,12 @@ async def test_consumers(node: Node, official: Official) -> None:
     assert next(line for line in peer.found("GOT") if line[5] == "3") == ["GOT", "t", "TagA", "k", "1", "3", "grün"]
 
 
-@feature("accounts: requests are signed")
+@feature(SIGNED)
 async def test_accounts(nodes: Nodes, official: Official, tmp_path: Path) -> None:
     file = AccountsFile(tmp_path / "plain_acl.yml")
     file.write([*ACCOUNTS, {"accessKey": "five-key", "secretKey": "secret-of-five", "topicPerms": ["t=PUB"]}])
     node = await nodes.start(acl=Acl(AclFile(file.path)), transaction_sweep_s=0.1, transaction_timeout_s=0.3)
-    keys = {"access": "five-key", "secret": "secret-of-five"}
+    keys: dict[str, Any] = {"access": "five-key", "secret": "secret-of-five"}
     async with official.run("produce", endpoint=node.address, topic="t", **keys) as peer:
         await peer.until(lambda: bool(peer.found("DONE")) and bool(peer.found("ASKED")))
     assert len(peer.found("SENT")) == 11
