@@ -23,6 +23,8 @@ class Job:
         builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
         # the connector's Spark 4.0 does not write these files yet: two more for each batch
         builder = builder.config("spark.sql.streaming.checkpoint.fileChecksum.enabled", "false")
+        # as docs/spark.md recommends; the connector's Spark does not know it, and reads without Python
+        builder = builder.config("spark.python.unix.domain.socket.enabled", "true")
         self.spark = (
             builder.config("spark.driver.extraClassPath", jars).getOrCreate() if jars else builder.getOrCreate()
         )
