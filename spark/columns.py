@@ -17,7 +17,7 @@ from ..protocol.compression import decompressed
 from ..protocol.message import MessageError, decode_record
 from ..protocol.queue import Queue
 from .config import PLAIN_BYTES
-from .records import Array, Properties, Records
+from .records import HEADERS, Array, Properties, Records
 from .schema import CREATE_TIME
 
 
@@ -59,23 +59,19 @@ class Rows:
         return batch.filter(pc.is_in(self.property(props.TAGS), pa.array(self._tags, pa.string())))
 
     @cached_property
-    def _texts(self) -> Array:
-        return self.records.properties()
-
-    @cached_property
-    def _all_texts(self) -> bytes:
+    def _texts(self) -> bytes:
         """The properties' texts of all records, one behind the other."""
-        data = self._texts.buffers()[2]
+        data = self.records.texts().buffers()[2]
         return b"" if data is None else data.to_pybytes()
 
     @cached_property
     def properties(self) -> Properties:
-        return Properties(self._texts)
+        return Properties(self.records.properties())
 
     def property(self, name: str) -> Array:
         """One property of every message, null where it has none. Reading the properties takes longer than all else; finding
         that no record has one of this name takes a tenth of that."""
-        if (name + props.NAME_END).encode() not in self._all_texts:
+        if (name + props.NAME_END).encode() not in self._texts:
             return pa.nulls(len(self.offsets), pa.string())
         return self.properties.column(name)
 
@@ -148,7 +144,6 @@ def _times(milliseconds: Array) -> Array:
 
 _INT: Final = pa.int32()
 _TIME: Final = pa.timestamp("us", tz="UTC")
-_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _COLUMNS: Final[dict[str, tuple[Any, Callable[[Rows], Array]]]] = {
     "topic": (pa.string(), Rows.topics),
     "brokerName": (pa.string(), lambda rows: rows.repeated(rows.queue.broker_name)),
@@ -168,7 +163,7 @@ _COLUMNS: Final[dict[str, tuple[Any, Callable[[Rows], Array]]]] = {
     "offset": (pa.int64(), lambda rows: pa.array(rows.offsets)),
     "timestamp": (_TIME, lambda rows: rows.born_times),
     "timestampType": (_INT, lambda rows: rows.repeated(pa.scalar(CREATE_TIME, _INT))),
-    "headers": (_HEADERS, lambda rows: rows.properties.as_headers()),
+    "headers": (HEADERS, lambda rows: rows.properties.as_headers()),
 }
 """The columns of `schema`: Arrow's type, and how a column is made."""
 

@@ -6,6 +6,7 @@ begin and end are computed for all records at once, and Arrow copies the pieces 
 
 from __future__ import annotations
 
+from functools import cached_property
 from struct import Struct
 from typing import Any, Final
 
@@ -15,7 +16,16 @@ import pyarrow.compute as pc
 
 from ..protocol import properties as props
 from ..protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
-from ..protocol.message import FIXED_BYTES, MAGIC, MessageError, decode_record
+from ..protocol.message import (
+    BEGIN_BYTES,
+    BEGIN_MARK,
+    CHECKSUM_BYTES,
+    CHECKSUM_MARK,
+    FIXED_BYTES,
+    MAGIC,
+    MessageError,
+    decode_record,
+)
 
 Array = Any  # numpy's and Arrow's arrays: Arrow ships no types
 
@@ -38,6 +48,10 @@ _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
 _INT32, _INT64 = np.dtype(">i4"), np.dtype(">i8")
 _UINT16: Final = np.dtype(">u2")
 _NAME_END, _PAIR_END = ord(props.NAME_END), ord(props.PAIR_END)
+HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_MARKS: Final = tuple(  # from the end on
+    (int.from_bytes(mark, "big"), size) for mark, size in ((CHECKSUM_MARK, CHECKSUM_BYTES), (BEGIN_MARK, BEGIN_BYTES))
+)
 
 
 class Records:
@@ -73,8 +87,22 @@ class Records:
         """The bodies as stored, in Arrow's binary array."""
         return _cut(self.data, [self._body_at, self._topic_at])
 
-    def properties(self) -> Array:
+    def texts(self) -> Array:
+        """The properties' texts, with the broker's marks behind them."""
         return _cut(self.data, [self._size_at + 2, self._ends])
+
+    def properties(self) -> Array:
+        """The texts without those marks: they have no name, so they are no properties."""
+        begins, ends = self._size_at + 2, self._ends.copy()
+        for mark, size in _MARKS:
+            at = ends - size
+            marked = np.flatnonzero((_read(self.data, np.maximum(at, 0), _UINT16) == mark) & (at >= begins))
+            behind = _read(self.data, at[marked] + 2, np.dtype((np.void, size - 2))).view(np.uint8)
+            if not (behind > _PAIR_END).all():  # looks like one, and may have a name
+                marked = marked[(behind.reshape(-1, size - 2) > _PAIR_END).all(axis=1)]
+            ends[marked] -= size
+        return _cut(self.data, [begins, ends])
+        return _cut(self.data, [begins, ends])
 
 
 def _read(data: bytes, at: Array, kind: np.dtype[Any]) -> Array:
@@ -173,8 +201,12 @@ class Properties:
             return
         self._names = coded
         self._codes = codes
-        self._values = _cut(data, [name_ends + 1, ends], pa.string())
+        self._value_bounds = data, [name_ends + 1, ends]
         self._owners = owners
+
+    @cached_property
+    def _values(self) -> Array:
+        return _cut(*self._value_bounds, pa.string())
 
     def column(self, name: str) -> Array:
         """One property of every message, null where it has none."""
@@ -188,6 +220,8 @@ class Properties:
         """The users' own as Kafka's headers, null where there is none."""
         reserved = pc.is_in(self._names.dictionary, pa.array(sorted(props.RESERVED))).to_numpy(zero_copy_only=False)
         items = np.flatnonzero(~reserved[self._codes])
+        if not len(items):
+            return pa.nulls(self._count, HEADERS)
         bounds = np.searchsorted(self._owners[items], np.arange(self._count + 1)).astype(np.int32)
         chosen = pa.array(items)
         values = [self._names.take(chosen).dictionary_decode(), self._values.take(chosen).cast(pa.binary())]

@@ -33,6 +33,9 @@ NAMES = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "RETRY_TOPIC", "a", "größ
 PROPERTIES = st.lists(st.tuples(NAMES, TEXT), max_size=6).map(
     lambda items: "\x02".join("\x01".join(item) for item in items)
 )
+LIKE_MARKS = st.sampled_from(
+    ["a\x01b\x02\x04abcde\x01fghijk", "a\x01b\x02\x04abcdefghijkl", "\x02\x04abcdefgh\x02i\x01j"]
+)
 TIMES = st.integers(0, 4_000_000_000_000)
 HOSTS = st.sampled_from(["127.0.0.1", "::1"]).map(lambda address: encode_host(address, 1234))
 
@@ -44,7 +47,7 @@ def records(draw: st.DrawFn, queue_offset: int) -> bytes:
     flags = host_flags(born, store)
     if draw(st.booleans()):
         body, flags = zlib.compress(body), flags | SYS_COMPRESSED | SYS_COMPRESSION_ZLIB
-    properties = draw(PROPERTIES | TEXT).encode()
+    properties = draw(PROPERTIES | TEXT | LIKE_MARKS).encode()
     times = st.integers(0, 4_000_000_000_000)
     return encode_record(
         3,
