@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import LIMITS, PEER_IDLE_S, PROGRESS_S
-from rocketlet.broker.groups.foreign.agreement import Agreement, GivenElsewhere, Others
-from rocketlet.protocol.agreement import Members, Word, decode_members, encode_members
+from rocketlet.protocol.agreement import Members, decode_members, encode_members
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_AGREED_IDS, MAX_AGREED_LISTS, MAX_ID_CHARS
 from rocketlet.protocol.headers import AgreeOnMembers, read, write
@@ -17,6 +15,7 @@ from rocketlet.protocol.schema import BodyError
 
 from ....conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ....support.accounts import ADMIN, AccountsFile, signed_wire
+from ....support.agreement import Said
 from ....support.requests import join, members, routes_known_later
 from ....support.two_brokers import TOLD, Two, at_work, both_are_known, handles, reading, told, two_brokers
 
@@ -206,36 +205,6 @@ async def test_large_groups_and_those_on_many_brokers_do_not_agree(
         await told(wire, "c1")
         assert len(stranger.requests) == (0 if is_beyond else 1)
     assert (LIMITS.max_agreeing_members, LIMITS.max_peers) == (1000, 64), "as the document says"
-
-
-class Said:
-    """What an agreement of broker-a says to broker-b, and what that answers."""
-
-    def __init__(self) -> None:
-        self.clock = MovableClock(stands=True)
-        self.away: list[str] = []
-        self.agreement = Agreement("broker-a", self.clock, self._say, self.away.append)
-        self._make: Callable[[], Word | None] = lambda: None
-        self.failed: Callable[[bool], None] = lambda is_for_good: None
-
-    def _say(self, address: str, group: str, make: Callable[[], Word | None], failed: Callable[[bool], None]) -> None:
-        self._make, self.failed = make, failed
-
-    def found(self, digest: str, *waiting: str) -> None:
-        self.agreement.opened("g")
-        self.agreement.found("g", Others({"broker-b": ("host:1", digest)}, {}), waiting)
-
-    def word(self) -> Word | None:
-        return self._make()
-
-    def says(self) -> Word:
-        word = self.word()
-        assert word is not None
-        return word
-
-    def hears(self, digest: str, *waiting: str, heard: int, number: int = 1, given: str = "") -> list[GivenElsewhere]:
-        header = AgreeOnMembers("g", "broker-b", number, heard, False, digest)
-        return self.agreement.heard(header, Members(frozenset(waiting), {given: ("c1",)} if given else {}))
 
 
 def test_a_member_is_given_a_list_by_what_the_other_broker_says_and_told_when_that_knows() -> None:

@@ -1,0 +1,42 @@
+"""One broker's half of an agreement, and the other one's words by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.groups.foreign.agreement import Agreement, GivenElsewhere, Others
+from rocketlet.protocol.agreement import Members, Word
+from rocketlet.protocol.headers import AgreeOnMembers
+
+
+class Said:
+    """What an agreement of broker-a says to broker-b, and what that answers."""
+
+    def __init__(self) -> None:
+        self.clock = MovableClock(stands=True)
+        self.away: list[str] = []
+        self.agreement = Agreement("broker-a", self.clock, self._say, self.away.append)
+        self._make: Callable[[], Word | None] = lambda: None
+        self.failed: Callable[[bool], None] = lambda is_for_good: None
+
+    def _say(self, address: str, group: str, make: Callable[[], Word | None], failed: Callable[[bool], None]) -> None:
+        self._make, self.failed = make, failed
+
+    def found(self, digest: str, *waiting: str) -> None:
+        self.agreement.opened("g")
+        self.agreement.found("g", Others({"broker-b": ("host:1", digest)}, {}), waiting)
+
+    def word(self) -> Word | None:
+        return self._make()
+
+    def says(self) -> Word:
+        word = self.word()
+        assert word is not None
+        return word
+
+    def hears(
+        self, digest: str, *waiting: str, heard: int, number: int = 1, given: str = "", asks: bool = False
+    ) -> list[GivenElsewhere]:
+        header = AgreeOnMembers("g", "broker-b", number, heard, asks, digest)
+        return self.agreement.heard(header, Members(frozenset(waiting), {given: ("c1",)} if given else {}))
