@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rocketlet.broker.config import Limits
 from rocketlet.broker.groups.sticky import StickyShares
 from rocketlet.protocol.queue import Queue
 
@@ -37,3 +38,13 @@ def test_shares_follow_members_and_queues() -> None:
         ]
         assert len(found) == len(members)
     assert shares.of("c9", SEEN, lambda: MEMBERS) is None
+
+
+def test_owners_are_kept_for_so_many_queues() -> None:
+    shares = StickyShares("t", Limits(max_shared_queues=2))
+    one, two, three = (Queue("t", "broker-a", number) for number in range(3))
+    for queue in (one, two, three):
+        shares.claim(queue, "c1")
+    assert shares.owners == {one: "c1", two: "c1"}
+    shares.claim(one, "c2")
+    assert shares.owners == {one: "c2", two: "c1"}

@@ -1,0 +1,218 @@
+"""News of a group that members are told: who is told, when, and in how many turns."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.groups.history import History
+from rocketlet.broker.groups.members import ConsumerGroup, ConsumerGroups
+from rocketlet.broker.groups.notifications import Notifications
+from rocketlet.broker.running.engine import Engine
+from rocketlet.broker.sessions.events import GroupChanged
+from rocketlet.protocol.bodies import ConsumerData, TopicConfig
+from rocketlet.protocol.group_bodies import BrokerShare, Place
+from rocketlet.protocol.subscription import Subscription
+from rocketlet.protocol.work import SLICE, finish
+
+
+class Told:
+    """A member's connection, with what it is told."""
+
+    peer = "here"
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.news: list[GroupChanged] = []
+
+    def tell(self, event: GroupChanged) -> None:
+        self.news.append(event)
+
+    def charge(self, size: int) -> None: ...
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = MovableClock(stands=True)
+        self.history = History(self.clock)
+        self.works: list[Any] = []
+        self.timers: list[Any] = []
+        self.kept_back: set[Told] = set()
+        self.drained: list[str] = []
+        self.enables = True
+        self.faults: list[Exception] = []
+        self.queues = 2
+        engine = Engine(None, self, self.clock)  # type: ignore[arg-type]
+        self.groups = ConsumerGroups(
+            self.history, "a", lambda topic: self.queues, engine, lambda group: self.notifications.changed(group)
+        )
+        draining: Any = SimpleNamespace(
+            changed=lambda group: self.drained.append(group.name),
+            notices=SimpleNamespace(is_kept_back=lambda name, session: session in self.kept_back),
+        )
+        settings: Any = SimpleNamespace(ensure=self._settings)
+        clock: Any = SimpleNamespace(call_later=lambda seconds, action: self.timers.append(action))
+        turns: Any = self
+        self.notifications = Notifications(self.groups, settings, self.history, draining, clock, turns)
+
+    def _settings(self, name: str) -> Any:
+        if self.faults:
+            raise self.faults.pop()
+        return SimpleNamespace(notify_enable=self.enables)
+
+    def do(self, work: Any) -> None:
+        self.works.append(work)
+
+    def joins(self, count: int = 1, *, group: str = "g", strategy: str | None = "AVG", sees: int = 2) -> list[Told]:
+        joined = [Told(number) for number in range(count)]
+        for told in joined:
+            data = ConsumerData(
+                group, subscriptions=(Subscription("t"),), strategy=strategy, queue_counts={"a": {"t": sees}}
+            )
+            self.groups.heartbeat(told, f"c{told.number}", data, 0, 0)  # type: ignore[arg-type]
+        return joined
+
+    @property
+    def group(self) -> ConsumerGroup:
+        group = self.groups.get("g")
+        assert group is not None
+        return group
+
+    def tells(self) -> int:
+        """The timers go off, and all turns are taken; how many there were."""
+        turns = 0
+        while self.timers:
+            self.timers.pop(0)()
+        while self.works:
+            turns += 1 + sum(1 for _ in self.works.pop(0))
+        return turns
+
+    def notified(self) -> list[int]:
+        return [event["members"] for event in self.history.of("g") if event["event"] == "notified"]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_members_are_told_once_of_many_changes_and_their_places(world: World) -> None:
+    one, two = world.joins(2)
+    assert (len(world.timers), world.drained) == (1, ["g", "g"])
+    world.tells()
+    assert one.news == [GroupChanged("g", places={"t": Place(0, 2, 2)})]
+    assert two.news == [GroupChanged("g", places={"t": Place(1, 2, 2)})]
+    assert world.notified() == [2]
+    world.groups.drop(one)  # type: ignore[arg-type]
+    assert len(world.timers) == 1
+    world.tells()
+    assert (len(one.news), two.news[1:]) == (1, [GroupChanged("g", places={"t": Place(0, 1, 2)})])
+
+
+def test_sticky_members_are_told_their_shares_and_foreign_ones_that_something_changed(world: World) -> None:
+    (one,) = world.joins(strategy="STICKY")
+    (foreign,) = world.joins(group="h", strategy=None)
+    world.tells()
+    assert one.news == [GroupChanged("g", shares={"t": BrokerShare(1, 2, {"a": [0, 1]})})]
+    assert foreign.news == [GroupChanged("h")]
+
+
+def test_a_foreign_member_that_is_kept_back_is_told_later(world: World) -> None:
+    one, two = world.joins(2, strategy=None)
+    world.kept_back.add(two)
+    world.tells()
+    assert (len(one.news), two.news, world.notified()) == (1, [], [1])
+
+
+def test_ours_are_not_kept_back(world: World) -> None:
+    (one,) = world.joins()
+    world.kept_back.add(one)
+    world.tells()
+    assert len(one.news) == 1
+
+
+def test_a_group_that_wants_no_news_gets_none(world: World) -> None:
+    world.enables = False
+    members = world.joins(2)
+    world.tells()
+    world.notifications.tell(world.group, members)  # type: ignore[arg-type]
+    assert ([told.news for told in members], world.notified()) == ([[], []], [])
+
+
+def test_a_group_whose_news_fail_keeps_none_from_the_others(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.joins()
+    (other,) = world.joins(group="h")
+    world.faults.append(OSError("a fault"))
+    world.tells()
+    assert len(other.news) == 1
+
+
+def test_a_change_while_members_are_told_is_told_afterwards(world: World) -> None:
+    members = world.joins(SLICE + 1)
+    world.timers.pop()()
+    (telling,) = world.works
+    world.works.clear()
+    next(telling)
+    assert [len(told.news) for told in (members[0], members[-1])] == [1, 0]
+    world.groups.drop(members[0])  # type: ignore[arg-type]
+    assert world.timers == [], "it goes on by itself"
+    finish(telling)
+    assert {len(told.news) for told in members[1:-1]} == {2}
+    assert len(members[0].news) == 1
+    world.groups.drop(members[1])  # type: ignore[arg-type]
+    assert len(world.timers) == 1
+
+
+def test_a_member_that_is_gone_before_its_turn_is_told_nothing(world: World) -> None:
+    members = world.joins(SLICE + 1)
+    world.tells()
+    before = [len(told.news) for told in members]
+    world.notifications.tell(world.group, members)  # type: ignore[arg-type]
+    assert [len(told.news) for told in members[:SLICE]] == [count + 1 for count in before[:SLICE]]
+    assert len(members[-1].news) == before[-1]
+    assert world.notified()[-1] == SLICE + 1
+    (telling,) = world.works
+    world.works.clear()
+    world.groups.drop(members[-1])  # type: ignore[arg-type]
+    finish(telling)
+    assert len(members[-1].news) == before[-1]
+
+
+def test_members_behind_the_first_are_told_in_turns(world: World) -> None:
+    members = world.joins(3 * SLICE)
+    world.tells()
+    world.notifications.tell(world.group, members)  # type: ignore[arg-type]
+    assert world.tells() == 3
+    assert {len(told.news) for told in members} == {2}
+    world.notifications.tell(world.group, ())
+    assert world.notified()[-1] == 3 * SLICE, "nobody was told since"
+
+
+def test_members_hear_that_a_topic_has_grown(world: World) -> None:
+    one, two = world.joins(2)
+    (stale,) = world.joins(group="h", sees=1)
+    world.tells()
+    for told in (one, two, stale):
+        told.news.clear()
+    world.notifications.topic_changed(TopicConfig("t", 2, 2))
+    world.tells()
+    assert one.news == two.news == [GroupChanged("g", "t")]
+    assert stale.news == [GroupChanged("h", "t")]
+    world.notifications.heard(stale, "h")  # type: ignore[arg-type]
+    world.notifications.heard(one, "g")  # type: ignore[arg-type]
+    world.notifications.topics_known()
+    assert (len(one.news), len(stale.news)) == (1, 3)
+    world.queues = 3
+    world.notifications.topic_changed(TopicConfig("t", 3, 3))
+    world.tells()
+    assert any("sees 2 queues of t" in event.get("fault", "") for event in world.history.of("g"))
+
+
+def test_a_large_group_hears_of_a_topic_in_turns(world: World) -> None:
+    world.joins(2 * SLICE + 1)
+    world.tells()
+    world.notifications.topic_changed(TopicConfig("t", 2, 2))
+    (telling,) = world.works
+    assert 1 + sum(1 for _ in telling) == 3
