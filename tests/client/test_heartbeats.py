@@ -154,3 +154,10 @@ async def test_a_broker_that_fails_is_tried_again_soon(brokers: Brokers, monkeyp
     brokers.faults.clear()
     await eventually(lambda: not brokers.heartbeats.are_failing)
     beating.cancel()
+
+
+async def test_a_member_that_has_said_nothing_yet_has_news(brokers: Brokers) -> None:
+    beating = asyncio.create_task(brokers.heartbeats.beat_forever())
+    brokers.heartbeats.tell_news()
+    await eventually(lambda: len(brokers.beats) == 2)
+    beating.cancel()

@@ -8,6 +8,7 @@ import time
 import pytest
 from rocketlet.client import Consumer, Message
 from rocketlet.client.lease import Lease
+from rocketlet.client.member.hand_overs import HandOvers
 from rocketlet.client.member.leases import Leases
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
@@ -162,6 +163,40 @@ async def test_a_queue_that_was_handed_over_is_another_member_s_at_once(node: No
             await eventually(lambda: all(member._membership.is_settled for member in (one, other)))
         await eventually(lambda: len(_of_topic(one)) == 2)
         await eventually(lambda: one._membership.is_settled)
+
+
+async def test_a_hand_over_that_goes_alone_is_renewed_until_it_is_done(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its broker has refused the one request for all queues, and refuses this commit for a while."""
+
+    async def refused(*about: object) -> bool:
+        return False
+
+    await create_topic(wire, "t", 1)
+    async with Consumer(node.address, "g", "t", Inbox(), start="first") as consumer:
+        await eventually(lambda: consumer._membership.is_settled)
+        leases = leases_of(consumer)
+        monkeypatch.setattr(HandOvers, "hand_over", refused)
+        monkeypatch.setattr("rocketlet.broker.groups.owning.locks.Locks.commit_fault", lambda *about: "not now")
+        lease = leases.owned[QUEUE]
+        leases.release(QUEUE)
+        before = lease.asked_s
+        await eventually(lambda: lease.asked_s > before)
+        assert leases._held(QUEUE) is lease
+        monkeypatch.undo()
+        await eventually(lambda: not leases.releasing)
+
+
+async def test_nothing_is_a_members_after_its_end(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    async with Consumer(node.address, "g", "t", Inbox(), start="first") as consumer:
+        await eventually(lambda: consumer._membership.is_settled)
+        leases = leases_of(consumer)
+        (lease,) = (lease for queue, lease in leases.owned.items() if queue == QUEUE)
+        await leases.abandon()
+        assert (leases.owned, lease.is_over, consumer.assignment()) == ({}, True, set())
+        await eventually(lambda: node.broker.locks.owners("g") == {})
 
 
 def _of_topic(consumer: Consumer) -> set[Queue]:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
-from rocketlet.client.member.offsets import GroupOffsets
+import pytest
+from rocketlet.client.config import At
+from rocketlet.client.member.offsets import GroupOffsets, Position, begin_offset
 from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
+from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.queue import Queue
 
 from ..support.turns import passed
@@ -64,3 +69,51 @@ async def test_one_pull_shows_that_those_before_it_are_begun_with() -> None:
     assert asked == [(RequestCode.PULL_MESSAGE, PULL_SUBSCRIPTION)], "it neither commits nor waits"
     await offsets.pulls_stored(QUEUES[0], 1)
     assert len(asked) == 2, "pulls may have come between"
+
+
+def test_queues_that_come_later_are_read_from_their_start_and_single_ones_from_where_was_said() -> None:
+    starts = {QUEUES[1]: At(7)}
+    offsets = GroupOffsets(cast("Cluster", SimpleNamespace()), "g", "last", starts)
+    retries = Queue("%RETRY%g", "broker-a", 0)
+    offsets.saw("t", QUEUES[:2])
+    offsets.saw("t", QUEUES)
+    offsets.saw("%RETRY%g", [retries])
+    assert [offsets._start_of(queue) for queue in (*QUEUES, retries)] == ["last", At(7), "first", "first"]
+    offsets._latest[QUEUES[0]] = 9
+    assert offsets._start_of(QUEUES[0]) == At(9)
+
+
+@pytest.mark.parametrize(("store_ms", "offset"), [(99, 6), (100, 5), (None, 5)])
+async def test_a_time_is_the_first_message_stored_then_or_later(store_ms: int | None, offset: int) -> None:
+    """A broker names the nearest message, which may be the one before."""
+    records = [] if store_ms is None else [SimpleNamespace(queue_offset=5, store_ms=store_ms)]
+
+    class Broker:
+        async def request(self, code: int, ext: dict[str, Any], *, timeout_s: float) -> Frame:
+            assert (code, ext["timestamp"]) == (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, 100)
+            return Frame(0, 0, {"offset": "5"})
+
+        async def ask(self, code: int, ext: dict[str, Any], *, timeout_s: float) -> Frame:
+            assert (code, int(ext["queueOffset"]), int(ext["maxMsgNums"])) == (RequestCode.PULL_MESSAGE, 5, 1)
+            return Frame(0, 0, {})
+
+    with mock.patch("rocketlet.client.member.offsets.body_of", lambda answer, decode: records):
+        assert await begin_offset(cast("Connection", Broker()), QUEUES[0], 100) == offset
+
+
+async def test_the_start_of_a_group_is_asked_for() -> None:
+    asked: list[int] = []
+
+    class Broker:
+        async def request(self, code: int, ext: dict[str, Any], *, timeout_s: float) -> Frame:
+            asked.append(code)
+            return Frame(0, 0, {"offset": "5"})
+
+    connection = cast("Connection", Broker())
+    assert await begin_offset(connection, QUEUES[0], At(3)) == 3
+    assert [await begin_offset(connection, QUEUES[0], start) for start in ("first", "last")] == [5, 5]
+    assert asked == [RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET]
+
+
+def test_a_lag_is_never_below_zero() -> None:
+    assert [Position(None, 5, end).lag for end in (4, 5, 7)] == [0, 0, 2]

@@ -11,7 +11,7 @@ from rocketlet.protocol.headers import AgreeOnMembers
 
 
 class Said:
-    """What an agreement of broker-a says to broker-b, and what that answers."""
+    """An agreement of broker-a: its words to broker-b, and the answers."""
 
     def __init__(self) -> None:
         self.clock = MovableClock(stands=True)

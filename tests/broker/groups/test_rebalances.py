@@ -66,3 +66,17 @@ def test_a_change_that_moves_nothing_is_no_rebalance(clock: MovableClock) -> Non
     clock.advance(REBALANCE_REST_S)
     rebalances.look()
     assert rebalances.settling.sum_s == pytest.approx(1.0), "counted from the last change"
+
+
+def test_a_change_while_queues_change_hands_is_the_same_rebalance(clock: MovableClock) -> None:
+    rebalances = Rebalances(clock)
+    rebalances.note("g", "joined")
+    clock.advance(REBALANCE_REST_S - 2)
+    rebalances.changed_hands(KEY, is_free=True)
+    clock.advance(2.0)
+    rebalances.note("g", "left")
+    clock.advance(1.0)
+    rebalances.changed_hands(KEY, is_free=False)
+    clock.advance(REBALANCE_REST_S)
+    rebalances.look()
+    assert rebalances.settling.sum_s == pytest.approx(REBALANCE_REST_S + 1)
