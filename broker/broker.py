@@ -63,7 +63,9 @@ from .messages.transactions import Transactions
 from .nameserver.routes import Routes
 from .pops.division import Members
 from .pops.mixed import Mixed
+from .pops.pools import Source
 from .pops.pops import Pops
+from .pops.settling import Keeping
 from .running.device import Device
 from .running.engine import Engine
 from .running.histogram import Histogram
@@ -227,12 +229,9 @@ class Broker:
         return Draining(self.groups, self.watch, self.held_pulls, self.engine, outside, self.limits)
 
     def _make_pops(self, broker_name: str, frames: Frames) -> Pops:
-        appender, offsets, settings = self.appender, self.offsets, self.group_configs
-        kept, limits = self.when_kept, self.limits
-        members = self._popping_members()
-        return Pops(
-            broker_name, self.topics, appender, offsets, settings, frames, self.clock, kept, members, limits=limits
-        )
+        source = Source(self.topics, self.appender, self.offsets, self.group_configs)
+        keeping = Keeping(frames, self.when_kept)
+        return Pops(broker_name, source, keeping, self._popping_members(), self.clock, self.limits)
 
     def _popping_members(self) -> Members:
         return Members(

@@ -217,11 +217,42 @@ class Collector:
         )
 
     async def _groups(self) -> list[Metric]:
+        return [*await self._members(), *await self._lags(), self._lost(), *self._ownership()]
+
+    async def _members(self) -> list[Metric]:
         broker, place = self._broker, self._place
         members = self._gauge("rocketlet_group_members", "Members of a group", None, "group")
         faults = self._gauge(
             "rocketlet_group_disagreements", "In how many things members of a group disagree", None, "group"
         )
+        dead = self._gauge("rocketlet_dead_letters", "Dead letters of a group that are stored", None, "group")
+        hands = self._gauge(
+            "rocketlet_group_unfinished", "Messages that clients have popped and not acknowledged", None, "group"
+        )
+        popping = self._gauge(
+            "rocketlet_group_popping_clients", "Clients that popped messages in the last two minutes", None, "group"
+        )
+        again = self._counter(
+            "rocketlet_messages_redelivered", "Popped messages that were no first ones, since the start", None, "group"
+        )
+        for name in broker.progress.groups():
+            await asyncio.sleep(0)  # clients do not wait for a thousand groups
+            group = broker.groups.get(name)
+            letters = broker.store.queues.get((names.dlq_topic(name), 0))
+            for family, value in (
+                (members, len(group.members) if group else 0),
+                (faults, len(group.reported) if group else 0),
+                (hands, broker.pops.unfinished(name)),
+                (popping, len(broker.pops.clients(name)) if broker.pops.pools else 0),
+                (again, broker.pops.redelivered(name)),
+                (dead, letters.next - letters.begin if letters else 0),
+            ):
+                family.add_metric([*place, name], value)
+        return [members, faults, dead, hands, popping, again]
+
+    async def _lags(self) -> list[Metric]:
+        """How far each group is in each of its topics."""
+        broker = self._broker
         names_of = ("topic", "group")
         lag = self._gauge("rocketlet_group_lag", "Messages that a group has not committed", None, *names_of)
         piled = self._gauge("rocketmq_message_accumulation", "Messages that a group has not committed", None, *names_of)
@@ -238,62 +269,28 @@ class Collector:
             None,
             *names_of,
         )
-        dead = self._gauge("rocketlet_dead_letters", "Dead letters of a group that are stored", None, "group")
-        hands = self._gauge(
-            "rocketlet_group_unfinished", "Messages that clients have popped and not acknowledged", None, "group"
-        )
-        popping = self._gauge(
-            "rocketlet_group_popping_clients", "Clients that popped messages in the last two minutes", None, "group"
-        )
-        again = self._counter(
-            "rocketlet_messages_redelivered", "Popped messages that were no first ones, since the start", None, "group"
-        )
         now_ms = broker.clock.time_ms()
         for name in broker.progress.groups():
-            await asyncio.sleep(0)  # clients do not wait for a thousand groups
-            group = broker.groups.get(name)
-            members.add_metric([*place, name], len(group.members) if group else 0)
-            faults.add_metric([*place, name], len(group.reported) if group else 0)
-            hands.add_metric([*place, name], broker.pops.unfinished(name))
-            popping.add_metric([*place, name], len(broker.pops.clients(name)) if broker.pops.pools else 0)
-            again.add_metric([*place, name], broker.pops.redelivered(name))
-            letters = broker.store.queues.get((names.dlq_topic(name), 0))
-            dead.add_metric([*place, name], letters.next - letters.begin if letters else 0)
+            await asyncio.sleep(0)
             for topic in broker.progress.topics_of(name):
                 messages, since_ms, _ = await _done(broker.progress.lag(name, topic))
                 age_ms = 0 if since_ms is None else max(now_ms - since_ms, 0)
-                labels = [*place, topic, name]
-                for family, value in (
-                    (lag, messages),
-                    (piled, messages),
-                    (offset, sum(broker.offsets.of(name, topic).values())),
-                    (oldest, age_ms / 1000),
-                    (latency, age_ms),
-                ):
-                    family.add_metric(labels, value)
+                committed = sum(broker.offsets.of(name, topic).values())
+                values = (messages, messages, committed, age_ms / 1000, age_ms)
+                for family, value in zip((lag, piled, offset, oldest, latency), values, strict=True):
+                    family.add_metric([*self._place, topic, name], value)
+        return [lag, piled, offset, oldest, latency]
+
+    def _lost(self) -> Metric:
         lost = self._counter(
             "rocketlet_messages_expired_unread",
             "Messages that retention deleted before a group had committed them, since the start",
             None,
-            *names_of,
+            *("topic", "group"),
         )
-        for (name, topic), messages in broker.progress.lost.items():
-            lost.add_metric([*place, topic, name], messages)
-        return [
-            members,
-            lost,
-            faults,
-            lag,
-            piled,
-            offset,
-            oldest,
-            latency,
-            dead,
-            hands,
-            popping,
-            again,
-            *self._ownership(),
-        ]
+        for (name, topic), messages in self._broker.progress.lost.items():
+            lost.add_metric([*self._place, topic, name], messages)
+        return lost
 
     def _ownership(self) -> Iterator[Metric]:
         watch, rebalances = self._broker.watch, self._broker.history.rebalances

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import structlog
 
 from ...protocol.subscription import Subscription
 from ..config import LIMITS, Limits
 from ..groups.owning.offsets import Offsets
+from ..groups.settings import GroupConfigs
+from ..messages.appender import Appender
 from ..messages.topics import Topics
 from ..store.consume_queue import ConsumeQueue
-from ..store.store import Store
 from .deliveries import Deliveries, Tally
 from .handles import TOPIC_MARK, Handle, decode_handle
 from .pool import Pool
@@ -22,16 +24,22 @@ from .values import Delivered, Numbers, Outcome, Request
 log = structlog.get_logger("rocketlet.pops")
 
 
+class Source(NamedTuple):
+    """Where popped messages come from: topics, their log, how far groups are, and their settings."""
+
+    topics: Topics
+    appender: Appender
+    offsets: Offsets
+    settings: GroupConfigs
+
+
 class Pools:
     """number: gives each new queue what stands for it on the disk."""
 
-    def __init__(
-        self, topics: Topics, store: Store, offsets: Offsets, number: Callable[[], int], limits: Limits = LIMITS
-    ) -> None:
+    def __init__(self, source: Source, number: Callable[[], int], limits: Limits = LIMITS) -> None:
         self._limits = limits
-        self._topics = topics
-        self._store = store
-        self._offsets = offsets
+        self._topics, appender, self._offsets, _ = source
+        self._store = appender.store
         self._number = number
         self.all: dict[tuple[str, str], Pool] = {}
         self._of_topic: dict[str, dict[str, Pool]] = {}

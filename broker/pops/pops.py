@@ -6,7 +6,6 @@ Acknowledgements are answered when they are on the disk, all those of one turn o
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -15,14 +14,9 @@ import structlog
 from ...protocol.popped import reconsume_times_in
 from ..clock import Clock
 from ..config import DEAD_LETTER_RETRY_S, LIMITS, MAX_POP_MESSAGES, POP_CLIENT_SILENT_S, Limits
-from ..groups.owning.offsets import Offsets
-from ..groups.settings import GroupConfigs
-from ..messages.appender import Appender
-from ..messages.topics import Topics
 from ..running.jobs import Job, run
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreError, StoreFull
-from ..store.frames import Frames
 from .batches import Batches
 from .book import Book
 from .deadlines import Deadlines
@@ -32,8 +26,8 @@ from .handles import encode_handle
 from .hands import Hands
 from .letters import Letters
 from .pool import Pool, Wait
-from .pools import Pools
-from .settling import Answered, Settling, When
+from .pools import Pools, Source
+from .settling import Answered, Keeping, Settling
 from .states import Delivery, Event, State
 from .values import Changed, Delivered, Outcome, Received, Request, Why
 from .waits import Waits
@@ -44,36 +38,28 @@ Answer = Callable[[Received], object]
 
 
 class Pops:
-    """when_kept: calls the first as soon as the written data is kept as well as the broker's settings want, the second if
-    it is not. soon: calls a function when this turn is over. Raises StoreError if the state of the last run cannot be
-    read."""
+    """Raises StoreError if the state of the last run cannot be read."""
 
     def __init__(
         self,
         broker_name: str,
-        topics: Topics,
-        appender: Appender,
-        offsets: Offsets,
-        settings: GroupConfigs,
-        frames: Frames,
-        clock: Clock,
-        when_kept: When,
+        source: Source,
+        keeping: Keeping,
         members: Members,
-        soon: Callable[[Callable[[], object]], object] | None = None,
+        clock: Clock,
         limits: Limits = LIMITS,
     ) -> None:
         self._limits = limits
         self._broker_name = broker_name
-        self._settings = settings
-        self._offsets = offsets
+        topics, appender, self._offsets, self._settings = source
         self._clock = clock
-        self._soon = soon or _soon
+        self._soon = keeping.soon
         self._hands = Hands(clock)
         self._letters = Letters(topics, appender)
         self._deadlines = Deadlines(clock, self._expire)
         self._batches = Batches(limits)
-        self._book = Book(frames, topics.identity, clock)
-        self._pools = Pools(topics, appender.store, offsets, self._book.next_number, limits)
+        self._book = Book(keeping.frames, topics.identity, clock)
+        self._pools = Pools(source, self._book.next_number, limits)
         self.pools = self._pools.all  # empty as long as nobody pops: others then pay one look
         self.clients = self._pools.clients
         self.unfinished, self.redelivered = self._pools.unfinished, self._pools.redelivered
@@ -83,7 +69,7 @@ class Pops:
         self.peek = self._pools.peek
         self.popped = self._pools.popped
         self.numbers, self.full = self._pools.numbers, self._pools.full
-        self._settling = Settling(self._book, offsets, clock, when_kept, self._soon, self._freed)
+        self._settling = Settling(self._book, self._offsets, clock, keeping.when_kept, self._soon, self._freed)
         self._waits = Waits(clock, self.put_back)
         self._division = Division(broker_name, members, self._pools, self._let_go, self._gained, self._yield, limits)
         self.changed = self._division.changed
@@ -484,10 +470,6 @@ class Pops:
         """Whether the group's clients pop the topic and nobody else reads it."""
         pool = self._pools.find(group, topic)
         return pool is not None and pool.owned is None and pool.is_used(self._clock.monotonic_s())
-
-
-def _soon(action: Callable[[], object]) -> object:
-    return asyncio.get_running_loop().call_soon(action)
 
 
 def _answered(wait: Wait, received: Received) -> Wait:

@@ -3,6 +3,7 @@ behind it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import structlog
 from ..clock import Clock
 from ..groups.owning.offsets import Offsets
 from ..store.files import StoreFull
+from ..store.frames import Frames
 from .book import Book
 from .deliveries import Deliveries
 from .states import Delivery, Event, State
@@ -21,6 +23,21 @@ log = structlog.get_logger("rocketlet.pops")
 
 Answered = Callable[[Sequence[Outcome]], object]
 When = Callable[[Callable[[], None], Callable[[], None]], None]
+Soon = Callable[[Callable[[], object]], object]
+
+
+def _in_the_loop(action: Callable[[], object]) -> object:
+    return asyncio.get_running_loop().call_soon(action)
+
+
+class Keeping(NamedTuple):
+    """How what is said of messages comes to the disk. frames: the file. when_kept: calls the first as soon as the written
+    data is kept as well as the broker's settings want, the second if it is not. soon: calls a function when this turn is
+    over."""
+
+    frames: Frames
+    when_kept: When
+    soon: Soon = _in_the_loop
 
 
 class _Waiting(NamedTuple):
@@ -31,7 +48,7 @@ class _Waiting(NamedTuple):
 
 
 class Settling:
-    """when_kept, soon: as of `Pops`. on_finished: hears of the queues in which something is finished, behind the answers."""
+    """when_kept, soon: as of `Keeping`. on_finished: hears of queues in which something is finished, behind the answers."""
 
     def __init__(
         self,
@@ -39,7 +56,7 @@ class Settling:
         offsets: Offsets,
         clock: Clock,
         when_kept: When,
-        soon: Callable[[Callable[[], object]], object],
+        soon: Soon,
         on_finished: Callable[[Iterable[Deliveries]], None],
     ) -> None:
         self._book = book

@@ -20,8 +20,10 @@ from rocketlet.broker.messages.appender import Appender
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.pops.division import Members
 from rocketlet.broker.pops.mixed import Mixed
+from rocketlet.broker.pops.pools import Source
 from rocketlet.broker.pops.pops import Pops
 from rocketlet.broker.pops.seats import Seat
+from rocketlet.broker.pops.settling import Keeping
 from rocketlet.broker.pops.values import Outcome, Received, Request
 from rocketlet.broker.running.engine import Engine
 from rocketlet.broker.running.jobs import run
@@ -87,9 +89,13 @@ class World:
         self._soon.clear()
         self.pops: Pops | None = None
         self.pops = Pops(
-            "b", self.topics, self.appender, self.offsets, self.groups, Frames(self.journal), clock,
-            lambda action, otherwise: action(), self._members(), self._soon.append, self.limits,
-        )  # fmt: skip
+            "b",
+            Source(self.topics, self.appender, self.offsets, self.groups),
+            Keeping(Frames(self.journal), lambda action, otherwise: action(), self._soon.append),
+            self._members(),
+            clock,
+            self.limits,
+        )
         self.pops._book.journal_bytes = self.journal_bytes
 
     def _members(self) -> Members:
