@@ -279,7 +279,7 @@ class _Call:
         async with AsyncExitStack() as stack:
             given = await resolved(self._wanted, self._app.replaced, stack, {})
             if self._in_thread is not None:
-                result = await self._in_thread(lambda: self._handler(*arguments, **given))
+                result = await self._in_thread.call(lambda: self._handler(*arguments, **given))
             else:
                 result = await self._handler(*arguments, **given)
             if result is None or isinstance(result, RetryLater | Reject):

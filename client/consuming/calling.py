@@ -30,12 +30,9 @@ class Calling:
         self._executor: ThreadPoolExecutor | None = None
         self._threads: set[int] = set()
         coroutine = self._as_coroutine(handler, at_once)
-        self._call: Called = coroutine if inner is None else inner(coroutine)
+        self.call: Called = coroutine if inner is None else inner(coroutine)
         for layer in reversed(middleware):
-            self._call = _around(layer, self._call)
-
-    def __call__(self, argument: Any) -> Awaitable[Any]:
-        return self._call(argument)
+            self.call = _around(layer, self.call)
 
     def _as_coroutine(self, handler: Callable[..., Any], at_once: int) -> Callable[..., Awaitable[Any]]:
         is_async = inspect.iscoroutinefunction(handler)

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from ..arguments import check_delay
 from ..config import DEAD_LETTER_LEVEL, MAX_INT, RECONNECT_S, RESTART_S, SEND_BACK_RETRY_S
@@ -88,6 +88,13 @@ Judge = Callable[[Sequence[Message], BaseException], Outcome]
 """The outcome of messages whose handler raised."""
 
 SendBack = Callable[[Message, int, str], Awaitable[None]]
+
+
+class Ended(NamedTuple):
+    """A handler's result, or what it raised."""
+
+    result: object
+    error: BaseException | None = None
 
 
 class Workers:
@@ -211,7 +218,7 @@ class Workers:
                 count -= 1
 
     async def _work(self) -> None:
-        line = self._line
+        line, call = self._line, self._call.call
         task = asyncio.current_task()
         assert task is not None
         while not task.cancelling():  # by a handler that has ended meanwhile: the next message is not to suffer from it
@@ -223,22 +230,37 @@ class Workers:
             try:
                 if self._orderly:
                     await self._one_in_order(process_queue)
+                    continue
+                run = self._next_of(process_queue)
+                if run is None or run.done == len(run.messages):
+                    continue
+                process_queue.running += 1  # as `enter`
+                if run.outcome is not None:
+                    await self._carry_out(run)
+                    continue
+                # Called from here: a coroutine around each call takes longer than all else that a message needs.
+                try:
+                    outcome = await call(run.messages if self._takes_batches else run.messages[0])
+                except BaseException as error:
+                    await self._carry_out(run, Ended(None, error))
+                    continue
+                if outcome is None:
+                    process_queue.acknowledge(run)
+                    process_queue.leave()
+                    self._on_acknowledged(process_queue)
                 else:
-                    run = self._next_of(process_queue)
-                    if run is not None:
-                        await self._concurrently(run)
+                    await self._carry_out(run, Ended(outcome))
+                    outcome = None  # nothing of it is kept until the next message comes
             except Exception:
                 log.exception("handling_failed", hint="its messages stay unacknowledged")
 
-    async def _concurrently(self, run: Run) -> None:
+    async def _carry_out(self, run: Run, ended: Ended | None = None) -> None:
+        """Acts on the end of a run's handler; None if its outcome is known already."""
         process_queue = run.process_queue
-        if run.is_done:
-            return
-        process_queue.enter()
         outcome: Outcome = None
         is_cancelled = is_handled = False
         try:
-            outcome = run.outcome or await self._outcome(run)
+            outcome = run.outcome if ended is None else self._outcome(run, ended)
             is_handled = outcome is None or await self._returned(run, outcome)
             if is_handled:
                 process_queue.acknowledge(run)
@@ -289,23 +311,24 @@ class Workers:
 
     async def try_one(self, message: Message) -> Outcome:
         """The handler's outcome for a message that nobody counts. Raises whatever the handler raises."""
-        return cast("Outcome", await self._call([message] if self._takes_batches else message))
+        return cast("Outcome", await self._call.call([message] if self._takes_batches else message))
 
-    async def _outcome(self, run: Run) -> Outcome:
+    async def _called(self, run: Run) -> Ended:
+        try:
+            return Ended(await self._call.call(run.messages if self._takes_batches else run.messages[0]))
+        except BaseException as error:
+            return Ended(None, error)
+
+    def _outcome(self, run: Run, ended: Ended) -> Outcome:
         """The handler's outcome for a run. A result that is none means: again, later. Raises CancelledError if the worker
         itself is cancelled: it cannot send the messages back, so another does, by the run's outcome."""
-        argument = run.messages if self._takes_batches else run.messages[0]
-        try:
-            outcome = checked_outcome(await self._call(argument))
-            if isinstance(outcome, RetryLater):
-                check_has_level(outcome)
-        except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone
-            raise
-        except BaseException as error:
-            outcome = self._judge(run.messages, error)
-            if not self._is_stopping:
-                _log_failure(run, error)
-                self._tell_failed(run, repr(error))
+        error = ended.error or _fault_of(ended.result)
+        if isinstance(error, KeyboardInterrupt | GeneratorExit):  # the latter: the loop is gone
+            raise error
+        outcome = cast("Outcome", ended.result) if error is None else self._judge(run.messages, error)
+        if error is not None and not self._is_stopping:
+            _log_failure(run, error)
+            self._tell_failed(run, repr(error))
         if isinstance(outcome, Reject):
             self._tell_failed(run, outcome.reason or "it was given up")
         # The handler has ended, and cancelled its worker on the way: its outcome counts, and another worker carries it out.
@@ -363,7 +386,7 @@ class Workers:
         """Whether the queue may go on: the run is handled, or given up and kept as dead letters."""
         if run.tries <= self._max_tries:
             run.tries += 1
-            outcome = await self._outcome(run)
+            outcome = self._outcome(run, await self._called(run))
             if outcome is None:
                 return True
             run.failure = outcome.reason
@@ -383,6 +406,17 @@ class Workers:
     def is_handling_here(self) -> bool:
         """Whether it is a handler who asks."""
         return self._call.is_here() or any(task is _current_task() for task in self._tasks)
+
+
+def _fault_of(result: object) -> BaseException | None:
+    """Why a handler's result is no outcome."""
+    try:
+        outcome = checked_outcome(result)
+        if isinstance(outcome, RetryLater):
+            check_has_level(outcome)
+    except BaseException as error:  # its `__repr__` may raise anything
+        return error
+    return None
 
 
 def checked_outcome(outcome: Any) -> Outcome:

@@ -160,11 +160,12 @@ class ProcessQueue:
 
     def acknowledge(self, run: Run, count: int | None = None) -> None:
         """The first `count` messages of a run, or all of it, need not be delivered again."""
-        messages, before = run.messages, run.done
-        end = len(messages) if count is None else count
-        if self.state is _DROPPED or before == len(messages):
+        before, end = run.done, len(run.messages)
+        if self.state is _DROPPED or before == end:
             return
-        size_bytes = run.size_bytes if end == len(messages) else sum(map(_size_bytes, messages[before:end]))
+        size_bytes = run.size_bytes
+        if count is not None and count < end:
+            end, size_bytes = count, sum(map(_size_bytes, run.messages[before:count]))
         run.done = end
         run.size_bytes -= size_bytes
         self.size_bytes -= size_bytes

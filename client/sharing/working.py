@@ -66,7 +66,7 @@ class Workers:
 
     async def _handle(self, delivery: Delivery) -> None:
         try:
-            outcome: Outcome = checked_outcome(await self._call(delivery.message))
+            outcome: Outcome = checked_outcome(await self._call.call(delivery.message))
         except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone
             raise
         except BaseException as error:
@@ -79,7 +79,7 @@ class Workers:
 
     async def try_one(self, message: Message) -> Outcome:
         """The handler's outcome for a message that nobody counts. Raises whatever the handler raises."""
-        return checked_outcome(await self._call(message))
+        return checked_outcome(await self._call.call(message))
 
     async def stop(self, drain_s: float) -> None:
         """Waits for handlers that run, and cancels those that take longer."""
