@@ -149,7 +149,7 @@ DISK_CALLS = frozenset(
     "stat".split()
 )
 
-MAX_PARAMETERS = 7  # of constructors
+MAX_PARAMETERS = 7  # parameters of a constructor
 MAX_LINES = 500  # files, tests and benchmarks too
 
 Sources = Mapping[str, str]

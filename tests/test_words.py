@@ -1,4 +1,6 @@
-"""Comments and docstrings are sentences with a subject: none begins with What, Who, Whoever or Of."""
+"""Comments, docstrings and documents are sentences with a subject: none begins with What, Who, Whoever or Of.
+
+Questions are exempt, and so are headings and tables of documents."""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = "adapters broker client command console demo host protocol spark sync testing web"
-FOLDERS = (*PRODUCT.split(), "bench", "campaigns", "examples", "simulation", "tests/support")
+FOLDERS = (*PRODUCT.split(), "bench", "campaigns", "examples", "simulation", "tests")
 BAD = re.compile(r"(What|Who|Whoever|Of)\b")
 BAD_AT_FIRST = re.compile(BAD.pattern, re.IGNORECASE)  # a comment beside code begins with a small letter
 SUSPECT = re.compile(r"\b(What|Who|Whoever|Of)\b|(#|\"\"\")\s*(what|who|whoever|of)\b")
+FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+ITEM = re.compile(r"^\s*(?:[-*>]|\d+\.|:)\s+", re.MULTILINE)  # an item of a list, or a definition
 BREAK = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 
 
@@ -54,9 +58,41 @@ def faults_of(source: str) -> list[str]:
     ]
 
 
+def faults_of_document(text: str) -> list[str]:
+    """The same of a document, outside of code, headings and tables. Its lines are not counted: sentences span several."""
+    prose = "\n".join("" if line.lstrip().startswith(("#", "|")) else line for line in FENCE.sub("", text).splitlines())
+    sentences = (" ".join(part.split()) for block in ITEM.split(prose) for part in BREAK.split(block.strip()))
+    return [found[:70] for found in sentences if BAD.match(found.lstrip("*_")) and not found.endswith("?")]
+
+
+def test_no_sentence_of_a_document_hides_its_subject() -> None:
+    paths = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")])
+    assert len(paths) > 30
+    faults = [f"{path.relative_to(ROOT)}: {fault}" for path in paths for fault in faults_of_document(path.read_text())]
+    assert faults == [], "name the subject; CONTRIBUTING.md has examples"
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "Well.\nWho reads it waits.",
+        "- good\n- What is read is kept.",
+        "1. **Whoever asks** gets it.",
+        "a\n:   Of one group.",
+    ],
+)
+def test_a_planted_one_in_a_document_is_found(planted: str) -> None:
+    assert len(faults_of_document(planted)) == 1
+
+
+def test_questions_headings_tables_and_code_are_not_meant() -> None:
+    text = "# What it is\n\nWhat is wrong?\n\n| What | Who |\n|---|---|\n\n```python\nWhat = 1\n```\n"
+    assert faults_of_document(text) == []
+
+
 def test_no_sentence_hides_its_subject() -> None:
     paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-    assert len(paths) > 400
+    assert len(paths) > 700
     faults = [f"{path.relative_to(ROOT)}:{fault}" for path in paths for fault in faults_of(path.read_text())]
     assert faults == [], "name the subject; CONTRIBUTING.md has examples"
 

@@ -83,7 +83,7 @@ def test_a_mistake_is_in_the_function_that_everybody_has_imported(of_lease: Muta
 
 
 def verdict(of_lease: Mutant, passes: Callable[[], bool], folder: Path, limit_s: float = 60.0) -> campaign.Verdict:
-    """Of one check."""
+    """The verdict of one check."""
     return campaign._try(of_lease, [campaign.Check("check", "tests", limit_s, passes)], folder)
 
 

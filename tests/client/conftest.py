@@ -1,4 +1,4 @@
-"""What tests of a producer share: the sends it makes, the connection it has, and what the broker stores."""
+"""The parts that tests of a producer share: the sends it makes, the connection it has, and what the broker stores."""
 
 from __future__ import annotations
 

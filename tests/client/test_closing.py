@@ -1,4 +1,4 @@
-"""What a client says without waiting for an answer arrives, also when it closes right behind that."""
+"""A client's words that need no answer arrive, also when it closes right behind that."""
 
 from __future__ import annotations
 

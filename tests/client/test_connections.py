@@ -77,7 +77,7 @@ async def test_it_is_called_again_after_a_while(hangs_up: tuple[HangsUp, str], m
 async def test_a_peer_that_reads_nothing_more_holds_up_no_close(
     encrypted: bool, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was written to it never leaves, and over TLS it says no goodbye."""
+    """Its written bytes never leave, and over TLS it says no goodbye."""
     monkeypatch.setattr("rocketlet.client.wire.connection.CLOSE_TIMEOUT_S", 0.01)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates.files.certificate, certificates.files.key)

@@ -1,4 +1,4 @@
-"""What a consumer is given is checked when it is made, and the error names it."""
+"""A consumer's arguments are checked when it is made, and the error names the wrong one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group can be asked and told: strictness, sticky shares, settling, growth, who reads what, metrics, assignments."""
+"""A group can be asked and told: strictness, sticky shares, settling, growth, who reads what, metrics, assignments."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ async def test_a_member_that_is_told_its_place_asks_when_the_others_see_more_que
     async with Consumer(node.address, "g", "t", Inbox()) as consumer:
         await consumer.assigned()
         await join(await connect(node.address), "0", strategy="AVG", queue_counts={"broker-z": {"t": 2}})
-        # of a:0, a:1, z:0 and z:1 the second of two members has the last ones, wherever broker-z is
+        # among a:0, a:1, z:0 and z:1 the second of two members has the last ones, wherever broker-z is
         await eventually(lambda: owned(consumer) == set())
 
 

@@ -21,7 +21,7 @@ from ..conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventuall
 
 @dataclass
 class Inbox:
-    """What members handle; a handler ends when the gate is open."""
+    """The messages that members handle; a handler ends when the gate is open."""
 
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     bodies: list[bytes] = field(default_factory=list)
@@ -157,7 +157,7 @@ async def test_a_stop_that_is_cancelled_leaves_no_hand_over_behind(
 async def test_a_commit_that_is_refused_for_good_ends_the_hand_over_and_is_named(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was not committed was not handed over as it should be."""
+    """A queue without a commit was not handed over as it should be."""
     caplog.set_level("INFO", "rocketlet.membership")
     inbox = Inbox()
     async with cluster.member(inbox) as giver:

@@ -13,7 +13,7 @@ from ..conftest import PATIENCE_S, Node, Wire, create_topic
 
 
 def elsewhere(work: Callable[[], Awaitable[object]]) -> str:
-    """What it raises in a loop of its own."""
+    """The text of the error that the work raises in a loop of its own."""
 
     async def run() -> None:
         await work()

@@ -48,7 +48,7 @@ async def test_an_address_that_is_none(address: str) -> None:
     connections = Connections(Access(), Mock(), Mock())
     with pytest.raises(ConnectionFailed):
         await connections.get(address)
-    with pytest.raises((ValueError, OSError)):  # what a broker minds that tells others of a group
+    with pytest.raises((ValueError, OSError)):  # a broker that tells others of a group minds these
         await Link(address, Tls(), None).request(Frame(1))
 
 
@@ -126,7 +126,7 @@ async def test_a_broker_that_moves_a_pull_on_and_has_nothing_there_is_not_asked_
     assert ["pull_refused" in record.getMessage() for record in caplog.records] == [True]
 
 
-# What brokers ask
+# Questions of brokers
 
 
 async def test_a_broker_that_asks_and_does_not_read_is_left(

@@ -155,7 +155,7 @@ async def test_a_commit_waits_for_the_one_before_it(threads: ApacheLocks, apache
         await handled(inbox, 3)
         leaving = asyncio.create_task(consumer.stop())
         await eventually(lambda: not consumer.assignment())
-        for _ in range(5):  # what it sends meanwhile arrives
+        for _ in range(5):  # its words meanwhile arrive
             await consumer._cluster.find_route("t")
         threads.run = at_once
         for work in reversed(commits.works):

@@ -118,7 +118,7 @@ async def test_an_unlock_does_not_overtake_a_lock_that_was_given_up(locks: Apach
     await eventually(lambda: len(held.waiting) > 1)  # it has asked again
     leaving = asyncio.create_task(leaver.stop())
     await has_left(leaver)
-    for _ in range(5):  # what it sends meanwhile arrives
+    for _ in range(5):  # its words meanwhile arrive
         await leaver._cluster.find_route("t")
     locks.run = at_once
     held.let_go()

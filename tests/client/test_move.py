@@ -28,7 +28,7 @@ async def there() -> AsyncIterator[Broker]:
 
 
 async def handled(address: str, count: int, group: str = "shop") -> list[str]:
-    """What a group's member gets, that acknowledges so much and stops."""
+    """The bodies that a member gets, which acknowledges so many and stops."""
     inbox = Inbox()
     async with Consumer(address, group, "orders", inbox, start="first") as consumer:
         await eventually(lambda: len(inbox.messages) >= count)

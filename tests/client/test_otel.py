@@ -24,7 +24,7 @@ CONVENTIONS = {value for name, value in vars(messaging_attributes).items() if na
 
 
 class Recorded:
-    """What was recorded, and the providers that record it."""
+    """The records, and the providers that made them."""
 
     def __init__(self) -> None:
         self._spans = InMemorySpanExporter()

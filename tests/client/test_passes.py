@@ -31,7 +31,7 @@ def route(queues: int = 2) -> Route:
 
 
 class World:
-    """What a rebalance asks and tells, by hand."""
+    """The questions and words of a rebalance, by hand."""
 
     strategy_name, group, client_id = "AVG", "g", "me"
 

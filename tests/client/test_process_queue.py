@@ -1,4 +1,4 @@
-"""What a member keeps of one queue: how far it is handled, what is in memory, and when anything of it may begin."""
+"""A member's record of one queue: how far it is handled, what is in memory, and when anything of it may begin."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ async def test_a_topic_that_grows_is_read_from_the_start_of_its_new_queues(node:
         await create_topic(wire, "t", 4)
         async with Producer(node.address) as producer:
             await producer.send("t", b"grown", queue=Queue("t", "broker-a", 3))
-        await consumer._cluster.find_route("t")  # what the 30 s timer does
+        await consumer._cluster.find_route("t")  # as the 30 s timer does
         await eventually(lambda: watch.seen[b"grown"] == 1)
 
 

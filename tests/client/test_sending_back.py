@@ -25,7 +25,7 @@ from ..support.handlers import fill
 
 
 def refuse_first(monkeypatch: pytest.MonkeyPatch, away: list[RocketletError]) -> None:
-    """What is sent back fails with each of these, the last one first; then it arrives."""
+    """Each hand-back fails with one of these, the last one first; then it arrives."""
     send_back = Consumer._send_back
 
     async def sent_back(self: Consumer, message: Message, delay_level: int, reason: str) -> None:

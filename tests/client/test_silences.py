@@ -1,4 +1,4 @@
-"""What a client was asked for and cannot do, it says."""
+"""A client says that it cannot do something that it was asked for."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ async def test_an_owner_reads_the_new_topic_from_its_start(broker: Broker) -> No
 async def test_also_when_the_broker_restarts_before_the_owner_reads(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    """What is deleted is written down before that is answered, in so many pieces as there are."""
+    """A deletion is written down before it is answered, in so many pieces as there are."""
     monkeypatch.setattr("rocketlet.broker.groups.owning.locks.LOOKS", piece)
     async with paused_behind_three(broker) as (consumer, seen):
         await made_anew(broker, messages=NEW)

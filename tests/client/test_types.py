@@ -1,4 +1,4 @@
-"""What a type checker says of a user's code: a wrong attribute, handler or option is an error."""
+"""A type checker reads a user's code: a wrong attribute, handler or option is an error."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Ran(NamedTuple):
 
     @property
     def records(self) -> list[dict[str, object]]:
-        """What was printed with --json."""
+        """The output with --json."""
         return [orjson.loads(line) for line in self.out.splitlines()]
 
 

@@ -208,7 +208,7 @@ async def test_a_replay_holds_few_of_many_dead_letters_at_a_time(
 
     monkeypatch.setattr(AdminClient, "send_again", noted)
     monkeypatch.setattr("rocketlet.command.nouns.messages.SHOWN_ROWS", 8)
-    before = alive()  # of other tests
+    before = alive()  # other tests hold some
     await run("groups", "create", "g")
     refused = await run("messages", "replay", "g", "--to", "topic", "--yes")
     assert (refused.status, "add --topic orders" in refused.err) == (1, True), "a dead letter may name any topic"

@@ -92,7 +92,7 @@ async def test_only_some_requests_are_shown(start: Start, capsys: pytest.Capture
 
 
 async def test_what_is_no_frame_is_passed_on(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # of TLS
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # a TLS client's hello
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(100):
@@ -194,7 +194,7 @@ def run_quietly(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], int]:
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_compressed_bodies_are_inflated_as_far_as_they_are_shown(as_json: bool) -> None:
-    """Of a hostile broker's answer, `dump` took 4.4 GB."""
+    """A hostile broker's answer had `dump` take 4.4 GB."""
     body, flag = compressed(b"0123456789" * 300_000)
     record = encode_record(0, 0, 0, 0, flag, 0, bytes(8), 0, bytes(8), 0, 0, body, b"\x01t", b"")
     frame = Frame(0, 1, {}, record * 40)

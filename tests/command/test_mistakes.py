@@ -1,4 +1,4 @@
-"""What users mistype: one line that names it and says what to do."""
+"""Users mistype: one line names the mistake and says what to do."""
 
 from __future__ import annotations
 

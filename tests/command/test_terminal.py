@@ -1,4 +1,4 @@
-"""What others send reaches a terminal as text, never as something that the terminal obeys."""
+"""Texts of others reach a terminal as text, never as something that the terminal obeys."""
 
 from __future__ import annotations
 

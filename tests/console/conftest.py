@@ -39,7 +39,7 @@ class Site:
         return answer.text
 
     async def text(self, path: str, status: int = 200) -> str:
-        """What a page says, without tags."""
+        """The text of a page, without tags."""
         return plain(await self.get(path, status))
 
     async def post(self, path: str, fields: Mapping[str, Any], **headers: str) -> httpx.Response:

@@ -18,7 +18,7 @@ from .conftest import LONG, filled
 
 pytestmark = pytest.mark.browser
 HOSTILE = '<script>window.hacked = 1</script><img src="x" onerror="window.hacked = 2">'
-# What a screen reader needs: labels for fields, headers for tables, one heading, landmarks, ids that are there once.
+# A screen reader needs labels for fields, headers for tables, one heading, landmarks, ids that are there once.
 FAULTS = """() => {
   const faults = [];
   const all = (selector) => [...document.querySelectorAll(selector)];

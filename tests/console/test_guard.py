@@ -1,4 +1,4 @@
-"""What a request must have, and what every answer says."""
+"""Requests that are let in, and the headers of every answer."""
 
 from __future__ import annotations
 

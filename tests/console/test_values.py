@@ -1,4 +1,4 @@
-"""What the pages compute: hand-overs, charts, texts, parts of lists, and the rotation of who is asked."""
+"""The pages compute hand-overs, charts, texts, parts of lists, and the rotation of who is asked."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"\brocketlet_[a-z_]+\b")
-SUFFIX = re.compile(r"(?<=_seconds)_(bucket|count|sum)\b")  # of a histogram's series
+SUFFIX = re.compile(r"(?<=_seconds)_(bucket|count|sum)\b")  # endings of a histogram's series
 
 
 def names_in(text: str) -> set[str]:
@@ -20,7 +20,7 @@ def test_every_metric_that_is_named_is_one_of_the_brokers() -> None:
     files = ("broker/observing/metrics", "broker/observing/name_server_metrics", "command/serving/supervisor_metrics")
     known = {name for file in files for name in names_in((ROOT / f"{file}.py").read_text())}
     assert named, "the docs say what to watch"
-    fixtures = {"rocketlet_broker", "rocketlet_endpoint"}  # of pytest
+    fixtures = {"rocketlet_broker", "rocketlet_endpoint"}  # pytest's
     assert {name: str(page) for name, page in named.items() if name not in known | fixtures} == {}
 
 

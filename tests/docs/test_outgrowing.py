@@ -30,8 +30,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "outgrowing.md").read_text()
 WALK = PAGE.partition("## Move a service")[2].partition("\n## ")[0]
 FAILING = b"7"
 SPARK_S = 300.0
-"""What the job may take to start and read. Ten seconds are usual."""
-TWO_MINUTES = 6  # of the delay levels
+"""The job may take so long to start and read. Ten seconds are usual."""
+TWO_MINUTES = 6  # the delay level of two minutes
 pytestmark = [
     pytest.mark.java,
     pytest.mark.spark,
@@ -45,7 +45,7 @@ Child = asyncio.subprocess.Process
 
 
 class Walker:
-    """Who follows the page in an empty folder: its job, and its commands one after the other, with the addresses of here."""
+    """A reader who follows the page in an empty folder: its job, and its commands in turn, with the addresses of here."""
 
     def __init__(self, folder: Path, old: str, new: str) -> None:
         self._folder = folder

@@ -33,7 +33,7 @@ OURS: dict[int, str] = {
     RequestCode.AGREE_ON_MEMBERS: "brokers, of groups with foreign members",
     RequestCode.CONFIRM_WORD: "brokers that ask whether another one said so",
 }
-# What 4.9 has and we do not, and what is answered.
+# Requests that 4.9 has and we do not, and our answers.
 REFUSED = {
     "13, 22, 23, 27, 209-214, 301, 302": "3, as from Apache's broker: nothing in 4.9 handles them",
     "311-313 unit topics": "3: units are not supported",

@@ -50,7 +50,7 @@ CLIENTS = {
 SMALL_JVM = ("-Xmx256m", *SMALL)
 SHARED = "peer.jsa"
 START_S = 240.0
-"""What a foreign program may take to start and do something. A second is usual."""
+"""A foreign program may take so long to start and do something. A second is usual."""
 
 
 def missing(*programs: str) -> str:
@@ -59,7 +59,7 @@ def missing(*programs: str) -> str:
     return f"missing: {', '.join(found)}" if found else ""
 
 
-# What the tests prove
+# Proofs of the tests
 
 
 _proofs = compatibility.Proofs()
@@ -285,7 +285,7 @@ def fetch_apache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], No
 
 @pytest.fixture(scope="session", params=["rocketlet", "4.9.7", "5.3.3"])
 def version(request: pytest.FixtureRequest) -> str:
-    """Of the system. Of the session, so that the tests of one version follow each other."""
+    """The system's version. The fixture lasts for the session, so that the tests of one version follow each other."""
     return str(request.param)
 
 

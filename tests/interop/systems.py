@@ -28,9 +28,9 @@ from .features import area
 
 T = TypeVar("T")
 SMALL = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
-"""Of virtual machines that live for seconds."""
+"""Options of virtual machines that live for seconds."""
 HEAP = ("-Xms512m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", *SMALL)
-"""Of Apache's brokers."""
+"""Options of Apache's brokers."""
 LEVELS_S = (1, 1, 1, 2, *[3] * 14)
 SETTINGS: dict[str, Any] = {
     "enablePropertyFilter": "true",

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(300)
 PRODUCED = Counter(
     [f"{kind}-{number}" for kind in ("normal", "fifo") for number in range(5)] + "delayed committed unknown".split()
 )
-"""What the mode `produce` sends and does not take back."""
+"""The bodies that the mode `produce` sends and does not take back."""
 feature = area("Official clients of 5.x")
 
 

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
-CASES = 146  # of h2spec 2.2.1, with the strict one
+CASES = 146  # the cases of h2spec 2.2.1, with the strict one
 
 
 @pytest.fixture(scope="session")

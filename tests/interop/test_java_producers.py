@@ -204,7 +204,7 @@ async def errors(java: Run, name_server: str, broker: str) -> dict[str, tuple[st
 async def codes_of_apache(
     java: Run, tmp_path_factory: pytest.TempPathFactory, fetch_apache: Callable[[str], None]
 ) -> dict[str, str]:
-    """What Apache's broker answers; it is started once for all workers of pytest-xdist."""
+    """The answers of Apache's broker; it is started once for all workers of pytest-xdist."""
 
     async def ask(folder: Path) -> None:
         async with Apache(folder, APACHE_VERSION, HEAP) as apache:

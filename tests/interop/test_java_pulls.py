@@ -112,7 +112,7 @@ _ODD = [
     "-inf",
     "9223372036854775808",
 ]
-"""What one of the two languages takes for a number, and the other does not."""
+"""Texts that one of the two languages takes for a number, and the other does not."""
 _properties = st.dictionaries(
     _name, st.sampled_from(["0", "1", "2", "1.0", "1.5", "x", "it's", "true", "-1", "10", *_ODD])
 )

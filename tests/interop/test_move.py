@@ -57,7 +57,7 @@ class Load:
 
 
 class Handled:
-    """What a Python member has acknowledged, by body; message 7 only at its second try."""
+    """The messages that a Python member has acknowledged, by body; message 7 only at its second try."""
 
     def __init__(self) -> None:
         self.bodies: Counter[str] = Counter()

@@ -74,7 +74,7 @@ async def test_topics(cluster: Cluster, admin: Admin, connect: Connect) -> None:
 
 
 async def order_of(name_server: Wire, topic: str) -> str:
-    """What the name server keeps of an ordered topic."""
+    """The name server's entry for an ordered topic."""
     answer = await name_server.call(RequestCode.GET_KV_CONFIG, {"namespace": "ORDER_TOPIC_CONFIG", "key": topic})
     return str(answer.ext["value"])
 

@@ -1,4 +1,4 @@
-"""What Spark's planners see of brokers, ours and Apache's: topics made anew, starts, resets. Without Spark."""
+"""Spark's planners see brokers, ours and Apache's: topics made anew, starts, resets. Without Spark."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def planned(planner: Planner) -> Batch:
 
 
 def offsets_of(planner: Planner, address: str, topic: str, group: str, batch: Batch, between: Any) -> Counter[int]:
-    """What the tasks of a batch read. between: called after they were made."""
+    """The rows that the tasks of a batch read. between: called after they were made."""
     options = stream_options({"nameServer": address, "topic": topic, "group": group})
     ranges = planner.readable(batch)
     tasks = to_partitions(planner.addresses(to_read(ranges)), options.read, ranges, batch.marks, ("queueId",))
@@ -269,7 +269,7 @@ async def route_has(address: str, topic: str, brokers: set[str]) -> None:
 
 
 def addresses(planner: Planner, batch: Batch) -> set[str]:
-    """Of the brokers that a batch's tasks would read from: of those with messages in it."""
+    """The names of the brokers that a batch's tasks would read from: those with messages in it."""
     found = planner.addresses(queue for queue, (begin, end) in planner.readable(batch).items() if begin < end)
     return {queue.broker_name for queue in found}
 

@@ -1,1 +1,1 @@
-"""What `--profile observe` of docker-compose.yml loads, in a Prometheus of Debian's (`apt-get install prometheus`)."""
+"""The files that `--profile observe` of docker-compose.yml loads, in Debian's Prometheus (`apt-get install prometheus`)."""

@@ -87,7 +87,7 @@ async def prometheus(folder: Path, target: str) -> AsyncIterator[Prometheus]:
 
 
 def expressions() -> list[str]:
-    """Of all panels, for all clusters and brokers."""
+    """The queries of all panels, for all clusters and brokers."""
     panels = json.loads((OBSERVE / "dashboard.json").read_text())["panels"]
     found = [target["expr"] for panel in panels for target in panel["targets"]]
     return [re.sub(r"\$\w+", ".*", expression) for expression in found]
@@ -95,7 +95,7 @@ def expressions() -> list[str]:
 
 @asynccontextmanager
 async def a_group_at_work(address: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """A group with one member. What it gives is a round of work: a member comes and goes, a message is given up.
+    """A group with one member. It gives the broker a round of work: a member comes and goes, a message is given up.
     A rate needs a round after the first scrape."""
     handled: list[Message] = []
 

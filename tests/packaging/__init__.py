@@ -1,1 +1,1 @@
-"""What users install: the public names, the distributions, and how both behave outside of this repository."""
+"""The parts that users install: the public names, the distributions, and how both behave outside of this repository."""

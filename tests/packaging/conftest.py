@@ -34,7 +34,7 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def run(self, *arguments: str | Path, cwd: Path) -> str:
-        """What a command of the environment prints. It sees neither this repository nor our packages."""
+        """The output of a command of the environment. It sees neither this repository nor our packages."""
         return output([self.folder / "bin" / arguments[0], *arguments[1:]], cwd=cwd, env=self.variables())
 
     def variables(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What each path costs, against the table: `python -m bench.cpu`. CI holds what is exact, the steps of the interpreter."""
+"""The cost of each path, against the table: `python -m bench.cpu`. CI holds what is exact, the steps of the interpreter."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def run(tmp_path: Path, *options: str, path: str | None = None) -> subprocess.Co
 
 
 def page_of(tmp_path: Path) -> Any:
-    """What the page draws."""
+    """The values that the page draws."""
     text = (tmp_path / "out" / "rebalance.html").read_text()
     return orjson.loads(text.partition('id="data">')[2].partition("</script>")[0])
 

@@ -69,7 +69,7 @@ class Supervisor:
 
 @pytest.fixture
 async def running() -> AsyncIterator[list[Supervisor]]:
-    """What a test has started; it is killed if it still runs."""
+    """The supervisors that a test has started. Those that still run at its end are killed."""
     started: list[Supervisor] = []
     yield started
     for supervisor in started:

@@ -1,4 +1,4 @@
-"""Which header fields a request may have. What was checked once is not checked again, so everything is tried twice."""
+"""Which header fields a request may have. Fields are checked once only, so everything is tried twice."""
 
 from __future__ import annotations
 

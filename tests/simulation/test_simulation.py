@@ -43,7 +43,7 @@ def test_what_must_hold_holds_for_every_seed(part: int) -> None:
 def test_a_known_fault_is_found(fault: str) -> None:
     scenario = ("--scenario", SCENARIO_OF[fault]) if fault in SCENARIO_OF else ()
     found = run(str(FOUND_AT.get(fault, 0)), "--plant", fault, *scenario)
-    if found.returncode == 0:  # who changes the code changes what chance finds
+    if found.returncode == 0:  # a change of the code changes what chance finds
         found = run("0", str(MOST_SEEDS), "--plant", fault, *scenario)
     assert found.returncode == 1, f"{fault} was not found: {found.stdout}"
     assert "Traceback" not in found.stdout

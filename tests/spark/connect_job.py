@@ -1,4 +1,4 @@
-"""What `test_connect` runs: a program whose session is Spark Connect's. Prints how many rows it read, streamed and wrote."""
+"""The program that `test_connect` runs: session is Spark Connect's. Prints how many rows it read, streamed and wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of planners share: a planner as a query has it, and what is done to its topic."""
+"""The parts that tests of planners share: a planner as a query has it, and what is done to its topic."""
 
 from __future__ import annotations
 

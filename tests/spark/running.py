@@ -1,4 +1,4 @@
-"""What the tests of the running source share: a filled broker, queries, and sinks that remember."""
+"""The parts that tests of the running source share: a filled broker, queries, and sinks that remember."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark's checkpoint keeps, and which checkpoints a query goes on from."""
+"""The content of Spark's checkpoint, and which checkpoints a query goes on from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong around a query: brokers and topics away, messages gone or garbled. Each says so, and loses nothing."""
+"""Faults around a query: brokers and topics away, messages gone or garbled. Each says so, and loses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gets who installs the package: Spark finds the format by itself, and the examples run."""
+"""A user installs the package: Spark finds the format by itself, and the examples run."""
 
 from __future__ import annotations
 

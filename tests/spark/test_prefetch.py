@@ -35,7 +35,7 @@ def reader(address: str, **given: str) -> Iterator[RocketletStreamReader]:
 
 
 def next_batch(found: RocketletStreamReader, start: dict[str, Any]) -> tuple[dict[str, Any], Any, list[int] | None]:
-    """What Spark's loop does for a batch: its end, its partitions, and the bodies that came with them."""
+    """The steps of Spark's loop for a batch: its end, its partitions, and the bodies that came with them."""
     end = found.latestOffset(start, ReadAllAvailable())
     partitions = found.partitions(start, end)
     rows = found.getCache(start, end) if isinstance(found, _SimpleStreamReaderWrapper) else None

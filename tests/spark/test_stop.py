@@ -107,7 +107,7 @@ def test_a_stop_that_takes_too_long_lets_the_query_go_on(spark: SparkSession, ad
 
 
 def planner_pid(address: str, group: str) -> int:
-    """Of the one member of a group: its client id says in which process it is."""
+    """The pid of a group's one member, which its client id names."""
     (member,) = report(address, group)["members"]
     return int(member["clientId"].partition("@")[2].partition("#")[0])
 

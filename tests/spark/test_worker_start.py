@@ -57,7 +57,7 @@ def test_the_sitecustomize_of_others_still_runs(tmp_path: Path) -> None:
 
 
 class FakeSession:
-    """Of a PySpark whose JVM holds what is given, beside what tells its process."""
+    """The session of a PySpark whose JVM holds the given parts, beside its process's number."""
 
     def __init__(self, **held: Any) -> None:
         process = SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: os.getpid()))

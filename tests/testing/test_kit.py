@@ -448,7 +448,7 @@ def test_a_broker_is_not_made_for_an_address_that_cannot_be(settings: dict[str, 
 
 
 def test_a_broker_that_cannot_start_leaves_nothing_open() -> None:
-    """What was left open would warn, and a warning is an error here."""
+    """A file left open would warn, and a warning is an error here."""
     with Broker() as other:
         port = int(other.address.rpartition(":")[2])
         taken: tuple[dict[str, Any], ...] = ({"port": port}, {"metrics_port": port})

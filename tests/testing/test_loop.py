@@ -1,4 +1,4 @@
-"""What a test has left open is named, and the tests go on."""
+"""Parts that a test has left open are named, and the tests go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who connects to the console or the control port and asks nothing keeps nobody out."""
+"""A client that connects to the console or the control port and asks nothing keeps nobody out."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def port(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[tupl
 
 
 class Clients:
-    """Of one port. Each is closed at the end."""
+    """The clients of one port. Each is closed at the end."""
 
     def __init__(self, port: int, stack: AsyncExitStack) -> None:
         self._port = port
@@ -59,7 +59,7 @@ def asking(path: bytes) -> bytes:
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the connection ends, in whatever way."""
+    """The bytes that come until the connection ends, in whatever way."""
     async with asyncio.timeout(PATIENCE_S):
         try:
             return await reader.read()

@@ -1,4 +1,4 @@
-"""Who may: accounts, signatures and permissions, as Apache's plain ACL."""
+"""Accounts, signatures and permissions, as Apache's plain ACL."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TABLE: dict[int, Rule] = {
     **{code: rule for code, (_, rule) in BROKER_REQUESTS.items()},
     **{code: rule for code, (_, rule) in NAME_SERVER_REQUESTS.items()},
 }
-# What an account without any permission may do: learn where things are, and answer who asked it.
+# An account without any permission may still do this: learn where things are, and answer who asked it.
 FOR_EVERY_ACCOUNT = {
     RequestCode.SEND_REPLY_MESSAGE,
     RequestCode.SEND_REPLY_MESSAGE_V2,
@@ -82,7 +82,7 @@ def body_of(code: int) -> bytes:
 
 
 async def positions(wired: Wired, guarded: Node) -> tuple[int, int]:
-    """Of a message in `orders`, and of a half message that is meant for it."""
+    """The positions of a message in `orders`, and of a half message that is meant for it."""
     admin = await wired(ADMIN)
     half = {**SEND, "f": 4, "i": "TRAN_MSG\1true\2PGROUP\1p\2"}
     for ext in (SEND, half):
@@ -223,7 +223,7 @@ async def test_a_message_is_not_fetched_by_its_place_or_by_sending_it_back(guard
 
 
 async def test_half_messages_are_shown_only_to_who_may_send_to_their_topic(nodes: Nodes, file: AccountsFile) -> None:
-    """Whoever knows a producer group's name can join it."""
+    """Any client that knows a producer group's name can join it."""
     node = await nodes.start(acl=file.acl, transaction_timeout_s=0.0)
     beat = bodies.encode_heartbeat(Heartbeat("c", (), ("p",)))
     wires = [await signed_wire(node.address, key) for key in ("nobody-key", "orders-key", "readers-key")]
@@ -234,7 +234,7 @@ async def test_half_messages_are_shown_only_to_who_may_send_to_their_topic(nodes
     for _ in range(6):
         finish(node.broker.transactions.checking())
     for wire in wires:
-        await wire.call(RequestCode.GET_BROKER_CLUSTER_INFO)  # what the broker asked came before this answer
+        await wire.call(RequestCode.GET_BROKER_CLUSTER_INFO)  # the broker's question came before this answer
     assert [len(wire.requests) for wire in wires] == [0, 6, 0]
     for wire in wires:
         await wire.close()

@@ -12,7 +12,7 @@ from ...support.accounts import ACCOUNTS, ADMIN, SEND, AccountsFile, Wired
 async def test_a_pull_that_is_held_ends_when_its_account_changes(
     guarded: Node, wired: Wired, file: AccountsFile
 ) -> None:
-    """Who was removed got messages for another 60 s."""
+    """A removed account got messages for another 60 s."""
     removed, other, sender = await wired("readers-key"), await wired("orders-key"), await wired(ADMIN)
     ext = {**SEND, "b": "orders"}
     assert (await sender.call(RequestCode.SEND_MESSAGE_V2, ext, b"before")).code == 0

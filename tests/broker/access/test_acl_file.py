@@ -362,7 +362,7 @@ def test_accounts_are_put_changed_and_deleted_in_the_file(path: Path) -> None:
         assert set(policy.accounts) == {"RocketMQ", "fresh-one"}
         assert policy.accounts["fresh-one"].may("t", Permission.PUB)
         assert policy.accounts["RocketMQ"].is_admin
-        assert policy.accounts["RocketMQ"].may("topicB", Permission.SUB)  # what was not given stays
+        assert policy.accounts["RocketMQ"].may("topicB", Permission.SUB)  # other settings stay
         assert policy.is_white("10.0.0.5") and not policy.is_white("10.10.103.7")
     assert AclFile(path).version.counter == 4
     assert path.stat().st_mode & 0o777 == 0o600

@@ -1,4 +1,4 @@
-"""Who has proven over TLS who it is need not sign on that connection, and nowhere else counts the proof."""
+"""A client that has proven its account over TLS need not sign on that connection; the proof counts nowhere else."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_proof_is_worth_nothing_elsewhere(nodes: Nodes, file: AccountsFi
 
 
 async def test_a_white_address_is_no_proof(nodes: Nodes, file: AccountsFile, certificates: Certificates) -> None:
-    """What passes unsigned today must not be an account tomorrow."""
+    """An account that passes unsigned today must not be believed tomorrow."""
     node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
     wire = await tls_wire(node, certificates, "trusted-key")
     wire.secret = "a-wrong-secret"

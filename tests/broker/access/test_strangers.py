@@ -1,4 +1,4 @@
-"""What a stranger may not do though nobody gave it an account: send clients elsewhere, and administrate from afar."""
+"""Strangers without an account may not do everything: send clients elsewhere, and administrate from afar."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def routes_with(*brokers: tuple[str, str], connection: Any, limits: Limits = LIM
 
 
 def names(routes: Routes) -> list[str]:
-    """Of the brokers that are known; nothing is kept of others."""
+    """The brokers that are known have one; nothing is kept of others."""
     found = [broker.name for broker in routes.brokers()]
     assert sorted(set(routes._names.values())) == sorted(found)
     assert routes._names.keys() == routes._addresses.keys()

@@ -63,7 +63,7 @@ WORD = Word(AgreeOnMembers("g", "broker-a", 1, 0, False, "", ""), Members())
 
 
 class Said:
-    """What became of a word to each peer."""
+    """The outcome of a word to each peer."""
 
     def __init__(self, node: Node) -> None:
         self._peers = node.broker.peers

@@ -1,4 +1,4 @@
-"""Who speaks in a broker's name is believed when that broker, asked at its registered address, says so."""
+"""A connection that speaks in a broker's name is believed when that broker, asked at its registered address, says so."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_stranger_who_speaks_as_a_broker_does_not_hold_a_change_up(two: 
 
 
 async def test_a_word_to_one_broker_is_worth_nothing_with_another(two: Two, connect: Connect) -> None:
-    """Who has registered as a third broker is told tokens, too."""
+    """A third broker that has registered is told tokens, too."""
     one = await reading(two)
     said = two.b.broker.draining.agreement
     header = overheard(two)

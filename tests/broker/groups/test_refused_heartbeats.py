@@ -90,6 +90,6 @@ async def test_refusals_that_are_kept_are_limited(node: Node, wire: Wire) -> Non
 
 
 async def test_an_expression_may_have_64_kib_and_10000_tags_as_with_apache(wire: Wire) -> None:
-    """Of 10,240 characters it was refused in silence; Apache's brokers take it."""
+    """With 10,240 characters it was refused in silence; Apache's brokers take it."""
     for expression in ("a" * 65_533 + "||b", "||".join(f"{number:04}" for number in range(10_000))):
         assert await beat(wire, consumer("g", expression=expression)) == 0

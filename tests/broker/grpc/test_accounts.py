@@ -1,4 +1,4 @@
-"""Who may do what, by the accounts of the other door."""
+"""Permissions, by the accounts of the other door."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_accounts_that_change_count_at_once(guarded: Node, dial: Dial, fil
 
 
 async def test_a_producer_is_not_shown_half_messages_of_others(guarded: Node, dial: Dial) -> None:
-    """Whoever says that it publishes to a topic would be shown them when their outcome is asked for."""
+    """A client that says that it publishes to a topic would be shown them when their outcome is asked for."""
     client = await dial(guarded.address, authorization=authorization("readers-key"))
     call = client.begin("Telemetry")
     settings = schema.Settings(client_type=1)
@@ -167,7 +167,7 @@ async def test_a_transaction_of_another_topic_is_not_ended_through_a_topic_that_
 
 
 async def test_a_client_id_is_its_accounts(guarded: Node, dial: Dial, file: AccountsFile) -> None:
-    """Who goes by another's would be asked for the outcome of its transactions, and shown them."""
+    """A client that goes by another's name would be asked for the outcome of its transactions, and shown them."""
     accounts = [account(ADMIN, admin=True), account("orders-key", topicPerms=["orders=PUB"])]
     file.rewrite(
         [*accounts, account("readers-key", topicPerms=["secret=PUB", "orders=SUB"], groupPerms=["shipping=SUB"])]

@@ -87,7 +87,7 @@ async def test_a_message_that_its_client_cannot_take_is_a_dead_letter_and_ends_n
     assert "takes 4194304 bytes" in letter.properties
     assert node.broker.pops.unfinished("g") == 1
     await send(client, b"x" * MAX_BODY_BYTES)
-    (large,) = await receive(client)  # of Java
+    (large,) = await receive(client)  # Java's
     assert len(large.body) == MAX_BODY_BYTES
 
 

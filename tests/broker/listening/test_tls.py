@@ -52,7 +52,7 @@ async def secure_wire(node: Node, context: ssl.SSLContext) -> Wire:
 
 
 async def shown_serial(node: Node, context: ssl.SSLContext) -> int:
-    """Of the certificate that a new client is shown."""
+    """The serial number of the certificate that a new client is shown."""
     host, _, port = node.address.rpartition(":")
     _, writer = await asyncio.open_connection(host, int(port), ssl=context)
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)

@@ -243,7 +243,7 @@ async def test_records_may_be_cut_anywhere(size: int) -> None:
 
 
 async def until_done_or_cut(records: Records, raw: Socket) -> None:
-    """What is left is the beginning of a record's head at most."""
+    """The rest is the beginning of a record's head at most."""
     for _ in range(1000):
         if records.held_bytes < 5:
             return

@@ -38,7 +38,7 @@ from bench.steps import Meter
         ("a <> 'x'", {}, False),
         ("a > 1 OR b = 'y'", {"b": "y"}, True),
         ("a NOT IN ('x')", {}, False),
-        # what cannot be compared matches nothing
+        # values that cannot be compared match nothing
         ("a > 1", {"a": "word"}, False),
         ("NOT (a > 1)", {"a": "word"}, False),
         ("größe = 'ü'", {"größe": "ü"}, True),

@@ -1,4 +1,4 @@
-"""What a monitoring system is told: conventional names, the names of Apache's exporter, and whether the broker lives."""
+"""A monitoring system is told conventional names, the names of Apache's exporter, and whether the broker lives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Apache's exporter for Prometheus and its dashboard (2.1) ask, request by request, and what they read."""
+"""Apache's exporter for Prometheus and its dashboard (2.1) ask and read, request by request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rocketlet.protocol.group_config import GroupConfig, encode_group
 from ...conftest import Wire, create_topic
 from ...support.requests import commit, join, pull, send, value
 
-# Of Apache's 4.9.7, asked a minute after its start.
+# The answer of Apache's 4.9.7, asked a minute after its start.
 APACHE = """
 EndTransactionQueueSize EndTransactionThreadPoolQueueCapacity bootTimestamp brokerVersion brokerVersionDesc
 commitLogDirCapacity commitLogDiskRatio commitLogMaxOffset commitLogMinOffset consumeQueueDiskRatio
@@ -125,7 +125,7 @@ ASKED: list[tuple[str, int, dict[str, Any], bytes]] = [
     ("deleteTopicInBroker", Code.DELETE_TOPIC_IN_BROKER, {"topic": "new"}, b""),
     ("deleteTopicInNameServer", Code.DELETE_TOPIC_IN_NAMESRV, {"topic": "new"}, b""),
 ]  # fmt: skip
-# What only 5.x's brokers have; the dashboard says that the broker does not support it.
+# Only 5.x's brokers have it; the dashboard says that the broker does not support it.
 OF_5 = {"createUser": 3001, "listUser": 3005, "createAcl": 3006, "listAcl": 3010, "getColdDataFlowCtrInfo": 2004}
 
 

@@ -1,4 +1,4 @@
-"""What a name server that runs alone measures."""
+"""A name server that runs alone measures itself."""
 
 from __future__ import annotations
 

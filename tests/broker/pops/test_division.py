@@ -155,7 +155,7 @@ def test_a_restart_keeps_what_the_pool_owns(world: World) -> None:
     puller = world.join("a")
     assert world.lock(puller, "a", 0, 1) == set()
     assert taken.why is Why.NOTHING_NEW
-    world.advance(11)  # what was in flight comes again
+    world.advance(11)  # messages in flight come again
     again = world.receive(client="p")
     assert sorted(bodies(again)) == ["m0", "m1", "m2", "m3"]
     world.ack(*handles(again))

@@ -20,7 +20,7 @@ QUEUES = 2
 
 @dataclass
 class Message:
-    """What the model knows. is_sure: no kill has left a doubt. done_at: the journal's size behind its acknowledgement."""
+    """A message as the model knows it. is_sure: no kill has left a doubt. done_at: the journal's size behind its end."""
 
     body: str
     queue: int

@@ -261,7 +261,7 @@ async def test_members_that_pull_what_others_pop_get_their_share(nodes: Nodes, c
     await create_topic(popper, "t")
     await send(popper, b"a", queue=0)
     (record,) = await popped(popper)
-    await join(puller, "c1")  # of Apache's: it waits, and is answered nothing, until the queue is its own
+    await join(puller, "c1")  # a member of Apache's: it waits, and is answered nothing, until the queue is its own
     first = pull(flags=PULL_SUSPEND | PULL_SUBSCRIPTION, suspend_timeout_millis=100)
     assert (await puller.call(RequestCode.PULL_MESSAGE, first)).code != 0
     commit = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 1}

@@ -182,7 +182,7 @@ class World:
         return place[1]
 
     def receive(self, count: int = 32, invisible_ms: int = 10_000, **rest: Any) -> Received:
-        """What there is now."""
+        """Receives at once: the messages that are there now."""
         got: list[Received] = []
         request = Request(
             rest.pop("group", "g"), rest.pop("topic", "t"), rest.pop("client", "c"), count, invisible_ms, **rest

@@ -1,4 +1,4 @@
-"""What administrators ask: answers that mqadmin does not show, and bad input."""
+"""Administrators ask: answers that mqadmin does not show, and bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arrives on a socket and was made to hurt: the others must not notice, and nothing may be left behind."""
+"""Bytes on a socket that were made to hurt: the others must not notice, and nothing may be left behind."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ async def test_a_compressed_registration_may_be_as_large_as_a_frame(wire: Wire) 
 
 @pytest.mark.parametrize("text", [b" " * 1_000_000 + b'"', b'"\\' * 500_000, b'{"a":' * 100_000, b"[" * 1_000_000])
 def test_text_that_is_no_json_costs_its_length_once(text: bytes) -> None:
-    with pytest.raises(fastjson_text.JsonError):  # what cost its square took hours
+    with pytest.raises(fastjson_text.JsonError):  # work that grew with the square took hours
         fastjson_text.loads(text)
 
 

@@ -226,7 +226,7 @@ def members_of(node: Node, count: int) -> list[Peer]:
     return peers
 
 
-# What looks at everything, each second or so
+# Looks at everything, each second or so
 
 
 async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,7 +291,7 @@ async def test_a_client_that_does_not_read_is_idle_and_closed(node: Node, wire: 
 
 
 async def test_many_connections_with_held_pulls_close_in_linear_time(node: Node, wire: Wire) -> None:
-    """What was counted is the work, not the time: with 10,000 it took 32 s."""
+    """The work is counted, not the time: with 10,000 it took 32 s."""
     await create_topic(wire, "t")
     peers = [Peer(node.server, 2000 + number) for number in range(500)]
     for peer in peers:

@@ -1,4 +1,4 @@
-"""What a client can make grow has a limit, each tested at its edge; what a client takes is given back when it leaves."""
+"""Each limit on a client's use is tested at its edge; a client that leaves gives back all that it took."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def test_a_stranger_gets_the_newest_subscription_also_after_a_change(node:
     await node.broker.turns.done()
 
 
-# What is noted
+# Notes
 
 
 @pytest.mark.limits(max_logged_faults=3)

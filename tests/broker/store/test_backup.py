@@ -31,7 +31,7 @@ async def test_a_backup_of_a_running_broker_has_all_that_was_acknowledged_before
             await producer.send("t", b"%d" % number)
         await eventually(lambda: len(inbox.messages) == 300)
         await consumer.commit()
-        node.clock.advance(10)  # what is saved from time to time is saved
+        node.clock.advance(10)  # state that is saved from time to time is saved
         backup = asyncio.create_task(run(node.config.data_dir, copy))
         number = 300
         while not backup.done():

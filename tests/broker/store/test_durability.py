@@ -1,4 +1,4 @@
-"""What is acknowledged is kept: --flush sync, devices that fail, full disks, logs that lost their end."""
+"""Acknowledged messages are kept: --flush sync, devices that fail, full disks, logs that lost their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a start makes of a data folder that is not as it was left: nothing is lost without a word."""
+"""A start over a data folder that is not as it was left: nothing is lost without a word."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_damaged_index_is_made_anew_and_said(tmp_path: Path, change: str, seed
     store, found = reopened(tmp_path)
     assert [bodies(store, queue=queue) for queue in range(3)] == expected
     assert (found.lost, found.damage) == ((), ())
-    is_known = data[: len(before)] == before  # what was added behind the end is cut off
+    is_known = data[: len(before)] == before  # bytes that were added behind the end are cut off
     assert found.rebuilt == (() if is_known else ("t@1",))
     store.close()
 

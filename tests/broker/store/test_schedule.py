@@ -141,7 +141,7 @@ class Times(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def damage(self, data: st.DataObject) -> None:
-        """Of a file that nobody needs: what it says is made again."""
+        """A file that nobody needs is lost: its content is made again."""
         folder = self.folder / "timers"
         files = sorted(folder.iterdir()) if folder.is_dir() else []
         if files:

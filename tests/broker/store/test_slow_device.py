@@ -1,4 +1,4 @@
-"""What waits for the device: whoever asked for it does, and nobody else."""
+"""A client that asked for the device waits for it, and nobody else does."""
 
 from __future__ import annotations
 

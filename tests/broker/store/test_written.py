@@ -1,4 +1,4 @@
-"""What the disk gives back other than it was written is not delivered, also while the process runs that wrote it."""
+"""Bytes that the disk gives back changed are not delivered, also while the process runs that wrote them."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_part_has_what_is_asked_for_and_its_sums(begin: int, sizes: list[int],
 
 
 def test_sums_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has none any more is checked record by record."""
+    """Data without a sum is checked record by record."""
     monkeypatch.setattr(written, "SUMMED_BYTES", 100)
     monkeypatch.setattr(written, "MAX_SUMS", 50)
     store, expected = filled(tmp_path, 1)
@@ -217,7 +217,7 @@ def test_messages_that_lie_side_by_side_are_read_as_one_piece(
 def test_a_bit_flipped_in_an_index_while_the_broker_runs_hides_one_message(
     tmp_path: Path, read: str, run: int, bit: int
 ) -> None:
-    """What the log holds is as it was written; only where to look for it is wrong."""
+    """The log is as it was written; only the index points elsewhere."""
     store, expected = filled(tmp_path, 1, run)
     store.checkpoint()
     (index,) = (tmp_path / "consumequeue" / "t" / "1").iterdir()

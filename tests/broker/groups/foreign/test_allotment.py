@@ -1,4 +1,4 @@
-"""Whoever subscribes to what: each queue of each topic has one reader, by the lists that foreign members are told."""
+"""Each queue of each topic has one reader, whoever subscribes to what, by the lists that foreign members are told."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def joined(people: list[Someone]) -> tuple[ConsumerGroup, dict[Someone, Connecti
 def readers_of(
     group: ConsumerGroup, connections: dict[Someone, Connection], topic: str, queues: TopicQueues
 ) -> Iterator[tuple[Queue, list[str]]]:
-    """Of each queue: one of ours reads its share; a foreign member what it claims by the list that it is told, unless it is
-    bound to its share and the queue is another's."""
+    """The readers of each queue: one of ours reads its share; a foreign member reads its claim by the list that it is told,
+    unless it is bound to its share and the queue is another's."""
     owners = {name: owners_of(group.order(topic), queues, name) for name in BROKERS}
     for queue in queues:
         found: list[str] = []

@@ -89,7 +89,7 @@ async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(
 async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_the_topic_grew(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
-    """Of two queues the second is c2's, of four it is c1's. c2 lets go when it sees all four, and nobody tells the broker."""
+    """The second of two queues is c2's, and c1's if there are four. c2 lets go when it sees all; nobody tells the broker."""
     await create_topic(wire, "t", 2)
     await join(wire, "c2")
     ours = await connect(node.address)
@@ -132,7 +132,7 @@ async def test_owners_are_not_looked_for_at_every_lock_that_is_refused(
 
 
 async def test_a_change_has_a_number_that_never_comes_again(node: Node, connect: Connect) -> None:
-    """What was begun for a group that ended counts for no other of its name."""
+    """A drain that began for a group that ended counts for no other of its name."""
     numbers: set[int] = set()
     for _ in range(2):
         wire = await connect(node.address)
@@ -300,7 +300,7 @@ async def test_a_further_change_does_not_forget_who_still_handles_what_moves(
 async def test_nobody_is_told_while_it_is_not_known_what_a_further_change_moves(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
-    """Who is told then is given the list that it had, and would hear of the change at its next rebalance by the clock."""
+    """A member that is told then gets the list that it had, and would hear of the change at its next timed rebalance."""
     await reading(node, wire)
     assert await members(wire) == ["c1"]
     two, three = await connect(node.address), await connect(node.address)
@@ -406,7 +406,7 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
     for queue in (2, 3):
         assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
     three = await connect(node.address)
-    await join(three, "c0")  # of 4 queues: 0 and 1 to c0, 2 to c1, 3 to c2
+    await join(three, "c0")  # 4 queues: 0 and 1 to c0, 2 to c1, 3 to c2
     await eventually(lambda: not node.broker.draining._drains["g"].is_finding)
     assert node.broker.draining.is_draining("g", "t", 2)
     await handled(two, 2, 1)

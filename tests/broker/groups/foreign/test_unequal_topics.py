@@ -40,7 +40,7 @@ async def claims(wire: Wire, client_id: str, topic: str, queues: int = QUEUES) -
 
 
 async def gets(wire: Wire, topic: str, queue: int, offset: int = 0) -> list[bytes]:
-    """What a pull that is not held gets at once: nothing if the queue is another's, and the pull is parked."""
+    """The answer to a pull that is not held comes at once: nothing if the queue is another's, and the pull is parked."""
     header = pull(topic, queue=queue, offset=offset, flags=FLAGS, suspend_timeout_millis=1)
     answer = await wire.call(RequestCode.PULL_MESSAGE, header)
     return [record.body for record in decode_records(answer.body)] if answer.code == 0 else []
@@ -60,7 +60,7 @@ class Group:
         self.foreign = {"b": both, "c": one}
 
     async def readers(self, topic: str, queue: int) -> Iterator[str]:
-        """Who would read a queue of a topic: the foreign members that get what is in it, and one of ours by its place."""
+        """The members that would read a queue: the foreign members that get what is in it, and one of ours by its place."""
         found = [
             client_id
             for client_id, wire in self.foreign.items()

@@ -17,7 +17,7 @@ def made(folder: Path, identity: str = "id", **limits: Any) -> Offsets:
 
 
 def save(offsets: Offsets) -> dict[str, Any] | None:
-    """What is written; None if nothing is."""
+    """The text that is written; None if nothing is."""
     work = offsets.saving()
     try:
         while True:

@@ -1,4 +1,4 @@
-"""What a broker knows of leases when it is killed, or the machine is, and starts again."""
+"""A broker that was killed, or whose machine was, starts again and knows of its leases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def clock() -> MovableClock:
 
 
 def restarted(folder: Path, clock: MovableClock, limits: Limits = LIMITS) -> Locks:
-    """Of a broker that was killed."""
+    """Locks over the folder of a broker that was killed."""
     clock.advance(0.1)
     return make_locks(folder, clock, limits=limits)
 

@@ -1,4 +1,4 @@
-"""Who owns a queue: locks, leases, epochs, and the commits that they fence."""
+"""The owners of queues: locks, leases, epochs, and the commits that they fence."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ async def test_a_member_commits_several_queues_at_once_and_only_those_that_are_i
     for wire, name, some in ((one, "c1", queues[:3]), (two, "c2", queues[3:])):
         ask = group_bodies.encode_lock_request(LockRequest(name, "g", some, True))
         epochs |= group_bodies.decode_locked((await wire.call(RequestCode.LOCK_BATCH_MQ, body=ask)).body)
-    told = {**epochs, queues[2]: epochs[queues[2]] - 1}  # of an earlier owner
+    told = {**epochs, queues[2]: epochs[queues[2]] - 1}  # an earlier owner's
     offsets = {queues[0]: 1, queues[1]: 5, queues[2]: 1, queues[3]: 1}
     request = group_bodies.encode_lock_request(LockRequest("c1", "g", queues, True, told, offsets))
     answer = await one.call(RequestCode.LOCK_BATCH_MQ, body=request)
@@ -376,14 +376,14 @@ async def test_a_member_commits_several_queues_at_once_and_only_those_that_are_i
 async def test_a_foreign_reader_in_order_that_unlocks_nothing_keeps_nobody_out(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
-    """As Apache's Go client: it drops what moves, and its locks last for 60 s. Who was refused asks again after 20 s."""
+    """As Apache's Go client: it drops what moves, its locks last for 60 s, and it asks 20 s after a refusal."""
     flags = SUBSCRIBED | SUSPEND
     await create_topic(wire, "t", 2)
     await join(wire, "c1")
     for queue in range(2):
         await send(wire, queue=queue)
         assert (await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=flags))).code == 0
-    await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)  # of its own joining
+    await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)  # because it joined itself
     two = await connect(node.address)
 
     async def locked(asks: Wire, client_id: str, queue: int) -> bool:
