@@ -21,6 +21,7 @@ MIN_MEMORY_BYTES: Final = 64 * 1024 * 1024  # connections may hold so much at le
 MEMORY_SWEEP_S: Final = 1.0  # between two counts of what connections hold
 LARGE_HOLDING_BYTES: Final = 65_536  # connections that hold less are not closed to make room
 STREAM_BYTES: Final = 2048  # counted for a gRPC call that is open, beside its messages
+MAX_ORPHANED_TOPICS: Final = 1_000  # topics of groups with orphaned queues that metrics name; the sum counts all
 KEPT_FRAME_BYTES: Final = 1024  # counted for a request that waits, beside its body
 HELD_PULL_BYTES: Final = 2048  # counted for a held pull
 MAX_CHECKED_PULLS: Final = 1_024  # a connection keeps so many, which need not be checked again

@@ -23,6 +23,7 @@ from ...protocol import names
 from ...protocol.codes import RequestCode
 from ...protocol.work import SLICE, Work
 from ..broker import Broker
+from ..config import MAX_ORPHANED_TOPICS
 from ..messages.statistics import GOT, PUT
 from ..running.histogram import Histogram
 from ..sessions.memory import Memory
@@ -314,6 +315,16 @@ class Collector:
         )
         yield self._gauge("rocketlet_receives_waiting", "Receives that wait for a message", self._broker.pops.waiting)
         yield self._gauge("rocketlet_orphaned_queues", "Queues that no member reads now", watch.orphans)
+        unread = self._gauge(
+            "rocketlet_group_orphaned_queues",
+            "Queues of a topic that no member of a group reads now",
+            None,
+            "topic",
+            "group",
+        )
+        for (group, topic), count in watch.orphaned.most_common(MAX_ORPHANED_TOPICS):
+            unread.add_metric([*self._place, topic, group], count)
+        yield unread
         handover = self._histogram(
             "rocketlet_handover_seconds", "How long a queue had no owner between two owners (Rocketlet members)"
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from rocketlet.command.cli import parser
+
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"\brocketlet_[a-z_]+\b")
 SUFFIX = re.compile(r"(?<=_seconds)_(bucket|count|sum)\b")  # endings of a histogram's series
@@ -24,11 +26,20 @@ def test_every_metric_that_is_named_is_one_of_the_brokers() -> None:
     assert {name: str(page) for name, page in named.items() if name not in known | fixtures} == {}
 
 
-def test_every_alert_is_explained() -> None:
-    alerts = re.findall(r"alert: (\w+)", (ROOT / "docker/observe/alerts.yml").read_text())
-    page = (ROOT / "docs/operations.md").read_text()
-    assert alerts
-    assert [alert for alert in alerts if f"| `{alert}` |" not in page] == []
+def test_every_alert_leads_to_its_section_with_commands_that_exist() -> None:
+    rules = (ROOT / "docker/observe/alerts.yml").read_text()
+    alerts = re.findall(r"alert: (\w+)", rules)
+    assert re.findall(r"runbook: (\S+)", rules) == [f"docs/alerts.md#{alert.lower()}" for alert in alerts]
+    sections = re.split(r"^## ", (ROOT / "docs/alerts.md").read_text(), flags=re.MULTILINE)[1:]
+    commands = {section.split("\n", 1)[0]: re.findall(r"```sh\n(.*?)```", section, re.DOTALL) for section in sections}
+    assert sorted(commands) == sorted(alerts)
+    for alert, fences in commands.items():
+        (fence,) = fences
+        lines = [line.partition("#")[0].split() for line in fence.splitlines()]
+        assert lines, alert
+        for name, *arguments in lines:
+            if name == "rocketlet":
+                parser(*arguments[:1]).parse_args(arguments)  # exits if there is no such command, or not with these
 
 
 def test_every_warning_and_error_of_the_log_has_a_cure() -> None:

@@ -7,6 +7,7 @@ that has the lock has got the queue back, and so has one that comes after longer
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import structlog
@@ -53,7 +54,8 @@ class Watch:
         self._named: set[_Key] = set()
         self._due_s = float("-inf")
         self.double_readers = 0
-        self.orphans = 0
+        self.orphaned: Counter[tuple[str, str]] = Counter()
+        """How many queues nobody reads, by group and topic."""
 
     def pulled(self, connection: Session, group: str, topic: str, queue_id: int) -> None:
         key = (group, topic, queue_id)
@@ -138,11 +140,11 @@ class Watch:
         unread_s: dict[_Key, float] = {}
         named: set[_Key] = set()
         fresh: list[_Key] = []
-        orphans = 0
+        orphaned: Counter[tuple[str, str]] = Counter()
         for number, key in enumerate(unread, 1):
             unread_s[key] = since_s = self._unread_s.get(key, now_s)
             if now_s - since_s >= ORPHAN_S:
-                orphans += 1
+                orphaned[key[:2]] += 1
                 if key in self._named:
                     named.add(key)
                 elif len(fresh) < self._limits.max_reported:
@@ -151,7 +153,11 @@ class Watch:
                 yield
         for group_name, topic, queue_id in fresh:
             self._name("orphaned", group_name, "", f"{topic}:{queue_id} is read by nobody")
-        self._unread_s, self._named, self.orphans = unread_s, named.union(fresh), orphans
+        self._unread_s, self._named, self.orphaned = unread_s, named.union(fresh), orphaned
+
+    @property
+    def orphans(self) -> int:
+        return self.orphaned.total()
 
     def _unread(self, now_s: float) -> Work[list[_Key]]:
         """The queues that nobody reads now, as many as are watched."""

@@ -6,12 +6,19 @@ import asyncio
 import errno
 import os
 import shutil
+from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import MAX_METRICS_CONNECTIONS, REGISTER_INTERVAL_S, ROOM_BYTES, Limits
+from rocketlet.broker.config import (
+    MAX_METRICS_CONNECTIONS,
+    MAX_ORPHANED_TOPICS,
+    REGISTER_INTERVAL_S,
+    ROOM_BYTES,
+    Limits,
+)
 from rocketlet.broker.groups.rebalances import Rebalances
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.running.histogram import Histogram
@@ -227,3 +234,15 @@ async def test_a_scrape_that_takes_too_long_says_so_and_does_not_go_on(
     assert (status, text) == (503, "the event loop has not answered for 0.01 s\n")
     await asyncio.wait_for(ended.wait(), PATIENCE_S)
     assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_queues_that_nobody_reads_are_told_by_group_and_topic_up_to_a_limit(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    node.broker.watch.orphaned = Counter({("g", f"t{number}"): 1 for number in range(MAX_ORPHANED_TOPICS + 1)})
+    node.broker.watch.orphaned["g", "most"] = 3
+    _, text = await fetched(node, "/metrics")
+    told = [line for line in text.splitlines() if line.startswith("rocketlet_group_orphaned_queues{")]
+    assert len(told) == MAX_ORPHANED_TOPICS
+    assert [line.partition("} ")[2] for line in told if 'topic="most"' in line and 'group="g"' in line] == ["3.0"]
+    (total,) = [line for line in text.splitlines() if line.startswith("rocketlet_orphaned_queues{")]
+    assert total.endswith(f" {MAX_ORPHANED_TOPICS + 4}.0")
