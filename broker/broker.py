@@ -108,74 +108,16 @@ class Broker:
     ) -> None:
         self.clock = clock
         self.limits = limits
-        folder = config.data_dir
-        self.generation = generation = acl.file.generation if acl is not None else Generation()
-        self.settings = LiveConfig(config, generation.rise)
+        self.generation = acl.file.generation if acl is not None else Generation()
+        self.settings = LiveConfig(config, self.generation.rise)
         self.acl = acl
         self.tls = tls or Tls()
-        sign = signing(acl.file, config.name_server_account) if acl and config.name_server_account else None
-        self.tasks = Tasks(clock)
-        self.history = History(clock, limits)
-        self.request_times: dict[int, Histogram] = {code: Histogram(REQUEST_BOUNDS_S) for code in RequestCode}
-        self.callers = Callers(clock)
-        self.turned_away = Recent(clock.monotonic_s)  # connections
-        self.clients = Clients(clock, acl.may_publish if acl else None, limits)
-        self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
-        self.peers = Peers(self.tls, sign, self.tasks, clock, limits)
-
-        self.store = _store(config, clock)
-        self.retention_time = RetentionTime(clock)
-        self.turns = Turns()
-        self.searches = Line(self.turns, limits.max_searches, limits.max_waiting_searches)
-        self.recalls = Line(self.turns, limits.max_recalling, limits.max_waiting_recalls)
-        self.engine = Engine(self.tasks, self.turns, clock)
-        self.filters = Filters(self.turns, limits)
-        self.device = Device()
-        self.topics = Topics(config, clock, self._topic_changed, generation, limits)
-        self.recovered = self.store.recover(
-            self.topics.since(), deleted=self.topics.deleted, knows_topics=self.topics.is_current
-        )
-        self.topics.adopt(self.recovered.unknown_topics)
-        self.held_pulls = HeldPulls(clock, self.turns, limits)
-        self.appender = Appender(self.store, self._appended)
-        self.delays = Delays(folder / "delays.json", config.delay_levels_ms, self.topics, self.appender, clock)
-        self.timers = Timers(folder, self.topics, self.appender, clock, limits)
-        self.transactions = Transactions(
-            folder / "transactions.json",
-            self.settings,
-            self.topics,
-            self.appender,
-            self.clients,
-            self.retention_time,
-            limits,
-        )
-        self.statistics = Statistics(self.store, clock, self.topics.all_queues_of, limits)
-
-        self.offsets = Offsets(folder / "offsets.json", self.topics.identity, limits)
-        self.offsets.forget_former(self.topics.deleted)
-        self.offsets.clamp(self.store.queues)
-        self.group_configs = GroupConfigs(
-            folder / "groups.json", clock.time_ms, generation, limits, auto_create=config.auto_create_groups
-        )
-        pop_frames = Frames(folder / "pops.journal", is_synced=config.flush == "sync")
-        journals = (self.topics.journal, self.group_configs.journal, self.timers.journal, pop_frames)
-        self.flusher = Flusher(self.store, journals, self.device.make) if config.flush == "sync" else None
-        self.retries = Retries(
-            self.topics, self.appender, self.delays, self.group_configs.ensure, self.statistics.note_sent_back
-        )
-        self.sending = Sending(
-            self.topics, self.appender, self.delays, self.transactions, self.retries, self.timers, config
-        )
-        self.groups = self._make_groups(config.name)
-        self.refusals = Refusals(clock)
-        self.repeats = Repeats(clock)
-        self.locks = self._make_locks(folder / "locks.json")
-        self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock, self._is_apart, limits)
-        self.draining = self._make_draining()
-        self.notifications = Notifications(
-            self.groups, self.group_configs, self.history, self.draining, clock, self.turns
-        )
-        self.request_modes = RequestModes(folder / "modes.json", limits)
+        self._make_engine()
+        self._make_sessions(config, routes)
+        self._open_store(config)
+        self._make_messages(config)
+        pop_frames = self._read_groups(config)
+        self._make_members(config)
         self.pops = self._make_pops(config.name, pop_frames)
         parts = self._parts()
         self.commits = Commits(parts)
@@ -186,6 +128,77 @@ class Broker:
         self._saving_locks: Timer | None = None
         self._saving: asyncio.Task[None] | None = None
         self._is_stopping = False
+
+    # Parts, each of those before it
+
+    def _make_engine(self) -> None:
+        clock, limits = self.clock, self.limits
+        self.tasks, self.turns, self.device = Tasks(clock), Turns(), Device()
+        self.engine = Engine(self.tasks, self.turns, clock)
+        self.searches = Line(self.turns, limits.max_searches, limits.max_waiting_searches)
+        self.recalls = Line(self.turns, limits.max_recalling, limits.max_waiting_recalls)
+        self.request_times: dict[int, Histogram] = {code: Histogram(REQUEST_BOUNDS_S) for code in RequestCode}
+
+    def _make_sessions(self, config: BrokerConfig, routes: Routes | None) -> None:
+        clock, acl = self.clock, self.acl
+        sign = signing(acl.file, config.name_server_account) if acl and config.name_server_account else None
+        self.callers = Callers(clock)
+        self.turned_away = Recent(clock.monotonic_s)  # connections
+        self.clients = Clients(clock, acl.may_publish if acl else None, self.limits)
+        self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
+        self.peers = Peers(self.tls, sign, self.tasks, clock, self.limits)
+
+    def _open_store(self, config: BrokerConfig) -> None:
+        self.store = _store(config, self.clock)
+        self.retention_time = RetentionTime(self.clock)
+        self.topics = Topics(config, self.clock, self._topic_changed, self.generation, self.limits)
+        self.recovered = self.store.recover(
+            self.topics.since(), deleted=self.topics.deleted, knows_topics=self.topics.is_current
+        )
+        self.topics.adopt(self.recovered.unknown_topics)
+        self.statistics = Statistics(self.store, self.clock, self.topics.all_queues_of, self.limits)
+
+    def _make_messages(self, config: BrokerConfig) -> None:
+        folder, clock, limits, topics = config.data_dir, self.clock, self.limits, self.topics
+        self.filters = Filters(self.turns, limits)
+        self.held_pulls = HeldPulls(clock, self.turns, limits)
+        self.appender = appender = Appender(self.store, self._appended)
+        self.delays = Delays(folder / "delays.json", config.delay_levels_ms, topics, appender, clock)
+        self.timers = Timers(folder, topics, appender, clock, limits)
+        path, time = folder / "transactions.json", self.retention_time
+        self.transactions = Transactions(path, self.settings, topics, appender, self.clients, time, limits)
+
+    def _read_groups(self, config: BrokerConfig) -> Frames:
+        """Reads what is kept of groups, and makes what sending needs of it. Returns the file of popped messages."""
+        folder, limits = config.data_dir, self.limits
+        self.offsets = Offsets(folder / "offsets.json", self.topics.identity, limits)
+        self.offsets.forget_former(self.topics.deleted)
+        self.offsets.clamp(self.store.queues)
+        self.group_configs = groups = GroupConfigs(
+            folder / "groups.json", self.clock.time_ms, self.generation, limits, auto_create=config.auto_create_groups
+        )
+        pop_frames = Frames(folder / "pops.journal", is_synced=config.flush == "sync")
+        journals = (self.topics.journal, groups.journal, self.timers.journal, pop_frames)
+        self.flusher = Flusher(self.store, journals, self.device.make) if config.flush == "sync" else None
+        self.retries = Retries(self.topics, self.appender, self.delays, groups.ensure, self.statistics.note_sent_back)
+        self.sending = Sending(
+            self.topics, self.appender, self.delays, self.transactions, self.retries, self.timers, config
+        )
+        return pop_frames
+
+    def _make_members(self, config: BrokerConfig) -> None:
+        folder, clock, limits = config.data_dir, self.clock, self.limits
+        self.history = History(clock, limits)
+        self.groups = self._make_groups(config.name)
+        self.refusals = Refusals(clock)
+        self.repeats = Repeats(clock)
+        self.locks = self._make_locks(folder / "locks.json")
+        self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock, self._is_apart, limits)
+        self.draining = self._make_draining()
+        self.notifications = Notifications(
+            self.groups, self.group_configs, self.history, self.draining, clock, self.turns
+        )
+        self.request_modes = RequestModes(folder / "modes.json", limits)
 
     def _parts(self) -> Parts:
         return Parts(
@@ -405,7 +418,7 @@ class Broker:
             if save is not None:
                 saves.append(save)
         # The log first: progress that is kept while the message that was delivered is not would lose it.
-        steps = [self.store.syncing(is_synced), *(_saved(save, is_synced) for save in saves)]
+        steps = [self.store.syncing(is_synced), *(save.saving(is_synced) for save in saves)]
         steps += [
             self.topics.saving(self.store.begin),
             self.group_configs.saving(),
@@ -465,15 +478,6 @@ def _store(config: BrokerConfig, clock: Clock) -> Store:
         is_synced=config.flush == "sync",
         time_ms=clock.time_ms,
     )
-
-
-def _saved(save: Save, sync: bool) -> Job[None]:
-    """Raises StoreFull; it is saved the next time then."""
-    try:
-        yield partial(save.write, sync)
-    except StoreFull:
-        save.failed()
-        raise
 
 
 def _store_host(address: str) -> bytes:

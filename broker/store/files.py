@@ -19,7 +19,7 @@ import structlog
 
 from ...protocol.names import topic_fault
 from ..config import MAX_OPEN_SEGMENTS
-from ..running.jobs import Call
+from ..running.jobs import Call, Job
 from . import disk
 
 log = structlog.get_logger("rocketlet.store")
@@ -218,6 +218,14 @@ class Save(NamedTuple):
     def write(self, sync: bool) -> None:
         """Raises StoreFull."""
         replace_state(self.path, self.content, sync=sync)
+
+    def saving(self, sync: bool) -> Job[None]:
+        """Raises StoreFull; it is saved the next time then."""
+        try:
+            yield partial(self.write, sync)
+        except StoreFull:
+            self.failed()
+            raise
 
 
 class Folder:
