@@ -7,7 +7,12 @@ from typing import Final
 
 from ._operators import Mutant
 
-REASONS: Final[dict[tuple[str, str], str]] = {}
+REASONS: Final[dict[tuple[str, str], str]] = {
+    ("Commits.__init__", "1 in `self._looks = 0`"): "looks are only compared with each other",
+    ("StickyShares.__init__", "1 in `self._count = 0`"): "it is counted before anybody has a share",
+    ("StickyShares.__init__", "without `self._count = 0`"): "it is counted before anybody has a share",
+    ("Notifications.tell", "`len(told) > SLICE` with GtE"): "a turn in which nobody is left to be told",
+}
 """By the function and the mistake in words, which both survive a move of the lines."""
 
 

@@ -40,7 +40,7 @@ from .common import Limit, Outcome
 
 ROOT: Final = Path(__file__).parents[1]
 DEFAULT_COUNT = 1_000_000  # all
-TESTS: Final = 60  # tests for a mistake, and
+TESTS: Final = 200  # tests for a mistake, and
 TESTS_S: Final = 10.0  # so long, if nothing fails
 PATIENCE_S: Final = 10.0  # how long a test waits for something
 TEST_OVER_S: Final = 20.0  # a test that takes so much longer than without the mistake stands or runs away

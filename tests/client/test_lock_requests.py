@@ -172,7 +172,7 @@ async def test_an_unlock_frees_the_epoch_that_is_known(line: Line, locks: Locks,
     unlocking = asyncio.create_task(locks.unlock(A, epoch))
     request = await line.next(RequestCode.UNLOCK_BATCH_MQ)
     assert request == LockRequest("me", "g", (A,), handover=True, epochs={A: 7} if epoch else {})
-    assert (locks.unlocking, locks.doubtful) == ({A}, {A})
+    assert (locks.unlocking, locks.doubtful, unlocking.done()) == ({A}, {A}, False)
     await line.answer({})
     await unlocking
     assert (locks.unlocking, locks.doubtful) == (set(), set())

@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import LIMITS, REPORT_AGAIN_S, LimitExceeded, Limits
+from rocketlet.broker.config import (
+    LIMITS,
+    MEMBER_BYTES,
+    PLACE_BYTES,
+    REPORT_AGAIN_S,
+    SUBSCRIPTION_BYTES,
+    TAG_BYTES,
+    LimitExceeded,
+    Limits,
+)
 from rocketlet.broker.groups.history import History
+from rocketlet.broker.groups.member import size_of
 from rocketlet.broker.groups.members import ConsumerGroup, ConsumerGroups
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.running.engine import Engine
@@ -212,6 +222,14 @@ def test_a_membership_counts_as_its_connection_s_until_it_ends(world: World) -> 
     world.groups.leave(one, "g")
     world.groups.leave(one, "g")
     assert one.charged_bytes == 0
+
+
+def test_a_membership_is_as_large_as_what_is_kept_of_it() -> None:
+    tags = tuple(Subscription("t", "a || b", frozenset({"a", "b"})) for _ in range(2))
+    data = ConsumerData("g", subscriptions=tags)
+    assert size_of(data) == MEMBER_BYTES + 2 * (SUBSCRIPTION_BYTES + len("a || b") + 2 * TAG_BYTES)
+    seen = ConsumerData("g", assigned=(Queue("t", "a", 0),), queue_counts={"a": {"t": 1, "u": 1}, "b": {"t": 1}})
+    assert size_of(seen) == MEMBER_BYTES + PLACE_BYTES * (1 + 2 + 3)
 
 
 def test_only_news_about_members_are_told_to_the_group(world: World) -> None:
