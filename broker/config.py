@@ -87,7 +87,6 @@ SCAN_ENTRIES: Final = 800  # index entries that one filtered pull looks at: 16,0
 READ_GAP_BYTES: Final = 4096  # a gap up to this is read through rather than read around
 CHECKED_GAP_BYTES: Final = 32_768  # the same where the whole read is checked at once
 MAX_HOLD_S: Final = 60.0  # how long a pull may wait for a message
-MAX_ANSWERING: Final = 256  # requests that are answered later, at a time; searches by a key have limits of their own
 # how long a foreign member's pull of another's queue waits before it is answered with nothing
 OTHERS_QUEUE_WAIT_S: Final = 0.2
 DRAINING_WAIT_S: Final = 0.01  # the same for a queue that is being drained
@@ -296,6 +295,7 @@ class Limits:
     runs_to_merge: int = 8  # files of about one size, which become one
     timer_deliveries_at_once: int = 50  # messages whose time has come, in one commit; to read one takes 0.1 ms
     timer_delivery_bytes: int = 4 * 1024 * 1024  # the same in bytes; one is always delivered
+    max_answering: int = 256  # requests that are answered later, at a time; searches by a key have limits of their own
 
     # Messages shared (POP)
 

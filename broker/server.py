@@ -120,7 +120,9 @@ class Server:
         self._server: asyncio.Server | None = None
         self._turns = broker.turns if broker is not None else Turns()
         self.handshakes = Handshakes(served.limits)
-        dispatch = Dispatch(broker, routes, self._turns, acl, admin_is_local=listening.admin_is_local)
+        dispatch = Dispatch(
+            broker, routes, self._turns, acl, admin_is_local=listening.admin_is_local, limits=served.limits
+        )
         self.serve = taps.serve(dispatch.serve)
         self.max_connections = shares().connections
         budget = (broker.config.memory_bytes if broker else None) or default_budget()

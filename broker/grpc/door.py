@@ -20,7 +20,7 @@ from ...protocol.http2.flow import Stream
 from ..access.acl import Acl
 from ..broker import Broker
 from ..clock import MACHINE
-from ..config import CLIENT_GONE_S, MAX_ANSWERING, TURN_S, LimitExceeded
+from ..config import CLIENT_GONE_S, TURN_S, LimitExceeded
 from ..listening.carrier import Carrier
 from ..sessions.callers import Callers
 from ..sessions.refusal import Refusal
@@ -138,9 +138,10 @@ class Door:
     def _answer_later(self, call: Call, response: Coroutine[Any, Any, Any]) -> None:
         """Raises LimitExceeded."""
         assert self._hall is not None
-        if self._answering >= MAX_ANSWERING:
+        most = self._hall.broker.limits.max_answering
+        if self._answering >= most:
             response.close()
-            raise LimitExceeded(f"{MAX_ANSWERING} long requests are being answered; try again later")
+            raise LimitExceeded(f"{most} long requests are being answered; try again later")
         self._answering += 1
         self._hall.broker.tasks.spawn(self._answer(call, response))
 

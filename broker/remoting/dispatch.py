@@ -23,7 +23,7 @@ from ...protocol.schema import BodyError
 from ...protocol.work import Work
 from ..access.acl import Acl
 from ..broker import Broker
-from ..config import KEPT_FRAME_BYTES, LARGE_REQUEST_BYTES, MAX_ANSWERING, TURN_S, UNWRITTEN_BYTES, LimitExceeded
+from ..config import KEPT_FRAME_BYTES, LARGE_REQUEST_BYTES, LIMITS, TURN_S, UNWRITTEN_BYTES, LimitExceeded, Limits
 from ..messages.sending import LongBatch
 from ..nameserver.routes import Routes
 from ..running.histogram import Histogram
@@ -72,7 +72,9 @@ class Dispatch:
         turns: Turns,
         acl: Acl | None = None,
         admin_is_local: bool = False,
+        limits: Limits = LIMITS,
     ) -> None:
+        self._max_answering = limits.max_answering
         self._handlers: dict[int, tuple[Handler, Rule]] = {}
         if routes is not None:
             for code, (name_server_handler, rule) in NAME_SERVER_REQUESTS.items():
@@ -285,17 +287,24 @@ class Dispatch:
             if self._flusher is not None:
                 return self._handle_synced(self._flusher, connection, frame, handler)
             reply = handler(connection, frame)
-            return reply if self._answering < MAX_ANSWERING else _refuse_long(reply)
+            return reply if self._answering < self._max_answering else self._refuse_long(reply)
         except Exception as error:
             self._forget_staged()
             return self._fault(connection, frame, error)
+
+    def _refuse_long(self, reply: Reply) -> Reply:
+        """Beyond the limit, passes only answers that are ready. The work of others has not begun. Raises LimitExceeded."""
+        if reply is None or isinstance(reply, list):
+            return reply
+        reply.close()
+        raise LimitExceeded(f"{self._max_answering} long requests are being answered; try again later")
 
     def _handle_synced(self, flusher: Flusher, connection: Connection, frame: Frame, handler: Handler) -> Reply:
         """Handles a request with `--flush sync`: if it stored something, its answer waits until that is on the device."""
         written = flusher.written
         reply = handler(connection, frame)
-        if self._answering >= MAX_ANSWERING:
-            reply = _refuse_long(reply)
+        if self._answering >= self._max_answering:
+            reply = self._refuse_long(reply)
         if not isinstance(reply, list) or flusher.written == written:
             return reply
         self._write(connection, frame, reply, written)
@@ -320,14 +329,6 @@ class Dispatch:
         if connection.is_news(f"request_failed {name}"):
             log.exception("request_failed", request=name, peer=connection.peer)
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
-
-
-def _refuse_long(reply: Reply) -> Reply:
-    """Beyond the limit, passes only answers that are ready. The work of others has not begun. Raises LimitExceeded."""
-    if reply is None or isinstance(reply, list):
-        return reply
-    reply.close()
-    raise LimitExceeded(f"{MAX_ANSWERING} long requests are being answered; try again later")
 
 
 def _refuse_strangers(connection: Connection, frame: Frame) -> None:

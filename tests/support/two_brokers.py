@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from rocketlet.broker.config import Limits
 from rocketlet.protocol.bodies import DataVersion, TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
@@ -45,9 +46,9 @@ class Two:
         return Member(client_id, await self.connect(self.a.address), await self.connect(self.b.address))
 
 
-async def two_brokers(nodes: Nodes, connect: Connect) -> Two:
+async def two_brokers(nodes: Nodes, connect: Connect, limits_of_b: Limits | None = None) -> Two:
     a = await nodes.start()
-    b = await nodes.start(name="broker-b", name_servers=(a.address,))
+    b = await nodes.start(name="broker-b", name_servers=(a.address,), limits=limits_of_b)
     for node in (a, b):
         await create_topic(await connect(node.address), "t", 1)
     await both_are_known(a)

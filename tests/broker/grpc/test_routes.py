@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.broker.config import LIMITS, MAX_ENDPOINTS_BYTES, MAX_NAMESPACE_CHARS, MEMBER_BYTES
+from rocketlet.broker.config import LIMITS, MAX_ENDPOINTS_BYTES, MAX_NAMESPACE_CHARS, MEMBER_BYTES, Limits
 from rocketlet.broker.grpc import schema
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.config import MAX_BODY_BYTES
@@ -129,11 +129,8 @@ async def test_a_topic_of_another_broker_is_not_created_here(nodes: Nodes, conne
     assert two.a.broker.topics.get("theirs") is None
 
 
-async def test_routes_that_wait_for_a_name_server_have_a_limit(
-    nodes: Nodes, connect: Connect, dial: Dial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.broker.grpc.door.MAX_ANSWERING", 0)
-    two = await two_brokers(nodes, connect)
+async def test_routes_that_wait_for_a_name_server_have_a_limit(nodes: Nodes, connect: Connect, dial: Dial) -> None:
+    two = await two_brokers(nodes, connect, Limits(max_answering=0))
     answer = await (await dial(two.b.address)).call("QueryRoute", route("t"))
     assert (answer.status.code, "try again" in answer.status.message) == (50001, True)
 

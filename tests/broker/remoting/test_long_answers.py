@@ -6,7 +6,7 @@ import gc
 
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import HELD_PULL_BYTES
+from rocketlet.broker.config import HELD_PULL_BYTES, Limits
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.protocol.frame import Frame, encode
@@ -16,12 +16,9 @@ from campaigns.frames import Peer
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.requests import heartbeat, join, pull, send
 
-LIMIT = "rocketlet.broker.remoting.dispatch.MAX_ANSWERING"
 
-
-async def test_long_requests_are_limited_with_flush_sync_too(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = await nodes.start(flush="sync")
-    monkeypatch.setattr(LIMIT, 0)
+async def test_long_requests_are_limited_with_flush_sync_too(nodes: Nodes) -> None:
+    node = await nodes.start(flush="sync", limits=Limits(max_answering=0))
     peer = Peer(node.server, 1)
     peer.send(encode(Frame(Code.GET_ALL_TOPIC_CONFIG, 1)))
     (refused,) = peer.received()
@@ -29,16 +26,20 @@ async def test_long_requests_are_limited_with_flush_sync_too(nodes: Nodes, monke
     peer.hang_up()
 
 
-async def test_a_topic_whose_deletion_is_refused_is_still_there(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_topic_whose_deletion_is_refused_is_still_there(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start()
+    wire = await connect(node.address)
     await create_topic(wire, "t")
     assert (await send(wire)).code == 0
-    monkeypatch.setattr(LIMIT, 0)
+    await node.stop()
+    node = await nodes.start(limits=Limits(max_answering=0))
+    wire = await connect(node.address)
     refused = await wire.call(Code.DELETE_TOPIC_IN_BROKER, {"topic": "t"})
     assert (refused.code, "try again later" in (refused.remark or "")) == (1, True)
     assert node.broker.topics.get("t") is not None
-    monkeypatch.undo()
+    await node.stop()
+    node = await nodes.start()
+    wire = await connect(node.address)
     assert (await wire.call(Code.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})).ext["offset"] == "1"
     assert (await wire.call(Code.DELETE_TOPIC_IN_BROKER, {"topic": "t"})).code == 0
     assert node.broker.topics.get("t") is None

@@ -133,10 +133,10 @@ async def test_who_waits_for_a_long_answer_gets_it_before_what_it_asked_behind_i
     peer.hang_up()
 
 
+@pytest.mark.limits(max_answering=2)
 async def test_more_long_requests_than_can_be_answered_are_refused(
     large: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.MAX_ANSWERING", 2)
     monkeypatch.setattr("rocketlet.broker.running.turns.TURN_S", -1)
     peers = [Peer(large.server, 10 + number) for number in range(3)]
     for peer in peers:
@@ -150,11 +150,11 @@ async def test_more_long_requests_than_can_be_answered_are_refused(
         peer.hang_up()
 
 
+@pytest.mark.limits(max_answering=2)
 async def test_other_work_that_waits_is_not_taken_for_long_requests(
     large: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the held pulls of a member with a thousand queues are over at once."""
-    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.MAX_ANSWERING", 2)
     monkeypatch.setattr("rocketlet.broker.running.turns.TURN_S", -1)
     for _ in range(3):
         large.broker.turns.call(int)

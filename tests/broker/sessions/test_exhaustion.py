@@ -12,6 +12,7 @@ from rocketlet.broker.config import IDLE_LIMIT_S, LARGE_HOLDING_BYTES, SWEEP_INT
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.running.machine import default_budget
 from rocketlet.broker.sessions.memory import Memory
+from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.work import finish
@@ -262,15 +263,15 @@ async def test_the_queues_of_all_topics_together_are_limited_at_their_edge(nodes
     assert (await send(wire)).code == 0
 
 
-async def test_what_is_answered_later_is_limited_at_its_edge(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    await create_topic(wire, "t")
-    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.MAX_ANSWERING", 0)
+@pytest.mark.parametrize("most", [0, 1])
+async def test_what_is_answered_later_is_limited_at_its_edge(nodes: Nodes, connect: Connect, most: int) -> None:
+    node = await nodes.start(limits=Limits(max_answering=most))
+    node.broker.topics.put(TopicConfig("t", 4, 4), 0)
+    wire = await connect(node.address)
     fields = {"topic": "t", "consumerGroup": "g", "clientId": "c", "strategyName": "AVG", "messageModel": "CLUSTERING"}
     asked = orjson.dumps(fields)
     answer = await wire.call(RequestCode.QUERY_ASSIGNMENT, body=asked)
-    assert (answer.code, "being answered" in (answer.remark or "")) == (1, True)
-    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.MAX_ANSWERING", 1)
-    assert (await wire.call(RequestCode.QUERY_ASSIGNMENT, body=asked)).code == 0
+    assert (answer.code, "being answered" in (answer.remark or "")) == ((0, False) if most else (1, True))
 
 
 async def test_a_client_that_does_not_read_is_idle_and_closed(node: Node, wire: Wire, connect: Connect) -> None:
