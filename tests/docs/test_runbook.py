@@ -165,6 +165,11 @@ async def test_from_an_empty_folder_to_a_replayed_dead_letter(
             assert "1 messages were sent again" in (await ran(replay, address))[1]
             await eventually(lambda: mended.bodies == [b"order 4711"])
             assert mended.messages[0].message_id == sent.message_id
+            said = (await ran(replay, address))[1]  # the mark is there, on Apache's broker, too
+            assert "1 messages" not in said, said
+            assert "replayed" in (await ran(dead, address))[1]
+            assert "dead_letters" not in (await ran(doctor, address))[1]
+            assert len(mended.messages) == 1
             status, said = await ran(show, address)
             assert (status, "shop" in said) == (0, True)
             await camera.takes("3-replayed", "/groups/shop")
