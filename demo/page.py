@@ -82,6 +82,7 @@ class Panel:
     twice: Sequence[Twice] = ()
     marks: Sequence[Moment] = ()
     strips: Sequence[Strip] = ()
+    began_ms: float = 0.0  # since 1970, where that is known
 
 
 def write_page(path: Path, title: str, panels: Sequence[Panel], summary: str) -> None:

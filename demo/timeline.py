@@ -103,7 +103,7 @@ def panel_of(
             who = names.get(before.owner, before.owner), names.get(after.owner, after.owner)
             gaps.append(Gap(rows[queue], *who, before.end_ms - begin_ms, after.begin_ms - begin_ms, facts))
     moments = [Moment(mark.ms - begin_ms, mark.text) for mark in sorted(marks, key=lambda mark: mark.ms)]
-    return Panel("", "", queues, spans, gaps, (), moments, strips_of(samples, begin_ms))
+    return Panel("", "", queues, spans, gaps, (), moments, strips_of(samples, begin_ms), begin_ms)
 
 
 def strips_of(samples: Sequence[Sample], begin_ms: float) -> tuple[Strip, ...]:

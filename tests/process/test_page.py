@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
+from itertools import combinations
 from pathlib import Path
 
 import orjson
@@ -15,7 +15,8 @@ from rocketlet.demo.timeline import Mark, Sample, Told, panel_of, read_told, str
 from bench.churn import Handled, Run
 from bench.versus import panel_of as panel_of_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from ..support.browser import CHROMIUM, windows_of
+
 OWNED = [
     Ownership("broker-a:0", "id-1", 1000, 2000),
     Ownership("broker-a:0", "id-2", 2006, 5000),
@@ -89,3 +90,28 @@ def test_a_browser_draws_it_whatever_members_are_called(tmp_path: Path) -> None:
     assert drawn.count('class="gap"') == 2
     assert "<b>ada</b>" not in drawn.replace("\\/", "/").partition('id="data"')[0]
     assert "<h1>Rocketlet &amp; &lt;friends&gt;</h1>" in drawn
+
+
+async def test_labels_do_not_overlap_on_a_phone_and_rates_and_hand_overs_are_explained(tmp_path: Path) -> None:
+    marks = [Mark(1100 + 150 * number, f"member number {number} joins") for number in range(9)]
+    samples = [Sample(1000 + 250 * index, 100 * index, 20 * index if index < 9 else 100 * index) for index in range(17)]
+    write_page(tmp_path / "page.html", "x", [panel_of(OWNED, marks, NAMES, told=TOLD, samples=samples)], "")
+    async with windows_of(tmp_path.as_uri(), tmp_path) as windows:
+        window = await windows.new(width=360)
+        await window.open("/page.html")
+        boxes = await window.page.evaluate(
+            "[...document.querySelectorAll('.mark text')].map((it) => it.getBoundingClientRect()).map((it) => "
+            "[it.left, it.right, it.top, it.bottom])"
+        )
+        assert len(boxes) == 9
+        for one, other in combinations(boxes, 2):
+            assert one[1] <= other[0] or other[1] <= one[0] or one[3] <= other[2] or other[3] <= one[2], (one, other)
+        assert min(box[0] for box in boxes) >= 0
+        assert max(box[1] for box in boxes) <= 360
+        assert await window.page.evaluate("document.documentElement.scrollWidth") == 360
+        rates = await window.text(".rates")
+        assert "sent, a second\nhandled, a second\nnot handled yet, messages: at most 640, 2.0 s after" in rates
+        assert "700 ms after “member number 8 joins”" in rates
+        await window.page.click("summary")
+        assert "1970-01-01 00:00:02.000 UTC\tbroker-a:0\tada\tben\t6 ms" in await window.text("details")
+        await window.picture("demo-phone", full=True)
