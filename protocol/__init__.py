@@ -25,6 +25,7 @@ message     the message record, the same on disk and on the wire; ids
 batch       the body of a batch, and the records that it becomes
 properties  the text that holds keys, tags and user properties
 compression how large bodies are compressed
+counting    numbers with their nouns
 subscription  tag expressions, and the hash that filters use
 pop_headers, pop_bodies  messages that are shared: what clients and brokers say of them
 popped      their records, as clients get them

@@ -8,6 +8,7 @@ from ..broker.broker import Broker
 from ..client.message import Message
 from ..protocol import names
 from ..protocol.bodies import TopicConfig
+from ..protocol.counting import counted
 from ..protocol.group_config import GroupConfig
 from ..protocol.message import decode_records
 from ..protocol.queue import Queue
@@ -54,7 +55,7 @@ def consumed_fault(broker: Broker, group: str, topic: str) -> str:
     """Why the group has not consumed the topic; empty if it has."""
     missing = lag(broker, group, topic)
     if missing:
-        return f"{missing} messages of {topic} are not consumed by {group}"
+        return f"{counted(missing, f'message of {topic} is', f'messages of {topic} are')} not consumed by {group}"
     return "" if broker.offsets.of(group, topic) else f"{group} has committed nothing in {topic}"
 
 

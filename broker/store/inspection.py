@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ...protocol.counting import counted
 from ...protocol.message import Record
 from . import marks
 from .commit_log import CommitLog
@@ -106,7 +107,7 @@ def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[Finding]:
         return index is not None and index.names(offset, position, size)
 
     records, damage, torn = log.replay(log.begin, take, is_named)
-    yield Finding(f"commit log, {records:,} messages in {log.end - log.begin:,} bytes", None)
+    yield Finding(f"commit log, {counted(records, 'message')} in {log.end - log.begin:,} bytes", None)
     for position, size in damage:
         yield Finding(
             f"commit log at {position}",
@@ -153,9 +154,9 @@ def _finding(part: str, index: _Index) -> Finding:
     lost = index.known - queue.begin - index.right - index.wrong
     faults = []
     if index.wrong:
-        faults.append(f"{index.wrong:,} messages are not where the index says")
+        faults.append(f"{counted(index.wrong, 'message is', 'messages are')} not where the index says")
     if lost > 0:
-        faults.append(f"{lost:,} messages are not in the commit log")
+        faults.append(f"{counted(lost, 'message is', 'messages are')} not in the commit log")
     if not faults:
-        return Finding(f"{part}, {index.right:,} messages", None)
+        return Finding(f"{part}, {counted(index.right, 'message')}", None)
     return Finding(part, "; ".join(faults), "make the index anew" if index.wrong else "leave them out")

@@ -22,6 +22,7 @@ from ...protocol.admin_answers import Running
 from ...protocol.admin_bodies import Departed
 from ...protocol.bodies import BrokerData
 from ...protocol.codes import PERM_READ, PERM_WRITE
+from ...protocol.counting import counted
 from ...protocol.group_config import GroupConfig
 from ...protocol.queue import Queue
 from ...protocol.subscription import Sql, SubscriptionError
@@ -114,7 +115,7 @@ def _filter(topic: str, seen: Observed) -> str | Sql:
 def _gone(departed: Iterable[Departed]) -> Iterator[Finding]:
     for broker in departed:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(broker.left_ms / 1000))
-        text = f"it left at {since} with {broker.topics} topics; what it holds cannot be read, nor sent to"
+        text = f"it left at {since} with {counted(broker.topics, 'topic')}; what it holds cannot be read, nor sent to"
         cure = (
             f"start it (it was at {broker.address}); if it was retired for good: rocketlet brokers forget {broker.name}"
         )
@@ -178,7 +179,8 @@ def _refused(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
 def _damaged(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
     damaged = status.get("damagedMessages", "0")
     if damaged != "0":
-        text = f"{damaged} messages cannot be read and were left out, since its start"
+        unread = counted(int(damaged), "message cannot be read and was", "messages cannot be read and were")
+        text = f"{unread} left out, since its start"
         cure = "its log names them; check the disk, then `rocketlet fsck DIR` on the stopped broker"
         yield Finding(Harm.LOSS, "damaged", broker, text, cure)
 
@@ -438,7 +440,9 @@ async def _dead_letters(admin: AdminClient, marks: Marks, group: str) -> list[Fi
         return []
     if not new:
         return []
-    text = f"{new} messages were given up and lie in {names.dlq_topic(group)}"
+    text = (
+        f"{counted(new, 'message was given up and lies', 'messages were given up and lie')} in {names.dlq_topic(group)}"
+    )
     cure = (
         f"rocketlet messages dead {group} shows them and why, rocketlet messages replay {group} sends them again, "
         f"rocketlet messages discard {group} says that they are not wanted"

@@ -14,6 +14,7 @@ from enum import IntEnum
 from ...protocol import names
 from ...protocol.admin_answers import Running
 from ...protocol.admin_bodies import Progress
+from ...protocol.counting import counted
 from ...protocol.pop_bodies import SHARED_OWNER
 from ...protocol.queue import Queue
 from ..config import LEAST_LAG, OLDEST_VERSION, SHORT_LAG_S
@@ -77,11 +78,17 @@ def findings_of_group(seen: Observed) -> Iterator[Finding]:
         yield from check(seen)
 
 
+def _waiting(count: int) -> str:
+    return counted(count, "message waits", "messages wait")
+
+
 def _lost(seen: Observed) -> Iterator[Finding]:
     subscribed = {queue.topic for queue in _subscribed(seen)}
     for queue, progress in seen.later.items():
         if progress.lost and (not seen.group.members or queue.topic in subscribed):
-            text = f"{queue}: {progress.lost} messages were deleted before the group read them"
+            text = (
+                f"{queue}: {counted(progress.lost, 'message was', 'messages were')} deleted before the group read them"
+            )
             yield Finding(
                 Harm.LOSS, "retention", seen.group.name, text, "keep messages longer, or add consumers to catch up"
             )
@@ -90,9 +97,7 @@ def _lost(seen: Observed) -> Iterator[Finding]:
 def _standing(seen: Observed) -> Iterator[Finding]:
     name, lag = seen.group.name, sum(max(item.lag, 0) for item in seen.later.values())
     if not seen.group.members:
-        text = (
-            f"{lag} messages wait and the group has no members" if lag else "it has no members: new messages will wait"
-        )
+        text = f"{_waiting(lag)} and the group has no members" if lag else "it has no members: new messages will wait"
         cure = "start its consumers, or delete the group if it is gone"
         yield Finding(Harm.STANDS if lag else Harm.RISK, "no_members", name, text, cure)
         return
@@ -134,7 +139,7 @@ def _stuck(seen: Observed) -> Iterator[Finding]:
             idle = f"the members that share them, with {in_hand} of these in hand, have acknowledged"
             cure = "look at those members' logs: slow or blocked handlers, or consumers that do not ask any more"
         text = (
-            f"{_some(queues)}: {lag} messages wait, the oldest for {longest_s:.0f} s, and {idle} nothing for "
+            f"{_some(queues)}: {_waiting(lag)}, the oldest for {longest_s:.0f} s, and {idle} nothing for "
             f"{seen.seconds:.0f} s"
         )
         yield Finding(Harm.STANDS, "stuck_queue", seen.group.name, text, cure)
@@ -174,7 +179,7 @@ def _growing(seen: Observed) -> Iterator[Finding]:
         arrive = sum(arrived for _, arrived, _ in found) / seen.seconds
         are_consumed = sum(consumed for _, _, consumed in found) / seen.seconds
         text = (
-            f"{_some([queue for queue, _, _ in found])}: {lag} messages wait; {arrive:.0f} messages/s arrive, "
+            f"{_some([queue for queue, _, _ in found])}: {_waiting(lag)}; {arrive:.0f} messages/s arrive, "
             f"{are_consumed:.0f} are consumed"
         )
         yield Finding(Harm.SLOW, "growing_lag", seen.group.name, text, _cure_of_lag(seen, topic))
@@ -184,7 +189,7 @@ def _cure_of_lag(seen: Observed, name: str) -> str:
     topic, members = seen.topics.get(name), len(seen.group.members)
     queues = len(topic.ranges) if topic else 0
     if members >= queues and SHARED_OWNER not in seen.group.owners.values():
-        return f"{name} has {queues} queues for {members} members: add queues, or faster handlers"
+        return f"{name} has {counted(queues, 'queue')} for {counted(members, 'member')}: add queues, or faster handlers"
     return "add members, or make the handlers faster (more of them at once, batches)"
 
 
@@ -233,7 +238,7 @@ def _idle(seen: Observed) -> Iterator[Finding]:
             "idle_members",
             seen.group.name,
             text,
-            f"the topics have {queues} queues: add queues, or stop them",
+            f"the topics have {counted(queues, 'queue')}: add queues, or stop them",
         )
 
 

@@ -19,6 +19,7 @@ from typing import Self
 
 from ...protocol import names
 from ...protocol.codes import PERM_WRITE
+from ...protocol.counting import counted
 from ..config import MOVE_LOOK_S, MOVE_QUIET_S
 from ..errors import ConfigError, TopicNotFound
 from ..wire.access import Access
@@ -115,7 +116,8 @@ class Move:
 
     async def _stays(self, later: dict[str, int]) -> list[str]:
         stays = [
-            f"{count} messages of {topic} wait for their time: they are copied when they are due; repeat the first step then"
+            f"{counted(count, f'message of {topic} waits for its', f'messages of {topic} wait for their')} time, to be "
+            "copied when due; repeat the first step then"
             for topic, count in sorted(later.items())
             if count and not topic.startswith(names.RETRY_PREFIX)
         ]
@@ -211,7 +213,7 @@ class Move:
         told = -1
         while members := sum(len(known.members) for known in (await self._source.connections(group)).values()):
             if members != told:
-                self._say(f"{group} has {members} members at the source: stop them")
+                self._say(f"{group} has {counted(members, 'member')} at the source: stop all")
                 told = members
             await asyncio.sleep(MOVE_LOOK_S)
         blocks = await self._blocks([group])

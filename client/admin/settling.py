@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ...protocol import names
 from ...protocol.allocation import CONSISTENT_HASH
+from ...protocol.counting import counted
 from ...protocol.queue import Queue
 from ..errors import RocketletError
 from ..wire.access import Access
@@ -66,7 +67,7 @@ def _judged(reports: list[dict[str, Any]], members: int | None) -> tuple[str, di
     """Why the group is not settled (empty if it is), and how many queues each member owns."""
     subscriptions = {item["clientId"]: item["subscriptions"] for report in reports for item in report["members"]}
     if members is not None and len(subscriptions) != members:
-        return f"it has {len(subscriptions)} members", {}
+        return f"it has {counted(len(subscriptions), 'member')}", {}
     if not subscriptions:
         return "it has no members", {}
     leaving = [item["clientId"] for report in reports for item in report["members"] if item["leaving"]]

@@ -16,6 +16,7 @@ from ...protocol.allocation import AVG, Strategy
 from ...protocol.bodies import ConsumerData, Heartbeat
 from ...protocol.codes import RequestCode
 from ...protocol.config import MAX_REQUEST_QUEUES
+from ...protocol.counting import counted
 from ...protocol.frame import Frame
 from ...protocol.headers import UnregisterClient, write
 from ...protocol.queue import Queue
@@ -161,9 +162,8 @@ class Membership:
             return f"no name server knows the topic {topics}; create it, or check its name"
         if self._leases.are_suspended:
             return "a broker of its queues is away"
-        return (
-            f"it owns {len(self.owned)} queues; other members or brokers have not let go of the rest of its share yet"
-        )
+        owned = counted(len(self.owned), "queue")
+        return f"it owns {owned}; other members or brokers have not let go of the rest of its share yet"
 
     @property
     def is_settled(self) -> bool:

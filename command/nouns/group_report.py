@@ -11,6 +11,7 @@ import orjson
 from ...client.admin.admin_client import AdminClient
 from ...client.errors import BrokerRefused
 from ...protocol.codes import ResponseCode
+from ...protocol.counting import counted
 from ...protocol.pop_bodies import SHARED_OWNER
 from ..plumbing.output import Output
 
@@ -91,9 +92,13 @@ def _show(group: str, reports: list[dict[str, Any]], output: Output, *, timeline
 
 def _show_members(group: str, members: dict[str, Any], owners: list[dict[str, Any]], output: Output) -> None:
     shared = [owner for owner in owners if owner["clientId"] == SHARED_OWNER]
-    held = [f"{len(owners) - len(shared)} queues locked"] if len(owners) > len(shared) or not shared else []
-    held += [f"{len(shared)} queues shared"] if shared else []
-    output.text(f"group {group}: {', '.join([f'{len(members)} members', *held])}")
+    held = (
+        [counted(len(owners) - len(shared), "queue locked", "queues locked")]
+        if len(owners) > len(shared) or not shared
+        else []
+    )
+    held += [counted(len(shared), "queue shared", "queues shared")] if shared else []
+    output.text(f"group {group}: {', '.join([counted(len(members), 'member'), *held])}")
     for client_id, member in sorted(members.items()):
         mine = sorted(
             f"{owner['topic']}@{owner['brokerName']}:{owner['queueId']}"
@@ -106,7 +111,7 @@ def _show_members(group: str, members: dict[str, Any], owners: list[dict[str, An
         if member.get("pops") and not mine:
             output.text("    shares messages")
         else:
-            output.text(f"    {len(mine)} queues: {' '.join(mine) or '-'}")
+            output.text(f"    {counted(len(mine), 'queue')}: {' '.join(mine) or '-'}")
 
 
 def _show_lag(lag: list[dict[str, Any]], output: Output) -> None:
@@ -118,7 +123,7 @@ def _show_lag(lag: list[dict[str, Any]], output: Output) -> None:
         age = "" if since_ms is None else f", the oldest stored {max(now_ms - since_ms, 0) / 1000:.1f} s ago"
         in_hand = sum(entry.get("inHand", 0) for entry in entries)
         hands = f", {in_hand} of them in hand" if in_hand else ""
-        output.text(f"  {topic}: {sum(entry['messages'] for entry in entries)} messages behind{hands}{age}")
+        output.text(f"  {topic}: {counted(sum(entry['messages'] for entry in entries), 'message')} behind{hands}{age}")
 
 
 def _show_events(events: list[dict[str, Any]], output: Output) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ...client.admin.admin_client import AdminClient
 from ...client.wire.side_by_side import side_by_side
+from ...protocol.counting import counted
 from ...protocol.group_config import GroupConfig
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Output
@@ -94,7 +95,7 @@ async def _strict(options: argparse.Namespace, admin: AdminClient, output: Outpu
 
 async def _delete(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     group = await admin.group(options.group)
-    online = f", which has {len(group.members)} members" if group.members else ""
+    online = f", which has {counted(len(group.members), 'member')}" if group.members else ""
     if not confirmed(options, f"Delete the group {group.name}{online}, with its offsets?"):
         return 1
     await admin.delete_group(group.name)

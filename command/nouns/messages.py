@@ -18,6 +18,7 @@ from ...client.message import Message
 from ...client.producer import Producer
 from ...protocol import names
 from ...protocol.admin_bodies import Range
+from ...protocol.counting import counted
 from ...protocol.message import MessageError
 from ...protocol.queue import Queue
 from ..plumbing.access import access_of
@@ -292,7 +293,7 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
         return 1
     target = f"the group {options.group}" if options.to == "group" else _spelled(origins)
     if options.dry_run:
-        output.text(f"would be sent again: {wanted} messages, to {target}")
+        output.text(f"would be sent again: {counted(wanted, 'message')}, to {target}")
         return 0
     foreign = await _not_read(admin, options.group, origins) - set(options.topic or ()) if options.to == "topic" else ()
     if foreign:
@@ -303,7 +304,7 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
             file=sys.stderr,
         )
         return 1
-    if not confirmed(options, f"Send {wanted} messages again, to {target}?"):
+    if not confirmed(options, f"Send {counted(wanted, 'message')} again, to {target}?"):
         return 1
     sent = 0
     places: list[tuple[Queue, int]] = []
@@ -314,7 +315,8 @@ async def _replay(options: argparse.Namespace, admin: AdminClient, output: Outpu
             sent += 1
     finally:  # also after a part: sent ones must not be sent once more
         await mark(admin, options.group, places, "replayed")
-    output.text(f"{sent} messages were sent again; the dead letters stay in {names.dlq_topic(options.group)}, marked")
+    again = counted(sent, "message was", "messages were")
+    output.text(f"{again} sent again; the dead letters stay in {names.dlq_topic(options.group)}, marked")
     return 0
 
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from ...client.admin.admin_client import AdminClient
 from ...client.admin.offset_change import OffsetChange, To
 from ...client.errors import ConfigError
+from ...protocol.counting import counted
 from ...protocol.queue import Queue
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Output, local_time
@@ -48,7 +49,9 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
         for queue, item in progress.items()
     ]
     output.records(("topic", "broker", "queue", "committed", "end", "lag", "last_consumed"), rows)
-    output.text(f"{sum(max(item.lag, 0) for item in progress.values())} messages are not consumed yet")
+    output.text(
+        f"{counted(sum(max(item.lag, 0) for item in progress.values()), 'message is', 'messages are')} not consumed yet"
+    )
     return 0
 
 
@@ -60,7 +63,7 @@ async def _reset(options: argparse.Namespace, admin: AdminClient, output: Output
         ("broker", "queue", "before", "after", "skips", "repeats"), [_row(*item) for item in changes.items()]
     )
     skipped, repeated = (sum(getattr(item, name) for item in changes.values()) for name in ("skipped", "repeated"))
-    effect = f"{skipped} messages skipped, {repeated} delivered again"
+    effect = f"{counted(skipped, 'message')} skipped, {repeated} delivered again"
     if options.dry_run:
         output.text(f"would be: {effect}")
         return 0

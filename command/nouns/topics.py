@@ -6,6 +6,7 @@ import argparse
 
 from ...client.admin.admin_client import AdminClient
 from ...client.config import TOPIC_QUEUES
+from ...protocol.counting import counted
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Output, local_time
 
@@ -74,16 +75,16 @@ async def _create(options: argparse.Namespace, admin: AdminClient, output: Outpu
     await admin.create_topic(options.topic, queues=options.queues, perm=options.perm, brokers=options.broker)
     if output.as_json:
         output.json({"topic": options.topic, "queues": options.queues, "perm": options.perm})
-    output.text(f"the topic {options.topic} has {options.queues} queues on each of its brokers")
+    output.text(f"the topic {options.topic} has {counted(options.queues, 'queue')} on each of its brokers")
     return 0
 
 
 async def _delete(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     topic = await admin.topic(options.topic)
-    if not confirmed(options, f"Delete the topic {topic.name} with {topic.messages} messages?"):
+    if not confirmed(options, f"Delete the topic {topic.name} with {counted(topic.messages, 'message')}?"):
         return 1
     await admin.delete_topic(topic.name)
     if output.as_json:
         output.json({"topic": topic.name, "deleted_messages": topic.messages})
-    output.text(f"the topic {topic.name} and its {topic.messages} messages are deleted")
+    output.text(f"the topic {topic.name} is deleted, with {counted(topic.messages, 'message')}")
     return 0

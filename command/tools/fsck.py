@@ -19,6 +19,7 @@ from ...broker.store.files import StoreError
 from ...broker.store.inspection import Finding, inspect
 from ...broker.store.recovery import Recovered
 from ...broker.store.store import Store
+from ...protocol.counting import counted
 from ..plumbing import logs
 from ..plumbing.output import complain, printable
 
@@ -66,12 +67,12 @@ def _print(findings: list[Finding], recovered: Recovered | None) -> None:
     for part in whole:
         if part not in queues:
             print(f"whole    {part}")
-    print(f"whole    {len(queues):,} queues")
+    print(f"whole    {counted(len(queues), 'queue')}")
     for finding in findings:
         if finding.fault:
             print(f"damaged  {finding.part}: {finding.fault}\n         repair: {finding.repair}")
     if recovered is not None:
-        print(f"repaired: {recovered.records:,} messages are in the indexes")
+        print(f"repaired: {counted(recovered.records, 'message is', 'messages are')} in the indexes")
     elif len(whole) < len(findings):
         print("The next start repairs what it meets; `--repair` does all of it now.")
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from ...client.admin.mirror import Begin, Mirror, Waiting
 from ...client.errors import RocketletError
 from ...client.signals import stop_signal
+from ...protocol.counting import counted
 from ..plumbing.access import access_of, add_client_options
 from ..plumbing.numbers import whole
 from ..plumbing.output import Output, complain
@@ -82,7 +83,7 @@ async def _run(mirror: Mirror, *, follows: bool) -> None:
     def show() -> None:
         if shown:
             copied = sum(copy.copied for copy in mirror.copies.values())
-            print(f"\r{copied:,} messages copied", end="", file=sys.stderr, flush=True)
+            print(f"\r{counted(copied, 'message')} copied", end="", file=sys.stderr, flush=True)
 
     if not follows:
         await mirror.run(on_round=show)
@@ -111,14 +112,13 @@ def _report(mirror: Mirror, waiting: Waiting, output: Output) -> None:
     ]
     output.records(("topic", "from", "to", "copied", "next", "deleted_before"), rows)
     for group, queues in _by_group(mirror).items():
-        output.text(f"the group {group} goes on at the same messages in {queues} queues")
+        output.text(f"the group {group} goes on at the same messages in {counted(queues, 'queue')}")
     if output.as_json:
         for record in _waiting_records(waiting):
             output.json(record)
     for group, count in waiting.retries.items():
-        output.text(
-            f"the group {group} has {count} messages to retry, which stay at the source: let it handle them there"
-        )
+        retries = counted(count, "message to retry, which stays", "messages to retry, which stay")
+        output.text(f"the group {group} has {retries} at the source: let it handle that there")
     for topic, count in waiting.delayed.items():
         output.text(f"{topic} has {count} delayed messages that are not due yet: run the mirror again when they are")
 

@@ -12,6 +12,7 @@ from ...client.arguments import parse_place
 from ...client.message import Message
 from ...protocol import names
 from ...protocol import properties as props
+from ...protocol.counting import counted
 from ...protocol.queue import Queue
 from ..change import Change
 from ..config import MAX_REPLAY, PAGE_ROWS
@@ -68,7 +69,8 @@ async def replay(request: Request, form: Form) -> Change:
                 sent.append((message.queue, message.queue_offset))
         finally:  # also after a part: sent ones must not be sent once more
             await mark(console.admin, group, sent, "replayed")
-        return f"{number(len(found))} messages were sent again {target}. The dead letters stay in {names.dlq_topic(group)}."
+        again = counted(len(found), "message was", "messages were")
+        return f"{again} sent again {target}. The dead letters stay in {names.dlq_topic(group)}."
 
     origins = Counter(map(origin_of, found))
     target = f"to the retry topic of {group}" if to_group else f"to {', '.join(sorted(origins))}"
@@ -79,7 +81,7 @@ async def replay(request: Request, form: Form) -> Change:
         "The dead letters stay where they are, marked as replayed. What is sent again twice arrives twice.",
         "This page is the dry run: nothing has been sent yet.",
     ]
-    question = f"Send {number(len(found))} messages again {target}?"
+    question = f"Send {counted(len(found), 'message')} again {target}?"
     return Change(question, act, f"/groups/{part(group)}/dead", "Send them", effects, _COLUMNS, await _plan(found))
 
 

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from ...client.admin.offset_change import OffsetChange, To
 from ...client.errors import TopicNotFound
 from ...protocol import names
+from ...protocol.counting import counted
 from ...protocol.group_config import GroupConfig
 from ...protocol.queue import Queue
 from ..change import Change
@@ -75,9 +76,13 @@ async def delete(request: Request, form: Form) -> Change:
         await console.groups.list(now=True)
         return f"The group {name} and its offsets are deleted."
 
-    effects = [f"Its offsets of {number(len(group.progress))} queues are deleted: a new group of the name starts anew."]
+    effects = [
+        f"Its offsets of {counted(len(group.progress), 'queue')} are deleted: a new group of the name starts anew."
+    ]
     if group.members:
-        effects.append(f"It has {len(group.members)} members now; they make it again. Stop them first.")
+        effects.append(
+            f"It has {counted(len(group.members), 'member')} now, which will make it again if not stopped first."
+        )
     return Change(f"Delete the group {name}?", act, "/groups", "Delete it", effects, is_harmful=True)
 
 
@@ -103,11 +108,13 @@ async def reset(request: Request, form: Form) -> Change:
     except TopicNotFound as error:
         raise FieldFault("topic", str(error)) from error
     skipped, repeated = (sum(getattr(item, name) for item in changes.values()) for name in ("skipped", "repeated"))
-    effect = f"{number(skipped)} messages are skipped, {number(repeated)} are delivered again"
+    effect = (
+        f"{counted(skipped, 'message is', 'messages are')} skipped, {counted(repeated, 'is', 'are')} delivered again"
+    )
 
     async def act() -> str:
         done = await admin.reset(group, topic, to)
-        return f"The offsets of {group} in {topic} were set in {number(len(done))} queues: {effect}."
+        return f"The offsets of {group} in {topic} were set in {counted(len(done), 'queue')}: {effect}."
 
     rows = [_row(*item) for item in list(changes.items())[:PAGE_ROWS]]
     if len(changes) > PAGE_ROWS:

@@ -12,6 +12,7 @@ from ...client.errors import RocketletError
 from ...protocol import names
 from ...protocol.admin_bodies import Range
 from ...protocol.config import MAX_TOPIC_QUEUES
+from ...protocol.counting import counted
 from ...protocol.queue import Queue
 from .. import charts
 from ..change import Change
@@ -20,7 +21,7 @@ from ..console import Console
 from ..form import FieldFault, Form, query_of
 from ..page import Page, console_of, is_load
 from ..samples import TopicSample
-from ..text import number, part
+from ..text import part
 from .listing import listing
 from .paging import part_of
 
@@ -167,14 +168,15 @@ async def put(request: Request, form: Form) -> Change:
         await admin.create_topic(name, queues=queues, perm=perm, brokers=brokers)
         await console_of(request).topics.list(now=True)
         done = "was changed to" if known else "was created with"
-        return f"The topic {name} {done} {queues} queues on {', '.join(brokers)}; clients may {PERMS.get(perm, perm)}."
+        has = counted(queues, "queue")
+        return f"The topic {name} {done} {has} on {', '.join(brokers)}; clients may {PERMS.get(perm, perm)}."
 
-    effects = [f"{queues} queues on each of {', '.join(brokers)}. Clients may {PERMS.get(perm, perm)}."]
+    effects = [f"{counted(queues, 'queue')} on each of {', '.join(brokers)}. Clients may {PERMS.get(perm, perm)}."]
     if known:
         config = next(iter((await admin.topic(name)).config.values()), None)
         if config and queues < config.read_queues:
             effects.append(
-                f"It has {config.read_queues} queues now: messages in those beyond {queues} will not be read."
+                f"It has {counted(config.read_queues, 'queue')} now: messages in those beyond {queues} will not be read."
             )
     question = f"Change the topic {name}?" if known else f"Create the topic {name}?"
     return Change(question, act, f"/topics/{part(name)}", "Change it" if known else "Create it", effects)
@@ -188,9 +190,11 @@ async def delete(request: Request, form: Form) -> Change:
     async def act() -> str:
         await admin.delete_topic(name)
         await console_of(request).topics.list(now=True)
-        return f"The topic {name} and its {number(topic.messages)} messages are deleted."
+        return f"The topic {name} is deleted, with {counted(topic.messages, 'message')}."
 
-    effects = [f"{number(topic.messages)} messages are deleted for good, on {', '.join(sorted(topic.config))}."]
+    effects = [
+        f"{counted(topic.messages, 'message is', 'messages are')} deleted for good, on {', '.join(sorted(topic.config))}."
+    ]
     if readers:
         effects.append(f"These groups read it: {', '.join(readers)}.")
     return Change(f"Delete the topic {name}?", act, "/topics", "Delete it", effects, is_harmful=True)

@@ -120,6 +120,6 @@ async def test_members_at_the_source_are_waited_for(rocketlet: Broker, there: Br
             await consumer.assigned()
             await move.close()
             taking = asyncio.create_task(move.take("shop"))
-            await eventually(lambda: said[-1:] == ["shop has 1 members at the source: stop them"])
+            await eventually(lambda: said[-1:] == ["shop has 1 member at the source: stop all"])
             assert not taking.done()
         await taking

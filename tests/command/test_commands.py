@@ -48,7 +48,7 @@ async def test_a_topic_is_created_listed_shown_and_deleted(run: Run) -> None:
     shown = await run("topics", "show", "orders")
     assert "read by: no group" in shown.out
     assert shown.out.count("broker-a") == 3
-    assert (await run("topics", "delete", "orders", "--yes")).out == "the topic orders and its 1 messages are deleted\n"
+    assert (await run("topics", "delete", "orders", "--yes")).out == "the topic orders is deleted, with 1 message\n"
     gone = await run("topics", "show", "orders")
     assert (gone.status, gone.out) == (1, "")
     assert gone.err.startswith("rocketlet: no name server knows the topic orders")
@@ -138,12 +138,12 @@ async def test_dead_letters_are_shown_and_replayed_to_the_group_alone(run: Run, 
             pass
         is_broken = False
         dry = await run("messages", "replay", "g", "--dry-run")
-        assert "would be sent again: 1 messages, to the group g" in dry.out
+        assert "would be sent again: 1 message, to the group g" in dry.out
         dry = await run("messages", "replay", "g", "--to", "topic", "--dry-run")
-        assert "would be sent again: 1 messages, to orders (1)" in dry.out
+        assert "would be sent again: 1 message, to orders (1)" in dry.out
         assert (await run("messages", "replay", "g", "--id", "nothing", "--yes")).status == 1
         replayed = await run("messages", "replay", "g", "--id", sent.message_id, "--yes")
-        assert "1 messages were sent again; the dead letters stay in %DLQ%g" in replayed.out
+        assert "1 message was sent again; the dead letters stay in %DLQ%g" in replayed.out
         await eventually(lambda: len(mended) == 1)
         assert [message.body for message in others] == [b"poison"], "another group does not get it again"
         again = await run("messages", "replay", "g", "--to", "topic", "--yes")

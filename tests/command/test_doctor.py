@@ -118,7 +118,7 @@ async def test_messages_that_wait_for_nobody(node: Node, wire: Wire, run: Run) -
             await consumer.commit()
         await producer.send("t", b"x")
     finding = (await found(node))["no_members"]
-    assert (finding.subject, finding.text) == ("g", "1 messages wait and the group has no members")
+    assert (finding.subject, finding.text) == ("g", "1 message waits and the group has no members")
     ran = await run("doctor", "--watch", "0")
     assert ran.status == 1
     assert "messages wait and nobody handles them:" in ran.out
@@ -217,7 +217,7 @@ async def test_lag_that_grows_says_by_how_much_and_what_helps(
             monkeypatch.setattr(diagnosis._Watch, "_second", second_look)
             findings = {finding.kind: finding for finding in await diagnose(admin, AT_ONCE)}
         assert "10 messages/s arrive, 1 are consumed" in findings["growing_lag"].text
-        assert "1 queues for 1 members: add queues" in findings["growing_lag"].cure
+        assert "1 queue for 1 member: add queues" in findings["growing_lag"].cure
         for _ in range(1000):
             go.release()
         assert consumer.client_id

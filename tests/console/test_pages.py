@@ -49,7 +49,7 @@ async def test_a_topic_is_created_changed_and_deleted_after_a_question(site: Sit
     assert "was changed to 2 queues" in done
     asked, done = await site.change("/topics/orders/settings", "/topics/orders/delete")
     assert "0 messages are deleted for good" in asked
-    assert done == "The topic orders and its 0 messages are deleted."
+    assert done == "The topic orders is deleted, with 0 messages."
     async with AdminClient(node.address) as admin:
         assert await admin.topics() == []
     token = token_of(await site.get("/new/topic"))
@@ -207,9 +207,9 @@ async def test_dead_letters_are_sent_again_after_a_dry_run(site: Site, node: Nod
         is_broken = False
         fields = {"which": "all"} if which == "all" else {"which": "some", "place": "broker-a:0:0"}
         asked, done = await site.change("/groups/g/dead", "/groups/g/replay", to="group", **fields)
-        assert "Send 1 messages again to the retry topic of g?" in asked
+        assert "Send 1 message again to the retry topic of g?" in asked
         assert "nothing has been sent yet" in asked
-        assert "1 messages were sent again to the retry topic of g." in done
+        assert "1 message was sent again to the retry topic of g." in done
         await eventually(lambda: mended.bodies == [b"poison"])
         assert others.bodies == [b"poison"], "another group does not get it again"
         assert "0 of them are new" in await site.text("/groups/g/dead")

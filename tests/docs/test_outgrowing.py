@@ -151,7 +151,7 @@ async def test_services_and_their_spark_job_move_and_each_message_is_handled_onc
             await mirror.communicate()
             assert mirror.returncode == 0
         mirror_again = walker.step("rocketlet mirror")
-        assert "the group shop has 1 messages to retry" in await walker.says(mirror_again)
+        assert "the group shop has 1 message to retry" in await walker.says(mirror_again)
         async with shop.at(old.address):
             old.clock.advance(minutes=2)
             await eventually(lambda: FAILING in shop.handled)

@@ -159,10 +159,10 @@ async def test_from_an_empty_folder_to_a_replayed_dead_letter(
             assert (status, "order 4711" in said) == (0, True)
             await camera.takes("1-dead", "/groups/shop/dead")
             await camera.takes("2-dry-run", "/groups/shop/dead", "[data-all=place]", "text=Dry run")
-            assert "would be sent again: 1 messages" in (await ran(dry_run, address))[1]
+            assert "would be sent again: 1 message," in (await ran(dry_run, address))[1]
             assert mended.messages == []
             is_broken = False
-            assert "1 messages were sent again" in (await ran(replay, address))[1]
+            assert "1 message was sent again" in (await ran(replay, address))[1]
             await eventually(lambda: mended.bodies == [b"order 4711"])
             assert mended.messages[0].message_id == sent.message_id
             said = (await ran(replay, address))[1]  # the mark is there, on Apache's broker, too

@@ -63,7 +63,7 @@ async def test_apaches_cluster_is_shown_and_changed(system: System) -> None:
             assert "<code>&lt;script&gt;</code>" in await site.get("/messages?topic=orders&by=key&value=k1")
             is_broken = False
             _, said = await site.change("/groups/billing/dead", "/groups/billing/replay", which="all", to="group")
-            assert "1 messages were sent again to the retry topic of billing" in said
+            assert "1 message was sent again to the retry topic of billing" in said
             await eventually(lambda: mended.bodies == [b"<script>"])
             await until(site, "/topics/orders", "shipping")
             assert "up" in await site.text("/brokers")
@@ -71,4 +71,4 @@ async def test_apaches_cluster_is_shown_and_changed(system: System) -> None:
         _, said = await site.change("/groups/shipping/reset", "/groups/shipping/reset", topic="orders", to="first")
         assert "were set in 4 queues: 0 messages are skipped, 1 are delivered again" in said
         _, said = await site.change("/topics/orders/settings", "/topics/orders/delete")
-        assert "its 1 messages are deleted" in said
+        assert "is deleted, with 1 message" in said

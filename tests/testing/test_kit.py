@@ -346,7 +346,7 @@ async def test_what_clients_asked_and_committed_can_be_seen(rocketlet: BrokerUnd
         assert "SEND_MESSAGE_V2 -> SUCCESS (0): producer_group=rocketlet topic=t" in str(sends[0])
         assert "joined" in [event["event"] for event in rocketlet.timeline("g")]
         await producer.send("t", b"y")
-    with pytest.raises(TimeoutError, match="1 messages of t are not consumed by g, after"):
+    with pytest.raises(TimeoutError, match="1 message of t is not consumed by g, after"):
         await rocketlet.consumed("g", "t", timeout_s=0.05)
     assert "request: " in rocketlet.report()
 

@@ -46,7 +46,7 @@ async def test_members_lag_and_messages_in_hand_are_shown(
         watch = GroupWatch(admin, "g")
         await watch.refresh()
     text = capsys.readouterr().out
-    assert "group g: 1 members, 1 queues shared" in text
+    assert "group g: 1 member, 1 queue shared" in text
     assert "  host@1@0@test  -  -  t [*]\n    shares messages\n" in text
     assert "  t: 4 messages behind, 2 of them in hand" in text
     assert (watch.look.lag, watch.look.in_hand) == (4, 2)

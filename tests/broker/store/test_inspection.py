@@ -49,7 +49,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "no whole message",
     ),
     "a cut log": (lambda folder: cut(segment(folder)), "bytes at its end are gone"),
-    "a flipped bit of an index": (lambda folder: flip(index(folder), 100), "1 messages are not where the index says"),
+    "a flipped bit of an index": (lambda folder: flip(index(folder), 100), "1 message is not where the index says"),
     "a lost index": (lambda folder: index(folder).unlink(), "100 messages are not where the index says"),
     "a damaged checkpoint": (lambda folder: flip(folder / "checkpoint.json", 5), "checksum"),
     "a lost log": (lambda folder: segment(folder).unlink(), "are not in the commit log"),
