@@ -4,7 +4,7 @@
 one. `cost` is processor time by message as a multiple of that of a loop that is timed in turn with the path
 (`calibration`), each the least of many repetitions. It sees what C functions take, too, but it differs by machine, and on a
 busy one. So CI holds the steps (`--exact`). If you change a path, look at both. `--write` makes the figures the table.
-Steps differ by version of Python; with another one than the table's nothing is compared."""
+Steps differ by version of Python: each has its own table, and one without is compared with nothing."""
 
 from __future__ import annotations
 
@@ -121,17 +121,16 @@ def faults(found: Mapping[str, Measured], known: Table) -> list[str]:
     return sorted(said)
 
 
-def read_table() -> tuple[str, Table]:
-    """The version of Python that it is of, and the figures by path."""
-    if not TABLE.exists():
-        return VERSION, {}
-    content = json.loads(TABLE.read_text())
-    return content["python"], content["paths"]
+def read_tables() -> dict[str, Table]:
+    """The figures by path, by version of Python."""
+    found: dict[str, Table] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    return found
 
 
 def write_table(found: Mapping[str, Measured]) -> None:
     rows = {name: {"steps": round(item.steps, 3), "cost": round(item.cost, 5)} for name, item in found.items()}
-    TABLE.write_text(json.dumps({"python": VERSION, "paths": rows}, indent=2) + "\n")
+    tables = read_tables() | {VERSION: rows}
+    TABLE.write_text(json.dumps(dict(sorted(tables.items())), indent=2) + "\n")
 
 
 def run() -> int:
@@ -141,15 +140,15 @@ def run() -> int:
     parser.add_argument("--exact", action="store_true", help="count steps only")
     parser.add_argument("--write", action="store_true", help=f"make the figures the table {TABLE.name}")
     options = parser.parse_args()
-    of_version, known = read_table()
+    known = read_tables().get(VERSION, {})
     loop = SimLoop(1)
     asyncio.set_event_loop(loop)
     with virtual_time(loop):
         found = loop.run_until_complete(measure(options.exact and not options.write, {} if options.write else known))
     show(found, known)
-    if of_version != VERSION and not options.write:
-        common.console.print(f"{TABLE.name} is of Python {of_version}, this is {VERSION}: nothing is compared")
-    said = faults(found, known) if of_version == VERSION and not options.write else []
+    if not known and not options.write:
+        common.console.print(f"{TABLE.name} has no table of Python {VERSION}: nothing is compared")
+    said = faults(found, known) if known and not options.write else []
     for line in said:
         common.console.print(line)
     if options.write:

@@ -18,8 +18,8 @@ KNOWN = {"send": {"steps": 100.0, "cost": 1.0}}
 
 
 def test_no_path_takes_a_fifth_more_steps_than_the_table_says() -> None:
-    if cpu.read_table()[0] != cpu.VERSION:
-        pytest.skip(f"{cpu.TABLE.name} is of Python {cpu.read_table()[0]}, and steps differ by version")
+    if cpu.VERSION not in cpu.read_tables():
+        pytest.skip(f"{cpu.TABLE.name} has no table of Python {cpu.VERSION}, and steps differ by version")
     command = (sys.executable, "-m", "bench.cpu", "--exact")
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
