@@ -332,6 +332,8 @@ class Pulling:
         place = (header.consumer_group, session, header.topic, header.queue_id)
         if self._draining.holds_back(session, header) or self._draining.allotment.is_anothers(*place):
             return _nothing_new(header)  # it has been drained of the queue since
+        if self._pops.pools and self._pops.pull_fault(session, header.consumer_group, header.topic) is not None:
+            return _nothing_new(header)  # clients have begun to pop; its next pull is told so
         if self._store.queues.get((queue.topic, queue.queue_id)) is not queue:
             return Refusal(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, it was deleted")
         try:

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Iterable
 from rocketlet.client import Consumer, Producer
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.admin.diagnosis import diagnose
-from rocketlet.protocol.codes import ONEWAY_FLAG, RequestCode
+from rocketlet.protocol.codes import ONEWAY_FLAG, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
 from rocketlet.protocol.message import Record
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
 from ...support.handlers import Inbox
-from ...support.requests import ack, commit, join, popped
+from ...support.requests import ack, commit, join, popped, pull
 
 
 @contextlib.asynccontextmanager
@@ -124,3 +124,16 @@ async def test_a_stranger_that_pulled_before_a_restart_does_not_set_back_what_is
     assert await popped(wire) == []
     await commit(stranger, 0)
     assert [record.body for record in await popped(wire)] == [b"one"]
+
+
+async def test_a_strangers_pull_that_waits_gets_nothing_of_what_is_popped(node: Node, connect: Connect) -> None:
+    """After a restart a member pulls before its heartbeat makes it known, and meanwhile others begin to pop."""
+    wire, stranger = await connect(node.address), await connect(node.address)
+    await create_topic(wire, "t", queues=1)
+    await send(node, [b"one"])
+    waiting = stranger.send(RequestCode.PULL_MESSAGE, pull(offset=1, flags=PULL_SUSPEND | PULL_SUBSCRIPTION))
+    await stranger.call(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": "g", "topic": "t", "queueId": 0})
+    assert [record.body for record in await popped(wire, initMode=0)] == [b"one"]
+    await send(node, [b"two"])
+    assert (await stranger.answer(waiting)).code == ResponseCode.PULL_NOT_FOUND
+    assert [record.body for record in await popped(wire)] == [b"two"]
