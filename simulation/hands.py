@@ -20,11 +20,11 @@ class Hand:
     it comes again, if it was handed back. is_free: others may have it, for a reason that the broker may not know. is_sent:
     an acknowledgement was."""
 
-    def __init__(self, member: PoppingMember, record: Record, queue: Queue, held_s: float) -> None:
+    def __init__(self, member: PoppingMember, record: Record, queue: Queue, popped_s: float, held_s: float) -> None:
         self.member = member
         self.record = record
         self.queue = queue
-        self.held_s = held_s
+        self.popped_s, self.held_s = popped_s, held_s
         self.since_s = 0.0
         self.due_s: float | None = None
         self.is_free = self.is_sent = False

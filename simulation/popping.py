@@ -128,14 +128,17 @@ class PoppingMember:
             attempt = uuid.UUID(int=self._world.rng.getrandbits(128)).hex
             if answer.code == ResponseCode.SUCCESS:
                 result = read(PopMessageResult, answer.ext)
-                held_s = self._world.loop.time() + INVISIBLE_S - (time.time() - result.pop_time / 1000)
-                self._take_in(topic, broker_name, list(decode_records(answer.body)), held_s)
+                popped_s = self._world.loop.time() - time.time() + result.pop_time / 1000
+                self._take_in(topic, broker_name, list(decode_records(answer.body)), popped_s)
             elif answer.code != ResponseCode.POLLING_TIMEOUT:
                 self._world.note(f"{self.name} is refused: {answer.code} {answer.remark}")
                 await asyncio.sleep(RETRY_S)
 
-    def _take_in(self, topic: str, broker_name: str, records: list[Record], held_s: float) -> None:
-        hands = [Hand(self, record, Queue(topic, broker_name, record.queue_id), held_s) for record in records]
+    def _take_in(self, topic: str, broker_name: str, records: list[Record], popped_s: float) -> None:
+        hands = [
+            Hand(self, record, Queue(topic, broker_name, record.queue_id), popped_s, popped_s + INVISIBLE_S)
+            for record in records
+        ]
         self._world.given(self, hands)
         if self._world.plan.orderly:
             runs: dict[tuple[Queue, str], list[Hand]] = {}

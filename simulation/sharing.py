@@ -97,6 +97,9 @@ class SharingWorld(World):
         together = {hand.place for hand in hands}
         for hand in hands:
             self.note(f"{member.name} gets {hand.queue} {hand.record.queue_offset} for the {hand.attempt}. time")
+            last = self._hands.get(hand.place)
+            if last is not None and hand.popped_s < last.popped_s:  # it stood still while the answer lay in its socket
+                continue
             fault = self._fault_of(hand) or (self._disorder(hand, together) if self.plan.orderly else None)
             if fault:
                 raise_later(Violation(f"{hand.queue} {hand.record.queue_offset} is given to {member.name}, {fault}"))
