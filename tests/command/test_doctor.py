@@ -381,7 +381,9 @@ def test_whether_a_group_is_well_is_seen_in_one_pass_over_its_queues(monkeypatch
 
     monkeypatch.setattr(group_findings, "_owned", counted)
     (stuck,) = [finding for finding in findings_of_group(seen) if finding.kind == "stuck_queue"]
-    assert "t@b:0, t@b:1, t@b:2 and 197 more: 1600 messages wait, the oldest for 40 s, and their owner c1" in stuck.text
+    assert (
+        "t@b:0, t@b:1, t@b:2 and 197 more: 1,600 messages wait, the oldest for 40 s, and their owner c1" in stuck.text
+    )
     assert len(passes) <= len(group_findings._CHECKS)
 
 

@@ -62,7 +62,7 @@ async def test_a_topic_is_created_changed_and_deleted_after_a_question(site: Sit
 async def test_a_topic_may_have_as_many_queues_as_its_broker_allows(site: Site) -> None:
     most = MAX_QUEUES_PER_TOPIC
     _, done = await site.change("/new/topic", "/new/topic", topic="orders", queues=str(most))
-    assert f"was created with {most} queues" in done
+    assert f"was created with {most:,} queues" in done
     form = await site.get("/topics/orders/settings")
     assert f'max="{MAX_TOPIC_QUEUES}" value="{most}"' in form
     fields = {"token": token_of(form), "topic": "orders", "queues": str(most + 1), "confirmed": "yes"}

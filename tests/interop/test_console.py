@@ -69,6 +69,6 @@ async def test_apaches_cluster_is_shown_and_changed(system: System) -> None:
             assert "up" in await site.text("/brokers")
             assert "fileReservedTime" in await site.text(f"/brokers/{sent.queue.broker_name}")
         _, said = await site.change("/groups/shipping/reset", "/groups/shipping/reset", topic="orders", to="first")
-        assert "were set in 4 queues: 0 messages are skipped, 1 are delivered again" in said
+        assert "were set in 4 queues: 0 messages are skipped, 1 is delivered again" in said
         _, said = await site.change("/topics/orders/settings", "/topics/orders/delete")
         assert "is deleted, with 1 message" in said
