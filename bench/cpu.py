@@ -122,14 +122,21 @@ def faults(found: Mapping[str, Measured], known: Table) -> list[str]:
 
 
 def read_tables() -> dict[str, Table]:
-    """The figures by path, by version of Python."""
+    """The figures by path, by version of Python. Steps are those of `--exact`: a longer log is read in another way."""
     found: dict[str, Table] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     return found
 
 
 def write_table(found: Mapping[str, Measured]) -> None:
-    rows = {name: {"steps": round(item.steps, 3), "cost": round(item.cost, 5)} for name, item in found.items()}
-    tables = read_tables() | {VERSION: rows}
+    tables = read_tables()
+    before = tables.get(VERSION, {})
+    tables[VERSION] = {
+        name: {
+            **before.get(name, {}),
+            **{what: round(value, 5) for what, value in _measured(item).items() if what != "us"},
+        }
+        for name, item in found.items()
+    }
     TABLE.write_text(json.dumps(dict(sorted(tables.items())), indent=2) + "\n")
 
 
@@ -138,13 +145,15 @@ def run() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--exact", action="store_true", help="count steps only")
-    parser.add_argument("--write", action="store_true", help=f"make the figures the table {TABLE.name}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"make the figures the table {TABLE.name}, with --exact the steps"
+    )
     options = parser.parse_args()
     known = read_tables().get(VERSION, {})
     loop = SimLoop(1)
     asyncio.set_event_loop(loop)
     with virtual_time(loop):
-        found = loop.run_until_complete(measure(options.exact and not options.write, {} if options.write else known))
+        found = loop.run_until_complete(measure(options.exact, {} if options.write else known))
     show(found, known)
     if not known and not options.write:
         common.console.print(f"{TABLE.name} has no table of Python {VERSION}: nothing is compared")
