@@ -49,4 +49,4 @@ async def test_they_are_told_by_group_and_are_no_lag(nodes: Nodes, connect: Conn
         "never": (40 - begin, 0),  # it has read nothing: where it will begin is its members' affair
     }
     assert [(one.harm, one.subject) for one in findings] == [(Harm.LOSS, "at-0")]
-    assert f"{begin} messages were deleted" in findings[0].text
+    assert f"{begin:,} message" in findings[0].text
