@@ -362,8 +362,8 @@ async def test_lag_is_shown_with_members_without_and_after_a_restart(
         capsys.readouterr()
         await report("g", node.address, timeline=False, as_json=False)
         text = capsys.readouterr().out
-        assert f"group g: {members} members" in text
-        assert f"  t: {lag} messages behind" in text
+        assert f"group g: {members} member" in text
+        assert f"  t: {lag} message" in text
         assert ("the oldest stored" in text) == (lag > 0)
         await report("g", node.address, timeline=False, as_json=True)
         (found,) = orjson.loads(capsys.readouterr().out)["brokers"]
