@@ -18,7 +18,6 @@ from typing import Any
 from rocketlet.broker import server
 from rocketlet.broker.access.accounts import Account
 from rocketlet.broker.access.acl import Acl
-from rocketlet.broker.broker import Broker
 from rocketlet.broker.groups import members, settings
 from rocketlet.broker.groups.foreign import moves
 from rocketlet.broker.groups.foreign.owners import owners_of
@@ -34,6 +33,7 @@ from rocketlet.broker.remoting import dispatch
 from rocketlet.broker.remoting.requests import offsets, replies
 from rocketlet.broker.remoting.rules import KNOWN
 from rocketlet.broker.remoting.table import BROKER_REQUESTS
+from rocketlet.broker.running.device import Device
 from rocketlet.broker.running.turns import Turns
 from rocketlet.broker.sessions.memory import Memory
 from rocketlet.broker.store import commit_log, files, reading, segments, store
@@ -159,7 +159,7 @@ REMOVALS: dict[str, Removal] = {
     ),
     "behind-the-job": Removal(
         "a sync returns behind what a checkpoint syncs just now", "power", 300,
-        [Change(Broker, "_apart", Lines("await asyncio.get_running_loop", "if calls: await asyncio.get_running_loop"))], "H4",
+        [Change(Device, "make", Lines("await asyncio.get_running_loop", "if calls: await asyncio.get_running_loop"))], "H4",
     ),
     "job-in-one-call": Removal(
         "a checkpoint syncs the log and the names of its files in one call", "power", 300,
@@ -368,7 +368,7 @@ REMOVALS: dict[str, Removal] = {
     ),
     "sends-ruled": Removal(
         "a send is judged before it is staged", "access", 1_000,
-        [Change(dispatch.Dispatch, "_stage", Lines("if self._acl is not None:", "if False:"))], "ACL",
+        [Change(dispatch.Dispatch, "_stage", Lines("self._check(connection, frame, SENDS[frame.code])", "pass"))], "ACL",
     ),
     "plain-refused": Removal(
         "where TLS is enforced, plain frames are refused", "access", 1_000,
@@ -377,7 +377,8 @@ REMOVALS: dict[str, Removal] = {
     # User code
     "cancelled-handlers": Removal(
         "a CancelledError that leaves a handler ends no worker", "handlers", 3, [
-            Change(handling.Workers, "_outcome", Lines("except BaseException as error:", "except Exception as error:")),
+            Change(handling.Workers, "_work", Lines("except BaseException as error:", "except Exception as error:")),
+            Change(handling.Workers, "_called", Lines("except BaseException as error:", "except Exception as error:")),
             Change(handling.Workers, "_ended", lambda self, number, task: self._tasks.discard(task)),
         ], "H5",
     ),
@@ -413,7 +414,7 @@ REMOVALS: dict[str, Removal] = {
     ),
     "brokers": Removal(
         "a name server knows 1,000 brokers at most", "exhaustion", 1,
-        [Change(routes.Routes, "_check_limits", Lines(">= self._limits.max_brokers", f">= {_UNLIMITED}"))], "memory",
+        [Change(routes.Routes, "_check_limits", Lines(">= self.limits.max_brokers", f">= {_UNLIMITED}"))], "memory",
         "registrations",
     ),
     **REQUESTS,

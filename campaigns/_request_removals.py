@@ -27,8 +27,8 @@ REQUESTS: dict[str, Removal] = {
     "asked": Removal(
         "a client that never answers takes nobody else's places", "exhaustion", 1, [
             Change(clients.Clients, "ask", [
-                Lines("if len(self._asked.get(session, ())) >= MAX_ASKED:", "if len(self._waiting) >= 10_000:"),
-                Lines("if self._asking[by] >= MAX_ASKED:", "if False:"),
+                Lines("if len(self._asked.get(session, ())) >= self._limits.max_asked:", "if len(self._waiting) >= 10_000:"),
+                Lines("if self._asking[by] >= self._limits.max_asked:", "if False:"),
             ])
         ], "H5", "replies",
     ),

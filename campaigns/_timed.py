@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.clock import Clock
 from rocketlet.broker.messages.timers import waiting_text
-from rocketlet.broker.running.jobs import Job, run
+from rocketlet.broker.running.jobs import Job
 
 from ._ledger import put, read_all
 
@@ -27,7 +28,7 @@ class _Later(Clock):
 class Timed:
     """sync: calls an action when what was written is kept. begin: begins a job, whose pieces come between other steps."""
 
-    def __init__(self, sync: Callable[[Broker, Callable[[], object]], None], begin: Callable[[Job[int]], None]) -> None:
+    def __init__(self, sync: Callable[[Broker, Callable[[], object]], None], begin: Callable[[Job[Any]], None]) -> None:
         self._sync = sync
         self._begin = begin
         self._due_ms: dict[bytes, int] = {}
@@ -45,7 +46,7 @@ class Timed:
         elif kind == "carry":
             self._begin(timers.carrying(broker.store.end))
         elif kind == "save":
-            run(timers.saving_recalled())
+            self._begin(timers.saving_recalled())
         elif self._due_ms:
             self._recall(broker, chance.choice(sorted(self._due_ms)))
 
