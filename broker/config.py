@@ -138,6 +138,7 @@ POP_CLIENT_SILENT_S: Final = 120.0  # a client that is silent for longer counts 
 POOL_IDLE_S: Final = 30.0  # how long nobody may pop a topic before members may pull it, if nothing is in flight
 POP_CLIENTS_LOOK_S: Final = 5.0  # between two looks for clients that went silent
 POOL_LEAVE_S: Final = 30.0  # how long clients that pop get their returned messages again when a queue leaves them
+POOL_SENT_BACK: Final = 100  # messages of a queue that leaves clients that pop, sent back in one turn
 POOL_LOOK_S: Final = 0.5  # between two looks while queues change hands between clients that pop and members that pull
 DEAD_LETTER_RETRY_S: Final = 1.0  # before a dead letter is stored again that the disk refused
 POP_JOURNAL_BYTES: Final = 4 * 1024 * 1024  # records of pops and acknowledgements before the file is written anew

@@ -129,8 +129,8 @@ class World:
     def handled(self, member: Member | ForeignMember, message: Message) -> None:
         queue = message.queue
         self.note(f"{member.name} handles {queue} {message.queue_offset}")
-        if message.topic not in member.topics:
-            raise_later(Violation(f"{member.name} gets a message of {message.topic}, to which it does not subscribe"))
+        if message.origin not in member.topics:
+            raise_later(Violation(f"{member.name} gets a message of {message.origin}, to which it does not subscribe"))
         granted = self._granted.get(queue, 0)
         if isinstance(member, Member) and message.epoch < granted and not member.is_blind:
             fault = f"{member.name} begins {queue} {message.queue_offset} under the epoch {message.epoch}; it is at {granted}"

@@ -69,7 +69,7 @@ class Retries:
         given_up = record.reconsume_times >= limit or header.delay_level < 0
         # Each try waits a level longer, from 3 (10 s) on: SendMessageProcessor.asyncConsumerSendMsgBack.
         level = 0 if given_up else self._delays.level(header.delay_level or 3 + record.reconsume_times)
-        text = _sent_back(record, _reason(header, record, given_up=given_up))
+        text = sent_back(record, _reason(header, record, given_up=given_up))
         if level and not _has_room(
             header.group, text, level
         ):  # from an earlier release, or sent to a retry topic by a client
@@ -131,7 +131,7 @@ def _reason(header: SendBack, record: Record, *, given_up: bool) -> str:
     return said
 
 
-def _sent_back(record: Record, reason: str) -> str:
+def sent_back(record: Record, reason: str) -> str:
     """The properties of a message that was sent back: where it comes from, why if there is room for that, and no delay of
     its own."""
     # A delay of its own has passed; left in, it would be delayed by it again.

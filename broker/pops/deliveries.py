@@ -81,6 +81,15 @@ class Deliveries:
         """The lowest offset that is not finished."""
         return next(iter(self.unfinished), self.next)
 
+    def before_finished(self) -> list[Delivery]:
+        """The unfinished messages before a finished one: no offset alone says both."""
+        end = self.next
+        for offset in reversed(self.unfinished):
+            if offset != end - 1:
+                break
+            end = offset
+        return [delivery for delivery in self.unfinished.values() if delivery.offset < end]
+
     @property
     def is_ready(self) -> bool:
         """Whether there is something to look at."""

@@ -7,6 +7,7 @@ one of our members does, and nobody pulls a queue of the pool, or pops another.
 A queue leaves the pool when nothing of it is in flight. Until then nothing new of it is given, but what comes back within
 30 s is given again, because one offset cannot say what was acknowledged behind it. After that the pool waits only for what
 was popped, until its time is over; messages that a client has asked for at a later time come at once to members that pull.
+Messages left before an acknowledged one go to them by the retry topic, so that the offset can be behind both.
 A queue comes to the pool as to one of our members: its former reader unlocks it, or is drained of it.
 """
 
@@ -77,15 +78,16 @@ class Divided:
 
 
 class Division:
-    """`let_go(pool, queue_id)`: nothing more is given of a queue, and its offset is said. `gained(pool)`: there may be
-    something to pop. `drop(pool)`: nobody pops any more."""
+    """`let_go(pool, queue_id, is_lost)`: nothing more is given of a queue, and its offset is said. False: not yet; it is
+    asked again when something is finished. is_lost: at once, whatever is left. `gained(pool)`: there may be something to
+    pop. `drop(pool)`: nobody pops any more."""
 
     def __init__(
         self,
         broker_name: str,
         members: Members,
         pools: Pools,
-        let_go: Callable[[Pool, int], None],
+        let_go: Callable[[Pool, int, bool], bool],
         gained: Callable[[Pool], None],
         drop: Callable[[Pool], None],
         limits: Limits = LIMITS,
@@ -320,7 +322,7 @@ class Division:
         del divided.epochs[queue]
         pool = self._pools.find(divided.name, queue.topic)
         if pool is not None and pool.owned is not None:
-            self._let_go(pool, queue.queue_id)
+            self._let_go(pool, queue.queue_id, True)
             pool.disown(queue.queue_id)
 
     def _look_soon(self, divided: Divided) -> None:
@@ -402,9 +404,9 @@ class Division:
         if pool.owned is None:
             return
         now_s = self._clock.monotonic_s()
-        done = [queue_id for queue_id, since_s in pool.leaving.items() if _is_free(pool, queue_id, since_s, now_s)]
+        free = [queue_id for queue_id, since_s in pool.leaving.items() if _is_free(pool, queue_id, since_s, now_s)]
+        done = [queue_id for queue_id in free if self._let_go(pool, queue_id, False)]
         for queue_id in done:
-            self._let_go(pool, queue_id)
             pool.disown(queue_id)
         self._unlease(divided, [Queue(pool.topic, self._broker_name, queue_id) for queue_id in done])
         if not divided.popping.get(pool.topic) and not pool.waits and not pool.owned:

@@ -1,4 +1,4 @@
-"""Dead letters: the copy of a message that nobody could handle, in the group's topic for such."""
+"""Copies of messages that nobody could handle: among the group's dead letters, or in its retry topic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from ...protocol.bodies import TopicConfig
 from ...protocol.config import MAX_PROPERTY_BYTES
 from ...protocol.message import Record
 from ...protocol.subscription import tag_code
+from ..groups.members import ConsumerGroups
+from ..groups.settings import GroupConfigs
 from ..messages.appender import Appender
+from ..messages.properties import property_bytes
+from ..messages.retries import sent_back
 from ..messages.topics import Topics
 from .deliveries import Deliveries
 from .states import Delivery
@@ -23,8 +27,10 @@ _OF_OTHER_TIMES: Final = (props.DELAY, props.WAIT)  # left in, it would be delay
 
 
 class Letters:
-    def __init__(self, topics: Topics, appender: Appender) -> None:
+    def __init__(self, topics: Topics, appender: Appender, settings: GroupConfigs, groups: ConsumerGroups) -> None:
         self._topics = topics
+        self._settings = settings
+        self._groups = groups
         self._appender = appender
         self._store = appender.store
 
@@ -43,6 +49,24 @@ class Letters:
             group=deliveries.group, topic=record.topic, queue=record.queue_id, offset=record.queue_offset,
             attempts=delivery.attempts, reason=reason,
         )  # fmt: skip
+
+    def are_sent_back(self, name: str) -> bool:
+        """Whether messages of a group may be sent back: it keeps no order, and somebody reads its retry topic."""
+        settings, group, topic = self._settings.ensure(name), self._groups.get(name), names.retry_topic(name)
+        may_be = settings is not None and not settings.consume_orderly and settings.retry_queues > 0
+        return may_be and group is not None and any(topic in item.subscriptions for item in group.members.values())
+
+    def send_back(self, deliveries: Deliveries, delivery: Delivery) -> None:
+        """Stores the copy for members that pull, as if one of them had sent the message back. Raises as `bury` does."""
+        record = self._store.message(deliveries.queue, delivery.offset)
+        settings = self._settings.ensure(deliveries.group)
+        queues = settings.retry_queues if settings is not None else 1
+        topic = self._topics.ensure(TopicConfig(names.retry_topic(deliveries.group), queues, queues), self._store.end)
+        text = sent_back(record, "")
+        with self._appender.batch():
+            queue = self._store.queue(topic.name, delivery.offset % (topic.write_queues or 1))
+            times = record.reconsume_times + delivery.attempts
+            self._appender.stage_again(record, queue, property_bytes(text), tag_code(text), reconsume_times=times)
 
 
 def _dead(record: Record, reason: str) -> str:

@@ -13,7 +13,7 @@ import structlog
 
 from ...protocol.popped import reconsume_times_in
 from ..clock import Clock
-from ..config import DEAD_LETTER_RETRY_S, LIMITS, MAX_POP_MESSAGES, POP_CLIENT_SILENT_S, Limits
+from ..config import DEAD_LETTER_RETRY_S, LIMITS, MAX_POP_MESSAGES, POOL_SENT_BACK, POP_CLIENT_SILENT_S, Limits
 from ..running.jobs import Job, run
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreError, StoreFull
@@ -55,7 +55,7 @@ class Pops:
         self._clock = clock
         self._soon = keeping.soon
         self._hands = Hands(clock)
-        self._letters = Letters(topics, appender)
+        self._letters = Letters(topics, appender, self._settings, members.groups)
         self._deadlines = Deadlines(clock, self._expire)
         self._batches = Batches(limits)
         self._book = Book(keeping.frames, topics.identity, clock)
@@ -348,16 +348,34 @@ class Pops:
         if pool.waits:
             self._serve(pool)
 
-    def _let_go(self, pool: Pool, queue_id: int) -> None:
-        """Members pull the queue from its lowest offset on that is not finished."""
-        deliveries = pool.queues.pop(queue_id, None)
+    def _let_go(self, pool: Pool, queue_id: int, is_lost: bool) -> bool:
+        """Members pull the queue from its lowest offset on that is not finished. False: not yet."""
+        deliveries = pool.queues.get(queue_id)
         if deliveries is None:
-            return
+            return True
+        if not is_lost and self._sends_back(deliveries):
+            return False
+        del pool.queues[queue_id]
         self._settling.report(deliveries)
         self._book.yielded(deliveries, deliveries.committed)
         self._forget_deliveries(deliveries)
         self._offsets.mark(pool.group, pool.topic, queue_id)
         self._write_now()
+        return True
+
+    def _sends_back(self, deliveries: Deliveries) -> bool:
+        """Sends back what is left before something finished, some at a time; False if nothing is, or nobody would read it."""
+        left = deliveries.before_finished() if self._letters.are_sent_back(deliveries.group) else []
+        if any(delivery.state is State.ACKNOWLEDGED for delivery in left):
+            return True  # the disk has not said yet that these are finished
+        try:
+            for delivery in left[:POOL_SENT_BACK]:
+                self._letters.send_back(deliveries, delivery)
+                self._done((deliveries, delivery))
+        except StoreError as error:
+            log.error("send_back_failed", group=deliveries.group, reason=str(error))
+            return False
+        return bool(left)
 
     def _yield(self, pool: Pool) -> None:
         """Members pull the topic, and nothing is in flight: the group goes on from its offsets."""

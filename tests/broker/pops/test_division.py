@@ -6,7 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rocketlet.broker.config import POOL_LEAVE_S, POOL_SENT_BACK
 from rocketlet.broker.pops.values import Outcome, Why
+from rocketlet.protocol.message import Record
+from rocketlet.protocol.properties import RETRY_TOPIC, find
 
 from .world import World, bodies, handles
 
@@ -23,6 +26,11 @@ def owners(world: World) -> dict[int, str]:
 def send_all(world: World) -> None:
     for queue in range(4):
         world.send(f"m{queue}", queue=queue)
+
+
+def sent_back_to(world: World) -> list[Record]:
+    queue = world.store.queues.get(("%RETRY%g", 0))
+    return [world.store.message(queue, offset) for offset in range(queue.next)] if queue is not None else []
 
 
 def test_who_pops_keeps_all_queues_until_a_member_that_pulls_has_its_share(world: World) -> None:
@@ -192,3 +200,70 @@ def test_a_member_that_pops_needs_no_seat_and_is_the_last_in_the_list(world: Wor
     assert list(found.order("t")) == ["b", "~a"]
     assert owners(world) == {2: "(shared)", 3: "(shared)"}
     assert not found.reported
+
+
+def test_what_was_acknowledged_behind_an_unfinished_message_comes_to_nobody_who_pulls(world: World) -> None:
+    """No offset says both. The unfinished one comes as one that was sent back, as a member that pulls does it."""
+    for name in "mnop":
+        world.send(name, queue=0)
+    first, second, third, fourth = handles(world.receive(client="p"))
+    world.ack(second, fourth)
+    for handle in (first, third):
+        world.state.change("g", "t", handle, 0)
+    puller = world.join("a")
+    world.state.client_gone("p")
+    world.advance(POOL_LEAVE_S)
+    assert world.lock(puller, "a", 0) == {0}
+    assert world.offsets.get("g", "t", 0) == 4
+    sent_back = sent_back_to(world)
+    assert [(item.body, item.reconsume_times) for item in sent_back] == [(b"m", 1), (b"o", 1)]
+    assert {find(item.properties, RETRY_TOPIC) for item in sent_back} == {"t"}
+
+
+def test_unfinished_messages_with_nothing_finished_behind_them_stay_where_they_are(world: World) -> None:
+    for name in "mnop":
+        world.send(name, queue=0)
+    first, second, *rest = handles(world.receive(client="p"))
+    world.ack(second)
+    for handle in (first, *rest):
+        world.state.change("g", "t", handle, 0)
+    puller = world.join("a")
+    world.state.client_gone("p")
+    world.advance(POOL_LEAVE_S)
+    assert world.lock(puller, "a", 0) == {0}
+    assert world.offsets.get("g", "t", 0) == 2
+    assert [item.body for item in sent_back_to(world)] == [b"m"]
+
+
+def test_many_messages_are_sent_back_in_several_pieces(world: World) -> None:
+    count = POOL_SENT_BACK + 1
+    for number in range(count + 1):
+        world.send(f"m{number}", queue=0)
+    got = [handle for _ in range(count // 32 + 1) for handle in handles(world.receive(client="p"))]
+    assert len(got) == count + 1
+    world.ack(got[-1])
+    for handle in got[:-1]:
+        world.state.change("g", "t", handle, 0)
+    puller = world.join("a")
+    world.state.client_gone("p")
+    world.clock.advance(POOL_LEAVE_S)
+    assert len(sent_back_to(world)) == POOL_SENT_BACK
+    world.turn()
+    assert world.lock(puller, "a", 0) == {0}
+    assert world.offsets.get("g", "t", 0) == count + 1
+    assert len(sent_back_to(world)) == count
+
+
+def test_nothing_is_sent_back_where_nobody_reads_it(world: World) -> None:
+    world.group("g", retry_queues=0)
+    for name in "mn":
+        world.send(name, queue=0)
+    first, second = handles(world.receive(client="p"))
+    world.ack(second)
+    world.state.change("g", "t", first, 0)
+    puller = world.join("a")
+    world.state.client_gone("p")
+    world.advance(POOL_LEAVE_S)
+    assert world.lock(puller, "a", 0) == {0}
+    assert world.offsets.get("g", "t", 0) == 0
+    assert sent_back_to(world) == []
