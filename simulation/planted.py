@@ -23,7 +23,6 @@ from rocketlet.broker.groups.members import ConsumerGroup
 from rocketlet.broker.groups.notifications import Notifications
 from rocketlet.broker.groups.owning.locks import Locks
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.sessions.generation import Generation
 from rocketlet.broker.store.ledger import Ledger
 from rocketlet.client.consuming.assignment import Assignment
 from rocketlet.client.consuming.process_queue import ProcessQueue, QueueEvent
@@ -349,7 +348,6 @@ FAULTS: dict[str, list[Fault]] = {
     "drained-together": [(Notices, "bridge", lambda self, name, drain: None)],
     "drain-one-early": [(ProcessQueue, "idle", _idle_but_one)],
     "epoch-kept": [(Locks, "expiring", _expiring_with_epoch), (Locks, "_lock_one", _with_kept_epoch)],
-    "generation-not-raised": [(Generation, "rise", lambda self: None)],
     "grants-written-later": [(Ledger, "write", _write_later)],
     "hand-over-gives-up": [(Leases, "_commit_while_ours", _gives_up)],
     "lease-from-answer": [(MemberLocks, "_ask", _from_the_answer)],
@@ -409,7 +407,6 @@ SCENARIO_OF = {
     "foreign-commits-behind": "foreign-members",
     "foreign-not-drained": "foreign-members",
     "foreign-told-at-once": "foreign-members",
-    "generation-not-raised": "foreign-backlog",
     "hand-over-gives-up": "away-in-hand-overs",
     "lease-from-answer": "frozen-at-a-request",
     "lock-forgotten": "hasty-members",
@@ -442,9 +439,8 @@ FOUND_AT = {
     "foreign-commits-behind": 2,
     "foreign-not-drained": 6,
     "foreign-told-at-once": 6,
-    "generation-not-raised": 1,
     "grants-written-later": 10,
-    "halfway-is-told": 265,
+    "halfway-is-told": 413,
     "hand-over-gives-up": 14,
     "late-lists-ignored": 79,
     "lease-from-answer": 1,

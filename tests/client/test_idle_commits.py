@@ -109,9 +109,9 @@ async def test_commits_go_on_at_their_interval_also_when_one_has_failed(caplog: 
     queues = {queue: ProcessQueue(queue, 0, Lease(1)) for queue in QUEUES}
     commits = Commits("g", queues, interval_s=0.001, store=store, spawn=lambda work: None)
     commits.start()
-    await eventually(lambda: len(told) == 3)
+    await eventually(lambda: len(told) >= 3)
     await commits.stop()
-    assert told == [dict.fromkeys(QUEUES, 0)] * 2 + [{QUEUES[1]: 0}], "one of them is stored since"
+    assert told[:3] == [dict.fromkeys(QUEUES, 0)] * 2 + [{QUEUES[1]: 0}], "one of them is stored since"
     assert caplog.text.count("commit_failed") == 1
 
 
