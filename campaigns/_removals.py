@@ -87,7 +87,7 @@ def _believes(self: SegmentedFile, expected: dict[int, int]) -> bool:
 
 
 def _believed(self: commit_log.CommitLog, position: int, is_named: commit_log.IsNamed) -> bool:
-    """Whatever looks like a record is one."""
+    """Everything that looks like a record is one."""
     return self.record_at(position) is not None
 
 

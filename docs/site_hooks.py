@@ -1,4 +1,4 @@
-"""What the site takes from the code when it is built, so that it cannot go stale: the command's help, and the limits.
+"""The site takes these from the code when it is built, so that it cannot go stale: the command's help, and the limits.
 
 <!-- help: start -->              the output of `rocketlet start --help`
 <!-- metrics: broker/observing/metrics.py --> a table of what is measured

@@ -112,7 +112,7 @@ class Pulling:
             fault = self._pops.pull_fault(session, header.consumer_group, header.topic)
             if fault is not None:
                 raise Refusal(Reason.NOT_PERMITTED, fault)
-        # Whatever the read will find, as in PullMessageProcessor.
+        # The offset is kept even if the read finds nothing, as in PullMessageProcessor.
         if header.sys_flag & codes.PULL_COMMIT_OFFSET:
             self._commits.carried(session, header.consumer_group, (header.topic, header.queue_id), header.commit_offset)
         if header.sys_flag & codes.PULL_SUSPEND:

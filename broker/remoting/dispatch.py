@@ -270,7 +270,7 @@ class Dispatch:
         connection.go_on()
 
     def _check(self, connection: Connection, frame: Frame, rule: Rule) -> None:
-        """Whatever is checked before a request is staged or handled. Raises Refused."""
+        """Makes the checks that come before a request is staged or handled. Raises Refused."""
         if self._admin_is_local and rule.is_admin and frame.code not in OF_BROKERS:
             _refuse_strangers(connection, frame)
         if self._acl is not None:

@@ -10,7 +10,7 @@ from rocketlet.protocol.work import Work
 
 
 async def passed() -> None:
-    """Whatever waits neither for an answer nor for a time is done."""
+    """Work is done that waits neither for an answer nor for a time."""
     for _ in range(20):
         await asyncio.sleep(0)
 

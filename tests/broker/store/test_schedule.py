@@ -1,4 +1,4 @@
-"""Whatever happens to a broker, a message that is sent to a time comes then: a model says what must have come, and when."""
+"""A message that is sent to a time comes then, through stops and kills of its broker. A model says which must have come."""
 
 from __future__ import annotations
 
