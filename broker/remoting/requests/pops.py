@@ -33,7 +33,15 @@ from ....protocol.pop_headers import (
 from ....protocol.popped import offset_texts, with_attempts
 from ....protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
 from ...broker import Broker
-from ...config import LATE_POLL_MS, MAX_ATTEMPT_CHARS, MAX_INVISIBLE_MS, MAX_POLL_S, MAX_POP_MESSAGES, LimitExceeded
+from ...config import (
+    LATE_POLL_MS,
+    MAX_ATTEMPT_CHARS,
+    MAX_INVISIBLE_MS,
+    MAX_NAMED_CHARS,
+    MAX_POLL_S,
+    MAX_POP_MESSAGES,
+    LimitExceeded,
+)
 from ...pops.handles import TOPIC_MARK, encode_handle
 from ...pops.pool import Wait
 from ...pops.values import Delivered, Outcome, Received, Request, Why
@@ -66,7 +74,7 @@ def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessag
         if late_ms > LATE_POLL_MS:
             if connection.is_news("pop_came_late"):  # such a client retries for ever and says nothing
                 hint = "nobody waits for its answer any more, or the clock of the client's machine is behind: set it"
-                group = header.consumer_group
+                group = header.consumer_group[:MAX_NAMED_CHARS]  # nothing has looked at it yet
                 log.warning("pop_came_late", group=group, peer=connection.peer, late_s=late_ms / 1000, hint=hint)
             remark = f"the broker[{broker.config.name}] pop message is timeout too much"
             raise Refused(ResponseCode.POLLING_TIMEOUT, remark)

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import MAX_POP_BYTES
+from rocketlet.broker.config import MAX_NAMED_CHARS, MAX_POP_BYTES
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.admin.diagnosis import diagnose
 from rocketlet.protocol import group_config
@@ -57,6 +57,12 @@ async def test_a_client_whose_clock_is_behind_is_named_once(node: Node, wire: Wi
         for _ in range(2):
             assert await faults(wire, bornTime=1, pollTime=1000) == ResponseCode.POLLING_TIMEOUT
     assert [log["group"] for log in logs if log["event"] == "pop_came_late"] == ["g"]
+
+
+async def test_a_late_client_cannot_fill_the_log(node: Node, wire: Wire) -> None:
+    with capture_logs() as logs:
+        await faults(wire, bornTime=1, pollTime=1000, consumerGroup="g" * 10_000)
+    assert [len(log["group"]) for log in logs if log["event"] == "pop_came_late"] == [MAX_NAMED_CHARS]
 
 
 async def test_a_broker_that_may_not_be_read_refuses(nodes: Nodes, connect: Connect) -> None:
