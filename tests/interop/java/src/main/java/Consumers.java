@@ -6,18 +6,21 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
 
 final class Consumers {
     private final Peer peer;
+    private DefaultMQProducer onward;
 
     Consumers(Peer peer) {
         this.peer = peer;
     }
 
-    /** topic: names joined by commas. mode: concurrently, orderly, broadcast, fail-once, fail-always, suspend-once, suspend-always. */
+    /** topic: names joined by commas. forward: a topic to which each handler sends its message on. mode: concurrently, orderly, broadcast, fail-once, fail-always, suspend-once, suspend-always. */
     void push() throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
             peer.get("group"), peer.hook(), new AllocateMessageQueueAveragely());
@@ -58,6 +61,7 @@ final class Consumers {
                     Peer.say("TOGETHER " + messages.size());
                 }
                 for (MessageExt message : messages) {
+                    forward(message);
                     Peer.got(message);
                     again = again || mode.equals("fail-once") && message.getReconsumeTimes() == 0;
                 }
@@ -66,11 +70,29 @@ final class Consumers {
                 return again ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
             });
         }
+        if (peer.options.containsKey("forward")) {
+            onward = new DefaultMQProducer("onward", peer.hook());
+            onward.setNamesrvAddr(peer.get("ns"));
+            onward.start();
+        }
         consumer.start();
         Peer.say("STARTED");
         Peer.waitForStdin();
         consumer.shutdown();
+        if (onward != null) {
+            onward.shutdown();
+        }
         Peer.say("ENDED");
+    }
+
+    private void forward(MessageExt message) {
+        try {
+            if (onward != null) {
+                onward.send(new Message(peer.get("forward"), message.getBody()));
+            }
+        } catch (Exception error) {
+            throw new IllegalStateException(error);
+        }
     }
 
     private void work() {
