@@ -25,6 +25,7 @@ MAX_ORPHANED_TOPICS: Final = 1_000  # topics of groups with orphaned queues that
 KEPT_FRAME_BYTES: Final = 1024  # counted for a request that waits, beside its body
 HELD_PULL_BYTES: Final = 2048  # counted for a held pull
 MAX_CHECKED_PULLS: Final = 1_024  # a connection keeps so many, which need not be checked again
+MAX_CHECKED_SENDS: Final = 4_096  # queues of which the broker remembers that they take messages
 CHECKED_PULL_BYTES: Final = 1_024  # counted for each pull that is kept, besides its texts
 KEPT_BEAT_BYTES: Final = 4096  # a heartbeat's body that is kept: the same one is not parsed again
 RESERVED_FILES: Final = 32  # neither connections nor segments: listening sockets, state files, name servers

@@ -457,21 +457,12 @@ def write(header: tuple[Any, ...]) -> dict[str, ExtValue]:
 def read_send_v2(ext: Ext) -> SendMessage:
     """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE, whose keys are single letters. Spelled out: it is read per message."""
     try:
+        most, batch = ext.get("l"), ext.get("m")
         fields = (
-            str(ext["a"]),
-            str(ext["b"]),
-            str(ext["c"]),
-            int(ext["d"]),
-            int(ext["e"]),
-            int(ext["f"]),
-            int(ext["g"]),
-            int(ext["h"]),
-            str(ext.get("i", "")),
-            int(ext.get("j", 0)),
-            False,
-            boolean(ext.get("m", False)),
-            int(ext["l"]) if "l" in ext else None,
-        )
+            str(ext["a"]), str(ext["b"]), str(ext["c"]), int(ext["d"]), int(ext["e"]), int(ext["f"]), int(ext["g"]),
+            int(ext["h"]), str(ext.get("i", "")), int(ext.get("j", 0)), False, batch != "false" and boolean(batch),
+            None if most is None else int(most),
+        )  # fmt: skip
     except (KeyError, ValueError, TypeError) as error:
         raise HeaderError(f"the header field {error} is missing or is not a number") from None
     return _new_tuple(SendMessage, fields)

@@ -10,7 +10,6 @@ which. Offsets below hold for two IPv4 hosts; each IPv6 host adds 12 bytes.
 
 from __future__ import annotations
 
-from binascii import hexlify
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv6Address, ip_address
 from struct import Struct
@@ -39,7 +38,6 @@ MAX_RECORD_BYTES: Final = FIXED_BYTES + 24 + MAX_BODY_BYTES + 127 + MAX_PROPERTY
 _HEADS: Final = {(born, store): Struct(f">iIIiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)}
 _HEAD_V4: Final = _HEADS[8, 8]
 _pack_v4: Final = _HEAD_V4.pack
-_pack_sum: Final = Struct(">I").pack
 _HEX: Final = frozenset(b"0123456789abcdef")
 _CHECKSUM_TEXT: Final = CHECKSUM_MARK.decode()
 _BEGIN_TEXT: Final = BEGIN_MARK.decode()
@@ -96,33 +94,21 @@ def encode_record(
     Its last ten bytes are a checksum over all but the body, which has one of its own in the head. Properties that leave
     no room for it go without.
     """
-    born_size, store_size = len(born_host), len(store_host)
+    born_size, store_size, body_size = len(born_host), len(store_host), len(body)
     size = len(properties) + CHECKSUM_BYTES
     if size > MAX_PROPERTY_BYTES:
         size -= CHECKSUM_BYTES
-    pack = _pack_v4 if born_size == store_size == 8 else _HEADS[born_size, store_size].pack
-    head = pack(
-        74 + born_size + store_size + len(body) + len(topic) + size,
-        MAGIC,
-        # UtilAll.crc32 has no sign bit.
-        crc32(body) & 0x7FFFFFFF,
-        queue_id,
-        flag,
-        queue_offset,
-        physical_offset,
-        sys_flag,
-        born_ms,
-        born_host,
-        store_ms,
-        store_host,
-        reconsume_times,
-        prepared_offset,
-        len(body),
-    )
     tail = topic + _pack_short(size) + properties
+    whole = 74 + born_size + store_size + body_size + len(topic) + size
+    pack = _pack_v4 if born_size == store_size == 8 else _HEADS[born_size, store_size].pack
+    # UtilAll.crc32 has no sign bit.
+    head = pack(
+        whole, MAGIC, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset, physical_offset, sys_flag, born_ms, born_host,
+        store_ms, store_host, reconsume_times, prepared_offset, body_size,
+    )  # fmt: skip
     if size == len(properties):
         return head + body + tail
-    return b"".join((head, body, tail, CHECKSUM_MARK, hexlify(_pack_sum(crc32(head + tail)))))
+    return b"".join((head, body, tail, CHECKSUM_MARK, b"%08x" % crc32(tail, crc32(head))))
 
 
 class Record(NamedTuple):
@@ -271,7 +257,7 @@ def has_checksum(data: bytes, position: int, record: Record) -> bool:
     end = position + record.size - CHECKSUM_BYTES
     body_at = position + 72 + len(record.born_host) + len(record.store_host)
     head, tail = data[position:body_at], data[body_at + len(record.body) : end]
-    return data[end : end + CHECKSUM_BYTES] == CHECKSUM_MARK + hexlify(_pack_sum(crc32(head + tail)))
+    return data[end : end + CHECKSUM_BYTES] == CHECKSUM_MARK + b"%08x" % crc32(tail, crc32(head))
 
 
 def is_certainly(data: bytes, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int) -> bool:
@@ -290,7 +276,7 @@ def is_certainly(data: bytes, topic: bytes, queue_id: int, queue_offset: int, ph
     end = size - CHECKSUM_BYTES
     if not data.startswith(topic, topic_at) or not data.startswith(CHECKSUM_MARK, end):
         return False
-    checksum = hexlify(_pack_sum(crc32(data[:body_at] + data[topic_at:end])))
+    checksum = b"%08x" % crc32(data[topic_at:end], crc32(data[:body_at]))
     return data.endswith(checksum) and crc32(data[body_at:topic_at]) & 0x7FFFFFFF == crc
 
 
@@ -305,7 +291,7 @@ def stored_ms(
     if (total, magic, found_id, found_offset, position) != (size, MAGIC, queue_id, queue_offset, physical_offset):
         return None
     body_at, end = body_begin(parts), len(parts) - CHECKSUM_BYTES
-    checksum = CHECKSUM_MARK + hexlify(_pack_sum(crc32(parts[:end])))
+    checksum = CHECKSUM_MARK + b"%08x" % crc32(parts[:end])
     if not parts.endswith(checksum) or not parts.startswith(topic, body_at):
         return None
     at = store_time_at(parts)

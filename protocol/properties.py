@@ -101,22 +101,22 @@ def decode(text: str) -> dict[str, str]:
 def find(text: str, name: str) -> str | None:
     """The value of one property, without parsing the others."""
     wanted = name + NAME_END
-    begin = len(wanted)
-    if not text.startswith(wanted):
-        at = text.find(PAIR_END + wanted)
-        if at < 0:
-            return None
-        begin += at + 1
-    end = text.find(PAIR_END, begin)
-    return text[begin:] if end < 0 else text[begin:end]
+    if text.startswith(wanted):
+        return text[len(wanted) :].partition(PAIR_END)[0]
+    _, mark, rest = text.partition(PAIR_END + wanted)
+    return rest.partition(PAIR_END)[0] if mark else None
 
 
 def without(text: str, name: str) -> str:
     """The text with one property taken out."""
-    mark = name + NAME_END
-    if mark not in text:
+    wanted = name + NAME_END
+    if wanted not in text:
         return text
-    return PAIR_END.join([item for item in text.split(PAIR_END) if item and not item.startswith(mark)])
+    before, mark, rest = text.partition(PAIR_END + wanted)
+    if mark and wanted not in rest and not text.startswith(wanted):  # as nearly always: it is there once
+        _, end, after = rest.partition(PAIR_END)
+        return before + end + after
+    return PAIR_END.join([item for item in text.split(PAIR_END) if item and not item.startswith(wanted)])
 
 
 def appended(text: str, name: str, value: str) -> str:

@@ -11,7 +11,13 @@ from .frame import JSON, MSGPACK, ROCKETMQ, ExtValue, encode_msgpack
 
 _JAVA: Final = int(Language.JAVA)
 _PREFIX: Final = Struct(">II")
+_JSON_HEADER: Final = (
+    b'{"code":0,"extFields":{"msgId":"%%b","queueId":"%%d","queueOffset":"%%d","MSG_REGION":"%%b","TRACE_ON":"true"},'
+    b'"flag":%d,"language":"JAVA","opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":%d}'
+    % (RESPONSE_FLAG, VERSION)
+)
 _BINARY_FRAME: Final = Struct(">IIhBhiiii")  # prefix, header, the length of no remark and that of the fields
+_BINARY_FIELDS: Final = b"\0\5msgId%b%b\0\7queueId%b%b\0\x0bqueueOffset%b%b%b"
 _pack_int: Final = Struct(">i").pack
 
 
@@ -25,26 +31,16 @@ def encode_sent(
         return encode_msgpack(0, RESPONSE_FLAG, opaque, _JAVA, ext)
     if serialize_type == ROCKETMQ:
         return _binary(opaque, message_ids, queue_id, queue_offset, region)
-    header = (
-        f'{{"code":0,"extFields":{{"msgId":"{message_ids}","queueId":"{queue_id}","queueOffset":"{queue_offset}",'
-        f'"MSG_REGION":"{region}","TRACE_ON":"true"}},"flag":{RESPONSE_FLAG},"language":"JAVA","opaque":{opaque},'
-        f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
-    ).encode()
+    header = _JSON_HEADER % (message_ids.encode(), queue_id, queue_offset, region.encode(), opaque)
     size = len(header)
     return _PREFIX.pack(4 + size, JSON << 24 | size) + header
 
 
 def _binary(opaque: int, message_ids: str, queue_id: int, queue_offset: int, region: str) -> bytes:
-    queue, offset = b"%d" % queue_id, b"%d" % queue_offset
-    fields = b"\0\5msgId%b%b\0\7queueId%b%b\0\x0bqueueOffset%b%b%b" % (
-        _pack_int(len(message_ids)),
-        message_ids.encode(),
-        _pack_int(len(queue)),
-        queue,
-        _pack_int(len(offset)),
-        offset,
-        _end(region),
-    )
+    ids, queue, offset = message_ids.encode(), b"%d" % queue_id, b"%d" % queue_offset
+    fields = _BINARY_FIELDS % (
+        _pack_int(len(ids)), ids, _pack_int(len(queue)), queue, _pack_int(len(offset)), offset, _end(region)
+    )  # fmt: skip
     size = len(fields)
     mark = ROCKETMQ << 24 | 21 + size  # the header's length
     return _BINARY_FRAME.pack(25 + size, mark, 0, _JAVA, VERSION, opaque, RESPONSE_FLAG, 0, size) + fields

@@ -20,7 +20,7 @@ from ...protocol.headers import SendMessage
 from ...protocol.message import MessageError
 from ...protocol.subscription import tag_code
 from ...protocol.work import Work
-from ..config import BATCH_TURN_BYTES, BATCH_TURN_MESSAGES, BrokerConfig
+from ..config import BATCH_TURN_BYTES, BATCH_TURN_MESSAGES, MAX_CHECKED_SENDS, BrokerConfig
 from ..sessions.refusal import Reason, Refusal
 from ..store.consume_queue import ConsumeQueue
 from .appender import Appender
@@ -99,6 +99,8 @@ class Sending:
         self._cluster = config.cluster
         self._cluster_text = f"{props.CLUSTER}{props.NAME_END}{config.cluster}"
         self._cluster_end = props.PAIR_END + self._cluster_text
+        self._checked: set[tuple[str, int]] = set()  # topics and queues that take messages
+        self._checked_at = -1  # the generation of topics before they were checked
         self.placed: list[Placed] = []
 
     def stage(
@@ -163,20 +165,9 @@ class Sending:
         return placed
 
     def _place(self, header: SendMessage, body: bytes, born_host: bytes, pieces: Sequence[Piece] | None) -> Placed:
-        name = header.topic
-        topic = self._topics.get(name)
-        if topic is None or name in names.UNSENDABLE_TOPICS:
-            topic = self._topic(header)
-        queue_id = header.queue_id
-        # AbstractSendMessageProcessor.msgCheck: a queue that may only be read is legal, too.
-        if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
-            raise Refusal(
-                Reason.ILLEGAL,
-                f"request queueId[{queue_id}] is illegal, {name} has {topic.write_queues} queues",
-            )
-        if queue_id < 0:
-            # As SendMessageProcessor: a client may leave the choice to the broker.
-            queue_id = random.randrange(topic.write_queues or 1)
+        name, queue_id = key = header.topic, header.queue_id
+        if self._checked_at != self._topics.generation.number or key not in self._checked:
+            queue_id = self._queue_id(header)
         if header.batch:
             return self._place_batch(header, body, born_host, name, queue_id, pieces)
         if len(body) > MAX_BODY_BYTES:
@@ -194,25 +185,40 @@ class Sending:
         if _LATER_MARK in text:
             later, text = self._later(text, name, queue_id, is_half)
         code = tag_code(text) if _TAGS_MARK in text else 0
-        store = self._store
-        queue = store.queues.get((name, queue_id)) or store.queue(name, queue_id)
+        queue = self._store.queues.get((name, queue_id)) or self._store.queue(name, queue_id)
         if later is not _AT_ONCE:
             queue, code = later.queue or queue, later.due_ms
         elif is_half:
             self._refuse_half()
             queue, text = self._transactions.half_queue, with_real_queue(text, name, queue_id)
+        limit = MAX_PROPERTY_BYTES if name[0] == "%" else SENT_PROPERTY_BYTES
         position, offset = self._appender.stage(
-            queue,
-            body,
-            property_bytes(text, MAX_PROPERTY_BYTES if name[0] == "%" else SENT_PROPERTY_BYTES),
-            code,
-            header.flag,
-            header.sys_flag & ~SYS_TRANSACTION_MASK,
-            header.born_timestamp,
-            born_host,
-            header.reconsume_times,
-        )
+            queue, body, property_bytes(text, limit), code, header.flag, header.sys_flag & ~SYS_TRANSACTION_MASK,
+            header.born_timestamp, born_host, header.reconsume_times,
+        )  # fmt: skip
         return _new_tuple(Placed, (position, queue_id, offset, None, later.level, is_half, later.recall_handle))
+
+    def _queue_id(self, header: SendMessage) -> int:
+        """The queue that a message goes to, of a topic that is made if it may be. A queue that was checked stays so until
+        something changes. Raises Refusal."""
+        name, queue_id, generation = header.topic, header.queue_id, self._topics.generation.number
+        topic = self._topics.get(name)
+        if topic is None or name in names.UNSENDABLE_TOPICS:
+            topic = self._topic(header)
+        # AbstractSendMessageProcessor.msgCheck: a queue that may only be read is legal, too.
+        if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
+            raise Refusal(
+                Reason.ILLEGAL,
+                f"request queueId[{queue_id}] is illegal, {name} has {topic.write_queues} queues",
+            )
+        if queue_id < 0:
+            # As SendMessageProcessor: a client may leave the choice to the broker.
+            return random.randrange(topic.write_queues or 1)
+        if self._checked_at != generation or len(self._checked) >= MAX_CHECKED_SENDS:
+            self._checked.clear()
+            self._checked_at = generation
+        self._checked.add((name, queue_id))
+        return queue_id
 
     def _later(self, text: str, name: str, queue_id: int, is_half: bool) -> tuple[_Later, str]:
         """The place in which a message with a later time waits, if it has one, and its properties there. Raises Refusal."""

@@ -71,7 +71,7 @@ class Topics:
         self.is_current = False  # whether there can be no other topics than those in the file
         self.version = DataVersion(clock.time_ms())
         self._on_change = on_change
-        self._generation = generation or Generation()
+        self.generation = generation or Generation()
         self._clock = clock
         self.get = self._topics.get
         for topic in self._built_in():
@@ -222,11 +222,11 @@ class Topics:
     def _take(self, topic: TopicConfig) -> None:
         self._queues += _queues(topic) - _queues(self._topics.get(topic.name))
         self._topics[topic.name] = topic
-        self._generation.rise()
+        self.generation.rise()
 
     def _drop(self, name: str) -> None:
         self._queues -= _queues(self._topics.pop(name, None))
-        self._generation.rise()
+        self.generation.rise()
 
     def delete(self, name: str, position: int) -> None:
         """`position`: the end of the commit log. Raises StoreFull; the topic is still there then."""

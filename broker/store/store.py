@@ -346,22 +346,11 @@ class Store:
             properties += self._marks.mark(position)
         # as `_flags`, whose call would cost every message
         is_v4 = len(born_host) + len(store_host) == 16
+        sys_flag = sys_flag & ~_HOST_FLAGS if is_v4 else _flags(sys_flag, born_host, store_host)
         record = encode_record(
-            queue.queue_id,
-            flag,
-            queue.next,
-            position,
-            sys_flag & ~_HOST_FLAGS if is_v4 else _flags(sys_flag, born_host, store_host),
-            born_ms,
-            born_host,
-            self.now_ms,
-            store_host,
-            reconsume_times,
-            prepared_offset,
-            body,
-            queue.topic_record,
-            properties,
-        )
+            queue.queue_id, flag, queue.next, position, sys_flag, born_ms, born_host, self.now_ms, store_host,
+            reconsume_times, prepared_offset, body, queue.topic_record, properties,
+        )  # fmt: skip
         size = len(record)
         if size > MAX_RECORD_BYTES:  # recovery would take it for damage
             raise StoreError(f"the message takes {size} bytes; {MAX_RECORD_BYTES} are stored at most")
