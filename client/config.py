@@ -174,5 +174,6 @@ MIRROR_INDEXED_S: Final = 0.02  # between two looks whether copies can be read o
 MIRROR_POLL_S: Final = 0.5  # between two rounds of a mirror that follows
 MOVE_LOOK_S: Final = 1.0  # between two looks whether members have stopped, or messages are due
 MOVE_QUIET_S: Final = 35.0  # producers ask for the route every 30 s, as Apache's (pollNameServerInterval)
+MOVE_RETRIES_LOOK_BACK: Final = 32  # messages of a retry queue over there, of which only the newest can be unaccounted
 MIRROR_BACKOFF_S: Final = 1.0  # how long a mirror rests before it asks a cluster again that is away
 MIRROR_PATIENCE_S: Final = 60.0  # how long a cluster may be away before a mirror gives up, unless it follows

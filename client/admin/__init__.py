@@ -13,6 +13,7 @@ replay          sends a stored message again
 dead_letters    which dead letters are new, replayed or discarded
 offset_change   offsets that are set from outside
 mirror          copies topics and groups to another cluster
+origins         where the original of a copy lies
 move            moves producers and groups to another cluster, on top of it
 settling        waits for a group to come to rest
 """

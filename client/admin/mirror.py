@@ -2,7 +2,7 @@
 
 1. Each queue of the source has one queue over there, always the same: the n-th of the source, counted by broker and number,
    is queue n // brokers of broker n % brokers. So order is kept.
-2. A copy has one property more, ORIGIN: where the original lies. Nothing else is stored: a mirror that goes on looks for
+2. A copy has one property more, its origin: where the original lies. Nothing else is stored: a mirror that goes on looks for
    the newest copy in the queue over there and continues behind its original. That is how a mirror survives its own end and
    that of either cluster, without a gap.
 3. A send without an answer may have been stored or not. The newest copy tells, unless the request is still under way: then
@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -43,20 +42,16 @@ from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeou
 from ..log import get_logger
 from ..message import Message
 from ..producer import Producer
-from ..sending.outgoing import PROPERTY_BYTES
 from ..wire.access import Access
 from .admin_client import AdminClient
 from .delayed import delayed
 from .described import Topic
+from .origins import ORIGINS, marked, origin_of
 
 log = get_logger("rocketlet.mirror")
 
-ORIGIN: Final = "MIRRORED_FROM"
-"""A copy's property: `broker:queue:offset` of its original."""
-
 _KEPT: Final = frozenset((props.TAGS, props.KEYS))
 _COMPRESSION: Final = SYS_COMPRESSED | SYS_COMPRESSION_MASK
-_ORIGIN: Final = re.compile(r"(.+):([0-9]{1,10}):([0-9]{1,19})", re.DOTALL)  # Java's int and long
 _AWAY = (ConnectionFailed, RequestTimeout, TopicNotFound, BrokerRefused)
 _BUSY = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.TOPIC_NOT_EXIST))
 
@@ -267,16 +262,21 @@ class Mirror:
                 log.warning("mirror_too_late", queue=str(copy.source), first=copy.next, last=span.begin - 1)
                 copy.next = span.begin
             async for messages in self._source.read(copy.source, copy.next, span.end):
-                for sys_flag, batch in _batches(copy, (one for one in messages if not self._is_from(copy, one))):
+                for sys_flag, batch in _batches(
+                    copy, (one for one in messages if self._original_there(copy, one) is None)
+                ):
                     stored = await self._producer.send_stored(copy.target, batch, sys_flag)
                     copy.end = stored.queue_offset + len(batch)
                     copy.copied += len(batch)
                 if messages:
                     copy.next = messages[-1].queue_offset + 1
 
-    def _is_from(self, copy: QueueCopy, message: Message) -> bool:
-        """Whether the target has the original."""
-        return self._way is Way.RETURN and _origin_of(message) == (copy.target.broker_name, copy.target.queue_id)
+    def _original_there(self, copy: QueueCopy, message: Message) -> int | None:
+        """The original's offset at the target, if it has the original."""
+        origin = origin_of(message) if self._way is Way.RETURN else None
+        if origin is None or origin[:2] != (copy.target.broker_name, copy.target.queue_id):
+            return None
+        return origin.offset
 
     async def _place(self, copy: QueueCopy, span: Range) -> int:
         """The offset behind the original of the newest copy, or where a queue without copies begins."""
@@ -392,8 +392,8 @@ class Mirror:
         """The offset over there of a message that came from there; None of others."""
         if self._way is Way.RETURN and offset >= 0:
             async for messages in self._source.read(copy.source, offset, offset + 1):
-                if messages and self._is_from(copy, messages[0]):
-                    return int(messages[0].properties[ORIGIN].rpartition(":")[2])
+                if messages:
+                    return self._original_there(copy, messages[0])
         return None
 
     async def _next_copy(self, copy: QueueCopy, begin: int, end: int) -> tuple[int, int] | None:
@@ -426,39 +426,30 @@ def _batches(copy: QueueCopy, messages: Iterable[Message]) -> Iterable[tuple[int
 
 def _entry(copy: QueueCopy, message: Message) -> BatchEntry:
     """The message as the source has it, whatever its sender gave it: nothing that a broker took stops a mirror."""
-    origin = f"{copy.source.broker_name}:{copy.source.queue_id}:{message.queue_offset}"
     kept = {
         name: value
         for name, value in message.properties.items()
-        if name != ORIGIN and (name not in props.RESERVED or name in _KEPT)
+        if name not in ORIGINS and (name not in props.RESERVED or name in _KEPT)
     }
-    text = props.encode({**kept, props.UNIQUE_KEY: message.message_id})
-    room = PROPERTY_BYTES - len(ORIGIN) - len(origin) - 2
-    if len(text.encode()) > room:
-        text, dropped = props.shortened(text, room)
+    text, dropped = marked(props.encode({**kept, props.UNIQUE_KEY: message.message_id}), message)
+    if dropped:
         log.warning("mirror_shortened", queue=str(copy.source), offset=message.queue_offset, properties=dropped[:10])
-    return BatchEntry(message.record.flag, message.record.body, props.appended(text, ORIGIN, origin))
+    return BatchEntry(message.record.flag, message.record.body, text)
 
 
 def _offset_of(copy: QueueCopy, message: Message) -> int | None:
     """The original's offset; None for a message that somebody else sent, perhaps with any properties. Raises ConfigError
     for a copy of another queue."""
-    origin = _origin_of(message)
+    origin = origin_of(message)
     if origin is None:
         return None
-    broker_name, queue_id = origin
-    if origin != (copy.source.broker_name, copy.source.queue_id):
+    if origin[:2] != (copy.source.broker_name, copy.source.queue_id):
         raise ConfigError(
-            f"{copy.target} holds copies of queue {queue_id} of {broker_name}, and should hold those of {copy.source}: the "
-            "brokers of one side have changed since; delete the topic over there, or mirror to another cluster"
+            f"{copy.target} holds copies of queue {origin.queue_id} of {origin.broker_name}, and should hold those of "
+            f"{copy.source}: the brokers of one side have changed since; delete the topic over there, or mirror to another "
+            "cluster"
         )
-    return int(message.properties[ORIGIN].rpartition(":")[2])
-
-
-def _origin_of(message: Message) -> tuple[str, int] | None:
-    """The broker and queue of the original."""
-    origin = _ORIGIN.fullmatch(message.properties.get(ORIGIN, ""))
-    return None if origin is None else (origin[1], int(origin[2]))
+    return origin.offset
 
 
 def _now_s() -> float:

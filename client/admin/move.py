@@ -20,12 +20,13 @@ from typing import Self
 from ...protocol import names
 from ...protocol.codes import PERM_WRITE
 from ...protocol.counting import counted
-from ..config import MOVE_LOOK_S, MOVE_QUIET_S
+from ..config import MOVE_LOOK_S, MOVE_QUIET_S, MOVE_RETRIES_LOOK_BACK
 from ..errors import ConfigError, TopicNotFound
 from ..wire.access import Access
 from .admin_client import AdminClient
 from .delayed import delayed
 from .mirror import Mirror, Way
+from .origins import Origin, origin_of
 
 Say = Callable[[str], None]
 
@@ -244,16 +245,31 @@ class Move:
         except TopicNotFound:
             return 0
         progress, moved = await self._source.progress(group, retry, times=False), 0
+        there = await self._retries_there(retry)
         for queue, span in ranges.items():
             begin = max(progress[queue].consumer_offset if queue in progress else span.begin, span.begin)
             async for messages in self._source.read(queue, begin, span.end):
                 for message in messages:
                     if not moved:
                         await self._make(retry)
-                    await self._target.send_to_retry(message, group)
+                    if Origin(queue.broker_name, queue.queue_id, message.queue_offset) not in there:
+                        await self._target.send_to_retry(message, group)
                     await self._source.reset(group, retry, {queue: message.queue_offset + 1})
                     moved += 1
         return moved
+
+    async def _retries_there(self, retry: str) -> set[Origin]:
+        """The originals of the newest messages over there: a move that was killed had not noted the last one."""
+        try:
+            ranges = (await self._target.topic(retry)).ranges
+        except TopicNotFound:
+            return set()
+        found: set[Origin | None] = set()
+        for queue, span in ranges.items():
+            begin = max(span.begin, span.end - MOVE_RETRIES_LOOK_BACK)
+            async for messages in self._target.read(queue, begin, span.end):
+                found.update(map(origin_of, messages))
+        return {origin for origin in found if origin is not None}
 
     async def _make(self, retry: str) -> None:
         try:

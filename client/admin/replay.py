@@ -23,6 +23,7 @@ from ..config import LOCKS_MEAN_ORDER_VERSION
 from ..message import Message
 from ..wire.cluster import Cluster
 from ..wire.connection import Connection
+from .origins import ORIGINS, marked
 
 GROUP = "rocketlet-replay"
 SOONEST_LEVEL = 1  # 1 s; with none, the broker makes a message wait longer the more often it was tried
@@ -43,7 +44,7 @@ async def send_again(cluster: Cluster, message: Message, group: str | None) -> N
 async def send_to_retry(cluster: Cluster, message: Message, group: str) -> None:
     """A message of another cluster that waits to be tried again, with the tries that it has had. The group has no members
     here, and so no locks. Raises RocketletError."""
-    await _send(cluster, message, group, message.record.reconsume_times)
+    await _send(cluster, message, group, message.record.reconsume_times, is_copy=True)
 
 
 async def _version(connection: Connection, message: Message) -> int:
@@ -65,18 +66,23 @@ async def _hand_back(connection: Connection, message: Message, group: str) -> No
     await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header))
 
 
-async def _send(cluster: Cluster, message: Message, group: str | None, tries: int = 0) -> None:
-    own = {name: value for name, value in message.properties.items() if name in _KEPT or name not in props.RESERVED}
+async def _send(
+    cluster: Cluster, message: Message, group: str | None, tries: int = 0, *, is_copy: bool = False
+) -> None:
+    kept = (item for item in message.properties.items() if item[0] not in ORIGINS)
+    own = {name: value for name, value in kept if name in _KEPT or name not in props.RESERVED}
     if group is not None:
         own[props.RETRY_TOPIC] = message.origin  # by which a consumer knows which topic it stands for
     topic = names.retry_topic(group) if group is not None else message.origin
     queue = random.choice(await cluster.route_to_publish(topic, 1))
-    record = message.record
+    record, text = message.record, props.encode(own)
+    if is_copy:
+        text, _ = marked(text, message)
     header = _header(queue)._replace(
         sys_flag=record.sys_flag & (SYS_COMPRESSED | SYS_COMPRESSION_MASK),
         flag=record.flag,
         reconsume_times=tries,
-        properties=props.encode(own),
+        properties=text,
     )
     connection = await cluster.broker(queue.broker_name)
     await connection.request(RequestCode.SEND_MESSAGE, write(header), record.body)

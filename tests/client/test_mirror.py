@@ -21,7 +21,8 @@ from rocketlet.client import (
     TopicNotFound,
 )
 from rocketlet.client.admin import mirror as mirror_module
-from rocketlet.client.admin.mirror import ORIGIN, Begin, Mirror, Waiting
+from rocketlet.client.admin.mirror import Begin, Mirror, Waiting
+from rocketlet.client.admin.origins import ORIGIN
 from rocketlet.protocol.batch import BatchEntry
 from rocketlet.protocol.compression import compressed
 from rocketlet.protocol.config import SENT_PROPERTY_BYTES

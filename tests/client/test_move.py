@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
-from rocketlet.client import AdminClient, ConfigError, Consumer, Message, Producer, Reject, RetryLater, RocketletError
+from rocketlet.client import (
+    AdminClient,
+    ConfigError,
+    ConnectionFailed,
+    Consumer,
+    Message,
+    Producer,
+    Reject,
+    RetryLater,
+    RocketletError,
+)
 from rocketlet.client.admin.move import Move
-from rocketlet.protocol.names import dlq_topic
+from rocketlet.protocol.names import dlq_topic, retry_topic
 from rocketlet.testing import Broker
 
 from ..conftest import eventually
@@ -123,3 +134,65 @@ async def test_members_at_the_source_are_waited_for(rocketlet: Broker, there: Br
             await eventually(lambda: said[-1:] == ["shop has 1 member at the source: stop all"])
             assert not taking.done()
         await taking
+
+
+async def test_a_retry_is_moved_once_though_the_move_ends_before_it_is_noted(
+    rocketlet: Broker, there: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[Message] = []
+
+    def fails(message: Message) -> RetryLater:
+        tries.append(message)
+        return RetryLater()
+
+    async with Producer(rocketlet.address) as producer:
+        await producer.send("orders", b"x")
+    async with Consumer(rocketlet.address, "shop", "orders", fails, start="first") as consumer:
+        await eventually(lambda: bool(tries))
+        await consumer.commit()
+    rocketlet.clock.advance(60)
+    reset, ended = AdminClient.reset, False
+
+    async def ends(admin: AdminClient, group: str, topic: str, to: Any) -> Any:
+        nonlocal ended
+        if topic == retry_topic("shop") and not ended:
+            ended = True
+            raise ConnectionFailed("killed")
+        return await reset(admin, group, topic, to)
+
+    monkeypatch.setattr(AdminClient, "reset", ends)
+    async with Move(rocketlet.address, there.address) as move:
+        await move.close()
+        with pytest.raises(ConnectionFailed):
+            await move.take("shop")
+    async with Move(rocketlet.address, there.address) as move:
+        assert (await move.take("shop")).retries == 1
+    async with AdminClient(there.address) as admin:
+        assert (await admin.topic(retry_topic("shop"))).messages == 1
+
+
+async def test_a_dead_letter_of_a_moved_message_comes_back_and_may_be_replayed_over_there(
+    rocketlet: Broker, there: Broker
+) -> None:
+    async with AdminClient(rocketlet.address) as admin:
+        await admin.create_topic("orders", queues=1)
+    async with Producer(rocketlet.address) as producer:
+        await producer.send("orders", b"bad")
+    async with Move(rocketlet.address, there.address) as move:
+        await move.close()
+    refused: list[Message] = []
+
+    def refuses(message: Message) -> Reject:
+        refused.append(message)
+        return Reject("no")
+
+    async with Consumer(there.address, "shop", "orders", refuses, start="first"):
+        await eventually(lambda: bool(refused))
+    async with AdminClient(there.address) as admin:
+        ((queue, span),) = (await admin.topic(dlq_topic("shop"))).ranges.items()
+        async for (dead,) in admin.read(queue, span.begin, span.end):
+            await admin.send_again(dead)
+    async with Move(there.address, rocketlet.address, returns=True) as back:
+        assert await back.copy() == 2, "the dead letter, and the message that was sent again"
+    assert [message.body for message in rocketlet.messages("orders")] == [b"bad", b"bad"]
+    assert len(rocketlet.messages(dlq_topic("shop"))) == 1
