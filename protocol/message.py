@@ -199,12 +199,11 @@ def split_records(data: bytes) -> list[bytes]:
     position, end, head_at = 0, len(data), _START.unpack_from
     try:
         while position < end:
-            begin = position
-            size, magic = head_at(data, begin)
+            size, magic = head_at(data, position)
+            if magic != MAGIC or size < FIXED_BYTES or size > end - position:
+                raise MessageError(f"there is no message record at byte {position}")
+            records.append(data[position : position + size])
             position += size
-            if magic != MAGIC or size < FIXED_BYTES or position > end:
-                raise MessageError(f"there is no message record at byte {begin}")
-            records.append(data[begin:position])
     except StructError:
         raise MessageError(f"the message record at byte {position} is cut off or garbled") from None
     return records

@@ -70,8 +70,7 @@ class Run:
         self.process_queue = process_queue
         self.messages = messages
         self.size_bytes = size_bytes
-        self.done = 0
-        self.tries = 0
+        self.done = self.tries = 0
         self.failure = ""
         self.is_filling = False
         self.outcome: Any = None
@@ -171,7 +170,7 @@ class ProcessQueue:
         self.size_bytes -= size_bytes
         self.messages -= end - before
         runs = self.runs
-        while runs and runs[0].done == len(runs[0].messages):
+        while runs and (first := runs[0]).done and first.done == len(first.messages):
             runs.popleft()
 
     @property
