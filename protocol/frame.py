@@ -200,18 +200,8 @@ def _decode_json(header: bytes, body: bytes) -> Frame:
     except ValueError:  # msgspec's are
         return _decode_any_json(header, body)
     language = _LANGUAGE_CODES.get(found.language, _OTHER)
-    of_frame = (
-        found.code,
-        found.opaque,
-        found.ext or {},
-        body,
-        found.flag,
-        found.remark,
-        language,
-        found.version,
-        JSON,
-    )
-    return _new_tuple(Frame, of_frame)
+    code, opaque, flag, remark, version = found.code, found.opaque, found.flag, found.remark, found.version
+    return _new_tuple(Frame, (code, opaque, found.ext or {}, body, flag, remark, language, version, JSON))
 
 
 def _decode_any_json(header: bytes, body: bytes) -> Frame:

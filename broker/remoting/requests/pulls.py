@@ -33,15 +33,14 @@ _CODES: Final[Mapping[Outcome, tuple[int, str]]] = {
 
 
 def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
-    header = read(PullMessage, frame.ext)
-    is_ours = frame.language == _PYTHON
-    constant = (header[4:6], header[7:], is_ours)
-    checked = connection.pulls.like(header, constant)
-    if checked is not None:
-        found = broker.pulling.checked.pull(connection, checked, header.queue_offset, header.commit_offset)
+    again = connection.pulls.like(frame)
+    if again is not None:
+        found = broker.pulling.checked.pull(connection, *again)
         if found is not None:
             return _encoded(frame, found)
+    header = read(PullMessage, frame.ext)
     # Apache's broker gives 32 at most, whatever is asked (maxTransferCountOnMessageInMemory)
+    is_ours = frame.language == _PYTHON
     limit = header.max_msg_nums if is_ours else min(header.max_msg_nums, FOREIGN_PULL_MESSAGES)
     generation = broker.generation.number
     pull = Pull(connection, header, limit, lambda: partial(_answer, connection, small(frame)))
@@ -49,7 +48,7 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     if pulled is None:
         return None
     if pulled.outcome is Outcome.FOUND:
-        connection.pulls.keep(connection, header, constant, broker.pulling.kept(pull, generation))
+        connection.pulls.keep(connection, frame, broker.pulling.kept(pull, generation))
     return _encoded(frame, pulled)
 
 

@@ -15,11 +15,11 @@ from rocketlet.broker.sessions.session import Session
 from rocketlet.protocol import group_config
 from rocketlet.protocol.admin_bodies import encode_running_info
 from rocketlet.protocol.bodies import TopicConfig
-from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
+from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
+from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, ExtValue, Frame
 from rocketlet.protocol.group_bodies import LockRequest, encode_lock_request
 from rocketlet.protocol.group_config import GroupConfig
-from rocketlet.protocol.headers import PullMessage
+from rocketlet.protocol.headers import PullMessage, write
 from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.queue import Queue
 
@@ -291,17 +291,49 @@ class Peer:
 
 def test_a_connection_keeps_the_pulls_of_as_many_queues_as_the_limit_says() -> None:
     pulls, session = KeptPulls(), cast("Session", peer := Peer())
-    headers = [PullMessage("g", "t", number, 0, 32, SUBSCRIBED, 0, 0) for number in range(MAX_CHECKED_PULLS + 1)]
+    frames = [asking(queue_id=number) for number in range(MAX_CHECKED_PULLS + 1)]
     checked = CheckedPull(1, ("g", "t", 0), ("t", 0), SUBSCRIBED, 32, None, None, "t@g", is_foreign=False)
-    for header in headers[:-1]:
-        pulls.keep(session, header, ("c",), checked)
-    assert all(pulls.like(header, ("c",)) is checked for header in headers[:-1])
-    assert peer.charged_bytes == MAX_CHECKED_PULLS * (CHECKED_PULL_BYTES + len("gt"))
-    pulls.keep(session, headers[-1], ("c",), checked)
-    assert pulls.like(headers[0], ("c",)) is None, "the oldest makes room"
-    assert all(pulls.like(header, ("c",)) is checked for header in headers[1:])
-    assert peer.charged_bytes == MAX_CHECKED_PULLS * (CHECKED_PULL_BYTES + len("gt"))
-    for header in headers:
-        assert pulls.like(header, ("another",)) is None
-        pulls.keep(session, header, ("c",), None)
+    for frame in frames[:-1]:
+        pulls.keep(session, frame, checked)
+    assert all(pulls.like(frame) == (checked, 0, 0) for frame in frames[:-1])
+    of_one = CHECKED_PULL_BYTES + sum(len(name) for name in frames[0].ext if name not in VARYING) + len("gt")
+    assert peer.charged_bytes == MAX_CHECKED_PULLS * of_one
+    pulls.keep(session, frames[-1], checked)
+    assert pulls.like(frames[0]) is None, "the oldest makes room"
+    assert all(pulls.like(frame) == (checked, 0, 0) for frame in frames[1:])
+    assert peer.charged_bytes == MAX_CHECKED_PULLS * of_one
+    for frame in frames:
+        assert pulls.like(frame._replace(language=int(Language.GO))) is None
+        pulls.keep(session, frame, None)
     assert peer.charged_bytes == 0
+
+
+VARYING = ("queueOffset", "commitOffset")
+
+
+def asking(**fields: Any) -> Frame:
+    header = PullMessage("g", "t", 0, 0, 32, SUBSCRIBED, 0, 0)._replace(**fields)
+    return Frame(RequestCode.PULL_MESSAGE, 1, write(header), language=int(Language.JAVA))
+
+
+def changed(frame: Frame, **fields: ExtValue) -> Frame:
+    return frame._replace(ext={**frame.ext, **fields})
+
+
+def test_a_pull_is_like_another_if_all_but_its_offsets_and_signature_is_the_same() -> None:
+    pulls, session = KeptPulls(), cast("Session", Peer())
+    checked = CheckedPull(1, ("g", "t", 0), ("t", 0), SUBSCRIBED, 32, None, None, "t@g", is_foreign=False)
+    pulls.keep(session, changed(asking(), Signature="s1", extra="e"), checked)
+    again = changed(asking(queue_offset=7, commit_offset=5), Signature="s2", extra="e")
+    assert pulls.like(again) == (checked, 7, 5)
+    assert again.ext["queueOffset"] == 7, "the frame stays as it is: it may have to be checked"
+    others: list[dict[str, ExtValue]] = [
+        {"extra": "f"}, {"another": "e"}, {"sysFlag": 0}, {"maxMsgNums": 33}, {"queueId": 1}, {"subVersion": 1},
+        {"subscription": "*"}, {"suspendTimeoutMillis": 1}, {"queueOffset": "x"}, {"queueOffset": 1 << 63},
+        {"commitOffset": -(1 << 63) - 1},
+    ]  # fmt: skip
+    assert [pulls.like(changed(again, **fields)) for fields in others] == [None] * len(others)
+    for name in again.ext:
+        if name != "Signature":
+            ext = {key: value for key, value in again.ext.items() if key != name}
+            assert pulls.like(again._replace(ext=ext)) is None
