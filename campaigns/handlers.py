@@ -21,7 +21,7 @@ from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import Consumer, Message, Producer, Reject, RetryLater
-from rocketlet.client.consuming import handling
+from rocketlet.client.config import ClientLimits
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.testing.ports import free_port
 
@@ -125,9 +125,10 @@ class Handler:
         return Reject() if self._chance.random() < 0.1 else None
 
 
+LIMITS = ClientLimits(send_back_retry_s=0.01, restart_s=0.01)
+
+
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    for name in ("SEND_BACK_RETRY_S", "RESTART_S"):
-        vars(handling)[name] = 0.01
     outcome = Outcome(figures={"handled": 0, "calls": 0})
     uvloop.run(_run(limit, seed, folder, outcome))
     return outcome
@@ -157,9 +158,11 @@ async def _try(address: str, topic: str, chance: random.Random, outcome: Outcome
     options: dict[str, Any] = {"start": "first", "concurrency": chance.randint(1, 4), "orderly": is_orderly}
     options["suspend_queue_s"] = 0.01
     if chance.random() < 0.3:
-        consumer = Consumer(address, f"g-{topic}", topic, handler.batch, batch_size=chance.randint(2, 8), **options)
+        consumer = Consumer(
+            address, f"g-{topic}", topic, handler.batch, batch_size=chance.randint(2, 8), **options, limits=LIMITS
+        )
     else:
-        consumer = Consumer(address, f"g-{topic}", topic, handler.one, **options)
+        consumer = Consumer(address, f"g-{topic}", topic, handler.one, **options, limits=LIMITS)
     await consumer.__aenter__()
     if not await _is_handled(handler, bodies):
         outcome.fault(f"{'in order' if is_orderly else 'concurrently'}: a queue stands")

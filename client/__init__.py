@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .admin.offset_change import OffsetChange
     from .admin.settling import settled
     from .application import Health, Rocketlet
-    from .config import PullLimits, Start
+    from .config import ClientLimits, PullLimits, Start
     from .consumer import Consumer, Reject, RetryLater
     from .consuming.retrying import RetryPolicy
     from .dependencies import Depends
@@ -92,6 +92,7 @@ _NAMES: Final = {
     ".consuming.retrying": ("RetryPolicy",),
     ".dependencies": ("Depends",),
     ".config": (
+        "ClientLimits",
         "PullLimits",
         "Start",
     ),
@@ -134,6 +135,7 @@ __all__ = [
     "AdminClient",
     "AnswerUnreadable",
     "BrokerRefused",
+    "ClientLimits",
     "ConfigError",
     "Configured",
     "ConnectionFailed",

@@ -27,7 +27,7 @@ class AnyConsumer(Lifecycle):
     def __init__(
         self, name_server: str, group: str, subscriptions: Mapping[str, Subscription], options: MemberOptions
     ) -> None:
-        super().__init__(Cluster(name_server, options["access"], options["client_name"]))
+        super().__init__(Cluster(name_server, options["access"], options["client_name"], options["limits"]))
         self.group = group
         self.subscriptions = subscriptions
         self._name_server = name_server

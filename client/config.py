@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from ..protocol.config import MAX_REQUEST_QUEUES
+
 Start = Literal["last", "first"] | int
 """The begin of a new group: the end as it is when the first member joins, the start, or a store time in ms since the epoch.
 Queues that come into being later are read from their start."""
@@ -20,44 +22,19 @@ SEND_RETRIES: Final = 2  # how often a send that a broker refuses is tried again
 COMPRESS_OVER_BYTES: Final = 4096  # the smallest body that a producer compresses, by default
 TOPIC_QUEUES: Final = 4  # for a topic that a client makes; Apache's DefaultMQProducer.defaultTopicQueueNums
 CONNECT_TIMEOUT_S: Final = 3.0  # how long a connection may take to open
-# how long written bytes may take to leave, and the peer to hang up: over TLS Apache's never does
-CLOSE_TIMEOUT_S: Final = 1.0
+TIMEOUT_TICK_S: Final = 0.25  # the longest tick of a timeout that counts how long the loop runs
 REQUEST_TIMEOUT_S: Final = 3.0  # how long an answer may take, unless the caller gives a time
 OFFSET_TIMEOUT_S: Final = 5.0  # the same for an offset
-LOCK_TIMEOUT_S: Final = 1.0  # the same for locks
-DEADLINE_SWEEP_S: Final = 0.25  # between two looks for requests that were not answered in time
-SILENT_S: Final = 60.0  # a connection without any answer for so long is opened anew; TCP alone takes 15 min to notice
 
-ROUTE_INTERVAL_S: Final = 30.0  # between two looks at the routes of topics
-ROUTE_RETRY_S: Final = 1.0  # the same while a broker cannot be reached: it may be back at another address
-ROUTE_PATIENCE_S: Final = 60.0  # how long a member believes in a broker that is missing in a route
-MISSING_ROUTE_INTERVAL_S: Final = (
-    0.5  # the same for a topic without a route yet: the retry topic of a new group, mostly
-)
-HEARTBEAT_INTERVAL_S: Final = 30.0  # between two heartbeats
-HEARTBEAT_RETRY_S: Final = 1.0  # the same while a broker does not answer: its queues wait for a heartbeat
 HEARTBEAT_BYTES: Final = 512 * 1024  # the queues that a heartbeat names; a broker takes 1 MiB in all
 HEARTBEAT_QUEUE_BYTES: Final = 32  # a queue in a heartbeat, beside the two names
-REBALANCE_INTERVAL_S: Final = 20.0  # between two rebalances by the clock
 PLACE_S: Final = 10.0  # how long a member believes the place that it was told; the next rebalance by the clock asks
 LEASE_S: Final = 20.0  # Rocketlet's leases, from a renewal's arrival at the broker
 APACHE_LEASE_S: Final = 60.0  # Apache's locks: rocketmq.broker.rebalance.lockMaxLiveTime
 LEASE_MARGIN_S: Final = 1.0  # a member's lease ends so much earlier: the clocks of two machines drift
-LEASE_TICK_S: Final = 1.0  # between two looks for leases that are over or due
 LAST_COMMIT_LOOKS: Final = 5  # how often a hand-over looks for its commit on Apache's broker, and says it again
 PULL_COMMIT_S: Final = 0.1  # how long Apache's broker may take to store the offset of a pull with which it has begun
-LOCK_INTERVAL_S: Final = 5.0  # between two renewals of leases
-LOCK_QUEUES: Final = (
-    2000  # queues in one request for locks; a broker takes 8,192, and 1 MiB, which long names fill sooner
-)
-LOCK_RETRY_S: Final = (
-    0.5  # before a lock is asked for again that another member holds, where the broker does not tell us
-)
-RECONNECT_S: Final = 0.2  # how long a broken connection, or a request on it, rests before the next try
-REGISTER_PATIENCE_S: Final = 0.5  # how long brokers that answer no heartbeat hold up the others
-HAND_OVER_PATIENCE_S: Final = 15.0  # how long a process that ends waits for a broker that is away, or refuses a commit
 COMMIT_INTERVAL_S: Final = 5.0  # between two commits of offsets that neither a pull nor an idle queue has committed
-IDLE_COMMIT_S: Final = 0.05  # between looks for queues of which all is handled and nothing came since the last look
 DRAIN_S: Final = 30.0  # how long running handlers are waited for when a consumer stops or gives up a queue
 HANDLER_CONCURRENCY: Final = 20  # handlers of a consumer that run at once, by default
 MAX_HANDLER_CONCURRENCY: Final = 10_000  # handlers of a consumer that run at once
@@ -82,11 +59,6 @@ DELAY_LEVELS_S: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 72
 
 PULL_HOLD_S: Final = 60.0  # how long a broker is asked to hold a pull; a Rocketlet broker holds none for longer
 PULL_TIMEOUT_S: Final = 75.0  # how long the answer to a pull may take
-PULL_ERROR_DELAY_S: Final = 1.0  # how long a queue rests after a pull that failed
-PULL_BUSY_DELAY_S: Final = (  # the same at a broker that is busy, or that answers at once with nothing
-    0.02  # before a queue is pulled again at a broker that is busy, or that answers at once with nothing
-)
-SEND_BACK_RETRY_S: Final = 5.0  # how long a message rests that the broker did not take back
 SUSPEND_QUEUE_S: Final = 1.0  # `suspendCurrentQueueTimeMillis` of Apache's client
 MAX_REASON_CHARS: Final = 300  # the reason why a message was not handled
 MAX_BATCH_WAIT_S: Final = 60.0  # how long a message may wait for its batch to become full
@@ -94,8 +66,6 @@ MAX_BATCH_WAIT_S: Final = 60.0  # how long a message may wait for its batch to b
 RETRY_DELAYS_S: Final = (1, 5, 10, 30, *(60 * minutes for minutes in (*range(1, 11), 20, 30)), 3600, 7200)
 MARKED_AT_ONCE: Final = 1000  # ranges of dead letters in one mark: 30 KB
 DEAD_LETTER_LEVEL: Final = -1  # for a message that is handed back and not to be delivered again
-RESTART_S: Final = 0.1  # until a cancelled worker starts again; later than the end of a loop that is closed
-STANDING_S: Final = 60.0  # a queue whose oldest message is in a handler for longer is named in the log
 BLOCKED_S: Final = 1.0  # an event loop that stood still for longer is named in the log
 BLOCKED_LOOK_S: Final = 0.25  # between looks; a block of less than BLOCKED_S by so much may be named, too
 BLOCKED_NAMING_S: Final = 10.0  # between two such lines of a loop that stands still again and again
@@ -124,9 +94,6 @@ SEARCH_TIMEOUT_S: Final = 30.0  # the same for a search by key, which may read m
 SEARCH_MESSAGES: Final = 256  # messages of a pull without a group
 
 TRACE_FLUSH_S: Final = 0.1  # how long records of a trace are collected
-TRACE_WAITING: Final = 10_000  # records that wait to be written; beyond, records are dropped and counted in the log
-TRACE_BYTES: Final = 128_000  # a message's trace records: AsyncTraceDispatcher's maxMsgSize
-TRACE_KEYS_BYTES: Final = 16 * 1024  # the keys of a trace message; brokers allow 32 KB of properties
 
 ONEWAY_AT_ONCE: Final = 256  # one-way sends between two turns of the event loop, so that others have theirs
 BATCH_MESSAGES: Final = 1000  # single sends in one SEND_BATCH_MESSAGE
@@ -137,16 +104,78 @@ BATCH_BYTES: Final = 72 * 1024  # bytes of a batch of single sends: 128 messages
 
 SEND_BACKOFF_S: Final = 0.05  # how long a send rests before it is tried again; doubled each time
 MAX_SEND_BACKOFF_S: Final = 1.0  # the longest pause between two tries of a send
-MAX_IN_FLIGHT: Final = 65_536  # requests of a connection that are not answered
-MAX_UNREAD_BYTES: Final = 16 * 1024 * 1024  # answers that a broker does not read; beyond, the client leaves it
 MAX_TRIED_AT_ONCE: Final = 16  # messages that an administrator has tried
-MAX_CHECKED_BYTES: Final = 64 * 1024 * 1024  # messages whose transactions are checked at once; brokers ask again
 MAX_OFFSETS_BYTES: Final = 64 * 1024 * 1024  # a broadcasting consumer's file
 MAX_TLS_FILE_BYTES: Final = 1024 * 1024  # a certificate with its chain, a key, or the authorities
 MAX_NAME_SERVERS: Final = 64  # addresses of name servers
 MAX_INT: Final = 2**31 - 1  # Java's `int`: brokers refuse larger numbers with each request
 MAX_LONG: Final = 2**63 - 1  # Java's `long`: an offset, a time
 MAX_RECONSUME_TIMES: Final = 16  # retries of a message, as Apache's push consumer
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """The bounds of what one client keeps, takes at once and waits for. Those of `CLIENT_LIMITS` are in force where nobody
+    hands in others: tests do, to come to an edge with a few messages, or without a wait."""
+
+    # Connections
+
+    reconnect_s: float = 0.2  # how long a broken connection, or a request on it, rests before the next try
+    # how long written bytes may take to leave, and the peer to hang up: over TLS Apache's never does
+    close_timeout_s: float = 1.0
+    deadline_sweep_s: float = 0.25  # between two looks for requests that were not answered in time
+    silent_s: float = (
+        60.0  # a connection without any answer for so long is opened anew; TCP alone takes 15 min to notice
+    )
+    max_in_flight: int = 65_536  # requests of a connection that are not answered
+    max_unread_bytes: int = 16 * 1024 * 1024  # answers that a broker does not read; beyond, the client leaves it
+    route_interval_s: float = 30.0  # between two looks at the routes of topics
+    route_retry_s: float = 1.0  # the same while a broker cannot be reached: it may be back at another address
+    route_patience_s: float = 60.0  # how long a member believes in a broker that is missing in a route
+    missing_route_interval_s: float = (
+        0.5  # the same for a topic without a route: the retry topic of a new group, mostly
+    )
+
+    # Members
+
+    heartbeat_interval_s: float = 30.0  # between two heartbeats
+    heartbeat_retry_s: float = 1.0  # the same while a broker does not answer: its queues wait for a heartbeat
+    register_patience_s: float = 0.5  # how long brokers that answer no heartbeat hold up the others
+    rebalance_interval_s: float = 20.0  # between two rebalances by the clock
+    lock_timeout_s: float = 1.0  # how long the answer to a request for locks may take
+    lock_interval_s: float = 5.0  # between two renewals of leases
+    lock_retry_s: float = (
+        0.5  # before a lock is asked for again that another member holds, where the broker does not tell
+    )
+    lock_queues: int = (
+        2000  # queues in one request for locks; a broker takes 8,192, and 1 MiB, which long names fill sooner
+    )
+    lease_tick_s: float = 1.0  # between two looks for leases that are over or due
+    # how long a process that ends waits for a broker that is away, or refuses a commit
+    hand_over_patience_s: float = 15.0
+    told_queues: int = MAX_REQUEST_QUEUES  # queues that a heartbeat names; a broker takes no more
+
+    # Handlers
+
+    idle_commit_s: float = 0.05  # between looks for queues of which all is handled and nothing came since the last look
+    pull_error_delay_s: float = 1.0  # how long a queue rests after a pull that failed
+    pull_busy_delay_s: float = 0.02  # the same at a broker that is busy, or that answers at once with nothing
+    send_back_retry_s: float = 5.0  # how long a message rests that the broker did not take back
+    restart_s: float = 0.1  # until a cancelled worker starts again; later than the end of a loop that is closed
+    standing_s: float = 60.0  # a queue whose oldest message is in a handler for longer is named in the log
+    max_checked_bytes: int = 64 * 1024 * 1024  # messages whose transactions are checked at once; brokers ask again
+
+    # Administrators
+
+    trace_bytes: int = 128_000  # a message's trace records: AsyncTraceDispatcher's maxMsgSize
+    trace_keys_bytes: int = 16 * 1024  # the keys of a trace message; brokers allow 32 KB of properties
+    trace_waiting: int = 10_000  # records that wait to be written; beyond, they are dropped and counted in the log
+    move_look_s: float = 1.0  # between two looks whether members have stopped, or messages are due
+    move_quiet_s: float = 35.0  # producers ask for the route every 30 s, as Apache's (pollNameServerInterval)
+    mirror_backoff_s: float = 1.0  # how long a mirror rests before it asks a cluster again that is away
+
+
+CLIENT_LIMITS: Final = ClientLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +201,5 @@ MIRROR_QUEUES_AT_ONCE: Final = 16  # queues that are copied at the same time
 MIRROR_INDEXED_LIMIT_S: Final = 5.0  # how long the target may take to show copies
 MIRROR_INDEXED_S: Final = 0.02  # between two looks whether copies can be read over there
 MIRROR_POLL_S: Final = 0.5  # between two rounds of a mirror that follows
-MOVE_LOOK_S: Final = 1.0  # between two looks whether members have stopped, or messages are due
-MOVE_QUIET_S: Final = 35.0  # producers ask for the route every 30 s, as Apache's (pollNameServerInterval)
 MOVE_RETRIES_LOOK_BACK: Final = 32  # messages of a retry queue over there, of which only the newest can be unaccounted
-MIRROR_BACKOFF_S: Final = 1.0  # how long a mirror rests before it asks a cluster again that is away
 MIRROR_PATIENCE_S: Final = 60.0  # how long a cluster may be away before a mirror gives up, unless it follows

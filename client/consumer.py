@@ -26,11 +26,12 @@ from .config import (
     PullLimits,
 )
 from .consuming.assignment import Assignment
+from .consuming.calling import Calling
 from .consuming.commits import Commits
 from .consuming.decoding import Decode, Decoding, Value, ValueHandler, ValuesHandler
 from .consuming.deliveries import Deliveries
 from .consuming.filling import Filling
-from .consuming.handling import BatchHandler, Handler, MessageHandler, Reject, RetryLater, Workers
+from .consuming.handling import BatchHandler, Handler, Handling, MessageHandler, Reject, RetryLater, Workers
 from .consuming.process_queue import ProcessQueue, Run
 from .consuming.pulling import Puller, check_filters
 from .consuming.questions import Questions
@@ -202,7 +203,14 @@ class Consumer(Receiver):
     def _make_commits(self) -> Commits:
         interval_s = self._options["commit_interval_s"]
         store, spawn = self._membership.commit, self._assignment.spawn
-        return Commits(self.group, self._assignment.queues, interval_s=interval_s, store=store, spawn=spawn)
+        return Commits(
+            self.group,
+            self._assignment.queues,
+            interval_s=interval_s,
+            store=store,
+            spawn=spawn,
+            limits=self._cluster.limits,
+        )
 
     def _make_deliveries(self) -> Deliveries:
         return Deliveries(
@@ -217,19 +225,22 @@ class Consumer(Receiver):
     def _make_workers(self, handler: Handler) -> Workers:
         decoding = Decoding(self._decode, handler, self._send_back) if self._decode is not None else None
         retry = self._options["retry"]
+        inner = decoding.around if decoding is not None else None
+        handling = Handling(
+            self._takes_batches,
+            self._concurrency,
+            self._orderly,
+            self._max_tries,
+            self._options["suspend_queue_s"],
+            retry.outcome_by_level if retry is not None else None,
+        )
         return Workers(
-            handler,
-            takes_batches=self._takes_batches,
-            concurrency=self._concurrency,
-            orderly=self._orderly,
-            max_tries=self._max_tries,
-            suspend_queue_s=self._options["suspend_queue_s"],
+            Calling(handler, self._concurrency, self._options["middleware"], inner),
+            handling,
             send_back=self._send_back,
             on_acknowledged=self._acknowledged,
             on_failed=self._failed,
-            middleware=self._options["middleware"],
-            inner=decoding.around if decoding is not None else None,
-            judge=retry.outcome_by_level if retry is not None else None,
+            limits=self._cluster.limits,
         )
 
     def _failed(self, message: Message, reason: str) -> None:

@@ -25,6 +25,7 @@ from .arguments import (
     check_strategy,
 )
 from .config import (
+    CLIENT_LIMITS,
     COMMIT_INTERVAL_S,
     DRAIN_S,
     HANDLER_CONCURRENCY,
@@ -32,6 +33,7 @@ from .config import (
     MAX_HANDLER_CONCURRENCY,
     MAX_INT,
     SUSPEND_QUEUE_S,
+    ClientLimits,
     PullLimits,
     Start,
 )
@@ -90,6 +92,9 @@ class MemberOptions(TypedDict, total=False):
     ]
     middleware: Annotated[Sequence[Middleware], Option("around every call of the handler.", (), check_layers)]
     access: Annotated[Access | None, Option("TLS, and the account that signs.", None, _kind(Access))]
+    limits: Annotated[
+        ClientLimits, Option("the client's bounds and intervals; tests set others.", CLIENT_LIMITS, _kind(ClientLimits))
+    ]
     client_name: Annotated[
         str | None,
         Option(

@@ -24,7 +24,7 @@ from .arguments import (
     chosen,
     takes,
 )
-from .config import HEARTBEAT_INTERVAL_S, REQUEST_TIMEOUT_S
+from .config import REQUEST_TIMEOUT_S
 from .errors import (
     BrokerRefused,
     ConfigError,
@@ -120,7 +120,7 @@ class Producer(Sender, Generic[Body]):
         while True:
             if self._transactions is not None:
                 await self._greet_all()
-            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            await asyncio.sleep(self._cluster.limits.heartbeat_interval_s)
             for connection in self._brokers():
                 try:
                     await connection.request(RequestCode.HEART_BEAT, {}, body)

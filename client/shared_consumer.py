@@ -83,7 +83,7 @@ class SharedConsumer(AnyConsumer):
         self._wanted = Wanted(group, options["invisible_s"], self._orderly, options["start"] == "first")
         self._cluster.keeps_brokers = True
         self._heartbeats = Heartbeats(self._cluster, self._described, self._addresses)
-        self._cluster.on_lost = self._heartbeats.forget
+        self._cluster.listen(on_lost=self._heartbeats.forget)
         self._sharing: Sharing | None = None
         self._workers: Workers | None = None
         self._running: list[asyncio.Task[None]] = []
@@ -104,7 +104,9 @@ class SharedConsumer(AnyConsumer):
         if self._handler is not None:
             inner = None if self._decode is None else Decoding(self._decode, self._handler).around
             call = Calling(self._handler, self._concurrency, self._options["middleware"], inner)
-            self._workers = Workers(call, self._concurrency, sharing, self._settle, judge=self._judge)
+            self._workers = Workers(
+                call, self._concurrency, sharing, self._settle, judge=self._judge, limits=self._cluster.limits
+            )
             self._workers.start()
         Questions(self._cluster, self, sharing.spawn)
         await self._greet()
@@ -115,7 +117,7 @@ class SharedConsumer(AnyConsumer):
             raise self._heartbeats.refusal
         self._running = [
             asyncio.create_task(self._heartbeats.beat_forever(), name="heartbeat"),
-            asyncio.create_task(Standing(self.group).watch(), name="standing"),
+            asyncio.create_task(Standing(self.group, self._cluster.limits).watch(), name="standing"),
         ]
 
     async def _greet(self) -> None:

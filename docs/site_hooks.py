@@ -105,7 +105,7 @@ _SIZES = ((1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def limits(path: Path) -> str:
-    """A table of a module's numbers and those of its class Limits: name, value with its unit, and the comment beside or
+    """A table of a module's numbers and those of its class of limits: name, value with its unit, and the comment beside or
     above, by section."""
     lines = path.read_text().splitlines()
     values = dict(vars(importlib.import_module("rocketlet." + ".".join(path.relative_to(ROOT).with_suffix("").parts))))
@@ -114,9 +114,9 @@ def limits(path: Path) -> str:
     tree = ast.parse("\n".join(lines))
     starts = {node.lineno: node for node in tree.body if isinstance(node, ast.AnnAssign)}
     for made in tree.body:
-        if isinstance(made, ast.ClassDef) and made.name == "Limits":
+        if isinstance(made, ast.ClassDef) and made.name.endswith("Limits") and made.name != "PullLimits":
             starts |= {node.lineno: node for node in made.body if isinstance(node, ast.AnnAssign)}
-            values |= {item.name: item.default for item in fields(values["Limits"])}
+            values |= {item.name: item.default for item in fields(values[made.name])}
     for number, line in enumerate(lines, 1):
         if line.lstrip().startswith("# ") and not lines[number - 2] and not lines[number]:
             section = f"**{line.lstrip()[2:]}**\n\n"

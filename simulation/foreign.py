@@ -92,7 +92,7 @@ class ForeignMember:
         self._world = world
         self._group = group
         self._cluster = Cluster(name_server)
-        self._cluster.requests[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = lambda connection, frame: self._wake.set()
+        self._cluster.answer(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, lambda connection, frame: self._wake.set())
         self._subscriptions = [parse_subscription(topic, "*") for topic in (*topics, names.retry_topic(group))]
         self._queues: dict[Queue, ProcessQueue] = {}
         self._wake = asyncio.Event()

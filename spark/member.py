@@ -90,7 +90,7 @@ class Member:
             starts={} if is_resumed else options.start.queues,
             consume_type="CONSUME_PASSIVELY",
         )
-        view.cluster.requests[RequestCode.RESET_CONSUMER_CLIENT_OFFSET] = self._reset
+        view.cluster.answer(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._reset)
         self._known = set(topics)
         await self._membership.join()
         try:

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterable
 
+from ..client.config import ClientLimits
 from ..client.consuming.pulling import check_filters
 from ..client.errors import ConnectionFailed, RequestTimeout, RocketletError, TopicNotFound
 from ..client.log import get_logger
@@ -32,7 +33,7 @@ class View:
     def __init__(self, options: ReadOptions) -> None:
         connect = options.connect
         self.options = options
-        self.cluster = Cluster(connect.name_server, connect.access, route_interval_s=NEW_QUEUES_S)
+        self.cluster = Cluster(connect.name_server, connect.access, limits=ClientLimits(route_interval_s=NEW_QUEUES_S))
         self.extents = Extents(self.cluster, options.group)
         self._discovered_s = 0.0
 

@@ -47,8 +47,8 @@ class Call:
     way to the client, in which the test kit may stand. `callers`: hears of answers."""
 
     __slots__ = (
+        "_aborted",
         "_has_begun",
-        "aborted",
         "account",
         "answers",
         "callers",
@@ -77,7 +77,7 @@ class Call:
         self.reader = MessageReader()
         self.due_s = due_s
         self.account = ""
-        self.aborted: Callable[[], None] | None = None
+        self._aborted: Callable[[], None] | None = None
         self.has_request = False
         self._has_begun = False
         self.answers = answers
@@ -126,6 +126,15 @@ class Call:
         self.begin()
         self.answers.send_data(self.stream, grpc.encode_message(message.SerializeToString()))
         self.flush_soon()
+
+    def on_abort(self, action: Callable[[], None]) -> None:
+        """Calls `action` if the client gives the call up."""
+        self._aborted = action
+
+    def abort(self) -> None:
+        """The client has given the call up."""
+        if self._aborted is not None:
+            self._aborted()
 
     def end(self, status: int = Status.OK, reason: str = "") -> None:
         if not self._has_begun:

@@ -63,7 +63,7 @@ class GrpcConnection(asyncio.Protocol):
         self._unfinished_bytes = 0
         self._charged_bytes = 0
         self._is_serving = self._is_flush_due = False
-        connection.farewell = self._say_goodbye
+        connection.on_farewell(self._say_goodbye)
         door.callers.connections += 1
 
     def data_received(self, data: bytes) -> None:
@@ -158,8 +158,7 @@ class GrpcConnection(asyncio.Protocol):
         call, stream.call = stream.call, None
         if isinstance(call, Call):
             self._forget(call)
-            if call.aborted is not None:
-                call.aborted()
+            call.abort()
 
     # Turns
 

@@ -69,7 +69,7 @@ class Receiving:
     kept_bytes: int = 0
 
     def begin(self) -> None:
-        self.call.aborted = self.aborted
+        self.call.on_abort(self.aborted)
         self.wait = self.hall.broker.pops.receive(self.request, self.answer)
         if not self.wait.is_over:
             self.kept_bytes = self.request.kept_bytes

@@ -87,7 +87,7 @@ def _settle(hall: Hall, call: Call, settings: Any) -> Any:
         client.group = group
         _for_consumer(answer.settings, hall.broker.group_configs.ensure(group))
     client.stream = call
-    call.aborted = lambda: _closed(client, call)
+    call.on_abort(lambda: _closed(client, call))
     return answer
 
 

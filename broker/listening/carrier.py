@@ -10,13 +10,16 @@ from ..sessions.session import Session
 
 class Carrier(Session, Protocol):
     """`active_s` is when it was last read from or written to, `heard_s` when its client was last heard of. `read_bytes` have
-    come from the client. `is_held`: its requests wait. `farewell` says good-bye before the socket is closed."""
+    come from the client. `is_held`: its requests wait."""
 
     active_s: float
     heard_s: float
     read_bytes: int
     is_held: bool
-    farewell: Callable[[], None] | None
+
+    def on_farewell(self, action: Callable[[], None]) -> None:
+        """Calls `action` before the broker closes the socket."""
+        ...
 
     @property
     def is_paused(self) -> bool:

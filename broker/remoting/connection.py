@@ -65,11 +65,12 @@ class Connection(Client):
     `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection. `beat`: the body of
     its last heartbeat, and its content. `read_bytes` have come from the client, of TLS those that were decrypted; `records`
     has them decrypted. `broker_name`: of the broker that has said that it speaks here; `is_proving`: one is being asked.
-    `farewell` tells a client of the other door that the connection ends. `receives`: those that wait for messages to pop.
+    `receives`: those that wait for messages to pop.
     `popping`: functions that hear that the client is gone, by client id. `pulls`: those that were checked."""
 
     __slots__ = (
         "_answering_bytes",
+        "_farewell",
         "_host",
         "_later",
         "_lost",
@@ -81,7 +82,6 @@ class Connection(Client):
         "broker_name",
         "charged_bytes",
         "counted_bytes",
-        "farewell",
         "heard_s",
         "held_pulls",
         "is_external",
@@ -121,7 +121,7 @@ class Connection(Client):
         self.popping: dict[str, Callable[[str], None]] = {}
         self.receives: set[Cancellable] = set()
         self.records: Decryption | None = None
-        self.farewell: Callable[[], None] | None = None
+        self._farewell: Callable[[], None] | None = None
         self._answering_bytes = 0
         self._later: deque[Callable[[], None]] = deque()
 
@@ -221,8 +221,6 @@ class Connection(Client):
         """Remembers the last heartbeat's bytes, so that an identical one is not parsed again. They count here; a member's
         data counts with the member."""
         known = self.beat
-        if beat is known or (beat is not None and known is not None and beat[1] is known[1]):
-            return
         if beat is not None and len(beat[0]) > KEPT_BEAT_BYTES:
             beat = None
         self.beat = beat
@@ -356,6 +354,10 @@ class Connection(Client):
             if self.records is not None:
                 self.records.go_on()
 
+    def on_farewell(self, action: Callable[[], None]) -> None:
+        """Calls `action` when the broker ends the connection, before the socket is closed: the other door says good-bye."""
+        self._farewell = action
+
     def on_lost(self, action: Callable[[Connection], None]) -> None:
         """Calls `action(connection)` once when the connection is gone."""
         if action not in self._lost:
@@ -378,8 +380,8 @@ class Connection(Client):
 
     def close(self) -> None:
         self.is_left = False
-        if self.farewell is not None:
-            self.farewell()
+        if self._farewell is not None:
+            self._farewell()
         if self._transport is not None:
             self._transport.close()
 

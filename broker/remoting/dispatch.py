@@ -98,11 +98,8 @@ class Dispatch:
         """Answers the requests of one socket read. Requests of a client that does not read wait in its connection, and
         requests that take longer than a turn wait until the others had theirs."""
         out: Buffers = []
-        unwritten_bytes = 0
-        sends = self._sends
-        last = len(frames) - 1
-        began_s = time.perf_counter()  # for the next request; the clock is asked once for each
-        end_s = began_s + TURN_S
+        sends, last, unwritten_bytes = self._sends, len(frames) - 1, 0
+        end_s = (began_s := time.perf_counter()) + TURN_S  # the clock is asked once for each request
         try:
             for index, frame in enumerate(frames):
                 if sends is not None and frame.code in SENDS and not frame.flag & RESPONSE_FLAG:
@@ -112,36 +109,21 @@ class Dispatch:
                         break
                     if self._stage(sends, connection, frame, out):
                         continue
-                # Another request of the same client must see its earlier sends.
-                if sends is not None and sends.staged:
+                if sends is not None and sends.staged:  # another request of the same client must see its earlier sends
                     self._settle(sends, connection, out, began_s)
-                    out = []
-                    began_s = time.perf_counter()
+                    out, began_s = [], time.perf_counter()
                 if index and began_s > end_s:
                     connection.put_off(frames[index:])
                     break
                 if frame.flag & RESPONSE_FLAG:
-                    if self._broker is not None:
-                        self._broker.clients.answer(connection, frame.opaque, answered(frame))
-                        began_s = time.perf_counter()
+                    began_s = self._take_answer(connection, frame, began_s)
                     continue
-                is_large = len(frame.body) > LARGE_REQUEST_BYTES and frame.code not in SENDS
-                reply = self._in_turn(connection, frame) if is_large else self._handle(connection, frame)
-                ended_s = time.perf_counter()
-                if (times := self._times.get(frame.code)) is not None:
-                    times.observe(ended_s - began_s)
-                began_s = ended_s
-                if reply is None:
-                    continue
+                reply, began_s = self._timed(connection, frame, began_s)
                 if not isinstance(reply, list):  # which is quicker to find out than a generator
-                    if isinstance(reply, Coroutine):
-                        self._begin(connection, frame, reply)
-                        continue
-                    connection.write(out)
-                    out = []
-                    self._work_on(connection, frames[index:], reply)
-                    break
-                if not frame.flag & ONEWAY_FLAG:
+                    if reply is not None and self._answer_later(connection, frames[index:], reply, out):
+                        out = []
+                        break
+                elif not frame.flag & ONEWAY_FLAG:
                     out += reply
                     if index == last:
                         break
@@ -157,6 +139,32 @@ class Dispatch:
                 self._settle(sends, connection, out, began_s)
             elif out:
                 connection.write(out)
+
+    def _timed(self, connection: Connection, frame: Frame, began_s: float) -> tuple[Reply, float]:
+        """The reply to a request, and when it was there, which is noted."""
+        is_large = len(frame.body) > LARGE_REQUEST_BYTES and frame.code not in SENDS
+        reply: Reply = self._in_turn(connection, frame) if is_large else self._handle(connection, frame)
+        ended_s = time.perf_counter()
+        if (times := self._times.get(frame.code)) is not None:
+            times.observe(ended_s - began_s)
+        return reply, ended_s
+
+    def _take_answer(self, connection: Connection, frame: Frame, began_s: float) -> float:
+        """A client has answered a question. When the next request began."""
+        if self._broker is None:
+            return began_s
+        self._broker.clients.answer(connection, frame.opaque, answered(frame))
+        return time.perf_counter()
+
+    def _answer_later(self, connection: Connection, frames: list[Frame], reply: Reply, out: Buffers) -> bool:
+        """The first request is answered later. Whether the others, and the answers so far, are seen to here."""
+        if isinstance(reply, Coroutine):
+            self._begin(connection, frames[0], reply)
+            return False
+        assert isinstance(reply, Generator)
+        connection.write(out)
+        self._work_on(connection, frames, reply)
+        return True
 
     def _work_on(self, connection: Connection, frames: list[Frame], work: Work[Buffers]) -> None:
         """The first request takes long: it is answered in turns, and the others wait behind it."""

@@ -36,7 +36,7 @@ from ...protocol.headers import (
 )
 from ...protocol.queue import Queue
 from ...protocol.subscription import SQL92, TAG, Sql, parse_subscription
-from ..config import ADMIN_TIMEOUT_S, TOPIC_QUEUES
+from ..config import ADMIN_TIMEOUT_S, CLIENT_LIMITS, TOPIC_QUEUES, ClientLimits
 from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, TopicNotFound
 from ..message import Message
 from ..wire.access import Access
@@ -60,8 +60,8 @@ class AdminClient:
     know or allow the request.
     """
 
-    def __init__(self, name_server: str, *, access: Access | None = None) -> None:
-        self._cluster = Cluster(name_server, access)
+    def __init__(self, name_server: str, *, access: Access | None = None, limits: ClientLimits = CLIENT_LIMITS) -> None:
+        self._cluster = Cluster(name_server, access, limits=limits)
 
     async def __aenter__(self) -> Self:
         return self

@@ -161,11 +161,15 @@ def _writes(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _disk(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
-    ratio = float(status.get("commitLogDiskRatio") or 0)
+    ratio = _disk_ratio(status)
     if ratio >= DISK_LOW_RATIO:
         harm = Harm.LOSS if ratio >= DISK_FULL_RATIO else Harm.RISK
         text = f"its disk is {ratio:.0%} full; a broker without room refuses messages, Apache's deletes old ones early"
         yield Finding(harm, "disk", broker, text, "free space, or keep messages for a shorter time")
+
+
+def _disk_ratio(status: Mapping[str, str]) -> float:
+    return float(status.get("commitLogDiskRatio") or 0)
 
 
 def _refused(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:

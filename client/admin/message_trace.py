@@ -16,7 +16,7 @@ from ...protocol import properties as props
 from ...protocol import trace
 from ...protocol.trace import About, Kind
 from ..arguments import check_group
-from ..config import TRACE_BYTES, TRACE_FLUSH_S, TRACE_KEYS_BYTES, TRACE_WAITING
+from ..config import CLIENT_LIMITS, TRACE_FLUSH_S, ClientLimits
 from ..consuming.handling import Middleware, Outcome, Settled
 from ..errors import RocketletError
 from ..log import get_logger
@@ -45,9 +45,17 @@ class MessageTrace:
     RMQ_SYS_TRACE_TOPIC.
     """
 
-    def __init__(self, name_server: str, *, topic: str = trace.TOPIC, access: Access | None = None) -> None:
+    def __init__(
+        self,
+        name_server: str,
+        *,
+        topic: str = trace.TOPIC,
+        access: Access | None = None,
+        limits: ClientLimits = CLIENT_LIMITS,
+    ) -> None:
         check_topic(topic)
-        self._producer = Producer(name_server, GROUP, access=access)
+        self._producer = Producer(name_server, GROUP, access=access, limits=limits)
+        self._limits = limits
         self._topic = topic
         self._waiting: list[tuple[About, str]] = []
         self._dropped = 0
@@ -85,7 +93,7 @@ class MessageTrace:
 
     def _note(self, records: Iterable[tuple[About, str]]) -> None:
         for record in records:
-            if len(self._waiting) >= TRACE_WAITING:
+            if len(self._waiting) >= self._limits.trace_waiting:
                 self._dropped += 1
             else:
                 self._waiting.append(record)
@@ -106,7 +114,7 @@ class MessageTrace:
         dropped, self._dropped = self._dropped, 0
         if dropped:
             log.warning("trace_dropped", records=dropped, hint="brokers take the trace too slowly")
-        messages = list(_packed(waiting))
+        messages = list(_packed(waiting, self._limits))
         answers = await asyncio.gather(*map(self._send, messages), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, RocketletError):
@@ -169,7 +177,7 @@ def _how(outcome: Outcome) -> trace.Outcome:
     return trace.Outcome.SUCCESS if outcome is None else trace.Outcome.FAILED
 
 
-def _packed(records: Iterable[tuple[About, str]]) -> Iterator[Outgoing]:
+def _packed(records: Iterable[tuple[About, str]], limits: ClientLimits) -> Iterator[Outgoing]:
     """Messages with as many records as the limits allow; a record that is larger has one of its own."""
     keys: dict[str, None] = {}
     texts: list[bytes] = []
@@ -178,7 +186,7 @@ def _packed(records: Iterable[tuple[About, str]]) -> Iterator[Outgoing]:
         record = text.encode()
         mine = dict.fromkeys((*about.keys.split(), about.message_id))
         fresh = sum(len(key.encode()) + 1 for key in mine if key not in keys)
-        if texts and (size + len(record) > TRACE_BYTES or keys_size + fresh > TRACE_KEYS_BYTES):
+        if texts and (size + len(record) > limits.trace_bytes or keys_size + fresh > limits.trace_keys_bytes):
             yield Outgoing(b"".join(texts), keys=tuple(keys))
             keys, texts, size, keys_size = {}, [], 0, 0
             fresh = sum(len(key.encode()) + 1 for key in mine)

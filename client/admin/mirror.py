@@ -28,7 +28,7 @@ from ...protocol.codes import PERM_WRITE, SYS_COMPRESSED, SYS_COMPRESSION_MASK, 
 from ...protocol.queue import Queue
 from ..arguments import check_count, check_seconds
 from ..config import (
-    MIRROR_BACKOFF_S,
+    CLIENT_LIMITS,
     MIRROR_BATCH_BYTES,
     MIRROR_BATCH_MESSAGES,
     MIRROR_INDEXED_LIMIT_S,
@@ -37,6 +37,7 @@ from ..config import (
     MIRROR_PATIENCE_S,
     MIRROR_POLL_S,
     MIRROR_QUEUES_AT_ONCE,
+    ClientLimits,
 )
 from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, TopicNotFound
 from ..log import get_logger
@@ -129,14 +130,16 @@ class Mirror:
         source_access: Access | None = None,
         target_access: Access | None = None,
         patience_s: float = MIRROR_PATIENCE_S,
+        limits: ClientLimits = CLIENT_LIMITS,
     ) -> None:
         if source == target:
             raise ConfigError(f"source and target are both {source}")
         check_seconds("patience_s", patience_s)
-        self._source = AdminClient(source, access=source_access)
-        self._target = AdminClient(target, access=target_access)
+        self._source = AdminClient(source, access=source_access, limits=limits)
+        self._target = AdminClient(target, access=target_access, limits=limits)
         # nothing is tried again blindly: after a send without an answer the newest copy tells what to do
-        self._producer = Producer(target, "rocketlet-mirror", retries=0, access=target_access)
+        self._producer = Producer(target, "rocketlet-mirror", retries=0, access=target_access, limits=limits)
+        self._limits = limits
         self._names = tuple(topics)
         self._groups = groups
         self._begin = begin or Begin()
@@ -185,7 +188,7 @@ class Mirror:
                     log.warning("mirror_waits", reason=told, hint="it goes on where the newest copies are")
                 for copy in self.copies.values():
                     copy.next = None
-                await asyncio.sleep(MIRROR_BACKOFF_S)
+                await asyncio.sleep(self._limits.mirror_backoff_s)
                 continue
             on_round()
             if not follow:

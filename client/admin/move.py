@@ -20,7 +20,7 @@ from typing import Self
 from ...protocol import names
 from ...protocol.codes import PERM_WRITE
 from ...protocol.counting import counted
-from ..config import MOVE_LOOK_S, MOVE_QUIET_S, MOVE_RETRIES_LOOK_BACK
+from ..config import CLIENT_LIMITS, MOVE_RETRIES_LOOK_BACK, ClientLimits
 from ..errors import ConfigError, TopicNotFound
 from ..wire.access import Access
 from .admin_client import AdminClient
@@ -74,15 +74,17 @@ class Move:
         source_access: Access | None = None,
         target_access: Access | None = None,
         say: Say = lambda text: None,
+        limits: ClientLimits = CLIENT_LIMITS,
     ) -> None:
+        self._limits = limits
         if source == target:
             raise ConfigError(f"source and target are both {source}")
         self._addresses = source, target
         self._access = source_access, target_access
         self._way = Way.RETURN if returns else Way.MOVE
         self._say = say
-        self._source = AdminClient(source, access=source_access)
-        self._target = AdminClient(target, access=target_access)
+        self._source = AdminClient(source, access=source_access, limits=limits)
+        self._target = AdminClient(target, access=target_access, limits=limits)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -158,6 +160,7 @@ class Move:
                 way=self._way,
                 source_access=self._access[0],
                 target_access=self._access[1],
+                limits=self._limits,
             ) as mirror:
                 await mirror.run()
             copied += sum(copy.copied for copy in mirror.copies.values())
@@ -189,16 +192,18 @@ class Move:
     async def _quieted(self) -> int:
         """Copies until nobody has sent for so long that every producer has heard of it: brokers do not refuse, clients look
         at the permission when they ask for the route, every 30 s."""
-        copied, told = 0, False
+        copied, told, limits = 0, False, self._limits
         quiet_s = _now_s()
-        while _now_s() - quiet_s < MOVE_QUIET_S:
-            await asyncio.sleep(MOVE_LOOK_S)
+        while _now_s() - quiet_s < limits.move_quiet_s:
+            await asyncio.sleep(limits.move_look_s)
             came = await self.copy()
             if came:
                 copied += came
                 quiet_s = _now_s()
             if not told:
-                self._say(f"producers hear of it within 30 s; it is over when nobody has sent for {MOVE_QUIET_S:g} s")
+                self._say(
+                    f"producers hear of it within 30 s; it is over when nobody has sent for {limits.move_quiet_s:g} s"
+                )
                 told = True
         return copied
 
@@ -216,7 +221,7 @@ class Move:
             if members != told:
                 self._say(f"{group} has {counted(members, 'member')} at the source: stop all")
                 told = members
-            await asyncio.sleep(MOVE_LOOK_S)
+            await asyncio.sleep(self._limits.move_look_s)
         blocks = await self._blocks([group])
         if blocks:
             raise ConfigError(blocks[0])
@@ -237,7 +242,7 @@ class Move:
             if later != told:
                 self._say(f"{later} messages of {group} wait to be tried again; they are moved when they are due")
                 told = later
-            await asyncio.sleep(MOVE_LOOK_S)
+            await asyncio.sleep(self._limits.move_look_s)
 
     async def _due_retries(self, group: str, retry: str) -> int:
         try:

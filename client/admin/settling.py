@@ -11,6 +11,7 @@ from ...protocol import names
 from ...protocol.allocation import CONSISTENT_HASH
 from ...protocol.counting import counted
 from ...protocol.queue import Queue
+from ..config import CLIENT_LIMITS, ClientLimits
 from ..errors import RocketletError
 from ..wire.access import Access
 from .admin_client import AdminClient
@@ -24,7 +25,13 @@ Look = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 
 async def settled(
-    name_server: str, group: str, *, members: int | None = None, timeout_s: float = 30.0, access: Access | None = None
+    name_server: str,
+    group: str,
+    *,
+    members: int | None = None,
+    timeout_s: float = 30.0,
+    access: Access | None = None,
+    limits: ClientLimits = CLIENT_LIMITS,
 ) -> dict[str, int]:
     """Waits until each queue of the group has one owner, no member is leaving, and the members' shares of each topic differ
     by one queue at most. With CONSISTENT_HASH the shares are compared with its own; those of a strategy that is neither this
@@ -34,7 +41,7 @@ async def settled(
     `members`: wait until the group has this many, too. Raises TimeoutError, which says what is missing, and RocketletError.
     Apache's brokers do not know who owns what, so it needs Rocketlet's.
     """
-    async with AdminClient(name_server, access=access) as admin:
+    async with AdminClient(name_server, access=access, limits=limits) as admin:
         return await settled_by(lambda: admin.history(group), group, members=members, timeout_s=timeout_s)
 
 

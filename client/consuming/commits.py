@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from ...protocol.queue import Queue
-from ..config import IDLE_COMMIT_S
+from ..config import CLIENT_LIMITS, ClientLimits
 from ..log import get_logger
 from ..tasks import cancelled
 from .process_queue import ProcessQueue, offsets_to_commit
@@ -34,7 +34,9 @@ class Commits:
         interval_s: float,
         store: Callable[[Mapping[Queue, int]], Awaitable[set[Queue]]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        limits: ClientLimits = CLIENT_LIMITS,
     ) -> None:
+        self._limits = limits
         self._group = group
         self._queues = queues
         self._interval_s = interval_s
@@ -45,7 +47,7 @@ class Commits:
         ] = {}  # in the order in which they fell idle, and the look before that
         self._looks = 0
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._standing = Standing(group)
+        self._standing = Standing(group, limits)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -88,7 +90,7 @@ class Commits:
             self._look_later()
 
     def _look_later(self) -> None:
-        self._idle_timer = asyncio.get_running_loop().call_later(IDLE_COMMIT_S, self._commit_idle)
+        self._idle_timer = asyncio.get_running_loop().call_later(self._limits.idle_commit_s, self._commit_idle)
 
     def _commit_idle(self) -> None:
         quiet = [

@@ -20,11 +20,11 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from ..arguments import check_delay
-from ..config import DEAD_LETTER_LEVEL, MAX_INT, RECONNECT_S, RESTART_S, SEND_BACK_RETRY_S
+from ..config import DEAD_LETTER_LEVEL, MAX_INT, ClientLimits
 from ..errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
 from ..log import get_logger
 from ..message import Message
-from .calling import Calling, Inner
+from .calling import Calling
 from .process_queue import ProcessQueue, Run
 from .reasons import reason_of
 
@@ -97,8 +97,21 @@ class Ended(NamedTuple):
     error: BaseException | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """How handlers are run: `concurrency` at once, with lists of messages or with one each, in order or not. In order a
+    failed message is tried `max_tries` times, and holds up its queue for `suspend_queue_s` each time."""
+
+    takes_batches: bool
+    concurrency: int
+    orderly: bool
+    max_tries: int
+    suspend_queue_s: float
+    judge: Judge | None = None
+
+
 class Workers:
-    """Runs the handler over the messages that are put in, at most `concurrency` at once.
+    """Runs the handler over the messages that are put in.
 
     `send_back(message, delay_level, reason)` hands a message to the broker to be retried; `on_acknowledged(process_queue)`;
     `on_failed(message, reason)`: its handler raised, or gave it up.
@@ -106,27 +119,23 @@ class Workers:
 
     def __init__(
         self,
-        handler: Handler,
+        call: Calling,
+        handling: Handling,
         *,
-        takes_batches: bool,
-        concurrency: int,
-        orderly: bool,
-        max_tries: int,
-        suspend_queue_s: float,
         send_back: SendBack,
         on_acknowledged: Callable[[ProcessQueue], None],
-        on_failed: Callable[[Message, str], None] = lambda message, reason: None,
-        middleware: Sequence[Middleware] = (),
-        inner: Inner | None = None,
-        judge: Judge | None = None,
+        on_failed: Callable[[Message, str], None],
+        limits: ClientLimits,
     ) -> None:
-        self._judge = judge or _tried_again
+        self._call = call
+        self._judge = handling.judge or _tried_again
+        self._takes_batches = handling.takes_batches
+        self._concurrency = handling.concurrency
+        self._orderly = handling.orderly
+        self._max_tries = handling.max_tries
+        self._suspend_queue_s = handling.suspend_queue_s
         self._on_failed = on_failed
-        self._takes_batches = takes_batches
-        self._concurrency = concurrency
-        self._orderly = orderly
-        self._max_tries = max_tries
-        self._suspend_queue_s = suspend_queue_s
+        self._limits = limits
         self._send_back = send_back
         self._on_acknowledged = on_acknowledged
         self._line: deque[ProcessQueue] = deque()  # those with something to hand out take turns
@@ -135,7 +144,6 @@ class Workers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._loop = asyncio.get_running_loop()
-        self._call = Calling(handler, concurrency, middleware, inner)
 
     def start(self) -> None:
         for number in range(self._concurrency):
@@ -151,7 +159,7 @@ class Workers:
         self._tasks.discard(task)
         if not self._is_stopping:
             log.warning("worker_cancelled", worker=number, hint="another one takes its place")
-            self._loop.call_later(RESTART_S, self._hire, number)
+            self._loop.call_later(self._limits.restart_s, self._hire, number)
 
     def put(self, runs: Sequence[Run]) -> None:
         """Hands out the new runs of one queue."""
@@ -285,7 +293,7 @@ class Workers:
         come again."""
         process_queue = run.process_queue
         process_queue.enter()
-        timer = self._loop.call_later(SEND_BACK_RETRY_S, self._handle_again, run)
+        timer = self._loop.call_later(self._limits.send_back_retry_s, self._handle_again, run)
         process_queue.untaken[run] = partial(self._send_back_at_once, run, outcome, timer)
         if process_queue.is_stopped:
             process_queue.untaken[run]()
@@ -355,7 +363,7 @@ class Workers:
             except RocketletError as error:
                 if process_queue.is_stopped and isinstance(error, ConnectionFailed | RequestTimeout):
                     # A hand-over waits for its broker, and for this: else messages handled behind it come again.
-                    await asyncio.sleep(RECONNECT_S)
+                    await asyncio.sleep(self._limits.reconnect_s)
                     continue
                 log.warning("send_back_failed", reason=str(error), hint="the handler will be called again")
                 return False

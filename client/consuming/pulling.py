@@ -17,7 +17,7 @@ from ...protocol.headers import HeaderError, PullMessage, PullMessageResult, rea
 from ...protocol.message import MessageError, properties_in, split_records
 from ...protocol.names import RETRY_PREFIX, TOOLS_GROUP
 from ...protocol.subscription import TAG, Subscription
-from ..config import PULL_BUSY_DELAY_S, PULL_ERROR_DELAY_S, PULL_HOLD_S, PULL_TIMEOUT_S, PullLimits
+from ..config import PULL_HOLD_S, PULL_TIMEOUT_S, PullLimits
 from ..log import get_logger
 from ..message import Message
 from ..wire.cluster import Cluster
@@ -66,9 +66,10 @@ class Puller:
         on_moved: Callable[[ProcessQueue, int], None],
     ) -> None:
         self._cluster = cluster
+        self._limits = cluster.limits
         self._group = group
         self._subscriptions = subscriptions
-        self._limits = limits
+        self._pull_limits = limits
         self._span_counts = span_counts
         self._commits = commits
         self._on_messages = on_messages
@@ -80,12 +81,12 @@ class Puller:
         if pull.is_pending or process_queue.is_held:
             return
         unhandled = process_queue.commit_offset
-        if process_queue.exceeds(self._limits, unhandled if self._span_counts else None):
+        if process_queue.exceeds(self._pull_limits, unhandled if self._span_counts else None):
             pull.is_throttled = True  # `resume` goes on when messages were acknowledged
             return
         connection = self._cluster.connected(process_queue.queue.broker_name)
         if connection is None:
-            self._later(process_queue, PULL_ERROR_DELAY_S)
+            self._later(process_queue, self._limits.pull_error_delay_s)
             return
         pull.is_pending = True
         pull.began_ms = int(time.time() * 1000)
@@ -109,7 +110,7 @@ class Puller:
                 queue.topic,
                 queue.queue_id,
                 0,
-                self._limits.batch_size,
+                self._pull_limits.batch_size,
                 0,
                 0,
                 int(PULL_HOLD_S * 1000),
@@ -135,7 +136,7 @@ class Puller:
         if not pull.is_throttled:
             return
         unhandled = process_queue.commit_offset if self._span_counts else None
-        if not process_queue.exceeds(self._limits, unhandled):
+        if not process_queue.exceeds(self._pull_limits, unhandled):
             pull.is_throttled = False
             self.pull(process_queue)
 
@@ -172,13 +173,13 @@ class Puller:
         if isinstance(answer, Exception):
             process_queue.committed = None  # the broker may or may not have taken the pull's commit
             log.info("pull_failed", queue=str(process_queue.queue), reason=str(answer))
-            self._later(process_queue, PULL_ERROR_DELAY_S)
+            self._later(process_queue, self._limits.pull_error_delay_s)
             return
         try:
             self._take(process_queue, answer)
         except (MessageError, HeaderError) as error:
             log.error("pull_answer_unreadable", queue=str(process_queue.queue), reason=str(error))
-            self._later(process_queue, PULL_ERROR_DELAY_S)
+            self._later(process_queue, self._limits.pull_error_delay_s)
 
     def _take(self, process_queue: ProcessQueue, answer: Frame) -> None:
         code = answer.code
@@ -191,8 +192,10 @@ class Puller:
             asked, next_offset = process_queue.next_offset, read(PullMessageResult, answer.ext).next_begin_offset
             self._on_messages(process_queue, [], next_offset)
             now_s = asyncio.get_running_loop().time()
-            if next_offset <= asked and now_s < process_queue.idle_s + PULL_BUSY_DELAY_S:  # it holds no pulls
-                self._later(process_queue, PULL_BUSY_DELAY_S)
+            if (
+                next_offset <= asked and now_s < process_queue.idle_s + self._limits.pull_busy_delay_s
+            ):  # it holds no pulls
+                self._later(process_queue, self._limits.pull_busy_delay_s)
             else:
                 self.pull(process_queue)
             process_queue.idle_s = now_s
@@ -201,14 +204,14 @@ class Puller:
             if process_queue.moved_to == process_queue.next_offset:  # it led to there, and there is nothing either
                 process_queue.moved_to = None
                 log.warning("pull_refused", queue=str(process_queue.queue), code=code_name(code), remark=answer.remark)
-                self._later(process_queue, PULL_ERROR_DELAY_S)
+                self._later(process_queue, self._limits.pull_error_delay_s)
                 return
             process_queue.moved_to = next_offset
             self._on_moved(process_queue, next_offset)
         else:
             busy = code == ResponseCode.FLOW_CONTROL
             log.warning("pull_refused", queue=str(process_queue.queue), code=code_name(code), remark=answer.remark)
-            self._later(process_queue, PULL_BUSY_DELAY_S if busy else PULL_ERROR_DELAY_S)
+            self._later(process_queue, self._limits.pull_busy_delay_s if busy else self._limits.pull_error_delay_s)
 
     def _decoded(self, process_queue: ProcessQueue, body: bytes) -> list[Message]:
         """The messages that the subscription really wants: a tag's hash may be another tag's too."""

@@ -61,7 +61,7 @@ class Questions:
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._try,
         }
         for code, answer in answers.items():
-            cluster.requests[code] = partial(self._checked, answer)
+            cluster.answer(code, partial(self._checked, answer))
 
     def _checked(self, answer: Callable[[Connection, Frame], None], connection: Connection, frame: Frame) -> None:
         group = frame.ext.get("group") or frame.ext.get("consumerGroup")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...protocol.queue import Queue
-from ..config import BLOCKED_LOOK_S, BLOCKED_NAMING_S, BLOCKED_S, STANDING_S
+from ..config import BLOCKED_LOOK_S, BLOCKED_NAMING_S, BLOCKED_S, ClientLimits
 from ..log import get_logger
 from .process_queue import ProcessQueue
 
@@ -29,8 +29,9 @@ class Front:
 class Standing:
     """Looked at now and then, so that a message costs nothing."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, limits: ClientLimits) -> None:
         self._group = group
+        self._limits = limits
         self._fronts: dict[Queue, Front] = {}
         self._blocks = 0  # since they were named last, with the longest of them
         self._longest_s = 0.0
@@ -76,7 +77,7 @@ class Standing:
         front, offset = self._fronts.get(process_queue.queue), process_queue.commit_offset
         if front is None or front.offset != offset:
             self._end(process_queue.queue, now_s)
-            return Front(offset, now_s, now_s + STANDING_S)
+            return Front(offset, now_s, now_s + self._limits.standing_s)
         if now_s >= front.next_naming_s:
             standing_s = now_s - front.since_s
             log.warning(

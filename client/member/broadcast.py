@@ -18,16 +18,7 @@ from ...protocol.bodies import ConsumerData, Heartbeat
 from ...protocol.queue import Queue
 from ...protocol.schema import BodyError
 from ...protocol.subscription import Subscription
-from ..config import (
-    HEARTBEAT_INTERVAL_S,
-    HEARTBEAT_RETRY_S,
-    MAX_INT,
-    MAX_LONG,
-    MAX_OFFSETS_BYTES,
-    MISSING_ROUTE_INTERVAL_S,
-    REBALANCE_INTERVAL_S,
-    Start,
-)
+from ..config import MAX_INT, MAX_LONG, MAX_OFFSETS_BYTES, Start
 from ..errors import ConfigError, RocketletError
 from ..lease import Lease
 from ..log import get_logger
@@ -60,6 +51,7 @@ class Broadcast:
         self.client_id = new_client_id(cluster.client_name)
         self.owned: dict[Queue, Lease] = {}
         self._cluster = cluster
+        self._limits = cluster.limits
         self._group = group
         self._subscriptions = dict(subscriptions)
         self._user = user
@@ -72,8 +64,7 @@ class Broadcast:
         self._settled = asyncio.Event()
         self._heartbeats = Heartbeats(cluster, self._described, lambda: cluster.masters().values())
         cluster.keeps_brokers = True  # one that restarts is connected with as soon as it is back
-        cluster.on_change = lambda topic: self._wake.set()
-        cluster.on_lost = lambda address: self._wake.set()
+        cluster.listen(on_change=lambda topic: self._wake.set(), on_lost=lambda address: self._wake.set())
 
     async def join(self) -> None:
         for topic in self._subscriptions:
@@ -146,14 +137,14 @@ class Broadcast:
                 async with asyncio.timeout(self._pause_s(missing=missing)):
                     await self._wake.wait()
             is_due = missing or self._wake.is_set() or self._heartbeats.are_failing
-            if is_due or loop.time() - beat_s >= HEARTBEAT_INTERVAL_S:
+            if is_due or loop.time() - beat_s >= self._limits.heartbeat_interval_s:
                 await self._heartbeats.beat()
                 beat_s = loop.time()
 
     def _pause_s(self, *, missing: bool) -> float:
         if missing:
-            return MISSING_ROUTE_INTERVAL_S
-        return HEARTBEAT_RETRY_S if self._heartbeats.are_failing else REBALANCE_INTERVAL_S
+            return self._limits.missing_route_interval_s
+        return self._limits.heartbeat_retry_s if self._heartbeats.are_failing else self._limits.rebalance_interval_s
 
     async def _take_queues(self) -> bool:
         """Takes every queue; True if something could not be taken yet."""

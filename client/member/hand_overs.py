@@ -14,7 +14,6 @@ from ...protocol.codes import RequestCode
 from ...protocol.group_bodies import LockRequest
 from ...protocol.queue import Queue
 from ...protocol.schema import BodyError
-from .. import config
 from ..config import OFFSET_TIMEOUT_S
 from ..errors import BrokerRefused, RocketletError
 from ..lease import Lease
@@ -37,6 +36,7 @@ class HandOvers:
 
     def __init__(self, cluster: Cluster, group: str, client_id: str) -> None:
         self._cluster = cluster
+        self._limits = cluster.limits
         self._group = group
         self._client_id = client_id
         self._batches: dict[str, tuple[_Batch, asyncio.Task[set[Queue]]]] = {}
@@ -48,7 +48,7 @@ class HandOvers:
         if connection is None or not connection.speaks_msgpack or not lease.epoch or lease.is_over:
             return False
         known = self._batches.get(queue.broker_name)
-        if known is None or len(known[0].offsets) >= config.LOCK_QUEUES:
+        if known is None or len(known[0].offsets) >= self._limits.lock_queues:
             batch = _Batch()
             self._batches[queue.broker_name] = batch, asyncio.create_task(self._send(queue.broker_name, batch))
         batch, sending = self._batches[queue.broker_name]
@@ -61,7 +61,10 @@ class HandOvers:
         """Commits queues of one broker, as many in one request as it takes; that renews their leases there, too. The queues
         that are committed, and those that are to be tried alone: a broker that does not answer is not asked again, because
         by then a pull may carry a later offset."""
-        answers = [await self._commit(broker_name, part, offsets, leases) for part in parts(list(offsets))]
+        answers = [
+            await self._commit(broker_name, part, offsets, leases)
+            for part in parts(list(offsets), self._limits.lock_queues)
+        ]
         return set().union(*(done for done, _ in answers)), set().union(*(alone for _, alone in answers))
 
     async def _commit(

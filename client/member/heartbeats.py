@@ -14,7 +14,6 @@ from functools import partial
 from ...protocol import bodies
 from ...protocol.bodies import Heartbeat
 from ...protocol.codes import RequestCode
-from ..config import HEARTBEAT_INTERVAL_S, HEARTBEAT_RETRY_S
 from ..errors import BrokerRefused, RocketletError
 from ..log import get_logger
 from ..tasks import cancelled
@@ -30,6 +29,7 @@ class Heartbeats:
         self, cluster: Cluster, describe: Callable[[], Heartbeat], addresses: Callable[[], Iterable[str]]
     ) -> None:
         self._cluster = cluster
+        self._limits = cluster.limits
         self._describe = describe
         self._addresses = addresses
         self._registered: set[str] = set()
@@ -104,8 +104,9 @@ class Heartbeats:
 
     async def beat_forever(self) -> None:
         while True:
+            limits = self._limits
             with suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_RETRY_S if self._failing else HEARTBEAT_INTERVAL_S):
+                async with asyncio.timeout(limits.heartbeat_retry_s if self._failing else limits.heartbeat_interval_s):
                     await self._news.wait()
             self._news.clear()
             await self.beat()

@@ -26,14 +26,7 @@ from ...protocol.codes import ResponseCode
 from ...protocol.headers import HeaderError
 from ...protocol.queue import Queue
 from ...protocol.schema import BodyError
-from ..config import (
-    HAND_OVER_PATIENCE_S,
-    LAST_COMMIT_LOOKS,
-    LEASE_TICK_S,
-    LOCK_INTERVAL_S,
-    RECONNECT_S,
-    REGISTER_PATIENCE_S,
-)
+from ..config import LAST_COMMIT_LOOKS
 from ..errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
 from ..lease import Lease, clock_s
 from ..log import get_logger
@@ -98,6 +91,7 @@ class Leases:
         settled: asyncio.Event,
     ) -> None:
         self._cluster = cluster
+        self._limits = cluster.limits
         self._user = user
         self._offsets = offsets
         self._heartbeats = heartbeats
@@ -144,7 +138,11 @@ class Leases:
         await self._give_back(queue for queue in unlockable if not self._locks.is_asked_for(queue))
         free = wanted - self._locks.unlocking - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
         queues = by_broker(sorted(filter(self._is_known_at, free)))
-        await _all(self._acquire_from(name, part) for name, of_broker in queues.items() for part in parts(of_broker))
+        await _all(
+            self._acquire_from(name, part)
+            for name, of_broker in queues.items()
+            for part in parts(of_broker, self._limits.lock_queues)
+        )
 
     async def _acquire_from(self, broker_name: str, queues: list[Queue]) -> None:
         try:
@@ -230,17 +228,17 @@ class Leases:
         """Hands over every queue, and gives back locks in doubt; returns when that is done or has failed."""
         loop = asyncio.get_running_loop()
         self._leaving_s = loop.time()
-        end_s = self._leaving_s + HAND_OVER_PATIENCE_S
+        end_s = self._leaving_s + self._limits.hand_over_patience_s
         for queue in list(self.owned):
             self.release(queue)
         await asyncio.gather(*self._handing_over.values(), return_exceptions=True)
         while doubtful := list(self._locks.doubtful):
             masters = {self._cluster.master(queue.broker_name) for queue in doubtful}
-            await self._heartbeats.register(filter(None, masters), REGISTER_PATIENCE_S)
+            await self._heartbeats.register(filter(None, masters), self._limits.register_patience_s)
             await self._give_back(doubtful)
             if not self._locks.doubtful or loop.time() >= end_s:
                 return
-            await asyncio.sleep(RECONNECT_S)
+            await asyncio.sleep(self._limits.reconnect_s)
 
     async def _give_back(self, queues: Iterable[Queue]) -> None:
         """Unlocks queues that perhaps are locked. Left alone, they would keep others out until their leases end."""
@@ -300,14 +298,14 @@ class Leases:
                     return fault
             now_s = asyncio.get_running_loop().time()
             refused_s = min(refused_s, now_s) if isinstance(fault, BrokerRefused) else math.inf
-            if now_s >= min(max(began_s, self._leaving_s), refused_s) + HAND_OVER_PATIENCE_S:
+            if now_s >= min(max(began_s, self._leaving_s), refused_s) + self._limits.hand_over_patience_s:
                 return fault or ConnectionFailed(f"the broker {queue.broker_name} has not renewed the lease")
             await self._renewed_for_commit(queue)
         return None
 
     async def _renewed_for_commit(self, queue: Queue) -> None:
         """Returns when a commit is worth another try: the broker has heard this member, and was asked for the lease."""
-        await asyncio.sleep(RECONNECT_S)
+        await asyncio.sleep(self._limits.reconnect_s)
         address = self._cluster.master(queue.broker_name)
         if address is not None:
             await self._heartbeats.register([address])
@@ -368,12 +366,12 @@ class Leases:
     async def renew_forever(self) -> None:
         """Renews leases every 5 s, and overdue ones more often; suspends queues whose lease is over."""
         while True:
-            await asyncio.sleep(LEASE_TICK_S)
+            await asyncio.sleep(self._limits.lease_tick_s)
             over = [queue for queue, lease in self.owned.items() if lease.is_over and queue not in self._suspended]
             for queue in over:
                 log.warning("lease_over", queue=str(queue), hint="waiting for the broker")
                 self._suspend(queue)
-            due_s = clock_s() - LOCK_INTERVAL_S
+            due_s = clock_s() - self._limits.lock_interval_s
             leases = {queue: self._held(queue) for queue in self.owned.keys() | self._releasing.keys()}
             # With one that is due, all of its broker are renewed, so that they go on together.
             due = {queue.broker_name for queue, lease in leases.items() if lease is not None and lease.asked_s <= due_s}
@@ -386,7 +384,7 @@ class Leases:
                 self._renew(broker_name, part)
                 for broker_name, of_broker in by_broker(queues).items()
                 if self._heartbeats.is_registered(self._cluster.master(broker_name))
-                for part in parts(of_broker)
+                for part in parts(of_broker, self._limits.lock_queues)
             )
         )
 

@@ -21,7 +21,7 @@ from ...protocol.codes import RequestCode
 from ...protocol.frame import Frame
 from ...protocol.group_bodies import LockRequest
 from ...protocol.queue import Queue
-from ..config import APACHE_LEASE_S, HAND_OVER_PATIENCE_S, LEASE_MARGIN_S, LEASE_S, LOCK_TIMEOUT_S
+from ..config import APACHE_LEASE_S, LEASE_MARGIN_S, LEASE_S
 from ..errors import BrokerRefused, RequestTimeout, RocketletError
 from ..lease import Lease, clock_s
 from ..log import get_logger
@@ -36,6 +36,7 @@ class Locks:
 
     def __init__(self, cluster: Cluster, group: str, client_id: str) -> None:
         self._cluster = cluster
+        self._limits = cluster.limits
         self._group = group
         self._client_id = client_id
         self._under_way: dict[asyncio.Future[Frame], Set[Queue]] = {}
@@ -85,13 +86,15 @@ class Locks:
         request = LockRequest(self._client_id, self._group, queues, handover=True, epochs=epochs)
         body = group_bodies.encode_lock_request(request)
         asked, sent_s = set(queues), clock_s()
-        asking = connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, HAND_OVER_PATIENCE_S)
+        asking = connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, self._limits.hand_over_patience_s)
         self._under_way[asking] = asked - epochs.keys()
         asking.add_done_callback(self._answered)
         for _ in range(2):  # halves: if this process stood still, the first one is over before its sockets are read
-            await asyncio.wait({asking}, timeout=LOCK_TIMEOUT_S / 2)
+            await asyncio.wait({asking}, timeout=self._limits.lock_timeout_s / 2)
         if not asking.done():
-            raise RequestTimeout(f"LOCK_BATCH_MQ was not answered in {LOCK_TIMEOUT_S} s by {connection.address}")
+            raise RequestTimeout(
+                f"LOCK_BATCH_MQ was not answered in {self._limits.lock_timeout_s} s by {connection.address}"
+            )
         answer = asking.result()
         leases: dict[Queue, Lease] = {}
         for queue, epoch in group_bodies.decode_locked(answer.body).items():
@@ -138,10 +141,10 @@ class Locks:
         if unlock is None:  # one that is slow is not said again before its connection gives it up
             body = self._unlock_body({queue: epoch})
             unlock = self._unlocks[queue] = connection.request(
-                RequestCode.UNLOCK_BATCH_MQ, {}, body, HAND_OVER_PATIENCE_S
+                RequestCode.UNLOCK_BATCH_MQ, {}, body, self._limits.hand_over_patience_s
             )
             unlock.add_done_callback(partial(self._unlocked, queue))
-        await asyncio.wait({unlock}, timeout=LOCK_TIMEOUT_S)
+        await asyncio.wait({unlock}, timeout=self._limits.lock_timeout_s)
 
     def _unlocked(self, queue: Queue, unlock: asyncio.Future[Frame]) -> None:
         """An unlock was answered, or will never be."""
@@ -170,7 +173,7 @@ class Locks:
             connection = self._cluster.connected(broker_name)
             if connection is None or not connection.is_open:
                 continue
-            for part in parts(queues):
+            for part in parts(queues, self._limits.lock_queues):
                 body = self._unlock_body({queue: epochs[queue] for queue in part})
                 connection.oneway(RequestCode.UNLOCK_BATCH_MQ, {}, body)
         self._doubtful.clear()

@@ -22,7 +22,7 @@ from ...protocol.headers import UnregisterClient, write
 from ...protocol.queue import Queue
 from ...protocol.schema import BodyError
 from ...protocol.subscription import Subscription
-from ..config import HEARTBEAT_BYTES, HEARTBEAT_QUEUE_BYTES, REGISTER_PATIENCE_S, At, Start
+from ..config import HEARTBEAT_BYTES, HEARTBEAT_QUEUE_BYTES, At, Start
 from ..errors import RocketletError
 from ..lease import Lease
 from ..log import get_logger
@@ -90,10 +90,9 @@ class Membership:
             wake=self._wake,
             settled=self._settled,
         )
-        cluster.requests[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = self._notified
-        cluster.on_lost = self._lost_connection
+        cluster.answer(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._notified)
+        cluster.listen(on_change=lambda topic: self._wake.set(), on_lost=self._lost_connection)
         cluster.keeps_brokers = True
-        cluster.on_change = lambda topic: self._wake.set()
 
     @property
     def owned(self) -> Mapping[Queue, Lease]:
@@ -124,7 +123,7 @@ class Membership:
             self._tasks.append(asyncio.create_task(self._rebalance.run_forever(leaving=True), name="leave"))
             if self.owned:  # says that we leave: the others prepare while our handlers end
                 self._tasks.append(asyncio.create_task(self._heartbeats.beat(), name="leaving heartbeat"))
-                await asyncio.wait(self._tasks[-1:], timeout=REGISTER_PATIENCE_S)
+                await asyncio.wait(self._tasks[-1:], timeout=self.cluster.limits.register_patience_s)
             await self._leases.give_all()
         finally:  # also if cancelled
             await self.abandon()
@@ -209,7 +208,7 @@ class Membership:
             tuple(self._subscriptions.values()),
             strategy=self._strategy.name,
             leaving=self._has_left,
-            assigned=told_queues(self.owned),
+            assigned=told_queues(self.owned, self.cluster.limits.told_queues),
             queue_counts=self._queue_counts(),
             own_version=own_version(),
         )
@@ -233,10 +232,10 @@ class Membership:
         return counts
 
 
-def told_queues(owned: Iterable[Queue]) -> tuple[Queue, ...]:
+def told_queues(owned: Iterable[Queue], most: int = MAX_REQUEST_QUEUES) -> tuple[Queue, ...]:
     """The first of a member's queues, as many as a broker takes in a heartbeat. One that has more would be refused, and its
     member with it. Brokers log them, and give STICKY members back their queues from before the broker started."""
-    queues = sorted(owned)[:MAX_REQUEST_QUEUES]
+    queues = sorted(owned)[:most]
     longest = max((len(f"{queue.topic}{queue.broker_name}".encode()) for queue in queues), default=0)
     return tuple(queues[: HEARTBEAT_BYTES // (longest + HEARTBEAT_QUEUE_BYTES)])
 

@@ -18,7 +18,6 @@ from ...protocol.allocation import subscribe_queues
 from ...protocol.bodies import Route
 from ...protocol.queue import Queue
 from ...protocol.schema import BodyError
-from ..config import LOCK_RETRY_S, MISSING_ROUTE_INTERVAL_S, REBALANCE_INTERVAL_S, RECONNECT_S, REGISTER_PATIENCE_S
 from ..errors import RocketletError
 from ..lease import clock_s
 from ..log import get_logger
@@ -45,6 +44,7 @@ class Rebalance:
         settled: asyncio.Event,
     ) -> None:
         self._cluster = cluster
+        self._limits = cluster.limits
         self._topics = list(topics)
         self._leases = leases
         self._shares = shares
@@ -70,12 +70,12 @@ class Rebalance:
         step = self._keep_in_touch if leaving else self._pass
         while True:
             self._wake.clear()
-            self._retry_s = REBALANCE_INTERVAL_S
+            self._retry_s = self._limits.rebalance_interval_s
             try:
                 await step()
             except Exception:
                 log.exception("rebalance_failed")
-                self._retry_s = LOCK_RETRY_S
+                self._retry_s = self._limits.lock_retry_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._retry_s):
                     await self._wake.wait()
@@ -92,10 +92,10 @@ class Rebalance:
             leases.release(queue)
         await leases.acquire(mine)
         if leases.are_doubtful:
-            self._retry_s = min(self._retry_s, LOCK_RETRY_S)
+            self._retry_s = min(self._retry_s, self._limits.lock_retry_s)
         holds_all = complete and mine == leases.owned.keys()
         if not holds_all:
-            self._retry_s = min(self._retry_s, LOCK_RETRY_S)
+            self._retry_s = min(self._retry_s, self._limits.lock_retry_s)
         if not holds_all or leases.are_releasing:
             self._settled.clear()
         else:
@@ -108,9 +108,9 @@ class Rebalance:
 
     async def _register(self) -> None:
         """A broker that is new, or back, hears this member before it is asked for anything."""
-        await self._heartbeats.register(patience_s=REGISTER_PATIENCE_S)
+        await self._heartbeats.register(patience_s=self._limits.register_patience_s)
         if not all(map(self._heartbeats.is_registered, self._cluster.masters().values())):
-            self._retry_s = RECONNECT_S
+            self._retry_s = self._limits.reconnect_s
 
     async def _look_up_grown(self) -> None:
         grown, self._grown = self._grown, set()
@@ -120,7 +120,7 @@ class Rebalance:
             except (RocketletError, BodyError) as error:
                 log.info("lookup_failed", topic=topic, reason=str(error), hint="it is looked up again")
                 self._grown.add(topic)
-                self._retry_s = min(self._retry_s, LOCK_RETRY_S)
+                self._retry_s = min(self._retry_s, self._limits.lock_retry_s)
 
     async def _share_of_all(self) -> tuple[set[Queue], bool]:
         """This member's queues of all topics; False with them if those of a topic are not known, and stay as they are."""
@@ -149,7 +149,7 @@ class Rebalance:
         try:
             route = self._cluster.route(topic) or await self._cluster.find_route(topic)
             if route is None:
-                self._retry_s = min(self._retry_s, MISSING_ROUTE_INTERVAL_S)
+                self._retry_s = min(self._retry_s, self._limits.missing_route_interval_s)
                 self._miss(topic)
                 return set() if topic.startswith(names.RETRY_PREFIX) else None
             self.missing.discard(topic)
@@ -164,7 +164,7 @@ class Rebalance:
         self._note(topic, share, clock_s() - began_s)
         if share.unknown:
             self._grown.add(topic)  # others know more brokers: the name server may, too, by the next pass
-            self._retry_s = min(self._retry_s, LOCK_RETRY_S)
+            self._retry_s = min(self._retry_s, self._limits.lock_retry_s)
         return set(share.mine)
 
     def _queues_of(self, topic: str, route: Route) -> list[Queue]:

@@ -16,7 +16,15 @@ from ..arguments import (
     check_layers,
     check_seconds,
 )
-from ..config import COMPRESS_OVER_BYTES, MAX_INT, REQUEST_TIMEOUT_S, SEND_RETRIES, TOPIC_QUEUES
+from ..config import (
+    CLIENT_LIMITS,
+    COMPRESS_OVER_BYTES,
+    MAX_INT,
+    REQUEST_TIMEOUT_S,
+    SEND_RETRIES,
+    TOPIC_QUEUES,
+    ClientLimits,
+)
 from ..wire.access import Access
 from .layers import SendMiddleware
 from .transactions import Check
@@ -87,6 +95,14 @@ class ProducerOptions(TypedDict, total=False):
     access: Annotated[
         Access | None,
         Option("TLS, and the account that signs.", None, lambda name, value: check_kind(name, value, Access)),
+    ]
+    limits: Annotated[
+        ClientLimits,
+        Option(
+            "the client's bounds and intervals; tests set others.",
+            CLIENT_LIMITS,
+            lambda name, value: check_kind(name, value, ClientLimits),
+        ),
     ]
     client_name: Annotated[
         str | None,

@@ -84,7 +84,7 @@ class Requests:
 
     def __init__(self, cluster: Cluster) -> None:
         self._waiting: dict[str, asyncio.Future[Message]] = {}
-        cluster.requests[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self._replied
+        cluster.answer(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._replied)
 
     @contextmanager
     def expected(self, correlation_id: str) -> Iterator[asyncio.Future[Message]]:

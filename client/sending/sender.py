@@ -70,7 +70,7 @@ class Sender(Lifecycle):
     _noun = "producer"
 
     def __init__(self, name_server: str, group: str, options: ProducerOptions) -> None:
-        super().__init__(Cluster(name_server, options["access"], options["client_name"]))
+        super().__init__(Cluster(name_server, options["access"], options["client_name"], options["limits"]))
         self.client_id = new_client_id(options["client_name"])
         self.group = group
         self._timeout_s = options["timeout_s"]
@@ -89,7 +89,7 @@ class Sender(Lifecycle):
             "h": 0,  # flag
             "i": "",  # properties
         }
-        self._cluster.on_change = self._forget_queues
+        self._cluster.listen(on_change=self._forget_queues)
         self._queues: dict[str, list[Queue]] = {}
         self._greeted: dict[str, Connection] = {}
         self._greetings: dict[Connection, asyncio.Task[None]] = {}

@@ -15,7 +15,7 @@ from ...protocol.frame import Frame
 from ...protocol.headers import CheckTransaction, EndTransaction, HeaderError, read, write
 from ...protocol.message import MessageError, decode_record
 from ...protocol.queue import Queue
-from ..config import MAX_CHECKED_BYTES, OFFSET_TIMEOUT_S
+from ..config import OFFSET_TIMEOUT_S
 from ..errors import RocketletError
 from ..log import get_logger
 from ..message import Message, Outgoing, SendResult
@@ -63,12 +63,13 @@ class Transactions:
     def __init__(self, cluster: Cluster, group: str, check: Check, middleware: Sequence[object] = ()) -> None:
         self._watches = [layer for layer in middleware if isinstance(layer, TransactionWatch)]
         self._cluster = cluster
+        self._limits = cluster.limits
         self._group = group
         self._check = check
         self._tasks: set[asyncio.Task[None]] = set()
         self._checked_bytes = 0
         self._is_closed = False
-        cluster.requests[RequestCode.CHECK_TRANSACTION_STATE] = self._asked
+        cluster.answer(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
 
     async def end(self, half: SendResult, message: Outgoing, *, commits: bool) -> None:
         """Tells the broker the outcome. If it cannot be told, the broker asks for it later."""
@@ -105,7 +106,7 @@ class Transactions:
         except (HeaderError, MessageError) as error:
             log.error("transaction_check_unreadable", broker=connection.address, reason=str(error))
             return
-        if self._checked_bytes + len(frame.body) > MAX_CHECKED_BYTES:
+        if self._checked_bytes + len(frame.body) > self._limits.max_checked_bytes:
             return  # the broker asks again
         self._checked_bytes += len(frame.body)
         message = Message(record, Queue(record.topic, "", record.queue_id), record.topic)

@@ -18,7 +18,7 @@ from ...protocol.headers import HeaderError, write
 from ...protocol.message import MessageError
 from ...protocol.pop_headers import FROM_END, FROM_FIRST, PopMessage
 from ...protocol.subscription import Subscription
-from ..config import POP_MESSAGES, POP_TIMEOUT_S, POP_TURN_S, POP_WAIT_S, PULL_ERROR_DELAY_S, RECONNECT_S
+from ..config import POP_MESSAGES, POP_TIMEOUT_S, POP_TURN_S, POP_WAIT_S
 from ..errors import AnswerUnreadable, BrokerRefused, ConnectionFailed, RocketletError
 from ..log import get_logger
 from ..wire.cluster import Cluster
@@ -60,6 +60,7 @@ class Source:
         on_other: Callable[[Delivery], None],
     ) -> None:
         self._cluster = cluster
+        self._limits = cluster.limits
         self._wanted = wanted
         self._subscription = subscription
         self.broker_name = broker_name
@@ -103,7 +104,7 @@ class Source:
         elif not self._is_failing:
             log.warning("pop_failed", broker=self.broker_name, topic=self.topic, reason=str(error))
         self._is_failing = True
-        return RECONNECT_S if isinstance(error, ConnectionFailed) else PULL_ERROR_DELAY_S
+        return self._limits.reconnect_s if isinstance(error, ConnectionFailed) else self._limits.pull_error_delay_s
 
     async def _receive(self, places: int, wait_s: float) -> int:
         """Sends one receive, for places that were reserved. Returns about how many messages are left. Raises

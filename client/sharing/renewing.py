@@ -15,7 +15,7 @@ from ...protocol.frame import Frame
 from ...protocol.headers import HeaderError, read
 from ...protocol.pop_headers import ChangedInvisibleTime
 from ...protocol.popped import Receipt
-from ..config import OFFSET_TIMEOUT_S, RENEWALS, STANDING_S
+from ..config import OFFSET_TIMEOUT_S, RENEWALS
 from ..lease import clock_s
 from ..log import get_logger
 from ..message import Message
@@ -33,6 +33,7 @@ class Renewing:
         self, cluster: Cluster, group: str, invisible_s: float, is_unwanted: Callable[[Delivery], bool]
     ) -> None:
         self._cluster = cluster
+        self._limits = cluster.limits
         self._group = group
         self._invisible_s = invisible_s
         self._is_unwanted = is_unwanted
@@ -98,7 +99,7 @@ class Renewing:
 
     def _name(self, delivery: Delivery) -> None:
         stood_s = clock_s() - delivery.since_s
-        if stood_s >= STANDING_S and stood_s >= 2 * (delivery.named_s - delivery.since_s):
+        if stood_s >= self._limits.standing_s and stood_s >= 2 * (delivery.named_s - delivery.since_s):
             delivery.named_s = clock_s()
             message = delivery.message
             log.warning(

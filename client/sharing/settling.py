@@ -25,7 +25,6 @@ from ..config import (
     DELAY_LEVELS_S,
     MAX_RECONSUME_TIMES,
     OFFSET_TIMEOUT_S,
-    RECONNECT_S,
 )
 from ..consuming.handling import RetryLater
 from ..consuming.reasons import shown
@@ -56,6 +55,7 @@ class Settling:
 
     def __init__(self, cluster: Cluster, group: str, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._cluster = cluster
+        self._limits = cluster.limits
         self._group = group
         self._spawn = spawn
         self._acks: dict[str, list[Delivery]] = {}
@@ -129,7 +129,7 @@ class Settling:
             self._close(len(late))
         for delivery in deliveries:
             if delivery not in late:
-                asyncio.get_running_loop().call_later(RECONNECT_S, self._collect, delivery)
+                asyncio.get_running_loop().call_later(self._limits.reconnect_s, self._collect, delivery)
 
     def _close(self, count: int) -> None:
         self._open -= count
@@ -197,7 +197,7 @@ class Settling:
             if delivery.lease.is_over:
                 log.warning("message_not_settled", message=delivery.message.message_id, reason=reason)
                 return
-            await asyncio.sleep(RECONNECT_S)
+            await asyncio.sleep(self._limits.reconnect_s)
 
     async def change(self, delivery: Delivery, delay_s: float, *, suspend: bool = False) -> None:
         """The message comes again after that time. Raises RocketletError."""

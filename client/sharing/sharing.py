@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...protocol.subscription import Subscription
-from ..config import HAND_OVER_PATIENCE_S, MAX_RECONSUME_TIMES, POP_STOP_S
+from ..config import MAX_RECONSUME_TIMES, POP_STOP_S
 from ..consuming.handling import DeliveryWatch, Outcome, Reject, RetryLater, Settled
 from ..errors import ConfigError
 from ..message import Message
@@ -39,6 +39,7 @@ class Sharing:
         tells: bool = False,
     ) -> None:
         self._cluster = cluster
+        self._limits = cluster.limits
         self._wanted = wanted
         self._register = register
         self._max_reconsume_times = max_reconsume_times
@@ -87,7 +88,7 @@ class Sharing:
                 self.forsake(message)
             await self.sources.quiet(POP_STOP_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(HAND_OVER_PATIENCE_S):
+                async with asyncio.timeout(self._limits.hand_over_patience_s):
                     await self._settling.settled()
         finally:  # also if cancelled
             await self.sources.stop()

@@ -9,7 +9,6 @@ from typing import Final
 
 from ...protocol.codes import PERM_READ, ResponseCode
 from ...protocol.subscription import Subscription
-from ..config import MISSING_ROUTE_INTERVAL_S
 from ..errors import BrokerRefused, RocketletError
 from ..log import get_logger
 from ..tasks import cancelled
@@ -32,12 +31,13 @@ class Sources:
         self, cluster: Cluster, subscriptions: Mapping[str, Subscription], make: Make, handout: Handout
     ) -> None:
         self._cluster = cluster
+        self._limits = cluster.limits
         self._subscriptions = subscriptions
         self._make = make
         self._handout = handout
         self._running: dict[tuple[str, str], tuple[Source, asyncio.Task[None]]] = {}
         self._changed = asyncio.Event()
-        cluster.on_change = lambda topic: self._changed.set()
+        cluster.listen(on_change=lambda topic: self._changed.set())
 
     @property
     def missing(self) -> list[str]:
@@ -61,7 +61,7 @@ class Sources:
         """Follows the routes."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(MISSING_ROUTE_INTERVAL_S if self.missing else None):
+                async with asyncio.timeout(self._limits.missing_route_interval_s if self.missing else None):
                     await self._changed.wait()
             self._changed.clear()
             for topic in self.missing:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from ..config import RESTART_S
+from ..config import ClientLimits
 from ..consuming.calling import Calling
 from ..consuming.handling import Outcome, checked_outcome
 from ..log import get_logger
@@ -28,7 +28,10 @@ class Workers:
     """`settle(delivery, outcome)`; `judge(message, error)`: the outcome for a handler that raised. A message whose handler
     the end of the consumer cancelled is given back."""
 
-    def __init__(self, call: Calling, concurrency: int, sharing: Sharing, settle: Settle, *, judge: Judge) -> None:
+    def __init__(
+        self, call: Calling, concurrency: int, sharing: Sharing, settle: Settle, *, judge: Judge, limits: ClientLimits
+    ) -> None:
+        self._limits = limits
         self._call = call
         self._concurrency = concurrency
         self._sharing = sharing
@@ -53,7 +56,7 @@ class Workers:
         self._tasks.discard(task)
         if not self._handout.is_closed:
             log.warning("worker_cancelled", worker=number, hint="another one takes its place")
-            self._loop.call_later(RESTART_S, self._hire, number)
+            self._loop.call_later(self._limits.restart_s, self._hire, number)
 
     async def _work(self) -> None:
         task = asyncio.current_task()

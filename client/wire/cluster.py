@@ -15,9 +15,8 @@ from ...protocol.codes import PERM_WRITE, RequestCode, ResponseCode
 from ...protocol.frame import Ext, Frame
 from ...protocol.headers import TopicName, write
 from ...protocol.queue import Queue
-from .. import config
 from ..arguments import check_client_name, parse_addresses
-from ..config import ROUTE_INTERVAL_S, ROUTE_PATIENCE_S, ROUTE_RETRY_S
+from ..config import CLIENT_LIMITS, ClientLimits
 from ..errors import (
     AnswerUnreadable,
     BrokerRefused,
@@ -35,23 +34,23 @@ from .connection import Connection, Connections
 log = get_logger("rocketlet.cluster")
 T = TypeVar("T")
 
+Answer = Callable[[Connection, Frame], None]
+Told = Callable[[str], None]
+
 
 class Cluster:
-    """`on_change(topic)` is called when a route has changed, `on_lost(address)` when a socket closed; `requests` has the
-    functions that answer brokers' requests, by code."""
+    """One client's view of a cluster. It is made before the parts that use it, which then `listen` and `answer`."""
 
     def __init__(
         self,
         name_server: str,
         access: Access | None = None,
         client_name: str | None = None,
-        *,
-        route_interval_s: float = ROUTE_INTERVAL_S,
+        limits: ClientLimits = CLIENT_LIMITS,
     ) -> None:
-        """route_interval_s: between two looks for new queues and brokers."""
         check_client_name("client_name", client_name)
         self.client_name = client_name
-        self._route_interval_s = route_interval_s
+        self.limits = limits
         self._name_servers = parse_addresses(name_server)
         # As NettyRemotingClient: clients that are configured alike do not all ask the first one.
         random.shuffle(self._name_servers)
@@ -62,13 +61,14 @@ class Cluster:
         self._refresher: asyncio.Task[None] | None = None
         self._unreached = asyncio.Event()
         self._unrefreshed: set[str] = set()  # topics whose route could not be looked up the last time
-        self.on_change: Callable[[str], None] = lambda topic: None
-        self.requests: dict[int, Callable[[Connection, Frame], None]] = {}
-        self.on_lost: Callable[[str], None] = lambda address: None
+        self._answers: dict[int, Answer] = {}
+        self._on_change: list[Told] = []
+        self._on_lost: list[Told] = []
         self._connections = Connections(
             access or Access(),
             self._on_request,
-            lambda connection: self.on_lost(connection.address),
+            self._lost,
+            limits,
         )
 
         self.check_home = self._connections.home.check
@@ -86,12 +86,30 @@ class Cluster:
             await self._connections.close()
 
     def _on_request(self, connection: Connection, frame: Frame) -> None:
-        answer = self.requests.get(frame.code)
+        answer = self._answers.get(frame.code)
         if answer is not None:
             answer(connection, frame)
         elif not frame.is_oneway:
             remark = f"request type {frame.code} not supported"
             connection.respond(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+
+    def _lost(self, connection: Connection) -> None:
+        for told in self._on_lost:
+            told(connection.address)
+
+    # Those who use it
+
+    def answer(self, code: int, answer: Answer) -> None:
+        """From now on `answer(connection, frame)` is called for brokers' requests with this code."""
+        self._answers[code] = answer
+
+    def listen(self, *, on_change: Told | None = None, on_lost: Told | None = None) -> None:
+        """From now on `on_change(topic)` is called when a route has changed, and `on_lost(address)` when a connection has
+        ended."""
+        if on_change is not None:
+            self._on_change.append(on_change)
+        if on_lost is not None:
+            self._on_lost.append(on_lost)
 
     # Name servers
 
@@ -145,7 +163,8 @@ class Cluster:
             if 0 in broker.addresses:
                 self._masters[broker.name] = broker.addresses[0]
         if changed:
-            self.on_change(topic)
+            for told in self._on_change:
+                told(topic)
         return route
 
     def _with_living(self, topic: str, route: Route) -> Route:
@@ -166,7 +185,7 @@ class Cluster:
         kept = [
             broker
             for broker in missing
-            if now_s - self._missing_s.setdefault((topic, broker.name), now_s) < ROUTE_PATIENCE_S
+            if now_s - self._missing_s.setdefault((topic, broker.name), now_s) < self.limits.route_patience_s
         ]
         if not kept or before is None:
             return route
@@ -178,9 +197,9 @@ class Cluster:
         """Refreshes routes at the interval, and every second while a broker cannot be reached: it may be back at another
         address."""
         while True:
-            await asyncio.sleep(ROUTE_RETRY_S)
+            await asyncio.sleep(self.limits.route_retry_s)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._route_interval_s - ROUTE_RETRY_S):
+                async with asyncio.timeout(self.limits.route_interval_s - self.limits.route_retry_s):
                     await self._unreached.wait()
             self._unreached.clear()
             for topic in list(self._routes):
@@ -280,9 +299,9 @@ def publish_queues(topic: str, route: Route, limit: int | None = None) -> list[Q
     ]
 
 
-def parts(queues: Sequence[Queue]) -> list[list[Queue]]:
+def parts(queues: Sequence[Queue], most: int) -> list[list[Queue]]:
     """Splits queues into parts for requests that lock, renew or commit them."""
-    return [list(queues[first : first + config.LOCK_QUEUES]) for first in range(0, len(queues), config.LOCK_QUEUES)]
+    return [list(queues[first : first + most]) for first in range(0, len(queues), most)]
 
 
 def by_broker(queues: Iterable[Queue]) -> dict[str, list[Queue]]:

@@ -39,16 +39,7 @@ from ...protocol.frame import (
     encode_msgpack,
     encode_msgpack_head,
 )
-from ..config import (
-    CLOSE_TIMEOUT_S,
-    CONNECT_TIMEOUT_S,
-    DEADLINE_SWEEP_S,
-    MAX_IN_FLIGHT,
-    MAX_UNREAD_BYTES,
-    RECONNECT_S,
-    REQUEST_TIMEOUT_S,
-    SILENT_S,
-)
+from ..config import CLIENT_LIMITS, CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, ClientLimits
 from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout
 from ..log import get_logger
 from .access import ENCODINGS, Access
@@ -69,9 +60,16 @@ class Connection(asyncio.Protocol):
     more bytes."""
 
     def __init__(
-        self, address: str, access: Access, on_request: OnRequest, on_lost: Callable[[Connection], None]
+        self,
+        address: str,
+        access: Access,
+        on_request: OnRequest,
+        on_lost: Callable[[Connection], None],
+        limits: ClientLimits = CLIENT_LIMITS,
     ) -> None:
         self.address = address
+        self._limits = limits
+        self._max_in_flight = limits.max_in_flight
         self.is_open = False
         self._access = access
         self._signs = access.signs
@@ -117,8 +115,8 @@ class Connection(asyncio.Protocol):
         `running_s` is `due_s`.
 
         Raises ConfigError for a number that no request can hold."""
-        if not self.is_open or len(self._pending) >= MAX_IN_FLIGHT:
-            reason = "is closed" if not self.is_open else f"has {MAX_IN_FLIGHT} requests in flight"
+        if not self.is_open or len(self._pending) >= self._max_in_flight:
+            reason = "is closed" if not self.is_open else f"has {self._max_in_flight} requests in flight"
             self.loop.call_soon(answered, ConnectionFailed(f"the connection to {self.address} {reason}"))
             return
         self._opaque = opaque = (self._opaque + 1) & 0x7FFFFFFF
@@ -189,7 +187,7 @@ class Connection(asyncio.Protocol):
             self._answered_out, self._answered_bytes = self._out, 0
         self._answered_bytes += len(data)
         unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        if self._answered_bytes + unread > MAX_UNREAD_BYTES:
+        if self._answered_bytes + unread > self._limits.max_unread_bytes:
             log.warning("connection_closed_unread", peer=self.address, hint="the broker asks, and does not read")
             self.abort()
             return
@@ -243,15 +241,15 @@ class Connection(asyncio.Protocol):
         now_s = self.loop.time()
         if self._was_heard:
             self._was_heard, self._heard_s = False, now_s - self._stood_s
-        self._sweep_due_s = now_s + DEADLINE_SWEEP_S
-        self._sweep = self.loop.call_later(DEADLINE_SWEEP_S, self._sweep_deadlines)
+        self._sweep_due_s = now_s + self._limits.deadline_sweep_s
+        self._sweep = self.loop.call_later(self._limits.deadline_sweep_s, self._sweep_deadlines)
 
     def _sweep_deadlines(self) -> None:
         now_s = self.loop.time()
         # Time for which this process stood still is nobody's delay. A loop runs its timers before it reads, so answers that
         # came meanwhile wait in the socket.
         late_s = now_s - self._sweep_due_s
-        if late_s > DEADLINE_SWEEP_S:
+        if late_s > self._limits.deadline_sweep_s:
             self._stood_s += late_s
         self._give_up(now_s - self._stood_s)
         self._sweep = None
@@ -265,7 +263,7 @@ class Connection(asyncio.Protocol):
             del self._pending[opaque]
             answered(RequestTimeout(f"{request_name(code)} was not answered in time by {self.address}"))
         silent_s = now_s - self._heard_s
-        if late and silent_s > SILENT_S and not self._was_heard:
+        if late and silent_s > self._limits.silent_s and not self._was_heard:
             log.warning("connection_silent", peer=self.address, seconds=round(silent_s, 1), hint="it is opened anew")
             self.abort()
 
@@ -395,8 +393,15 @@ def _settle(future: asyncio.Future[Frame], answer: Frame | Exception) -> None:
 class Connections:
     """The open connections by address; each is opened when it is first asked for."""
 
-    def __init__(self, access: Access, on_request: OnRequest, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(
+        self,
+        access: Access,
+        on_request: OnRequest,
+        on_lost: Callable[[Connection], None],
+        limits: ClientLimits = CLIENT_LIMITS,
+    ) -> None:
         self._access = access
+        self._limits = limits
         self._ssl = access.ssl_context
         self._on_request = on_request
         self._on_lost = on_lost
@@ -436,12 +441,12 @@ class Connections:
         loop = asyncio.get_running_loop()
         # A load balancer whose server is away takes each connection and hangs up; the end of one is a reason to open the
         # next.
-        due_s = self._opened_s.get(address, -math.inf) + RECONNECT_S
+        due_s = self._opened_s.get(address, -math.inf) + self._limits.reconnect_s
         await asyncio.sleep(max(due_s - loop.time(), 0.0))
         try:
             async with running_timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(address, self._access, self._on_request, self._lost),
+                    lambda: Connection(address, self._access, self._on_request, self._lost, self._limits),
                     host.strip("[]"),
                     int(port),
                     ssl=self._ssl,
@@ -474,7 +479,7 @@ class Connections:
         try:
             if self._open:
                 with suppress(TimeoutError):
-                    async with running_timeout(CLOSE_TIMEOUT_S):
+                    async with running_timeout(self._limits.close_timeout_s):
                         await self._all_closed.wait()
         finally:  # also if cancelled
             for connection in list(self._open.values()):

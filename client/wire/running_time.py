@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from ..config import DEADLINE_SWEEP_S
+from ..config import TIMEOUT_TICK_S
 
 _LONGEST_S: Final = 1e9  # stands for an endless one
 
@@ -23,7 +23,7 @@ async def running_timeout(timeout_s: float) -> AsyncIterator[None]:
     between."""
     loop = asyncio.get_running_loop()
     timeout_s = min(timeout_s, _LONGEST_S)
-    left = max(2, math.ceil(timeout_s / DEADLINE_SWEEP_S))
+    left = max(2, math.ceil(timeout_s / TIMEOUT_TICK_S))
     tick_s = timeout_s / left
     timer: asyncio.TimerHandle
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
+from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.errors import ConnectionFailed
 from rocketlet.client.wire.access import Access
 from rocketlet.client.wire.connection import Connection, Connections
@@ -57,8 +58,10 @@ async def peer() -> AsyncIterator[Peer]:
     server.close()
 
 
-async def connected(peer: Peer, asked: list[Frame]) -> tuple[Connections, Connection]:
-    connections = Connections(Access(), lambda _, frame: asked.append(frame), lambda _: None)
+async def connected(
+    peer: Peer, asked: list[Frame], limits: ClientLimits = CLIENT_LIMITS
+) -> tuple[Connections, Connection]:
+    connections = Connections(Access(), lambda _, frame: asked.append(frame), lambda _: None, limits)
     connection = await connections.get(peer.address)
     await asyncio.wait_for(peer.taken.wait(), PATIENCE_S)
     peer.transport.pause_reading()
@@ -92,9 +95,8 @@ async def test_a_peer_that_still_writes_reads_all_that_was_said(peer: Peer, unre
     assert isinstance(pull.exception(), ConnectionFailed) or unread  # an answer that came in time
 
 
-async def test_a_peer_that_never_hangs_up_holds_up_no_close(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.client.wire.connection.CLOSE_TIMEOUT_S", 0.01)
-    connections, connection = await connected(peer, [])
+async def test_a_peer_that_never_hangs_up_holds_up_no_close(peer: Peer) -> None:
+    connections, connection = await connected(peer, [], ClientLimits(close_timeout_s=0.01))
     peer.hangs_up = False
     peer.transport.resume_reading()
     await asyncio.wait_for(connections.close(), PATIENCE_S)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from rocketlet.client import ConnectionFailed, RequestTimeout
-from rocketlet.client.config import SILENT_S
+from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.wire.access import Access
 from rocketlet.client.wire.connection import Connection, Connections
 from rocketlet.protocol.codes import RESPONSE_FLAG, RequestCode
@@ -39,13 +39,15 @@ async def hangs_up() -> AsyncIterator[tuple[HangsUp, str]]:
     server.close()
 
 
-async def test_a_peer_that_hangs_up_is_not_called_again_at_once(
-    hangs_up: tuple[HangsUp, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_peer_that_hangs_up_is_not_called_again_at_once(hangs_up: tuple[HangsUp, str]) -> None:
     peer, address = hangs_up
-    monkeypatch.setattr("rocketlet.client.wire.connection.RECONNECT_S", 3600.0)
     lost: list[str] = []
-    connections = Connections(Access(), lambda *_: None, lambda connection: lost.append(connection.address))
+    connections = Connections(
+        Access(),
+        lambda *_: None,
+        lambda connection: lost.append(connection.address),
+        limits=ClientLimits(reconnect_s=3600.0),
+    )
     with pytest.raises(ConnectionFailed, match="closed the connection"):
         connection = await connections.get(address)
         await connection.request(0, {})
@@ -62,10 +64,9 @@ async def test_a_peer_that_hangs_up_is_not_called_again_at_once(
         await again
 
 
-async def test_it_is_called_again_after_a_while(hangs_up: tuple[HangsUp, str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_called_again_after_a_while(hangs_up: tuple[HangsUp, str]) -> None:
     peer, address = hangs_up
-    monkeypatch.setattr("rocketlet.client.wire.connection.RECONNECT_S", 0.001)
-    connections = Connections(Access(), lambda *_: None, lambda _: None)
+    connections = Connections(Access(), lambda *_: None, lambda _: None, limits=ClientLimits(reconnect_s=0.001))
     for _ in range(3):
         with pytest.raises(ConnectionFailed):
             await (await connections.get(address)).request(0, {})
@@ -74,11 +75,8 @@ async def test_it_is_called_again_after_a_while(hangs_up: tuple[HangsUp, str], m
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS"])
-async def test_a_peer_that_reads_nothing_more_holds_up_no_close(
-    encrypted: bool, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_peer_that_reads_nothing_more_holds_up_no_close(encrypted: bool, certificates: Certificates) -> None:
     """Its written bytes never leave, and over TLS it says no goodbye."""
-    monkeypatch.setattr("rocketlet.client.wire.connection.CLOSE_TIMEOUT_S", 0.01)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates.files.certificate, certificates.files.key)
     taken: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
@@ -88,7 +86,12 @@ async def test_a_peer_that_reads_nothing_more_holds_up_no_close(
         taken.put_nowait(writer)
 
     server = await asyncio.start_server(take, "127.0.0.1", 0, ssl=context if encrypted else None)
-    connections = Connections(Access(tls=encrypted, verify_tls=False), lambda *_: None, lambda _: None)
+    connections = Connections(
+        Access(tls=encrypted, verify_tls=False),
+        lambda *_: None,
+        lambda _: None,
+        limits=ClientLimits(close_timeout_s=0.01),
+    )
     connection = await connections.get(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
     peer = await taken.get()
     failed: list[object] = []
@@ -144,16 +147,16 @@ async def test_a_connection_whose_peer_answers_nothing_for_a_minute_is_given_up(
             await asked
         time.now_s += seconds - 0.2
 
-    await goes_unanswered(SILENT_S * 0.75)
+    await goes_unanswered(CLIENT_LIMITS.silent_s * 0.75)
     answered = connection.ask(RequestCode.HEART_BEAT, {})
     connection.data_received(encode(Frame(0, connection._opaque, flag=RESPONSE_FLAG)))
     await answered
     connection._sweep_deadlines()
-    time.now_s += SILENT_S * 10  # nothing is asked for
-    await goes_unanswered(SILENT_S * 0.75)
+    time.now_s += CLIENT_LIMITS.silent_s * 10  # nothing is asked for
+    await goes_unanswered(CLIENT_LIMITS.silent_s * 0.75)
     assert not socket.is_aborted, "it has answered, and was not asked for long"
-    await goes_unanswered(SILENT_S * 0.75)
+    await goes_unanswered(CLIENT_LIMITS.silent_s * 0.75)
     assert not socket.is_aborted
-    await goes_unanswered(SILENT_S * 0.75)
+    await goes_unanswered(CLIENT_LIMITS.silent_s * 0.75)
     assert socket.is_aborted
     connection.connection_lost(None)

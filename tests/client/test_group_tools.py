@@ -18,6 +18,7 @@ from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import LEASE_SWEEP_S, ORPHAN_S
 from rocketlet.client import AdminClient, BrokerRefused, ConfigError, Consumer, Producer, settled
 from rocketlet.client.admin.settling import settled_by
+from rocketlet.client.config import ClientLimits
 from rocketlet.command.cli import main
 from rocketlet.command.nouns.group_report import report as report_of
 from rocketlet.command.plumbing import logs
@@ -99,23 +100,38 @@ def test_sticky_shares_are_equal_whole_and_move_the_fewest_queues(
     assert STICKY.share_out(queues, ids, after) == stays, "and then it stays"
 
 
-async def test_a_sticky_member_that_joins_takes_only_its_share(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "rocketlet.client.member.rebalance.REBALANCE_INTERVAL_S", 10 * PATIENCE_S
-    )  # told, not by the clock
+async def test_a_sticky_member_that_joins_takes_only_its_share(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 12)
     moves: list[Queue] = []
     options: dict[str, Any] = {"strategy": STICKY, "on_revoked": lambda queues: moves.extend(queues)}
     async with AsyncExitStack() as stack:
         members: list[Consumer] = []
         for count in (1, 2, 3, 4):
-            members.append(await stack.enter_async_context(Consumer(node.address, "g", "t", Inbox(), **options)))
+            members.append(
+                await stack.enter_async_context(
+                    Consumer(
+                        node.address,
+                        "g",
+                        "t",
+                        Inbox(),
+                        **options,
+                        limits=ClientLimits(rebalance_interval_s=10 * PATIENCE_S),  # told, not by the clock
+                    )
+                )
+            )
             await settled(node.address, "g", members=count)
             assert sorted(len(owned(member)) for member in members) == [12 // count] * count
         assert sum(queue.topic == "t" for queue in moves) == 6 + 4 + 3
-        foreign = await stack.enter_async_context(Consumer(node.address, "g", "t", Inbox(), strategy=AVG))
+        foreign = await stack.enter_async_context(
+            Consumer(
+                node.address,
+                "g",
+                "t",
+                Inbox(),
+                strategy=AVG,
+                limits=ClientLimits(rebalance_interval_s=10 * PATIENCE_S),  # told, not by the clock
+            )
+        )
         everyone = [*members, foreign]
         await eventually(lambda: sorted(len(owned(member)) for member in everyone) == [2, 2, 2, 3, 3])
         first = min(everyone, key=lambda member: member.client_id)
@@ -163,13 +179,12 @@ async def test_members_learn_at_once_that_a_topic_has_grown(node: Node, wire: Wi
         await eventually(lambda: len(owned(consumer)) == 5)
 
 
-async def test_a_topic_that_grew_while_no_name_server_answered_is_looked_up_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("rocketlet.client.wire.cluster.ROUTE_INTERVAL_S", 10 * PATIENCE_S)  # no other look comes first
+async def test_a_topic_that_grew_while_no_name_server_answered_is_looked_up_again() -> None:
     async with Broker() as broker:
         broker.create_topic("t", 2)
-        async with Consumer(broker.address, "g", "t", Inbox()) as consumer:
+        async with Consumer(
+            broker.address, "g", "t", Inbox(), limits=ClientLimits(route_interval_s=10 * PATIENCE_S)
+        ) as consumer:
             await consumer.assigned()
             broker.faults.add(Fault.answer("GET_ROUTEINFO_BY_TOPIC", response="SYSTEM_ERROR", topic="t", times=4))
             broker.create_topic("t", 5)
@@ -191,15 +206,14 @@ async def test_a_member_that_looked_before_a_topic_grew_is_told_when_it_joins(no
 
 
 async def test_a_member_that_is_told_its_place_asks_when_the_others_see_more_queues(
-    node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    node: Node, wire: Wire, connect: Connect
 ) -> None:
     """Its route lacks a broker that the new member knows: a place among the members divides the queues that all know."""
-    monkeypatch.setattr(
-        "rocketlet.client.member.rebalance.REBALANCE_INTERVAL_S", 10 * PATIENCE_S
-    )  # by what it is told alone
     await create_topic(wire, "t", 2)
     await create_topic(wire, "%RETRY%g", 1)
-    async with Consumer(node.address, "g", "t", Inbox()) as consumer:
+    async with Consumer(
+        node.address, "g", "t", Inbox(), limits=ClientLimits(rebalance_interval_s=10 * PATIENCE_S)
+    ) as consumer:
         await consumer.assigned()
         await join(await connect(node.address), "0", strategy="AVG", queue_counts={"broker-z": {"t": 2}})
         # among a:0, a:1, z:0 and z:1 the second of two members has the last ones, wherever broker-z is

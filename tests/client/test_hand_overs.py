@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.client.config import Start
+from rocketlet.client.config import CLIENT_LIMITS, ClientLimits, Start
 from rocketlet.client.member.heartbeats import Heartbeats
 from rocketlet.client.member.leases import Leases, _all
 from rocketlet.client.member.membership import _consume_from
@@ -38,13 +38,14 @@ class Cluster:
     nodes: Nodes
     home: Node
     guest: Node
+    limits: ClientLimits = CLIENT_LIMITS
 
     async def back(self) -> None:
         port = int(self.guest.address.rpartition(":")[2])
         self.guest = await self.nodes.start(name="guest", name_servers=(self.home.address,), port=port)
 
     def member(self, inbox: Inbox) -> Consumer:
-        return Consumer(self.home.address, "g", "t", inbox.handle, start="first")
+        return Consumer(self.home.address, "g", "t", inbox.handle, start="first", limits=self.limits)
 
 
 QUEUES = [Queue("t", "guest", number) for number in range(2)]
@@ -85,9 +86,9 @@ async def away_in_a_hand_over(
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(cluster: Cluster) -> None:
     """A process that ends waits for no broker that is away."""
-    monkeypatch.setattr("rocketlet.client.member.leases.HAND_OVER_PATIENCE_S", 0.0)
+    cluster.limits = ClientLimits(hand_over_patience_s=0.0)
 
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -138,11 +139,10 @@ async def test_a_process_that_ends_gives_up_and_says_so(cluster: Cluster, caplog
     assert "queue_handed_over" not in caplog.text.partition("hand_over_failed")[0]
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_a_stop_that_is_cancelled_leaves_no_hand_over_behind(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rocketlet.client.member.leases.HAND_OVER_PATIENCE_S", 10 * PATIENCE_S)
+    cluster.limits = ClientLimits(hand_over_patience_s=10 * PATIENCE_S)
     inbox = Inbox()
     async with away_in_a_hand_over(cluster, inbox, caplog) as (giver, _):
         ends = asyncio.create_task(giver.stop())
@@ -202,12 +202,8 @@ async def test_a_hand_over_waits_for_no_heartbeat_of_another_broker(
             goes_on.set()
 
 
-async def test_a_member_that_loses_a_queue_while_it_hands_it_over_tells_its_handlers(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_member_that_loses_a_queue_while_it_hands_it_over_tells_its_handlers(cluster: Cluster) -> None:
     """The broker says so, long before the lease is over by the member's clock."""
-    monkeypatch.setattr("rocketlet.client.member.leases.LEASE_TICK_S", 0.01)
-    monkeypatch.setattr("rocketlet.client.member.leases.LOCK_INTERVAL_S", 0.01)
     begun: list[Message] = []
     ends = asyncio.Event()
 
@@ -215,9 +211,23 @@ async def test_a_member_that_loses_a_queue_while_it_hands_it_over_tells_its_hand
         begun.append(message)
         await ends.wait()
 
-    async with Consumer(cluster.home.address, "g", "t", handle, start="first") as giver:
+    async with Consumer(
+        cluster.home.address,
+        "g",
+        "t",
+        handle,
+        start="first",
+        limits=ClientLimits(lease_tick_s=0.01, lock_interval_s=0.01),
+    ) as giver:
         await eventually(lambda: len(begun) == len(QUEUES))
-        async with Consumer(cluster.home.address, "g", "t", handle, start="first"):
+        async with Consumer(
+            cluster.home.address,
+            "g",
+            "t",
+            handle,
+            start="first",
+            limits=ClientLimits(lease_tick_s=0.01, lock_interval_s=0.01),
+        ):
             await handing_over(giver)
             (moves,) = (queue for queue in leases(giver).releasing if queue.topic == "t")
             (message,) = (message for message in begun if message.queue == moves)

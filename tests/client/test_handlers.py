@@ -21,6 +21,7 @@ from rocketlet.client import (
     Reject,
     RetryLater,
 )
+from rocketlet.client.config import ClientLimits
 from rocketlet.client.tasks import finished
 from rocketlet.protocol.codes import RequestCode
 
@@ -102,10 +103,9 @@ JUNK: list[Callable[[Message], Any]] = [
 @pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize("fails", JUNK, ids=lambda found: getattr(found, "__name__", "?"))
 async def test_whatever_a_handler_does_is_a_failure_that_is_retried_and_dead_at_last(
-    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, fails: Callable[[Message], Any], orderly: bool
+    nodes: Nodes, connect: Connect, fails: Callable[[Message], Any], orderly: bool
 ) -> None:
     """Ten messages that fail are more than the workers that could die of them."""
-    monkeypatch.setattr("rocketlet.client.consuming.handling.RESTART_S", 0.001)
     node = await nodes.start(delay_levels_ms=(5,) * 18)
     await create_topic(await connect(node.address), "t", 1)
     tries: Counter[bytes] = Counter()
@@ -123,7 +123,9 @@ async def test_whatever_a_handler_does_is_a_failure_that_is_retried_and_dead_at_
     handler = handle if asyncio.iscoroutinefunction(fails) else handle_plainly
     await fill(node, 20)
     options: dict[str, Any] = {"max_reconsume_times": 1, "orderly": orderly, "suspend_queue_s": 0.001, "concurrency": 4}
-    async with Consumer(node.address, "g", "t", handler, start="first", **options):
+    async with Consumer(
+        node.address, "g", "t", handler, start="first", **options, limits=ClientLimits(restart_s=0.001)
+    ):
         await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 10 and len(tries) == 20)
     if fails is not cancel_itself_and_return:  # cancels what comes after it, too, which is tried again
         assert tries == {b"%d" % number: 1 + (number % 2 == 0) for number in range(20)}
@@ -151,10 +153,7 @@ async def test_a_failure_is_logged_with_its_traceback_and_what_was_returned(
     assert all("offset" in record.getMessage() for record in failures)
 
 
-async def test_a_queue_that_stands_is_named(
-    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("rocketlet.client.consuming.standing.STANDING_S", 0.05)
+async def test_a_queue_that_stands_is_named(nodes: Nodes, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
     node = await nodes.start()
     await create_topic(await connect(node.address), "t", 1)
     await fill(node, 1)
@@ -167,7 +166,9 @@ async def test_a_queue_that_stands_is_named(
     def named(text: str) -> list[str]:
         return [record.getMessage() for record in caplog.records if text in record.getMessage()]
 
-    async with Consumer(node.address, "g", "t", hold, start="first", commit_interval_s=0.01):
+    async with Consumer(
+        node.address, "g", "t", hold, start="first", commit_interval_s=0.01, limits=ClientLimits(standing_s=0.05)
+    ):
         await eventually(lambda: bool(named("queue_stuck")))
         assert "t@broker-a:0" in named("queue_stuck")[0]
         release.set()
@@ -310,13 +311,13 @@ async def test_a_check_that_hangs_or_stops_its_producer_does_not_hold_the_stop_u
     transactions = producer._transactions
     assert transactions is not None
     transactions.end = silent  # type: ignore[method-assign]
-    check_asked = producer._cluster.requests[RequestCode.CHECK_TRANSACTION_STATE]
+    check_asked = producer._cluster._answers[RequestCode.CHECK_TRANSACTION_STATE]
 
     def noted(*request: Any) -> None:
         asked.append(request)
         check_asked(*request)
 
-    producer._cluster.requests[RequestCode.CHECK_TRANSACTION_STATE] = noted
+    producer._cluster._answers[RequestCode.CHECK_TRANSACTION_STATE] = noted
     async with producer.transaction("t", b"maybe"):
         pass
     await called.wait()

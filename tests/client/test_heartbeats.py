@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from rocketlet.client.config import ClientLimits
 from rocketlet.client.errors import BrokerRefused, ConnectionFailed, RocketletError
 from rocketlet.client.member.heartbeats import Heartbeats
 from rocketlet.client.wire.cluster import Cluster
@@ -19,6 +20,8 @@ from ..support.turns import passed
 
 class Brokers:
     """Brokers by their addresses. `faults`: of those that fail; `beats`: who has got a heartbeat, and of whom."""
+
+    limits = ClientLimits(heartbeat_interval_s=3600.0, heartbeat_retry_s=0.001)
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = list(addresses)
@@ -128,8 +131,7 @@ async def test_the_end_waits_for_no_broker(brokers: Brokers) -> None:
     assert brokers.heard() == ["a", "a", "b", "b"], "nothing is under way any more"
 
 
-async def test_a_member_tells_what_is_new_and_nothing_twice(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.client.member.heartbeats.HEARTBEAT_INTERVAL_S", 3600.0)
+async def test_a_member_tells_what_is_new_and_nothing_twice(brokers: Brokers) -> None:
     heartbeats = brokers.heartbeats
     await heartbeats.beat()
     beating = asyncio.create_task(heartbeats.beat_forever())
@@ -144,9 +146,7 @@ async def test_a_member_tells_what_is_new_and_nothing_twice(brokers: Brokers, mo
     beating.cancel()
 
 
-async def test_a_broker_that_fails_is_tried_again_soon(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.client.member.heartbeats.HEARTBEAT_INTERVAL_S", 3600.0)
-    monkeypatch.setattr("rocketlet.client.member.heartbeats.HEARTBEAT_RETRY_S", 0.001)
+async def test_a_broker_that_fails_is_tried_again_soon(brokers: Brokers) -> None:
     brokers.faults["a"] = ConnectionFailed("gone")
     await brokers.heartbeats.beat()
     beating = asyncio.create_task(brokers.heartbeats.beat_forever())

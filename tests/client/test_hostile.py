@@ -13,7 +13,7 @@ import pytest
 from rocketlet.broker.cluster.link import Link
 from rocketlet.broker.listening.tls import Tls
 from rocketlet.client import Access, ConfigError, ConnectionFailed
-from rocketlet.client.config import MAX_OFFSETS_BYTES, MAX_TLS_FILE_BYTES, MAX_TRIED_AT_ONCE, PullLimits
+from rocketlet.client.config import MAX_OFFSETS_BYTES, MAX_TLS_FILE_BYTES, MAX_TRIED_AT_ONCE, ClientLimits, PullLimits
 from rocketlet.client.consuming.process_queue import ProcessQueue
 from rocketlet.client.consuming.pulling import Puller
 from rocketlet.client.consuming.questions import Questions
@@ -70,7 +70,7 @@ class Pulls:
         self.asked = 0
         self.queue = ProcessQueue(QUEUE, 0, Lease(0))
         self._answered: Callable[[Frame], None] | None = None
-        cluster = Mock(connected=lambda name: self)
+        cluster = Mock(connected=lambda name: self, limits=ClientLimits(pull_busy_delay_s=3600.0))
         self.puller = Puller(
             cluster,
             "g",
@@ -104,10 +104,7 @@ class Pulls:
 
 
 @pytest.mark.parametrize("code", [ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY])
-async def test_a_broker_that_never_holds_a_pull_is_not_asked_without_an_end(
-    monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    monkeypatch.setattr("rocketlet.client.consuming.pulling.PULL_BUSY_DELAY_S", 3600.0)
+async def test_a_broker_that_never_holds_a_pull_is_not_asked_without_an_end(code: int) -> None:
     pulls = Pulls()
     assert pulls.answer(code, 0) == 2  # a pull may be let go at once
     assert pulls.answer(code, 5) == 3  # or lead on, behind what a filter does not take
@@ -129,11 +126,8 @@ async def test_a_broker_that_moves_a_pull_on_and_has_nothing_there_is_not_asked_
 # Questions of brokers
 
 
-async def test_a_broker_that_asks_and_does_not_read_is_left(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_broker_that_asks_and_does_not_read_is_left(caplog: pytest.LogCaptureFixture) -> None:
     size = len(encode(Frame(0, 1, {}, bytes(1000), 1)))
-    monkeypatch.setattr("rocketlet.client.wire.connection.MAX_UNREAD_BYTES", 1000 + 10 * size)
     asked: list[Frame] = []
 
     def answer(connection: Connection, frame: Frame) -> None:
@@ -143,7 +137,7 @@ async def test_a_broker_that_asks_and_does_not_read_is_left(
     def frames(count: int) -> bytes:
         return encode(Frame(RequestCode.GET_CONSUMER_RUNNING_INFO, 1)) * count
 
-    connection = Connection("127.0.0.1:1", Access(), answer, Mock())
+    connection = Connection("127.0.0.1:1", Access(), answer, Mock(), ClientLimits(max_unread_bytes=1000 + 10 * size))
     transport = Mock(get_write_buffer_size=lambda: 1000, is_closing=lambda: False)
     connection.connection_made(transport)
     connection.data_received(frames(10))
@@ -162,15 +156,14 @@ async def test_only_so_many_messages_are_tried_at_once() -> None:
     Questions(cluster, asked, spawned.append)
     frame = Frame(RequestCode.CONSUME_MESSAGE_DIRECTLY, 1, {"consumerGroup": "g"}, RECORD)
     for _ in range(MAX_TRIED_AT_ONCE + 1):
-        cluster.requests[frame.code](connection, frame)
+        cluster._answers[frame.code](connection, frame)
     assert len(spawned) == MAX_TRIED_AT_ONCE
     assert connection.respond.call_args.args[1] == ResponseCode.SYSTEM_BUSY
     for work in spawned:
         work.close()
 
 
-async def test_only_so_much_is_checked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.client.sending.transactions.MAX_CHECKED_BYTES", 2 * len(RECORD))
+async def test_only_so_much_is_checked_at_once() -> None:
     may_end, checked = asyncio.Event(), list[str]()
 
     async def check(message: Any) -> bool:
@@ -178,13 +171,13 @@ async def test_only_so_much_is_checked_at_once(monkeypatch: pytest.MonkeyPatch) 
         await may_end.wait()
         return True
 
-    cluster = Cluster("127.0.0.1:1")
+    cluster = Cluster("127.0.0.1:1", limits=ClientLimits(max_checked_bytes=2 * len(RECORD)))
     transactions = Transactions(cluster, "g", check)
     ext = {"tranStateTableOffset": "0", "commitLogOffset": "0", "transactionId": "x"}
     frame = Frame(RequestCode.CHECK_TRANSACTION_STATE, 1, ext, RECORD)
     for count in (2, 4):
         for _ in range(5):
-            cluster.requests[frame.code](Mock(), frame)
+            cluster._answers[frame.code](Mock(), frame)
         may_end.set()
         while transactions._tasks:
             await asyncio.sleep(0)

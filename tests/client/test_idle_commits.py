@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import pytest
+from rocketlet.client.config import ClientLimits
 from rocketlet.client.consuming.commits import Commits
 from rocketlet.client.consuming.process_queue import ProcessQueue
 from rocketlet.client.lease import Lease
@@ -20,12 +21,17 @@ QUEUES = [Queue("t", "broker-a", number) for number in range(2)]
 class Looks:
     """A member's commits, whose looks for idle queues are made by hand."""
 
-    def __init__(self, epoch: int = 1) -> None:
+    def __init__(self, epoch: int = 1, idle_commit_s: float = 3600.0) -> None:
         self.stored: list[Mapping[Queue, int]] = []
         self.queues = {queue: ProcessQueue(queue, 0, Lease(epoch)) for queue in QUEUES}
         self._spawned: list[Coroutine[Any, Any, None]] = []
         self._commits = Commits(
-            "g", self.queues, interval_s=3600.0, store=self._store, spawn=self._spawned.append
+            "g",
+            self.queues,
+            interval_s=3600.0,
+            store=self._store,
+            spawn=self._spawned.append,
+            limits=ClientLimits(idle_commit_s=idle_commit_s),
         )  # never by itself
 
     async def _store(self, offsets: Mapping[Queue, int]) -> set[Queue]:
@@ -49,8 +55,7 @@ class Looks:
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
-    monkeypatch.setattr("rocketlet.client.consuming.commits.IDLE_COMMIT_S", 3600.0)
+def looks() -> Looks:
     return Looks()
 
 
@@ -87,9 +92,8 @@ async def test_the_first_commit_of_a_queue_on_apaches_broker_which_no_pull_carri
     apache.stop()
 
 
-async def test_nothing_is_committed_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.client.consuming.commits.IDLE_COMMIT_S", 0.0)
-    looks = Looks(epoch=0)
+async def test_nothing_is_committed_after_the_end() -> None:
+    looks = Looks(epoch=0, idle_commit_s=0.0)
     looks.stop()  # nothing has fallen idle yet
     looks.handled(0, 1)
     looks.stop()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from rocketlet.client import Consumer
-from rocketlet.client.config import LAST_COMMIT_LOOKS
+from rocketlet.client.config import LAST_COMMIT_LOOKS, ClientLimits
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import Connect, Node, Nodes, create_topic, eventually
@@ -27,8 +27,7 @@ def threads() -> Iterator[ApacheLocks]:
 
 
 @pytest.fixture
-async def apache(threads: ApacheLocks, nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.setattr("rocketlet.client.consuming.commits.IDLE_COMMIT_S", 3600.0)
+async def apache(threads: ApacheLocks, nodes: Nodes, connect: Connect) -> Node:
     node = await nodes.start()
     await create_topic(await connect(node.address), "t", 1)
     return node
@@ -93,7 +92,9 @@ async def two_handled(node: Node) -> AsyncIterator[tuple[Consumer, Inbox]]:
     """A member that has handled two messages and committed the first: its next pull carries the offset 2."""
     inbox = Inbox()
     await fill(node, 1)
-    async with Consumer(node.address, "g", "t", inbox, start="first", access=AS_APACHES) as consumer:
+    async with Consumer(
+        node.address, "g", "t", inbox, start="first", access=AS_APACHES, limits=ClientLimits(idle_commit_s=3600.0)
+    ) as consumer:
         await handled(inbox, 1)
         await consumer.commit()
         await fill(node, 1)

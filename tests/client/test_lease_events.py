@@ -7,6 +7,7 @@ import time
 
 import pytest
 from rocketlet.client import Consumer, Message
+from rocketlet.client.config import ClientLimits
 from rocketlet.client.lease import Lease
 from rocketlet.client.member.hand_overs import HandOvers
 from rocketlet.client.member.leases import Leases
@@ -21,11 +22,10 @@ QUEUE = Queue("t", "broker-a", 0)
 NEVER_S = 3600.0
 
 
-@pytest.fixture(autouse=True)
-def by_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("rebalance.REBALANCE_INTERVAL_S", "rebalance.LOCK_RETRY_S", "leases.LEASE_TICK_S"):
-        monkeypatch.setattr(f"rocketlet.client.member.{name}", NEVER_S)
-    monkeypatch.setattr("rocketlet.client.member.heartbeats.HEARTBEAT_INTERVAL_S", NEVER_S)
+BY_EVENTS = ClientLimits(
+    rebalance_interval_s=NEVER_S, lock_retry_s=NEVER_S, lease_tick_s=NEVER_S, heartbeat_interval_s=NEVER_S
+)
+"""Nothing happens by the clock."""
 
 
 @pytest.fixture
@@ -58,7 +58,9 @@ async def test_a_lost_queue_is_asked_for_again_at_once_and_the_member_is_not_set
     def revoked(queues: set[Queue]) -> None:
         settled_at_the_loss.append(consumer._membership.is_settled)
 
-    async with Consumer(node.address, "g", "t", Inbox(), start="first", on_revoked=revoked) as consumer:
+    async with Consumer(
+        node.address, "g", "t", Inbox(), start="first", on_revoked=revoked, limits=BY_EVENTS
+    ) as consumer:
         await eventually(lambda: consumer._membership.is_settled)
         before = epoch_of(consumer)
         another_has_it(node)
@@ -78,7 +80,7 @@ async def test_the_messages_of_a_lost_queue_know_it(node: Node, wire: Wire) -> N
         begun.append(message)
         await ends.wait()
 
-    async with Consumer(node.address, "g", "t", handle, start="first") as consumer:
+    async with Consumer(node.address, "g", "t", handle, start="first", limits=BY_EVENTS) as consumer:
         await eventually(lambda: len(begun) == 1)
         assert not begun[0].lease_lost
         another_has_it(node)
@@ -98,7 +100,7 @@ async def test_the_messages_of_a_queue_that_is_lost_in_its_hand_over_know_it(nod
         begun.append(message)
         await ends.wait()
 
-    async with Consumer(node.address, "g", "t", handle, start="first") as consumer:
+    async with Consumer(node.address, "g", "t", handle, start="first", limits=BY_EVENTS) as consumer:
         await eventually(lambda: len(begun) == 1)
         leases = leases_of(consumer)
         leases.release(QUEUE)
@@ -111,7 +113,7 @@ async def test_the_messages_of_a_queue_that_is_lost_in_its_hand_over_know_it(nod
 async def test_a_connection_that_broke_is_made_anew_and_the_queue_goes_on(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     inbox = Inbox()
-    async with Consumer(node.address, "g", "t", inbox, start="first") as consumer:
+    async with Consumer(node.address, "g", "t", inbox, start="first", limits=BY_EVENTS) as consumer:
         await eventually(lambda: consumer._membership.is_settled)
         before = epoch_of(consumer)
         connection = consumer._cluster._connections.find(node.address)
@@ -126,14 +128,14 @@ async def test_a_connection_that_broke_is_made_anew_and_the_queue_goes_on(node: 
 
 async def test_what_a_member_owns_is_in_no_doubt(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 2)
-    async with Consumer(node.address, "g", "t", Inbox(), start="first") as consumer:
+    async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
         await eventually(lambda: consumer._membership.is_settled)
         assert not leases_of(consumer).are_doubtful
 
 
 async def test_a_topic_that_grows_is_divided_at_once(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
-    async with Consumer(node.address, "g", "t", Inbox(), start="first") as consumer:
+    async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
         await eventually(lambda: QUEUE in consumer.assignment())
         await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic("t", 2, 2, 6)))
         await eventually(lambda: Queue("t", "broker-a", 1) in consumer.assignment())
@@ -143,7 +145,7 @@ async def test_a_refused_commit_costs_the_queue_only_if_it_is_another_s(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create_topic(wire, "t", 1)
-    async with Consumer(node.address, "g", "t", Inbox(), start="first") as consumer:
+    async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
         await eventually(lambda: consumer._membership.is_settled)
         leases = leases_of(consumer)
         mine = leases.owned[QUEUE]
@@ -156,9 +158,9 @@ async def test_a_refused_commit_costs_the_queue_only_if_it_is_another_s(
 
 async def test_a_queue_that_was_handed_over_is_another_member_s_at_once(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 2)
-    async with Consumer(node.address, "g", "t", Inbox(), start="first") as one:
+    async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as one:
         await eventually(lambda: one._membership.is_settled)
-        async with Consumer(node.address, "g", "t", Inbox(), start="first") as other:
+        async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as other:
             await eventually(lambda: all(len(_of_topic(member)) == 1 for member in (one, other)))
             await eventually(lambda: all(member._membership.is_settled for member in (one, other)))
         await eventually(lambda: len(_of_topic(one)) == 2)
@@ -174,7 +176,7 @@ async def test_a_hand_over_that_goes_alone_is_renewed_until_it_is_done(
         return False
 
     await create_topic(wire, "t", 1)
-    async with Consumer(node.address, "g", "t", Inbox(), start="first") as consumer:
+    async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
         await eventually(lambda: consumer._membership.is_settled)
         leases = leases_of(consumer)
         monkeypatch.setattr(HandOvers, "hand_over", refused)
@@ -190,7 +192,7 @@ async def test_a_hand_over_that_goes_alone_is_renewed_until_it_is_done(
 
 async def test_nothing_is_a_members_after_its_end(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
-    async with Consumer(node.address, "g", "t", Inbox(), start="first") as consumer:
+    async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
         await eventually(lambda: consumer._membership.is_settled)
         leases = leases_of(consumer)
         lease = leases.owned[QUEUE]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.client.config import PullLimits
+from rocketlet.client.config import ClientLimits, PullLimits
 from rocketlet.client.lease import Lease
 from rocketlet.client.member.hand_overs import HandOvers
 from rocketlet.client.member.shares import Share, Shares
@@ -48,11 +48,8 @@ class Gate:
         self.at_once -= 1
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases are renewed all the time."""
-    monkeypatch.setattr("rocketlet.client.member.leases.LEASE_TICK_S", 0.01)
-    monkeypatch.setattr("rocketlet.client.member.leases.LOCK_INTERVAL_S", 0.01)
+QUICK = ClientLimits(lease_tick_s=0.01, lock_interval_s=0.01)
+"""Leases are renewed all the time."""
 
 
 async def send(node: Node, count: int) -> None:
@@ -71,16 +68,15 @@ async def seen_renewals(node: Node, count: int, queue_id: int = 0) -> None:
         await eventually(lambda before=before: renewed_s(node, queue_id) > before)  # type: ignore[misc]
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_member_that_leaves_renews_its_leases_while_its_handlers_run(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     await send(node, 1)
     gate = Gate()
     other = Gate()
     other.open.set()
-    leaver = await Consumer(node.address, "g", "t", gate.handle, start="first").__aenter__()
+    leaver = await Consumer(node.address, "g", "t", gate.handle, start="first", limits=QUICK).__aenter__()
     await eventually(lambda: bool(gate.begun))
-    async with Consumer(node.address, "g", "t", other.handle, start="first") as stays:
+    async with Consumer(node.address, "g", "t", other.handle, start="first", limits=QUICK) as stays:
         leaving = asyncio.create_task(leaver.__aexit__())
         await eventually(lambda: leaver._membership._has_left)  # type: ignore[union-attr]
         await seen_renewals(node, 3)
@@ -93,19 +89,26 @@ async def test_a_member_that_leaves_renews_its_leases_while_its_handlers_run(nod
 
 
 async def test_what_stays_is_renewed_while_another_queue_is_handed_over_and_asked_for_all_the_time(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    node: Node, wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each pass of the rebalance renews what is handed over. That is no renewal of what stays."""
-    monkeypatch.setattr("rocketlet.client.member.leases.LEASE_TICK_S", 0.01)
-    monkeypatch.setattr("rocketlet.client.member.leases.LOCK_INTERVAL_S", 0.5)
     await create_topic(wire, "t", 2)
     async with Producer(node.address) as producer:
         for queue_id in range(2):
             await producer.send("t", b"x", queue=Queue("t", "broker-a", queue_id))
     gate = Gate()
-    async with Consumer(node.address, "g", "t", gate.handle, start="first") as gives:
+    async with Consumer(
+        node.address, "g", "t", gate.handle, start="first", limits=ClientLimits(lease_tick_s=0.01, lock_interval_s=0.5)
+    ) as gives:
         await eventually(lambda: len(gate.begun) == 2)
-        async with Consumer(node.address, "g", "t", gate.handle, start="first"):
+        async with Consumer(
+            node.address,
+            "g",
+            "t",
+            gate.handle,
+            start="first",
+            limits=ClientLimits(lease_tick_s=0.01, lock_interval_s=0.5),
+        ):
             membership = gives._membership
             await eventually(lambda: len(membership._leases.releasing) == 1)  # type: ignore[union-attr]
             (stays,) = (queue for queue in gives.assignment() if queue.topic == "t")
@@ -122,7 +125,6 @@ async def test_what_stays_is_renewed_while_another_queue_is_handed_over_and_aske
     assert "lease_over" not in caplog.text
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_renewal_names_nothing_whose_unlock_is_under_way(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,9 +142,9 @@ async def test_a_renewal_names_nothing_whose_unlock_is_under_way(
     monkeypatch.setattr(HandOvers, "_send", heard_later)
     caplog.set_level("INFO", "rocketlet.membership")
     gate = Gate()
-    async with Consumer(node.address, "g", "t", gate.handle, start="first") as stays:
+    async with Consumer(node.address, "g", "t", gate.handle, start="first", limits=QUICK) as stays:
         await eventually(lambda: len(stays.assignment()) > 1)
-        async with Consumer(node.address, "g", "t", gate.handle, start="first"):
+        async with Consumer(node.address, "g", "t", gate.handle, start="first", limits=QUICK):
             await is_done.wait()
             await seen_renewals(node, 3)
             is_heard.set()
@@ -173,14 +175,11 @@ async def test_nothing_begins_when_the_lease_is_over_by_the_members_clock(
     assert node.broker.offsets.get("g", "t", 0) == 0, "where the group began, no more"
 
 
-@pytest.mark.usefixtures("quick")
-async def test_a_member_whose_broker_was_silent_goes_on_where_it_was(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_member_whose_broker_was_silent_goes_on_where_it_was(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     await send(node, 3)
     gate = Gate()
-    async with Consumer(node.address, "g", "t", gate.handle, start="first", concurrency=1) as consumer:
+    async with Consumer(node.address, "g", "t", gate.handle, start="first", concurrency=1, limits=QUICK) as consumer:
         await eventually(lambda: bool(gate.begun))
         lease = consumer.queues[QUEUE].lease
         lease.ends_s = 0.0
@@ -198,14 +197,12 @@ async def test_nothing_begins_when_its_connection_is_gone_also_if_the_broker_has
     async with Consumer(node.address, "g", "t", gate.handle, start="first") as consumer:
         await eventually(lambda: QUEUE in consumer.assignment())
         may_begin: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        on_lost = consumer._cluster.on_lost
 
         def noted(address: str) -> None:
-            on_lost(address)
             if not may_begin.done():
                 may_begin.set_result(consumer.queues[QUEUE].may_begin)
 
-        consumer._cluster.on_lost = noted
+        consumer._cluster.listen(on_lost=noted)
         consumer._cluster._masters["broker-a"] = "127.0.0.1:1"  # as a new route says
         connection = consumer._cluster._connections.find(node.address)
         assert connection is not None
@@ -241,7 +238,6 @@ async def test_a_queue_stays_its_owner_s_when_its_broker_gets_another_address(
         assert "queue_lost" not in caplog.text
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_queue_is_taken_again_only_when_its_earlier_handlers_have_ended(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +252,7 @@ async def test_a_queue_is_taken_again_only_when_its_earlier_handlers_have_ended(
         return await share_of(self, topic, queues)
 
     monkeypatch.setattr(Shares, "of", counted)
-    async with Consumer(node.address, "g", "t", gate.handle, start="first", orderly=True) as consumer:
+    async with Consumer(node.address, "g", "t", gate.handle, start="first", orderly=True, limits=QUICK) as consumer:
         await eventually(lambda: bool(gate.begun))
         drop_lease(node)
         await eventually(lambda: QUEUE not in consumer.assignment())
@@ -308,11 +304,8 @@ async def test_pulls_carry_how_far_a_queue_is_handled(node: Node, wire: Wire) ->
         await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 40)
 
 
-async def test_several_queues_are_committed_in_one_request(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_several_queues_are_committed_in_one_request(node: Node, wire: Wire) -> None:
     """One of them is another's by now: it is lost, and the others are committed all the same."""
-    monkeypatch.setattr("rocketlet.client.consuming.commits.IDLE_COMMIT_S", NEVER_S)
     await create_topic(wire, "t", 4)
     queues = [Queue("t", "broker-a", number) for number in range(4)]
     async with Producer(node.address) as producer:
@@ -320,7 +313,15 @@ async def test_several_queues_are_committed_in_one_request(
             await producer.send("t", b"1", queue=queue)
     handled: list[int] = []
     alone = node.broker.request_times[RequestCode.UPDATE_CONSUMER_OFFSET]
-    member = Consumer(node.address, "g", "t", collect(handled), start="first", commit_interval_s=NEVER_S)
+    member = Consumer(
+        node.address,
+        "g",
+        "t",
+        collect(handled),
+        start="first",
+        commit_interval_s=NEVER_S,
+        limits=ClientLimits(idle_commit_s=NEVER_S),
+    )
     async with member:
         await eventually(lambda: sorted(handled) == [0, 1, 2, 3])
         await eventually(lambda: all(member.queues[queue].commit_offset == 1 for queue in queues))

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
 from rocketlet.client.lease import Lease
 from rocketlet.client.member.hand_overs import HandOvers
@@ -28,6 +29,7 @@ class Line:
     """A cluster of one broker, and the connection to it. `asked`: the requests that wait for an answer."""
 
     address = "a:1"
+    limits = CLIENT_LIMITS
 
     def __init__(self) -> None:
         self.is_open = self.speaks_msgpack = self.is_known = True
@@ -142,9 +144,10 @@ async def test_a_queue_that_is_asked_for_twice_is_in_doubt_until_both_are_answer
 
 
 async def test_a_lock_that_is_not_answered_is_given_up_and_stays_in_doubt(
-    line: Line, locks: Locks, monkeypatch: pytest.MonkeyPatch
+    line: Line,
 ) -> None:
-    monkeypatch.setattr("rocketlet.client.member.locks.LOCK_TIMEOUT_S", 0.0)
+    line.limits = ClientLimits(lock_timeout_s=0.0)
+    locks = Locks(cast("Cluster", line), "g", "me")
     with pytest.raises(RequestTimeout):
         await lock(locks, line, A)
     assert (locks.doubtful, locks.is_asked_for(A)) == ({A}, True)
@@ -241,10 +244,9 @@ async def test_queues_that_are_handed_over_together_are_one_request(line: Line, 
     assert [await task for task in (*handing, later)] == [True, False, True]
 
 
-async def test_a_request_names_as_many_queues_as_it_may(
-    line: Line, hand_overs: HandOvers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rocketlet.client.config.LOCK_QUEUES", 2)
+async def test_a_request_names_as_many_queues_as_it_may(line: Line) -> None:
+    line.limits = ClientLimits(lock_queues=2)
+    hand_overs = HandOvers(cast("Cluster", line), "g", "me")
     handing = [hand_over(hand_overs, queue, 0) for queue in (A, B, C)]
     await passed()
     assert [request.queues for _, request, _ in line.asked] == [(A, B), (C,)]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from rocketlet.client import Consumer, Message
+from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.consuming.handling import MessageHandler
 from rocketlet.client.member.offsets import GroupOffsets
 from rocketlet.client.member.shares import Share, Shares
@@ -35,18 +37,10 @@ async def apache(locks: ApacheLocks, nodes: Nodes) -> Node:
     return await nodes.start()
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock request is given up at once."""
-    monkeypatch.setattr("rocketlet.client.member.locks.LOCK_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("rocketlet.client.wire.connection.DEADLINE_SWEEP_S", 0.01)
-    monkeypatch.setattr("rocketlet.client.member.rebalance.LOCK_RETRY_S", 0.01)
-
-
-@pytest.fixture
-def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that is late does not count any more."""
-    monkeypatch.setattr("rocketlet.client.member.locks.HAND_OVER_PATIENCE_S", 0.2)
+IMPATIENT = ClientLimits(lock_timeout_s=0.2, deadline_sweep_s=0.01, lock_retry_s=0.01)
+"""A lock request is given up at once."""
+FORGETFUL = replace(IMPATIENT, hand_over_patience_s=0.2)
+"""An answer that is late does not count any more, either."""
 
 
 class Held:
@@ -67,8 +61,10 @@ class Held:
             self.waiting.pop(0)()
 
 
-def member(node: Node, handler: MessageHandler | None = None, access: Access = AS_APACHES) -> Consumer:
-    return Consumer(node.address, "g", "t", handler or Inbox(), start="first", access=access)
+def member(
+    node: Node, handler: MessageHandler | None = None, access: Access = AS_APACHES, limits: ClientLimits = CLIENT_LIMITS
+) -> Consumer:
+    return Consumer(node.address, "g", "t", handler or Inbox(), start="first", access=access, limits=limits)
 
 
 def ids(*consumers: Consumer) -> set[str]:
@@ -109,12 +105,11 @@ async def test_an_unlock_does_not_overtake_a_lock_that_is_under_way(locks: Apach
     assert locks.owners() == {}
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_an_unlock_does_not_overtake_a_lock_that_was_given_up(locks: ApacheLocks, apache: Node) -> None:
     await fill(apache, 1)
     held = Held(LOCK)
     locks.run = held.run
-    leaver = await member(apache).__aenter__()
+    leaver = await member(apache, limits=IMPATIENT).__aenter__()
     await eventually(lambda: len(held.waiting) > 1)  # it has asked again
     leaving = asyncio.create_task(leaver.stop())
     await has_left(leaver)
@@ -126,7 +121,6 @@ async def test_an_unlock_does_not_overtake_a_lock_that_was_given_up(locks: Apach
     assert locks.owners() == {}
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_a_slow_unlock_is_said_once(
     locks: ApacheLocks, apache: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,11 +133,11 @@ async def test_a_slow_unlock_is_said_once(
         return await share_of(self, topic, queues)
 
     monkeypatch.setattr(Shares, "of", counted)
-    async with member(apache) as first:
+    async with member(apache, limits=IMPATIENT) as first:
         await eventually(lambda: {("t", 0), ("t", 1)} <= owned(first))
         slow = Held(UNLOCK)
         locks.run = slow.run
-        async with member(apache):
+        async with member(apache, limits=IMPATIENT):
             await eventually(lambda: bool(slow.waiting) and len(owned(first)) < 3)
             before, said = passes[first.client_id], len(slow.waiting)
             await eventually(lambda: passes[first.client_id] > before + 5)
@@ -153,14 +147,13 @@ async def test_a_slow_unlock_is_said_once(
     assert locks.owners() == {}
 
 
-@pytest.mark.usefixtures("impatient", "forgetful")
 async def test_an_unlock_that_is_not_answered_is_said_again(locks: ApacheLocks, apache: Node, connect: Connect) -> None:
     await create_topic(await connect(apache.address), "t", 2)
-    async with member(apache) as first:
+    async with member(apache, limits=FORGETFUL) as first:
         await eventually(lambda: list(locks.owners().values()).count(first.client_id) >= 2)
         lost = Held(UNLOCK)
         locks.run = lost.run
-        async with member(apache) as second:
+        async with member(apache, limits=FORGETFUL) as second:
             await eventually(lambda: bool(lost.waiting))
             locks.run = at_once
             await eventually(lambda: {locks.owners().get(("t", number)) for number in range(2)} == ids(first, second))
@@ -170,18 +163,17 @@ def owned(consumer: Consumer) -> set[tuple[str, int]]:
     return {(queue.topic, queue.queue_id) for queue in consumer.assignment()}
 
 
-@pytest.mark.usefixtures("impatient", "forgetful")
 @pytest.mark.parametrize("is_cut", [False, True], ids=["late", "cut"])
 async def test_an_unlock_that_was_given_up_does_not_undo_a_later_lock(
     locks: ApacheLocks, apache: Node, connect: Connect, is_cut: bool
 ) -> None:
     await create_topic(await connect(apache.address), "t", 2)
     both = {("t", 0), ("t", 1)}
-    async with member(apache) as first:
+    async with member(apache, limits=FORGETFUL) as first:
         await eventually(lambda: both <= owned(first))
         held = Held(UNLOCK)
         locks.run = held.run
-        async with member(apache):
+        async with member(apache, limits=FORGETFUL):
             await eventually(lambda: bool(held.waiting))
         # From here on the first one wants the queue again that it gave up.
         if is_cut:
@@ -198,12 +190,11 @@ async def test_an_unlock_that_was_given_up_does_not_undo_a_later_lock(
     assert locks.owners() == {}
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_a_lock_that_was_granted_to_a_connection_that_broke_is_undone(locks: ApacheLocks, apache: Node) -> None:
     await fill(apache, 1)
     held = Held(LOCK)
     locks.run = held.run
-    async with member(apache) as leaver:
+    async with member(apache, limits=IMPATIENT) as leaver:
         await eventually(lambda: bool(held.waiting))
         for connection in list(apache.server.connections):
             connection.abort()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.client import config as client_config
-from rocketlet.client.member import membership
+from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.member.membership import told_queues
 from rocketlet.protocol import config, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, decode_heartbeat, encode_heartbeat
@@ -20,7 +19,6 @@ QUEUES = 10
 async def test_it_locks_commits_and_hands_over_in_several_requests(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_config, "LOCK_QUEUES", 4)
     sizes: list[int] = []
     encode = group_bodies.encode_lock_request
 
@@ -35,7 +33,7 @@ async def test_it_locks_commits_and_hands_over_in_several_requests(
     async def handle(message: Message) -> None:
         seen.append(message.body)
 
-    async with Consumer(node.address, "g", "t", handle, start="first") as consumer:
+    async with Consumer(node.address, "g", "t", handle, start="first", limits=ClientLimits(lock_queues=4)) as consumer:
         await eventually(lambda: sum(queue.topic == "t" for queue in consumer.assignment()) == QUEUES)
         async with Producer(node.address) as producer:
             for number in range(4 * QUEUES):
@@ -49,7 +47,7 @@ async def test_it_locks_commits_and_hands_over_in_several_requests(
 
 
 def test_what_is_asked_in_one_request_is_what_brokers_take() -> None:
-    queues = tuple(Queue("t" * 127, "b" * 100, number) for number in range(client_config.LOCK_QUEUES))
+    queues = tuple(Queue("t" * 127, "b" * 100, number) for number in range(CLIENT_LIMITS.lock_queues))
     numbers = dict.fromkeys(queues, 2**62)
     body = group_bodies.encode_lock_request(LockRequest("c" * 100, "g" * 100, queues, True, numbers, numbers))
     assert len(body) <= config.MAX_JSON_BYTES
@@ -69,16 +67,13 @@ def test_a_heartbeat_names_no_more_queues_than_brokers_take(topic: str, broker: 
     assert told_queues(()) == ()
 
 
-async def test_a_member_tells_some_of_its_queues_and_keeps_them_all(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(membership, "MAX_REQUEST_QUEUES", 4)
+async def test_a_member_tells_some_of_its_queues_and_keeps_them_all(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", QUEUES)
 
     def told() -> list[int]:
         group = node.broker.groups.get("g")
         return [len(member.data.assigned) for member in group.members.values()] if group is not None else []
 
-    async with Consumer(node.address, "g", "t", lambda message: None) as consumer:
+    async with Consumer(node.address, "g", "t", lambda message: None, limits=ClientLimits(told_queues=4)) as consumer:
         await eventually(lambda: sum(queue.topic == "t" for queue in consumer.assignment()) == QUEUES)
         await eventually(lambda: told() == [4])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rocketlet import AdminClient, Consumer, Message, MessageTrace, Outgoing, Producer, Reject
-from rocketlet.client.admin import message_trace
+from rocketlet.client.config import ClientLimits
 from rocketlet.protocol import trace
 from rocketlet.protocol.trace import TOPIC, Kind
 
@@ -237,10 +237,11 @@ async def test_batches_that_are_handed_out_are_noted(node: Node) -> None:
     assert sizes == [2, 1]
 
 
-async def test_a_message_of_the_trace_stays_below_the_limits(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_trace, "TRACE_BYTES", 600)
-    monkeypatch.setattr(message_trace, "TRACE_KEYS_BYTES", 100)
-    async with MessageTrace(node.address) as trace, Producer(node.address, middleware=[trace.sends("p")]) as producer:
+async def test_a_message_of_the_trace_stays_below_the_limits(node: Node) -> None:
+    async with (
+        MessageTrace(node.address, limits=ClientLimits(trace_bytes=600, trace_keys_bytes=100)) as trace,
+        Producer(node.address, middleware=[trace.sends("p")]) as producer,
+    ):
         await producer.send_batch("t", [Outgoing(b"x", keys=f"k{number}") for number in range(20)])
         await producer.send("t", b"x", keys="k" * 200)
     async with AdminClient(node.address) as admin:
@@ -260,11 +261,12 @@ async def test_a_message_of_the_trace_stays_below_the_limits(node: Node, monkeyp
             assert len(" ".join(message.keys)) < 100
 
 
-async def test_what_cannot_be_written_is_counted_and_hurts_nobody(
-    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(message_trace, "TRACE_WAITING", 5)
-    async with MessageTrace(node.address) as trace, Producer(node.address, middleware=[trace.sends("p")]) as producer:
+async def test_what_cannot_be_written_is_counted_and_hurts_nobody(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    limits = ClientLimits(trace_waiting=5)
+    async with (
+        MessageTrace(node.address, limits=limits) as trace,
+        Producer(node.address, middleware=[trace.sends("p")]) as producer,
+    ):
         await producer.send_batch("t", [b"x"] * 8)
     assert "trace_dropped records=3" in caplog.text
     async with AdminClient(node.address) as admin:

@@ -23,6 +23,7 @@ from rocketlet.client import (
 from rocketlet.client.admin import mirror as mirror_module
 from rocketlet.client.admin.mirror import Begin, Mirror, Waiting
 from rocketlet.client.admin.origins import ORIGIN
+from rocketlet.client.config import ClientLimits
 from rocketlet.protocol.batch import BatchEntry
 from rocketlet.protocol.compression import compressed
 from rocketlet.protocol.config import SENT_PROPERTY_BYTES
@@ -304,12 +305,17 @@ async def test_patience_counts_from_a_failure_and_anew_when_something_was_copied
             raise ConnectionFailed("it is away for a moment")
 
     monkeypatch.setattr(mirror_module, "_now_s", lambda: now_s)
-    monkeypatch.setattr(mirror_module, "MIRROR_BACKOFF_S", 0.0)
     monkeypatch.setattr(Mirror, "_copy", failing)
     async with Producer(rocketlet.address) as producer:
-        await mirrored(rocketlet, there, topics=["orders"])
+        await mirrored(rocketlet, there, topics=["orders"], limits=ClientLimits(mirror_backoff_s=0.0))
         monkeypatch.setattr(Mirror, "_copy", copy)
-        async with Mirror(rocketlet.address, there.address, topics=["orders"], patience_s=10) as mirror:
+        async with Mirror(
+            rocketlet.address,
+            there.address,
+            topics=["orders"],
+            patience_s=10,
+            limits=ClientLimits(mirror_backoff_s=0.0),
+        ) as mirror:
             failures = 0
 
             async def away() -> list[Topic]:

@@ -19,17 +19,14 @@ from rocketlet.client import (
     RocketletError,
 )
 from rocketlet.client.admin.move import Move
+from rocketlet.client.config import ClientLimits
 from rocketlet.protocol.names import dlq_topic, retry_topic
 from rocketlet.testing import Broker
 
 from ..conftest import eventually
 from ..support.handlers import Inbox
 
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.client.admin.move.MOVE_LOOK_S", 0.05)
-    monkeypatch.setattr("rocketlet.client.admin.move.MOVE_QUIET_S", 0.2)
+SOON = ClientLimits(move_look_s=0.05, move_quiet_s=0.2)
 
 
 @pytest.fixture
@@ -65,7 +62,7 @@ async def test_a_group_goes_to_another_cluster_and_back(rocketlet: Broker, there
             await consumer.commit()
         for number in range(5, 10):
             await producer.send("orders", b"a%d" % number)
-    async with Move(here.address, there.address) as move:
+    async with Move(here.address, there.address, limits=SOON) as move:
         plan = await move.plan()
         assert plan.topics == {"orders": 12}
         assert [(one.name, one.members, one.lag, one.retries, one.dead) for one in plan.groups] == [
@@ -98,7 +95,7 @@ async def test_a_group_goes_to_another_cluster_and_back(rocketlet: Broker, there
     assert await handled(there.address, 3) == [f"a{number}" for number in range(10, 15)]
     async with Producer(there.address) as producer:
         await producer.send("orders", b"last")
-    async with Move(there.address, here.address, returns=True) as back:
+    async with Move(there.address, here.address, returns=True, limits=SOON) as back:
         assert await back.copy() == 7, "without what came from there"
         await back.close()
         assert (await back.take("shop")).lag == 1
@@ -113,7 +110,7 @@ async def test_a_group_with_members_over_there_is_not_taken(rocketlet: Broker, t
     async with Producer(rocketlet.address) as producer:
         await producer.send("orders", b"x")
     await handled(rocketlet.address, 1)
-    async with Move(rocketlet.address, there.address) as move:
+    async with Move(rocketlet.address, there.address, limits=SOON) as move:
         await move.close()
         async with Consumer(there.address, "shop", "orders", Inbox()) as consumer:
             await consumer.assigned()
@@ -126,7 +123,7 @@ async def test_members_at_the_source_are_waited_for(rocketlet: Broker, there: Br
     said: list[str] = []
     async with Producer(rocketlet.address) as producer:
         await producer.send("orders", b"x")
-    async with Move(rocketlet.address, there.address, say=said.append) as move:
+    async with Move(rocketlet.address, there.address, say=said.append, limits=SOON) as move:
         async with Consumer(rocketlet.address, "shop", "orders", Inbox(), start="first") as consumer:
             await consumer.assigned()
             await move.close()
@@ -161,11 +158,11 @@ async def test_a_retry_is_moved_once_though_the_move_ends_before_it_is_noted(
         return await reset(admin, group, topic, to)
 
     monkeypatch.setattr(AdminClient, "reset", ends)
-    async with Move(rocketlet.address, there.address) as move:
+    async with Move(rocketlet.address, there.address, limits=SOON) as move:
         await move.close()
         with pytest.raises(ConnectionFailed):
             await move.take("shop")
-    async with Move(rocketlet.address, there.address) as move:
+    async with Move(rocketlet.address, there.address, limits=SOON) as move:
         assert (await move.take("shop")).retries == 1
     async with AdminClient(there.address) as admin:
         assert (await admin.topic(retry_topic("shop"))).messages == 1
@@ -178,7 +175,7 @@ async def test_a_dead_letter_of_a_moved_message_comes_back_and_may_be_replayed_o
         await admin.create_topic("orders", queues=1)
     async with Producer(rocketlet.address) as producer:
         await producer.send("orders", b"bad")
-    async with Move(rocketlet.address, there.address) as move:
+    async with Move(rocketlet.address, there.address, limits=SOON) as move:
         await move.close()
     refused: list[Message] = []
 
@@ -192,7 +189,7 @@ async def test_a_dead_letter_of_a_moved_message_comes_back_and_may_be_replayed_o
         ((queue, span),) = (await admin.topic(dlq_topic("shop"))).ranges.items()
         async for (dead,) in admin.read(queue, span.begin, span.end):
             await admin.send_again(dead)
-    async with Move(there.address, rocketlet.address, returns=True) as back:
+    async with Move(there.address, rocketlet.address, returns=True, limits=SOON) as back:
         assert await back.copy() == 2, "the dead letter, and the message that was sent again"
     assert [message.body for message in rocketlet.messages("orders")] == [b"bad", b"bad"]
     assert len(rocketlet.messages(dlq_topic("shop"))) == 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from rocketlet.client import Consumer, Producer, RocketletError
+from rocketlet.client.config import ClientLimits
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.bodies import Route
 from rocketlet.protocol.queue import Queue
@@ -16,12 +18,13 @@ from ..conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventuall
 from ..support.handlers import Inbox
 
 QUEUE = Queue("t", "broker-b", 0)
+TOLD = ClientLimits(route_interval_s=10 * PATIENCE_S)
+"""No look by the clock comes first."""
 
 
 @pytest.fixture
-async def brokers(nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> tuple[Node, Node]:
+async def brokers(nodes: Nodes, connect: Connect) -> tuple[Node, Node]:
     """A name server, and a broker beside it that has the topic t."""
-    monkeypatch.setattr("rocketlet.client.wire.cluster.ROUTE_INTERVAL_S", 10 * PATIENCE_S)  # no other look comes first
     first = await nodes.start()
     second = await nodes.start(name="broker-b", name_servers=(first.address,))
     await create_topic(await connect(second.address), "t", 1)
@@ -36,10 +39,10 @@ async def moved(nodes: Nodes, first: Node, second: Node) -> Node:
 async def test_members_go_on_at_the_other_address(nodes: Nodes, brokers: tuple[Node, Node]) -> None:
     first, second = brokers
     inbox = Inbox()
-    async with Consumer(first.address, "g", "t", inbox, start="first") as consumer:
+    async with Consumer(first.address, "g", "t", inbox, start="first", limits=TOLD) as consumer:
         await eventually(lambda: QUEUE in consumer.assignment())
         await moved(nodes, first, second)
-        async with Producer(first.address) as producer:
+        async with Producer(first.address, limits=TOLD) as producer:
             await producer.send("t", b"there")
         await eventually(lambda: inbox.bodies == [b"there"])
 
@@ -49,9 +52,9 @@ async def test_a_member_that_leaves_meanwhile_hands_over_at_the_other_address(
 ) -> None:
     first, second = brokers
     inbox = Inbox()
-    async with Producer(first.address) as producer:
+    async with Producer(first.address, limits=TOLD) as producer:
         await producer.send("t", b"here")
-    async with Consumer(first.address, "g", "t", inbox, start="first", commit_interval_s=3600) as consumer:
+    async with Consumer(first.address, "g", "t", inbox, start="first", commit_interval_s=3600, limits=TOLD) as consumer:
         await eventually(lambda: inbox.bodies == [b"here"])
         third = await moved(nodes, first, second)
         assert QUEUE in consumer.assignment()
@@ -62,7 +65,7 @@ async def test_a_member_that_leaves_meanwhile_hands_over_at_the_other_address(
 async def test_a_member_asks_no_more_for_the_former_address(nodes: Nodes, brokers: tuple[Node, Node]) -> None:
     """It would send a heartbeat each second for ever, to all brokers."""
     first, second = brokers
-    async with Consumer(first.address, "g", "t", Inbox(), start="first") as consumer:
+    async with Consumer(first.address, "g", "t", Inbox(), start="first", limits=TOLD) as consumer:
         await eventually(lambda: QUEUE in consumer.assignment())
         third = await moved(nodes, first, second)
         heartbeats = consumer._membership._heartbeats
@@ -81,7 +84,7 @@ async def test_producers_find_the_other_address(nodes: Nodes, brokers: tuple[Nod
             return False
         return True
 
-    async with Producer(first.address, retries=0) as producer:
+    async with Producer(first.address, retries=0, limits=TOLD) as producer:
         await producer.send("t", b"here")
         third = await moved(nodes, first, second)
         async with asyncio.timeout(PATIENCE_S):
@@ -93,7 +96,6 @@ async def test_producers_find_the_other_address(nodes: Nodes, brokers: tuple[Nod
 async def test_a_broadcasting_member_goes_on_when_its_broker_has_restarted(
     brokers: tuple[Node, Node], nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.client.member.broadcast.HEARTBEAT_INTERVAL_S", 10 * PATIENCE_S)
     looked: Counter[str] = Counter()
     find_route = Cluster.find_route
 
@@ -106,13 +108,21 @@ async def test_a_broadcasting_member_goes_on_when_its_broker_has_restarted(
     await create_topic(await connect(first.address), "t", 1)  # so that a route is left
     inbox = Inbox()
     port = int(second.address.rpartition(":")[2])
-    async with Consumer(first.address, "g", "t", inbox, start="first", broadcasting=True) as consumer:
+    async with Consumer(
+        first.address,
+        "g",
+        "t",
+        inbox,
+        start="first",
+        broadcasting=True,
+        limits=replace(TOLD, heartbeat_interval_s=10 * PATIENCE_S),
+    ) as consumer:
         await eventually(lambda: QUEUE in consumer.assignment())
         await second.stop()
         await eventually(lambda: consumer._membership._heartbeats.are_failing)
         monkeypatch.setattr(Cluster, "find_route", counted)
         await eventually(lambda: looked["t"] > 1)  # the name server knows the broker no more
         await nodes.start(name="broker-b", name_servers=(first.address,), port=port)
-        async with Producer(first.address) as producer:
+        async with Producer(first.address, limits=TOLD) as producer:
             await producer.send("t", b"there", queue=QUEUE)
         await eventually(lambda: inbox.bodies == [b"there"])

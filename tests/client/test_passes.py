@@ -8,13 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from rocketlet.client.config import (
-    LOCK_RETRY_S,
-    MISSING_ROUTE_INTERVAL_S,
-    REBALANCE_INTERVAL_S,
-    RECONNECT_S,
-    REGISTER_PATIENCE_S,
-)
+from rocketlet.client.config import CLIENT_LIMITS
 from rocketlet.client.errors import ConnectionFailed, RocketletError
 from rocketlet.client.lease import Lease
 from rocketlet.client.member.rebalance import Rebalance
@@ -34,6 +28,7 @@ class World:
     """The questions and words of a rebalance, by hand."""
 
     strategy_name, group, client_id = "AVG", "g", "me"
+    limits = CLIENT_LIMITS
 
     def __init__(self) -> None:
         self.routes: dict[str, Route | None] = {"t": route(), "u": route()}
@@ -81,7 +76,7 @@ class World:
     # Heartbeats
 
     async def register(self, *, patience_s: float) -> None:
-        assert patience_s == REGISTER_PATIENCE_S
+        assert patience_s == CLIENT_LIMITS.register_patience_s
         self.told.append("register")
 
     def is_registered(self, address: str) -> bool:
@@ -131,7 +126,7 @@ async def world() -> World:
 
 
 async def test_a_member_takes_its_share_and_is_settled(world: World) -> None:
-    assert await world.passes() == REBALANCE_INTERVAL_S
+    assert await world.passes() == CLIENT_LIMITS.rebalance_interval_s
     assert (set(world.owned), world.settled.is_set()) == (set(T), True)
     assert world.asked == [("t", T), ("u", U)]
     assert world.told == ["register", "reclaim", "news"]
@@ -141,7 +136,7 @@ async def test_a_member_gives_up_what_is_no_more_its_share(world: World) -> None
     await world.passes()
     world.shares["t"] = Share(T[:1], T, 2, [])
     world.are_releasing = True
-    assert await world.passes() == REBALANCE_INTERVAL_S
+    assert await world.passes() == CLIENT_LIMITS.rebalance_interval_s
     assert (set(world.owned), world.released, world.settled.is_set()) == ({T[0]}, [T[1]], False)
     world.are_releasing = False
     await world.passes()
@@ -156,27 +151,27 @@ async def test_a_member_gives_up_what_is_no_more_its_share(world: World) -> None
 async def test_a_member_that_was_refused_a_queue_asks_again_soon(world: World) -> None:
     world.refused = {T[1]}
     world.settled.set()
-    assert await world.passes() == LOCK_RETRY_S
+    assert await world.passes() == CLIENT_LIMITS.lock_retry_s
     assert not world.settled.is_set()
 
 
 @pytest.mark.parametrize("why", ["are_suspended", "are_doubtful"])
 async def test_a_member_in_doubt_asks_again_soon(world: World, why: str) -> None:
     setattr(world, why, True)
-    assert await world.passes() == LOCK_RETRY_S
+    assert await world.passes() == CLIENT_LIMITS.lock_retry_s
     assert world.settled.is_set() is (why == "are_doubtful")
 
 
 async def test_a_broker_that_has_not_heard_the_member_is_tried_again_at_once(world: World) -> None:
     world.registered.clear()
-    assert await world.passes() == RECONNECT_S
+    assert await world.passes() == CLIENT_LIMITS.reconnect_s
 
 
 async def test_what_is_not_known_stays_as_it_is(world: World) -> None:
     world.shares["u"] = Share(U[:1], U, 2, [])
     await world.passes()
     world.shares |= {"t": Share(T[:1], T, 2, []), "u": ConnectionFailed("gone")}
-    assert await world.passes() == LOCK_RETRY_S
+    assert await world.passes() == CLIENT_LIMITS.lock_retry_s
     assert (set(world.owned), world.settled.is_set()) == ({T[0], U[0]}, False)
     world.shares["u"] = None
     world.told.clear()
@@ -193,11 +188,11 @@ async def test_a_missing_topic_is_named_once_and_a_retry_topic_never(
     world.rebalance.add_topics(["u", retries])
     assert world.wake.is_set()
     for _ in range(2):
-        assert await world.passes() == min(MISSING_ROUTE_INTERVAL_S, LOCK_RETRY_S)
+        assert await world.passes() == min(CLIENT_LIMITS.missing_route_interval_s, CLIENT_LIMITS.lock_retry_s)
     assert (world.rebalance.missing, caplog.text.count("topic_missing")) == ({"u"}, 1)
     assert set(world.owned) == set(T)
     world.routes["u"] = route()
-    assert await world.passes() == MISSING_ROUTE_INTERVAL_S, "the retry topic comes with the first retry"
+    assert await world.passes() == CLIENT_LIMITS.missing_route_interval_s, "the retry topic comes with the first retry"
     assert (world.rebalance.missing, world.settled.is_set()) == (set(), True)
     assert world.looked_up.count("u") == 3
 
@@ -210,11 +205,11 @@ async def test_a_topic_that_has_grown_is_looked_up_until_somebody_answers(world:
     assert world.looked_up == []
     world.rebalance.grown("t")
     grown = world.routes.pop("t")
-    assert await world.passes() == LOCK_RETRY_S
+    assert await world.passes() == CLIENT_LIMITS.lock_retry_s
     assert world.asked[-2:] == [("t", T), ("u", U)]
     world.routes["t"] = route(3)
     assert grown is not None
-    assert await world.passes() == REBALANCE_INTERVAL_S
+    assert await world.passes() == CLIENT_LIMITS.rebalance_interval_s
     assert world.asked[-2] == ("t", [*T, Queue("t", "a", 2)])
     assert world.looked_up == ["t", "t"]
     await world.passes()
@@ -224,7 +219,7 @@ async def test_a_topic_that_has_grown_is_looked_up_until_somebody_answers(world:
 async def test_a_broker_that_only_others_know_is_looked_up_in_the_next_pass(world: World) -> None:
     strange = Queue("t", "b", 0)
     world.shares["t"] = Share([strange], [*T, strange], 2, [strange])
-    assert await world.passes() == LOCK_RETRY_S
+    assert await world.passes() == CLIENT_LIMITS.lock_retry_s
     world.looked_up.clear()
     await world.passes()
     assert world.looked_up == ["t"]
@@ -243,12 +238,12 @@ async def test_a_result_is_logged_when_it_has_changed(world: World, caplog: pyte
 async def test_a_pass_that_fails_is_logged_and_tried_again_soon(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.shares["t"] = RocketletError("a fault")
     del world.shares["u"]
-    assert await world.passes() == LOCK_RETRY_S
+    assert await world.passes() == CLIENT_LIMITS.lock_retry_s
     assert caplog.text.count("rebalance_failed") == 1
 
 
 async def test_a_member_that_leaves_takes_nothing_more(world: World) -> None:
-    assert await world.passes(leaving=True) == REBALANCE_INTERVAL_S
+    assert await world.passes(leaving=True) == CLIENT_LIMITS.rebalance_interval_s
     assert (world.told, world.owned) == (["register", "reclaim"], {})
 
 

@@ -18,7 +18,7 @@ from rocketlet.client import (
     RequestTimeout,
     TopicNotFound,
 )
-from rocketlet.client.config import ONEWAY_AT_ONCE
+from rocketlet.client.config import ONEWAY_AT_ONCE, ClientLimits
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.frame import MSGPACK, Frame
@@ -228,13 +228,10 @@ async def test_timeouts_and_lost_connections_are_told_apart(node: Node) -> None:
         node.server.serve = serve
 
 
-async def test_a_process_that_stood_still_reads_what_came_before_it_gives_up(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_that_stood_still_reads_what_came_before_it_gives_up(node: Node) -> None:
     """Timers run before sockets are read: a deadline that passed meanwhile says nothing about who was asked."""
-    async with Producer(node.address) as producer:
+    async with Producer(node.address, limits=ClientLimits(deadline_sweep_s=3600.0)) as producer:
         connection = await producer._cluster.connection(node.address)
-        monkeypatch.setattr("rocketlet.client.wire.connection.DEADLINE_SWEEP_S", 3600.0)
         answer = connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=0.0)
         connection._sweep_due_s -= 3 * 3600.0
         connection._sweep_deadlines()
@@ -380,9 +377,8 @@ async def test_a_producer_that_does_not_run_says_so_at_once(node: Node) -> None:
         await producer.send_oneway("t", b"x")
 
 
-async def test_a_connection_has_only_so_many_requests_in_flight(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.client.wire.connection.MAX_IN_FLIGHT", 2)
-    async with Producer(node.address) as producer:
+async def test_a_connection_has_only_so_many_requests_in_flight(node: Node) -> None:
+    async with Producer(node.address, limits=ClientLimits(max_in_flight=2)) as producer:
         connection = await producer._cluster.connection(node.address)
         asked = [connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}) for _ in range(3)]
         answers = await asyncio.gather(*asked, return_exceptions=True)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rocketlet.broker.config import HANDOVER_LEASE_S, LEASE_SWEEP_S
 from rocketlet.client import Consumer, Message, Producer
+from rocketlet.client.config import ClientLimits
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
@@ -177,12 +178,12 @@ async def settled_pair(second: Consumer) -> None:
 
 
 async def test_a_killed_members_queues_move_at_once_and_only_uncommitted_messages_come_again(
-    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    node: Node, wire: Wire
 ) -> None:
-    monkeypatch.setattr("rocketlet.client.consuming.commits.IDLE_COMMIT_S", 3600.0)  # it dies before that
     await create_topic(wire, "t", QUEUES)
     watch = Watch(0)
     options: dict[str, Any] = {"start": "first", "drain_s": 0.01}
+    options["limits"] = ClientLimits(idle_commit_s=3600.0)  # it dies before that
     async with Consumer(node.address, "g", "t", watch.handler("stays"), **options) as stays:  # noqa: SIM117 (the inner one ends first)
         async with Consumer(node.address, "g", "t", watch.handler("dies"), **options) as dies:
             await settled(stays, dies)

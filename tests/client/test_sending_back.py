@@ -17,6 +17,7 @@ from rocketlet.client import (
     RetryLater,
     RocketletError,
 )
+from rocketlet.client.config import ClientLimits
 from rocketlet.client.consuming.reasons import shown
 from rocketlet.protocol.queue import Queue
 
@@ -41,7 +42,6 @@ async def test_a_hand_over_waits_for_what_is_sent_back_while_its_broker_is_away(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, outcome: RetryLater | Reject
 ) -> None:
     """The offset says how far everything is handled: what was handled behind it would come again."""
-    monkeypatch.setattr("rocketlet.client.consuming.handling.RECONNECT_S", 0.001)
     await create_topic(wire, "t", 1)
     await fill(node, 3)
     seen: list[bytes] = []
@@ -56,7 +56,9 @@ async def test_a_hand_over_waits_for_what_is_sent_back_while_its_broker_is_away(
         return outcome
 
     refuse_first(monkeypatch, away)
-    async with Consumer(node.address, "g", "t", handle, start="first") as consumer:
+    async with Consumer(
+        node.address, "g", "t", handle, start="first", limits=ClientLimits(reconnect_s=0.001)
+    ) as consumer:
         await eventually(lambda: len(seen) == 3)
         (process_queue,) = (item for item in consumer.queues.values() if item.queue.topic == "t")
         await eventually(lambda: process_queue.running == 1)
@@ -73,8 +75,6 @@ async def test_a_hand_over_sends_back_what_its_broker_had_not_taken(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, outcome: RetryLater | Reject
 ) -> None:
     """The handler would be called again after a pause, in which the queue is given up."""
-    monkeypatch.setattr("rocketlet.client.consuming.handling.RECONNECT_S", 0.001)
-    monkeypatch.setattr("rocketlet.client.consuming.handling.SEND_BACK_RETRY_S", 3600)
     await create_topic(wire, "t", 1)
     await fill(node, 3)
     seen: list[bytes] = []
@@ -85,7 +85,9 @@ async def test_a_hand_over_sends_back_what_its_broker_had_not_taken(
         return outcome if message.body == b"0" else None
 
     refuse_first(monkeypatch, away)
-    async with Consumer(node.address, "g", "t", handle, start="first") as consumer:
+    async with Consumer(
+        node.address, "g", "t", handle, start="first", limits=ClientLimits(reconnect_s=0.001, send_back_retry_s=3600.0)
+    ) as consumer:
         await eventually(lambda: len(seen) == 3 and len(away) == 2)
         (process_queue,) = (item for item in consumer.queues.values() if item.queue.topic == "t")
         await eventually(lambda: not process_queue.waiting and process_queue.messages == 1)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from rocketlet.client import AdminClient, Consumer, Producer
+from rocketlet.client.config import ClientLimits
 from rocketlet.testing import Broker
 
 from ..conftest import PATIENCE_S
@@ -22,7 +23,8 @@ async def broker() -> AsyncIterator[Broker]:
 
 
 def member(broker: Broker, seen: list[bytes]) -> Consumer:
-    return Consumer(broker.address, "g", "t", lambda message: seen.append(message.body))
+    patient = ClientLimits(hand_over_patience_s=10 * PATIENCE_S)
+    return Consumer(broker.address, "g", "t", lambda message: seen.append(message.body), limits=patient)
 
 
 async def made_anew(broker: Broker, *, messages: list[bytes]) -> None:
@@ -79,11 +81,8 @@ async def test_who_gets_the_queue_from_its_owner_does_so_too(broker: Broker) -> 
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_a_queue_that_is_gone_is_given_up_at_once(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, *, again: bool
-) -> None:
+async def test_a_queue_that_is_gone_is_given_up_at_once(broker: Broker, *, again: bool) -> None:
     """Its commit is refused, and would be refused for ever."""
-    monkeypatch.setattr("rocketlet.client.member.leases.HAND_OVER_PATIENCE_S", 10 * PATIENCE_S)
     async with paused_behind_three(broker) as (consumer, _):
         if again:
             await made_anew(broker, messages=[])

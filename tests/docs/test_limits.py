@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 from rocketlet.broker.config import Limits
+from rocketlet.client.config import ClientLimits
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "limits.md").read_text()
@@ -38,10 +39,19 @@ def test_each_limit_is_said_in_words(hooks: ModuleType, path: Path) -> None:
     assert [row for row in rows if len(row.split(" | ")[2].split()) < 3] == []
 
 
-def test_the_fields_of_the_broker_s_limits_are_shown_with_their_units(hooks: ModuleType) -> None:
-    found = hooks.limits(ROOT / "broker" / "config.py")
-    assert "| `max_locks` | 200,000 | locks of all groups together" in found
-    assert all(f"| `{item.name}` |" in found for item in fields(Limits))
+@pytest.mark.parametrize(
+    ("package", "limits", "row"),
+    [
+        ("broker", Limits, "| `max_locks` | 200,000 | locks of all groups together"),
+        ("client", ClientLimits, "| `reconnect_s` | 0.2 s | how long a broken connection"),
+    ],
+)
+def test_the_limits_that_are_handed_in_are_shown_with_their_units(
+    hooks: ModuleType, package: str, limits: type[Limits] | type[ClientLimits], row: str
+) -> None:
+    found = hooks.limits(ROOT / package / "config.py")
+    assert row in found
+    assert all(f"| `{item.name}` |" in found for item in fields(limits))
 
 
 def test_a_value_has_its_unit(hooks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rocketlet.client import AdminClient, Consumer, Message, Producer, RetryLater, RocketletError
 from rocketlet.client.admin.move import Move
+from rocketlet.client.config import ClientLimits
 from rocketlet.testing import Broker
 
 from bench.peers import Apache
@@ -40,7 +41,7 @@ class Load:
 
     async def run(self) -> None:
         for address in cycle(self._addresses):
-            async with Producer(address, retries=0) as producer:
+            async with Producer(address, retries=0, limits=ClientLimits(route_interval_s=2.0)) as producer:
                 with suppress(RocketletError):
                     while True:
                         await producer.send("orders", b"%d" % self.sent)
@@ -78,10 +79,7 @@ async def test_groups_in_python_and_java_move_under_load_and_back(
     java: Run,
     tmp_path: Path,
     fetch_apache: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rocketlet.client.wire.cluster.ROUTE_INTERVAL_S", 2.0)  # the producer's
-    monkeypatch.setattr("rocketlet.client.admin.move.MOVE_QUIET_S", 4.0)
     await asyncio.to_thread(fetch_apache, version)
     async with Apache(tmp_path, version, HEAP, **SETTINGS) as apache, AdminClient(rocketlet.address) as admin:
         await admin.create_topic("orders", queues=QUEUES)
@@ -89,8 +87,15 @@ async def test_groups_in_python_and_java_move_under_load_and_back(
         here, there = rocketlet.address, apache.address
         load = Load([here, there])
         async with load.running():
-            await _move(Move(here, there), here, there, python, of_java, java)
-            await _move(Move(there, here, returns=True), there, here, python, of_java, java)
+            await _move(Move(here, there, limits=ClientLimits(move_quiet_s=4.0)), here, there, python, of_java, java)
+            await _move(
+                Move(there, here, returns=True, limits=ClientLimits(move_quiet_s=4.0)),
+                there,
+                here,
+                python,
+                of_java,
+                java,
+            )
             wanted = load.sent
         async with Consumer(here, "py", "orders", python), java("consume", ns=here, group="jv", topic="orders") as peer:
             await eventually(lambda: len(python.bodies) >= load.sent)

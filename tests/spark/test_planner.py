@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from rocketlet.client import BrokerRefused, ConfigError, ConnectionFailed
-from rocketlet.client.config import ROUTE_INTERVAL_S
+from rocketlet.client.config import CLIENT_LIMITS
 from rocketlet.protocol import admin_bodies
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, ResetOffset, UpdateOffset, write
@@ -188,7 +188,7 @@ def test_queues_that_a_topic_gets_are_read_soon(address: str, membership: bool) 
         read_all(planner)
         grown = write(CreateTopic("t", 2 * QUEUES, 2 * QUEUES, 6))
         request(address, RequestCode.UPDATE_AND_CREATE_TOPIC, dict(grown))
-        before_next_look_s = ROUTE_INTERVAL_S - 5  # at routes, by the client
+        before_next_look_s = CLIENT_LIMITS.route_interval_s - 5  # at routes, by the client
 
         def planned() -> bool:
             planner.plan()

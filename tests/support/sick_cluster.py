@@ -17,6 +17,7 @@ import pytest
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject
 from rocketlet.client.admin import diagnosis
 from rocketlet.client.admin.diagnosis import Finding, Patience, diagnose
+from rocketlet.client.config import DISK_LOW_RATIO
 from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, encode_heartbeat, encode_subscription
 from rocketlet.protocol.codes import VERSION, Language, RequestCode
@@ -194,7 +195,7 @@ class SickCluster:
 
 def provoked_here(patch: pytest.MonkeyPatch) -> None:
     """Provokes the ills that no broker can be brought to: a full disk, and a wrong clock."""
-    patch.setattr(diagnosis, "DISK_LOW_RATIO", 0.0)
+    patch.setattr(diagnosis, "_disk_ratio", lambda status: DISK_LOW_RATIO)
     patch.setattr(diagnosis, "time", SimpleNamespace(time=lambda: time.time() + 3600))
 
 

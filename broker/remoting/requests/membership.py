@@ -42,7 +42,8 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
         broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
         broker.locks.join(connection, consumer.group)
         broker.notifications.heard(connection, consumer.group)
-    connection.keep_beat((frame.body, beat))
+    if connection.beat is None or connection.beat[1] is not beat:
+        connection.keep_beat((frame.body, beat))
     return answer(frame)
 
 
