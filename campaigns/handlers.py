@@ -72,7 +72,7 @@ async def _be_late() -> None:
 
 async def _block() -> Any:
     time.sleep(0.005)
-    return RetryLater(1)
+    return RetryLater(delay_level=1)
 
 
 async def _return(outcome: Any) -> Any:
@@ -86,14 +86,14 @@ ODD: tuple[Callable[[], Awaitable[Any]], ...] = (
     lambda: _raise(Odd()),
     lambda: _raise(StopAsyncIteration()),
     _cancel_and_wait,
-    lambda: _cancel_and_return(RetryLater(1)),
+    lambda: _cancel_and_return(RetryLater(delay_level=1)),
     lambda: _cancel_and_return("junk"),
     _wait_for_a_cancelled_task,
     _be_late,
     _block,
     lambda: _return(RetryLater),
     lambda: _return(object()),
-    lambda: _return(RetryLater(1)),
+    lambda: _return(RetryLater(delay_level=1)),
 )
 
 

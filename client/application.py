@@ -21,8 +21,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from itertools import combinations
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar
 
+from .annotations import decode_of, without
 from .arguments import check_callable, check_seconds, takes_message
 from .config import HANDLER_CONCURRENCY
 from .consumer import Consumer
@@ -34,6 +35,7 @@ from .errors import ConfigError, RocketletError
 from .log import get_logger
 from .message import Message, SendResult
 from .producer import Producer
+from .sending.outgoing import check_topic
 from .shared_consumer import SharedConsumer
 from .signals import stop_signal
 from .wire.access import Access
@@ -106,6 +108,7 @@ class Rocketlet:
         self._stack: AsyncExitStack | None = None
         self._producer: Producer[Any] | None = None
         self._consumers: dict[str, Consumer | SharedConsumer] = {}
+        self._new_producer(name_server)  # raises for mistakes here, and not at the start
 
     # Declaring
 
@@ -123,7 +126,9 @@ class Rocketlet:
 
         It gets the `Message`; with `decode`, or if its first parameter is a model of pydantic, the value, and the message
         as a second parameter if it has one. `timeout_s` ends an `async` handler that takes longer; its message is
-        tried again. `sharing`: as a SharedConsumer. `options`: of the consumer, such as `concurrency`.
+        tried again. `sharing`: as a SharedConsumer. `options`: of the consumer, such as `concurrency` or `batch_size`.
+
+        Raises ConfigError for mistakes in any of these, and for a handler with parameters that it would not be given.
         """
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s)
@@ -131,18 +136,23 @@ class Rocketlet:
         def declared(function: Function) -> Function:
             if timeout_s is not None and not inspect.iscoroutinefunction(function):
                 raise ConfigError(f"timeout_s: {function.__qualname__} runs in a thread, which cannot be ended")
-            dependencies_of(function)  # raises for what cannot be read, here and not with the first message
-            found = decode or _model_decode(function)
-            self._subscribers.append(
-                _Subscriber(function, subscriptions, group, timeout_s, sharing, found, dict(options))
-            )
+            found = decode_of(function, decode, takes_batches=options.get("batch_size") is not None)
+            subscriber = _Subscriber(function, subscriptions, group, timeout_s, sharing, found, dict(options))
+            taken = without(function, dependencies_of(function))
+            self._new_consumer(subscriber, self._name_server, taken)  # raises for mistakes here, and not at the start
+            self._subscribers.append(subscriber)
             return function
 
         return declared
 
     def publisher(self, topic: str, **options: Any) -> Callable[[Function], Function]:
         """The function's result is sent to a topic before its message is acknowledged. None, RetryLater and Reject are not
-        sent. `options`: of `Producer.send`, such as `tag`."""
+        sent. `options`: of `Producer.send`, such as `tag`. Raises ConfigError for others, and MessageIllegal for a topic that
+        cannot be."""
+        check_topic(topic)
+        odd = sorted(options.keys() - inspect.signature(Producer.send).parameters.keys())
+        if odd:
+            raise ConfigError(f"publisher: {odd[0]} is not an option of Producer.send")
 
         def declared(function: Function) -> Function:
             self._publishers.setdefault(function, []).append((topic, dict(options)))
@@ -194,8 +204,7 @@ class Rocketlet:
             raise ConfigError("this application runs already")
         self._check_declared()
         async with AsyncExitStack() as stack:
-            producer = Producer(name_server, self._group, access=self._access, encode=self._encode, **self._options)
-            self._producer = await stack.enter_async_context(producer)
+            self._producer = await stack.enter_async_context(self._new_producer(name_server))
             stack.callback(self._forget)
             if self._lifespan is not None:
                 await stack.enter_async_context(self._lifespan(self))
@@ -218,18 +227,26 @@ class Rocketlet:
         self._producer = None
         self._consumers.clear()
 
+    def _new_producer(self, name_server: str) -> Producer[Any]:
+        return Producer(name_server, self._group, access=self._access, encode=self._encode, **self._options)
+
     async def _consumer(
         self, subscriber: _Subscriber, name_server: str, stack: AsyncExitStack
     ) -> Consumer | SharedConsumer:
-        kind: Any = SharedConsumer if subscriber.sharing else Consumer
         call = _Call(self, subscriber, self._publishers.get(subscriber.handler, ()))
         stack.callback(call.stop)
         handler = call.with_message if call.takes_message else call.alone
+        return await stack.enter_async_context(self._new_consumer(subscriber, name_server, handler))
+
+    def _new_consumer(
+        self, subscriber: _Subscriber, name_server: str, handler: Callable[..., Any]
+    ) -> Consumer | SharedConsumer:
+        kind: Any = SharedConsumer if subscriber.sharing else Consumer
         consumer: Consumer | SharedConsumer = kind(
             name_server, subscriber.group, subscriber.subscriptions, handler,
             decode=subscriber.decode, access=self._access, **subscriber.options,
         )  # fmt: skip
-        return await stack.enter_async_context(consumer)
+        return consumer
 
     async def health(self) -> Health:
         """For a health check: whether the brokers can be asked how far this process is. Never raises RocketletError."""
@@ -253,7 +270,7 @@ class _Call:
         self._timeout_s = subscriber.timeout_s
         self._publishers = publishers
         self._wanted = dependencies_of(subscriber.handler)
-        self.takes_message = subscriber.decode is not None and takes_message(_without(subscriber.handler, self._wanted))
+        self.takes_message = subscriber.decode is not None and takes_message(without(subscriber.handler, self._wanted))
         self._in_thread: Calling | None = None
         if not inspect.iscoroutinefunction(subscriber.handler):
             self._in_thread = Calling(
@@ -293,28 +310,6 @@ class _Call:
     def stop(self) -> None:
         if self._in_thread is not None:
             self._in_thread.stop()
-
-
-def _without(handler: Callable[..., Any], wanted: Mapping[str, Depends]) -> Callable[..., Any]:
-    """A function with the parameters of a handler that its consumer gives."""
-    signature = inspect.signature(handler)
-    kept = [item for name, item in signature.parameters.items() if name not in wanted]
-
-    def stand_in(*arguments: Any) -> None: ...
-
-    stand_in.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    return stand_in
-
-
-def _model_decode(function: Callable[..., Any]) -> Decode[Any] | None:
-    """The decoder of a handler whose first parameter is a model of pydantic."""
-    try:
-        hints = get_type_hints(function)
-    except (NameError, TypeError):  # names may be known to type checkers alone
-        return None
-    first = next(iter(inspect.signature(function).parameters), "")
-    found: Decode[Any] | None = getattr(hints.get(first), "model_validate_json", None)
-    return found
 
 
 def _plainly_encoded(value: Any) -> bytes | str:

@@ -57,10 +57,10 @@ class Receiver(AnyConsumer):
         """Acknowledges a message that was received, or that an iteration is at. Raises ConfigError for any other."""
         self._handed_out().acknowledge(message)
 
-    async def retry(self, message: Message, delay_level: int = 0, *, reason: str = "") -> None:
+    async def retry(self, message: Message, *, delay_level: int = 0, reason: str = "") -> None:
         """Delivers a message again later, as a handler's RetryLater. Raises ConfigError, and RocketletError if the broker
         does not take it; you can then settle it once more."""
-        await self._handed_out().retry(message, RetryLater(delay_level, reason))
+        await self._handed_out().retry(message, RetryLater(delay_level=delay_level, reason=reason))
 
     async def reject(self, message: Message, *, reason: str = "") -> None:
         """Gives a message up, as a handler's Reject. Raises as `retry` does."""

@@ -239,9 +239,9 @@ class Consumer(Receiver):
 
         _loop.run(stopped())
 
-    def retry(self, message: Message, delay_level: int = 0, *, reason: str = "") -> None:
+    def retry(self, message: Message, *, delay_level: int = 0, reason: str = "") -> None:
         """The message is to be delivered again, after the time of `delay_level`; 0: by how often it was tried."""
-        _loop.run(self._consumer.retry(message, delay_level, reason=reason))
+        _loop.run(self._consumer.retry(message, delay_level=delay_level, reason=reason))
 
     def reject(self, message: Message, *, reason: str = "") -> None:
         """The message goes to the dead-letter topic."""

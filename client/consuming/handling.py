@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -31,22 +31,26 @@ from .reasons import reason_of
 log = get_logger("rocketlet.handler")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLater:
     """Returned by a handler: deliver the message again. `delay_level` 0 waits longer each time; 1 to 18 wait as long as the
     broker's levels say, and a higher one as the highest. `reason` is kept with the message: `message.failure` next time.
     `delay`, a time or seconds up to 12 hours, is for a SharedConsumer's messages. Raises ConfigError for a level that is not
-    a number from 0, and for a delay that is none."""
+    a number from 0, for a delay that is none, and for both together."""
 
     delay_level: int = 0
     reason: str = ""
-    delay: timedelta | float | None = field(default=None, kw_only=True)
+    delay: timedelta | float | None = None
 
     def __post_init__(self) -> None:
         if type(self.delay_level) is not int or not 0 <= self.delay_level <= MAX_INT:
             raise ConfigError(f"delay_level: {self.delay_level!r} is not a number from 0; Reject() gives a message up")
         _check_reason(self.reason)
         check_delay(self.delay)
+        if self.delay is not None and self.delay_level:
+            raise ConfigError(
+                f"delay: {self.delay!r} and delay_level={self.delay_level} are two times; give one of them"
+            )
 
 
 @dataclass(frozen=True, slots=True)

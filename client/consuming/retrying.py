@@ -51,7 +51,7 @@ class RetryPolicy:
         """Decides about a Consumer's messages whose handler raised."""
         found = self.outcome(max(messages, key=lambda message: message.reconsume_times), error)
         if isinstance(found, RetryLater) and found.delay is not None:
-            return RetryLater(RETRY_DELAYS_S.index(found.delay) + 1, found.reason)
+            return RetryLater(delay_level=RETRY_DELAYS_S.index(found.delay) + 1, reason=found.reason)
         return found
 
     def outcome(self, message: Message, error: BaseException) -> Outcome:

@@ -9,11 +9,21 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pydantic
 import pytest
-from rocketlet import AdminClient, ConfigError, Depends, Message, Queue, RetryLater, RetryPolicy, Rocketlet
+from rocketlet import (
+    AdminClient,
+    ConfigError,
+    Depends,
+    Message,
+    MessageIllegal,
+    Queue,
+    RetryLater,
+    RetryPolicy,
+    Rocketlet,
+)
 from rocketlet.testing import Broker
 
 from ..conftest import PATIENCE_S, Node, eventually
@@ -129,6 +139,92 @@ def test_mistakes_are_told_where_they_are_declared() -> None:
 
     with pytest.raises(ConfigError, match="this application does not run"):
         app.producer  # noqa: B018
+
+
+async def one(message: Message) -> None: ...
+
+
+async def two(message: Message, other: str) -> None: ...
+
+
+async def none() -> None: ...
+
+
+async def an_order(order: Order) -> None: ...
+
+
+async def orders(orders: list[Order]) -> None: ...
+
+
+async def a_dict(order: dict[str, int]) -> None: ...
+
+
+async def text(body: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "said"),
+    [
+        (one, {"concurency": 3}, "unexpected keyword argument 'concurency'; the options are"),
+        (one, {"sharing": True, "batch_size": 3}, "batch_size"),
+        (one, {"concurrency": 0}, "concurrency: 0"),
+        (one, {"start": "now"}, "start: 'now'"),
+        (one, {"group": "my group"}, "group"),
+        (one, {"subscriptions": {"t": "a,b"}}, "a,b"),
+        (
+            one,
+            {"decode": Order.model_validate_json},
+            "one: .* annotated Message; with decode it gets what that returns",
+        ),
+        (two, {}, "two.*missing a required argument: 'other'"),
+        (none, {}, "none.*too many positional arguments"),
+        (an_order, {"batch_size": 10}, "an_order: .* annotated Order; with batch_size it gets a list"),
+        (one, {"batch_size": 10}, "one: .* annotated Message; with batch_size it gets a list"),
+        (orders, {}, r"orders: .* annotated list\[.*Order\]; without batch_size it gets one message"),
+        (a_dict, {}, r"a_dict: .* annotated dict\[str, int\]; without decode="),
+        (text, {}, "text: .* annotated str; without decode="),
+        ("text", {}, "cannot be called"),
+    ],
+)
+def test_a_mistake_of_a_subscriber_is_told_where_it_is_declared(
+    function: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises((ConfigError, TypeError), match=said):
+        Rocketlet().subscriber(**{"subscriptions": "t", "group": "g"} | options)(function)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"name_server": "localhost"}, "name_server: 'localhost' is not host:port"),
+        ({"timeot_s": 3}, "timeot_s"),
+        ({"encode": "json"}, "encode: 'json' cannot be called"),
+        ({"group": ""}, "group"),
+        ({"retries": -1}, "retries"),
+    ],
+)
+def test_a_mistake_of_an_application_is_told_where_it_is_made(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises((ConfigError, TypeError), match=said):
+        Rocketlet(**arguments)
+
+
+def test_a_mistake_of_a_publisher_is_told_where_it_is_declared() -> None:
+    with pytest.raises(ConfigError, match=r"publisher: tags is not an option of Producer\.send"):
+        Rocketlet().publisher("dishes", tags="new")
+    with pytest.raises(MessageIllegal, match="my dishes"):
+        Rocketlet().publisher("my dishes")
+
+
+async def test_a_handler_of_batches_gets_a_list_of_its_model(node: Node) -> None:
+    app, seen = Rocketlet(node.address), list[Order]()
+
+    @app.subscriber("t", group="g", batch_size=10, start="first")
+    async def store(orders: list[Order]) -> None:
+        seen.extend(orders)
+
+    async with app:
+        await app.publish("t", Order(number=7))
+        await eventually(lambda: seen == [Order(number=7)])
 
 
 @pytest.mark.parametrize("other", ["t", "u"])

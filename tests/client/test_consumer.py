@@ -129,7 +129,7 @@ async def test_outcomes_choose_the_delay_or_the_dead_letters(nodes: Nodes, conne
     node = await nodes.start(delay_levels_ms=(5,) * 18)
     wire = await connect(node.address)
     await create_topic(wire, "t", 1)
-    outcomes: list[Any] = [RetryLater(7), Reject()]
+    outcomes: list[Any] = [RetryLater(delay_level=7), Reject()]
     seen: list[Message] = []
 
     async def handle(message: Message) -> Any:

@@ -8,6 +8,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -257,8 +258,20 @@ async def test_a_listener_that_names_no_offset_is_told_so_and_its_queue_is_read(
 @pytest.mark.parametrize("level", [-1, "3", 1.5, 2**31])
 def test_a_delay_level_is_a_number_from_0(level: Any) -> None:
     with pytest.raises(ValueError, match="delay_level"):
-        RetryLater(level)
+        RetryLater(delay_level=level)
     assert Reject() == Reject()
+
+
+@pytest.mark.parametrize("given", [5, "busy"])
+def test_seconds_levels_and_reasons_are_told_by_name(given: Any) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        RetryLater(given)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("delay", [1, 0, timedelta(seconds=1)])
+def test_a_delay_and_a_level_exclude_each_other(delay: Any) -> None:
+    with pytest.raises(ConfigError, match=r"delay: .* and delay_level=3 are two times; give one of them"):
+        RetryLater(delay=delay, delay_level=3)
 
 
 async def test_a_check_that_returns_junk_or_raises_anything_is_asked_again(nodes: Nodes, connect: Connect) -> None:

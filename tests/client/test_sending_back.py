@@ -37,7 +37,7 @@ def refuse_first(monkeypatch: pytest.MonkeyPatch, away: list[RocketletError]) ->
     monkeypatch.setattr(Consumer, "_send_back", sent_back)
 
 
-@pytest.mark.parametrize("outcome", [RetryLater(1), Reject()])
+@pytest.mark.parametrize("outcome", [RetryLater(delay_level=1), Reject()])
 async def test_a_hand_over_waits_for_what_is_sent_back_while_its_broker_is_away(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, outcome: RetryLater | Reject
 ) -> None:
@@ -70,7 +70,7 @@ async def test_a_hand_over_waits_for_what_is_sent_back_while_its_broker_is_away(
     assert node.broker.offsets.get("g", "t", 0) == 3
 
 
-@pytest.mark.parametrize("outcome", [RetryLater(1), Reject()])
+@pytest.mark.parametrize("outcome", [RetryLater(delay_level=1), Reject()])
 async def test_a_hand_over_sends_back_what_its_broker_had_not_taken(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, outcome: RetryLater | Reject
 ) -> None:

@@ -144,4 +144,4 @@ def test_a_delay_is_any_time_or_a_level_s() -> None:
     assert seconds(RetryLater(delay=2.5)) == 2.5
     assert seconds(RetryLater(delay=timedelta(minutes=1))) == 60
     assert [seconds(RetryLater(), times) for times in (0, 1, 2, 16, 99)] == [10, 30, 60, 7200, 7200]
-    assert [seconds(RetryLater(level)) for level in (1, 18, 99)] == [1, 7200, 7200]
+    assert [seconds(RetryLater(delay_level=level)) for level in (1, 18, 99)] == [1, 7200, 7200]

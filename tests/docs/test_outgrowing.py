@@ -108,7 +108,7 @@ class Service:
 
     async def _handle(self, message: Message) -> RetryLater | None:
         if message.body == self._failing and not message.reconsume_times:
-            return RetryLater(TWO_MINUTES)
+            return RetryLater(delay_level=TWO_MINUTES)
         self.handled[message.body] += 1
         return None
 

@@ -172,7 +172,7 @@ async def test_failed_messages_come_again_and_rejected_ones_are_kept(system: Sys
         seen.append((message.body, message.reconsume_times, message.topic))
         if message.body == b"bad":
             return Reject()
-        return RetryLater(1) if message.reconsume_times == 0 else None
+        return RetryLater(delay_level=1) if message.reconsume_times == 0 else None
 
     dead = Inbox()
     async with (
