@@ -180,7 +180,9 @@ class Broker:
         pop_frames = Frames(folder / "pops.journal", is_synced=config.flush == "sync")
         journals = (self.topics.journal, groups.journal, self.timers.journal, pop_frames)
         self.flusher = Flusher(self.store, journals, self.device.make) if config.flush == "sync" else None
-        self.retries = Retries(self.topics, self.appender, self.delays, groups.ensure, self.statistics.note_sent_back)
+        self.retries = Retries(
+            self.topics, self.appender, self.delays, groups.__contains__, groups.ensure, self.statistics.note_sent_back
+        )
         self.sending = Sending(
             self.topics, self.appender, self.delays, self.transactions, self.retries, self.timers, config
         )

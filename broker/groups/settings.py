@@ -86,6 +86,9 @@ class GroupConfigs:
                 self._touch()
         return group
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._groups
+
     def __iter__(self) -> Iterator[GroupConfig]:
         return iter(list(self._groups.values()))
 

@@ -26,13 +26,15 @@ log = structlog.get_logger("rocketlet.sending")
 
 
 class Retries:
-    """`ensure_group(name)`: the settings of a group, made if that is allowed; None without them."""
+    """`has_group(name)`: whether the broker knows the group. `ensure_group(name)`: its settings, made if that is allowed;
+    None without them."""
 
     def __init__(
         self,
         topics: Topics,
         appender: Appender,
         delays: Delays,
+        has_group: Callable[[str], bool],
         ensure_group: Callable[[str], GroupConfig | None],
         note_sent_back: Callable[[str, str], None],
     ) -> None:
@@ -40,8 +42,21 @@ class Retries:
         self._store = appender.store
         self._appender = appender
         self._delays = delays
+        self._has_group = has_group
         self._ensure_group = ensure_group
         self._note_sent_back = note_sent_back
+
+    def check_new_topic(self, topic: str) -> None:
+        """A client's send may make the topic of a group's retries or dead letters only if there is the group: a mistyped name
+        would make a group that nobody reads, too. Raises Refusal."""
+        for prefix in (names.RETRY_PREFIX, names.DLQ_PREFIX):
+            group = topic.removeprefix(prefix)
+            if group != topic and not self._has_group(group):
+                raise Refusal(
+                    Reason.NO_GROUP,
+                    f"the topic {topic} belongs to the group {group}, which this broker does not know; "
+                    "check the name, or create the group",
+                )
 
     def place_of(self, header: SendMessage, queue_id: int, text: str) -> tuple[str, int, str]:
         """Topic, queue and properties of a message that a client publishes to a retry topic itself: among the dead letters if

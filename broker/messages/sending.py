@@ -262,6 +262,7 @@ class Sending:
             raise Refusal(Reason.ILLEGAL, f"the specified topic is illegal: {fault}")
         if name in names.UNSENDABLE_TOPICS:
             raise Refusal(Reason.NOT_PERMITTED, f"sending to the topic {name} is forbidden")
+        self._retries.check_new_topic(name)
         end = self._store.end
         if name.startswith(names.RETRY_PREFIX):
             return self._topics.put(TopicConfig(name, 1, 1), end)

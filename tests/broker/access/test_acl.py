@@ -23,6 +23,7 @@ from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.extents import encode_topics
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
 from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.names import TRACE_TOPIC, retry_topic
 from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.signature import Signer
@@ -201,7 +202,8 @@ async def test_an_account_is_told_the_names_of_topics_that_it_may_use(guarded: N
             assert set(await reader.topics(system=True)) - {"TBW102"} == told, key
 
 
-async def test_messages_for_a_retry_topic_need_its_group(wired: Wired) -> None:
+async def test_messages_for_a_retry_topic_need_its_group(guarded: Node, wired: Wired) -> None:
+    guarded.broker.group_configs.put(GroupConfig("shipping"))
     readers, orders = await wired("readers-key"), await wired("orders-key")
     ext = {**SEND, "b": retry_topic("shipping")}
     assert (await readers.call(RequestCode.SEND_MESSAGE_V2, ext, b"x")).code == 0

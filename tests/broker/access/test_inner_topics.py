@@ -8,6 +8,7 @@ import pytest
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.names import TRACE_TOPIC
 from rocketlet.protocol.subscription import parse_subscription
 
@@ -39,6 +40,7 @@ async def test_no_request_shows_in_another_topic_what_is_denied(
     curious |= {"topicPerms": ["secret=DENY"], "groupPerms": ["theirs=DENY"]}
     file.rewrite([*(item for item in ACCOUNTS if item["accessKey"] != "readers-key"), curious])
     admin, reader = await wired(ADMIN), await wired("readers-key")
+    guarded.broker.group_configs.put(GroupConfig("theirs"))
     for text in ("KEYS\1k", "KEYS\1k\2DELAY\x0118", "KEYS\1k\2TRAN_MSG\1true\2PGROUP\1p"):
         assert (await admin.call(RequestCode.SEND_MESSAGE_V2, {**SEND, "b": "secret", "i": text}, b"hidden")).code == 0
     dead = {**SEND, "b": "%RETRY%theirs", "j": 99, "i": "KEYS\1k"}
@@ -68,6 +70,7 @@ async def test_no_place_in_the_log_shows_what_is_denied(guarded: Node, wired: Wi
     curious |= {"topicPerms": ["secret=DENY"], "groupPerms": ["theirs=DENY"]}
     file.rewrite([*(item for item in ACCOUNTS if item["accessKey"] != "readers-key"), curious])
     admin, reader = await wired(ADMIN), await wired("readers-key")
+    guarded.broker.group_configs.put(GroupConfig("theirs"))
     for text in ("", "DELAY\x0118", "TRAN_MSG\1true\2PGROUP\1p", "REAL_TOPIC\1open\2DELAY\x0118"):
         assert (await admin.call(RequestCode.SEND_MESSAGE_V2, {**SEND, "b": "secret", "i": text}, b"hidden")).code == 0
     dead = {**SEND, "b": "%RETRY%theirs", "j": 99}

@@ -258,6 +258,21 @@ async def test_a_message_of_an_earlier_release_with_very_many_properties_is_shor
     assert len(decode(found)) == 5000 - len(dropped) + 1
 
 
+@pytest.mark.parametrize("topic", ["%RETRY%nobody", "%DLQ%nobody"])
+async def test_no_send_makes_a_topic_or_group_for_the_retries_of_nobody(node: Node, wire: Wire, topic: str) -> None:
+    """Apache's broker makes both: a mistyped name succeeded, and nobody ever read the message."""
+    for level in ("", "DELAY\x013"):
+        refused = await send(wire, b"x", topic=topic, properties=level)
+        said = f"the topic {topic} belongs to the group nobody, which this broker does not know; check the name"
+        assert (refused.code, said in (refused.remark or "")) == (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, True)
+    assert topic not in [item.name for item in node.broker.topics]
+    assert "nobody" not in node.broker.group_configs
+    await wire.call(
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group_config.encode_group(GroupConfig("nobody"))
+    )
+    assert (await send(wire, b"x", topic=topic)).code == 0, "as a consumer sends whose broker did not take it back"
+
+
 async def test_a_send_back_of_what_is_not_there_is_refused(wire: Wire) -> None:
     answer = await wire.call(RequestCode.CONSUMER_SEND_MSG_BACK, write(SendBack(12345, "g", 0)))
     assert (answer.code, "look message by offset failed" in (answer.remark or "")) == (1, True)
