@@ -1,7 +1,7 @@
 """Producer and push consumer for RocketMQ 4.9 brokers, Rocketlet's or Apache's, in asyncio.
 
 consumer, shared_consumer, producer   what applications use
-application, dependencies   handlers that are declared where they are written
+application, dependencies, annotations   handlers that are declared where they are written
 wire        servers: sockets, TLS, routes
 sending     where a message goes, and what is tried again
 member      one client in one consumer group: heartbeats, rebalance, leases, offsets

@@ -176,10 +176,10 @@ class Producer(Sender, Generic[Body]):
 
     async def recall(self, sent: SendResult | str) -> bool:
         """Takes back a message that waits for its time: what `send` returned, or its `recall_handle`. False if it was
-        delivered, or taken back before. Raises MessageIllegal for one that was not sent to a time, and BrokerRefused:
-        Apache's brokers do this from 5.3 on, with `recallMessageEnable`."""
+        delivered, or taken back before. Raises MessageIllegal for what is neither, or was not sent to a time, and
+        BrokerRefused: Apache's brokers do this from 5.3 on, with `recallMessageEnable`."""
         self._check_running()
-        handle = checked_handle(sent if isinstance(sent, str) else sent.recall_handle)
+        handle = checked_handle(sent.recall_handle if isinstance(sent, SendResult) else sent)
         header = RecallMessage(handle.topic, handle.encoded(), self.group)
         connection = await self._connect(Queue(handle.topic, handle.broker_name, 0))
         try:

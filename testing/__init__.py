@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .broker import Broker
     from .clock import BrokerClock
     from .cluster import Cluster
-    from .errors import UnknownGroup
+    from .errors import UnknownGroup, UnknownTopic
     from .faults import Fault, Injected
     from .remote import RemoteBroker
     from .tap import Request
@@ -48,6 +48,7 @@ __all__ = [
     "RemoteBroker",
     "Request",
     "UnknownGroup",
+    "UnknownTopic",
 ]
 
 _MODULES = {
@@ -58,6 +59,7 @@ _MODULES = {
     "RemoteBroker": "remote",
     "Request": "tap",
     "UnknownGroup": "errors",
+    "UnknownTopic": "errors",
 }
 
 

@@ -29,7 +29,7 @@ from ..client.errors import RocketletError
 from ..web.server import WebServer
 from . import openapi
 from .config import MAX_BODY_BYTES, STOP_S
-from .errors import UnknownGroup
+from .errors import UnknownName
 from .operations import OPERATIONS, Call, Operation
 from .rig import Rig
 from .shapes import Problem
@@ -38,7 +38,14 @@ log = structlog.get_logger("rocketlet.control")
 
 
 _LOCAL_NAMES: Final = ["localhost", "127.0.0.1", "[::1]", "::1"]
-_STATUS: Final = {"ValueError": 400, "KeyError": 404, "UnknownGroup": 404, "TimeoutError": 409, "RuntimeError": 409}
+_STATUS: Final = {
+    "ValueError": 400,
+    "KeyError": 404,
+    "UnknownGroup": 404,
+    "UnknownTopic": 404,
+    "TimeoutError": 409,
+    "RuntimeError": 409,
+}
 
 
 class Control:
@@ -86,7 +93,7 @@ async def _answer(rig: Rig, operation: Operation, changes: asyncio.Lock, request
     except (ValueError, LimitExceeded, OverflowError) as error:
         return _problem("ValueError", str(error))
     except KeyError as error:
-        return _problem("UnknownGroup" if isinstance(error, UnknownGroup) else "KeyError", str(error.args[0]))
+        return _problem(type(error).__name__ if isinstance(error, UnknownName) else "KeyError", str(error.args[0]))
     except TimeoutError as error:
         return _problem("TimeoutError", str(error))
     except (RuntimeError, RocketletError) as error:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 
-class UnknownGroup(KeyError):
-    """The broker knows no group of this name: nobody has joined it, or the name is mistyped. `until` and `skip_waits` wait
-    for it."""
+class UnknownName(KeyError):
+    """The broker knows no group, or no topic, of this name. `until` and `skip_waits` wait for it."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
-__all__ = ["UnknownGroup"]
+class UnknownGroup(UnknownName):
+    """Nobody has joined a group of this name, or the name is mistyped."""
+
+
+class UnknownTopic(UnknownName):
+    """Nobody has sent to a topic of this name or created it, or the name is mistyped."""
+
+
+__all__ = ["UnknownGroup", "UnknownName", "UnknownTopic"]

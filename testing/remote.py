@@ -16,9 +16,9 @@ from ..protocol.message import decode_records
 from ..protocol.queue import Queue
 from . import shapes
 from .config import ANSWER_S, WAIT_S
-from .errors import UnknownGroup
+from .errors import UnknownGroup, UnknownName, UnknownTopic
 from .fault_orders import fault_of, order_of
-from .faults import Fault, Injected
+from .faults import Fault, Injected, request_code
 from .tap import Request
 from .under_test import BrokerTime, BrokerUnderTest
 
@@ -28,6 +28,7 @@ _ERRORS: Final[Mapping[str, type[Exception]]] = {
     "ValueError": ValueError,
     "KeyError": KeyError,
     "UnknownGroup": UnknownGroup,
+    "UnknownTopic": UnknownTopic,
     "TimeoutError": TimeoutError,
     "RuntimeError": RuntimeError,
 }
@@ -102,6 +103,7 @@ class RemoteBroker(BrokerUnderTest):
         return self._requests()
 
     def requests_of(self, name: str, *, client: str | None = None) -> list[Request]:
+        request_code(name)
         return self._requests(name=name, client=client)
 
     def _requests(self, **query: str | None) -> list[Request]:
@@ -178,7 +180,10 @@ class RemoteBroker(BrokerUnderTest):
         self._calls.do("POST", "/clock/skip")
 
     def _consumed_fault(self, group: str, topic: str) -> str:
-        return self._progress(group, topic).missing
+        try:
+            return self._progress(group, topic).missing
+        except UnknownName as error:
+            return str(error)
 
 
 class _RemoteClock:

@@ -12,7 +12,7 @@ from ..protocol.counting import counted
 from ..protocol.group_config import GroupConfig
 from ..protocol.message import decode_records
 from ..protocol.queue import Queue
-from .errors import UnknownGroup
+from .errors import UnknownGroup, UnknownTopic
 
 
 class Stored(NamedTuple):
@@ -39,10 +39,19 @@ def messages(broker: Broker, topic: str, *, key: str | None = None, waiting_for:
 
 
 def committed(broker: Broker, group: str, topic: str) -> dict[int, int]:
+    _check_group(broker, group)
     return dict(broker.offsets.of(group, topic))
 
 
 def lag(broker: Broker, group: str, topic: str) -> int:
+    """Raises UnknownGroup and UnknownTopic: a mistyped name has no lag, either."""
+    _check_group(broker, group)
+    if broker.topics.get(topic) is None:
+        raise UnknownTopic(f"the broker has no topic {topic}; it has: {', '.join(sorted(topics(broker))) or 'none'}")
+    return _lag(broker, group, topic)
+
+
+def _lag(broker: Broker, group: str, topic: str) -> int:
     """Messages of the topic that the group has not committed; of queues whose messages are shared, those not acknowledged."""
     offsets, shared = broker.offsets.of(group, topic), broker.pops.numbers(group, topic)
     ends = {number: queue.next for (name, number), queue in broker.store.queues.items() if name == topic}
@@ -53,7 +62,7 @@ def lag(broker: Broker, group: str, topic: str) -> int:
 
 def consumed_fault(broker: Broker, group: str, topic: str) -> str:
     """Why the group has not consumed the topic; empty if it has."""
-    missing = lag(broker, group, topic)
+    missing = _lag(broker, group, topic)
     if missing:
         return f"{counted(missing, f'message of {topic} is', f'messages of {topic} are')} not consumed by {group}"
     return "" if broker.offsets.of(group, topic) else f"{group} has committed nothing in {topic}"
@@ -83,13 +92,18 @@ def topics(broker: Broker) -> dict[str, int]:
 
 
 def dead_letters(broker: Broker, group: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Stored]:
-    """Raises UnknownGroup for a group that the broker does not know: a mistyped name has no dead letters, either."""
-    dead = names.dlq_topic(group)
-    has_settings = any(item.name == group for item in broker.group_configs)
-    if not has_settings and broker.topics.get(dead) is None and broker.groups.get(group) is None:
+    """Raises UnknownGroup: a mistyped name has no dead letters, either."""
+    _check_group(broker, group)
+    return messages(broker, names.dlq_topic(group), key=key, waiting_for=waiting_for)
+
+
+def _check_group(broker: Broker, group: str) -> None:
+    """Raises UnknownGroup for a group that nobody has joined or created, and that has neither offsets nor dead letters."""
+    is_known = group in broker.group_configs or broker.groups.get(group) is not None
+    is_kept = broker.topics.get(names.dlq_topic(group)) is not None or broker.offsets.topics_of(group)
+    if not is_known and not is_kept:
         known = ", ".join(sorted(item.name for item in broker.groups)) or "none"
         raise UnknownGroup(f"the broker knows no group {group}; with members: {known}")
-    return messages(broker, dead, key=key, waiting_for=waiting_for)
 
 
 def timeline(broker: Broker, group: str) -> list[dict[str, Any]]:

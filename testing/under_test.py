@@ -12,8 +12,8 @@ from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
 from ..protocol.queue import Queue
 from .config import LOOK_S, WAIT_S
-from .errors import UnknownGroup
-from .faults import Fault, Injected
+from .errors import UnknownName
+from .faults import Fault, Injected, request_code
 from .tap import Request
 
 
@@ -43,7 +43,7 @@ def _holds(condition: Callable[[], bool]) -> bool:
     """A group may come into being while one waits for it."""
     try:
         return condition()
-    except UnknownGroup:
+    except UnknownName:
         return False
 
 
@@ -51,7 +51,7 @@ def _told(condition: Callable[[], bool]) -> str:
     """Why a condition cannot be looked at; empty if it can."""
     try:
         condition()
-    except UnknownGroup as error:
+    except UnknownName as error:
         return str(error)
     return ""
 
@@ -127,7 +127,8 @@ class BrokerUnderTest(ABC):
         """The requests of clients since the last `clear`, oldest first."""
 
     def requests_of(self, name: str, *, client: str | None = None) -> list[Request]:
-        """The requests with a name such as `SEND_MESSAGE_V2`."""
+        """The requests with a name such as `SEND_MESSAGE_V2`. Raises ValueError for a name that none has."""
+        request_code(name)
         return [item for item in self.requests if item.name == name and client in (None, item.client)]
 
     @abstractmethod
@@ -142,11 +143,11 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """The group's offset by queue id."""
+        """The group's offset by queue id. Raises UnknownGroup."""
 
     @abstractmethod
     def lag(self, group: str, topic: str) -> int:
-        """Messages of the topic that the group has not committed."""
+        """Messages of the topic that the group has not committed. Raises UnknownGroup and UnknownTopic."""
 
     @abstractmethod
     def owners(self, group: str) -> dict[Queue, str]:

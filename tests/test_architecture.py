@@ -58,8 +58,10 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client.consumer": "client.arguments client.config client.consuming client.errors client.log client.member "
         "client.message client.options client.receiving client.sending",
         "client.dependencies": "client.errors",
-        "client.application": "client.arguments client.config client.consumer client.consuming client.dependencies "
-        "client.errors client.log client.message client.producer client.shared_consumer client.signals client.wire",
+        "client.annotations": "client.consuming client.dependencies client.errors client.message",
+        "client.application": "client.annotations client.arguments client.config client.consumer client.consuming "
+        "client.dependencies client.errors client.log client.message client.producer client.sending "
+        "client.shared_consumer client.signals client.wire",
         "client.admin": "client.arguments client.config client.consuming client.errors client.log client.message "
         "client.producer client.sending client.tasks client.wire",
         "client": "client.admin client.application client.config client.consumer client.consuming "

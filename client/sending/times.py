@@ -40,13 +40,15 @@ def _milliseconds(delay: Delay) -> int:
     return round(seconds * 1000)
 
 
-def checked_handle(text: str) -> RecallHandle:
+def checked_handle(text: object) -> RecallHandle:
     """Raises MessageIllegal."""
     try:
+        if not isinstance(text, str):
+            raise HandleError("no text")
         return decode_handle(text)
     except HandleError:
         raise MessageIllegal(
-            f"{text[:100]!r} is no recall handle; only what was sent with delay or at has one"
+            f"{text!r:.100} is no recall handle; only what was sent with delay or at has one"
         ) from None
 
 

@@ -125,6 +125,7 @@ async def test_members_that_share_messages_in_the_kit(kit: Broker) -> None:
         await producer.send("t", b"job")
         await kit.until(lambda: len(inbox.messages) == 1)
         assert kit.lag("g", "t") == 1
+        await kit.until(lambda: bool(kit.requests_of("CHANGE_MESSAGE_INVISIBLETIME")))  # an hour begins with it
         kit.clock.advance(hours=1)
         inbox._outcome = None
         await kit.consumed("g", "t")

@@ -30,7 +30,7 @@ from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Route
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.subscription import parse_subscription
-from rocketlet.testing import Broker, BrokerUnderTest, Cluster, Fault, UnknownGroup, clock, loop_thread
+from rocketlet.testing import Broker, BrokerUnderTest, Cluster, Fault, clock, loop_thread
 from rocketlet.testing.loop_thread import LoopThread
 
 from ..conftest import PATIENCE_S, Connect
@@ -49,18 +49,6 @@ async def test_a_broker_runs_in_the_loop_of_the_test_and_leaves_nothing() -> Non
             await broker.until(lambda: len(seen) == 1)
         assert [message.body for message in broker.messages("t", key="k1")] == [b"hello"]
     assert not folder.exists()
-
-
-async def test_a_mistyped_group_is_not_a_group_without_dead_letters() -> None:
-    async with Broker() as broker:
-        broker.create_topic("t")
-        async with Consumer(broker.address, "shipping", "t", lambda message: None) as consumer:
-            await consumer.assigned()
-        assert broker.dead_letters("shipping") == []
-        with pytest.raises(UnknownGroup, match="the broker knows no group shiping"):
-            broker.dead_letters("shiping")
-        with pytest.raises(TimeoutError, match="the broker knows no group shiping"):
-            await broker.until(lambda: bool(broker.dead_letters("shiping")), timeout_s=0.01)
 
 
 async def test_a_broker_in_the_loop_of_the_test_is_stopped_and_started_there() -> None:

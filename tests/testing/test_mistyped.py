@@ -1,0 +1,42 @@
+"""The kit, asked about a name that is nobody's."""
+
+from __future__ import annotations
+
+import pytest
+from rocketlet import Consumer, Producer
+from rocketlet.testing import Broker, UnknownGroup, UnknownTopic
+
+
+async def test_a_mistyped_group_or_topic_is_not_one_of_which_there_is_nothing() -> None:
+    async with Broker() as broker, Producer(broker.address) as producer:
+        await producer.send("t", b"x")
+        async with Consumer(broker.address, "shipping", "t", lambda message: None, start="first"):
+            await broker.consumed("shipping", "t")
+        assert broker.dead_letters("shipping") == []
+        with pytest.raises(UnknownGroup, match="the broker knows no group shiping; with members: "):
+            broker.dead_letters("shiping")
+        for about in (broker.lag, broker.committed):
+            about("shipping", "t")
+            with pytest.raises(UnknownGroup, match="shiping"):
+                about("shiping", "t")
+        with pytest.raises(UnknownTopic, match=r"the broker has no topic tt; it has: .*t"):
+            broker.lag("shipping", "tt")
+
+
+@pytest.mark.parametrize(
+    ("group", "topic", "said"),
+    [("shiping", "t", "the broker knows no group shiping"), ("shipping", "tt", "the broker has no topic tt")],
+)
+async def test_waiting_for_a_mistyped_name_ends_with_it(group: str, topic: str, said: str) -> None:
+    async with Broker() as broker:
+        broker.create_topic("t")
+        broker.create_group("shipping")
+        with pytest.raises(TimeoutError, match=said):
+            await broker.until(lambda: broker.lag(group, topic) == 0, timeout_s=0.01)
+
+
+async def test_a_mistyped_request_was_not_asked_never() -> None:
+    async with Broker() as broker:
+        assert broker.requests_of("SEND_MESSAGE_V2") == []
+        with pytest.raises(ValueError, match="no request is called 'SEND_MESAGE'; did you mean SEND_MESSAGE"):
+            broker.requests_of("SEND_MESAGE")
