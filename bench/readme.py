@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent
@@ -130,6 +130,44 @@ def rows() -> list[Row]:
         for run in json.loads(path.read_text())["measured"]
         for row in run["rows"]
     ]
+
+
+def renew(program: str, machine: str, date: str, found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Puts figures into a program's file, for the rows that it has, and writes both pages. Rows that were not measured stay.
+
+    found: by path, the figures by name; `ours` is Rocketlet's. Returns the missed aims whose reason is still to be given, and
+    the reasons that were given for other figures: what they say has to be read again. Raises KeyError for a path that has
+    no row."""
+    file = FOLDER / "results" / f"{program}.json"
+    measured: list[dict[str, Any]] = json.loads(file.read_text())["measured"]
+    known = {row["path"]: row for run in measured for row in run["rows"]}
+    renewed, reasons = [], []
+    for path, figures in found.items():
+        row = known[path]
+        row["ours"], row["peers"] = figures["ours"], {peer: figures[peer] for peer in row.get("peers", {})}
+        row.pop("ratios", None)
+        is_missed = bool(Row(program, date, machine, **row).missed_aims())
+        if not is_missed:
+            row.pop("missed", None)
+        elif row.setdefault("missed", ""):
+            reasons.append(f"{path}: {row['missed']}")
+        else:
+            reasons.append(f"{path}: why is its aim missed?")
+        renewed.append(row)
+    kept = [{**run, "rows": [row for row in run["rows"] if row not in renewed]} for run in measured]
+    runs = [{"date": date, "machine": machine, "rows": renewed}, *(run for run in kept if run["rows"])]
+    file.write_text(_layout(runs))
+    main()
+    return reasons
+
+
+def _layout(runs: list[dict[str, Any]]) -> str:
+    """A file of results with a line for each row."""
+    texts = []
+    for run in runs:
+        lines = ",\n".join(f"    {json.dumps(row, ensure_ascii=False)}" for row in run["rows"])
+        texts.append(f'  {{"date": "{run["date"]}", "machine": "{run["machine"]}", "rows": [\n{lines}\n  ]}}')
+    return '{"measured": [\n' + ",\n".join(texts) + "\n]}\n"
 
 
 def number(value: float | None) -> str:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from rocketlet.command.plumbing.numbers import whole
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 
-from . import common
+from . import common, readme
 from .kafka_broker import kafka, kafka_fault, kafka_jars
 from .peers import CACHE, Peer, rocketlet
 from .processes import spark_use
@@ -28,6 +29,20 @@ from .processes import spark_use
 NAMES = ("rocketlet", "kafka")
 PARTS = ("read", "write", "trickle")
 ROWS = 2_000_000
+KEPT = {  # the rows of results/spark.json, and the figure of each
+    "rows read, 4 queues": "read_4_rows_per_s",
+    "rows read with properties, 4 queues": "read_4_with_properties_rows_per_s",
+    "rows written": "write_rows_per_s",
+    "processor time of a row read": "read_4_cpu_us_per_row",
+    "processor time of a row read with properties": "read_4_with_properties_cpu_us_per_row",
+    "processor time of a row written": "write_cpu_us_per_row",
+    "processor time of a row read, the broker's": "read_4_broker_cpu_us_per_row",
+    "processor time of a row written, the broker's": "write_broker_cpu_us_per_row",
+    "a row on its way at 100/s, median": "latency_ms_p50",
+    "a row on its way at 100/s, 99 of 100 within": "latency_ms_p99",
+    "rows read, 16 queues": "read_16_rows_per_s",
+    "rows read, 64 queues": "read_64_rows_per_s",
+}
 CONNECTOR_VERSION = "4.0.0"  # runs with PySpark of the same version: the connector fits no other
 NEEDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")  # Spark has the others
 
@@ -109,8 +124,13 @@ async def run() -> None:
     parser.add_argument("--rows", type=whole(1), default=ROWS)
     parser.add_argument("--queues", type=common.counts, default="4,16,64")
     parser.add_argument("--trickle-seconds", type=common.positive, default=20.0)
+    parser.add_argument(
+        "--keep", choices=readme.MACHINES, help="write the figures to bench/results and both pages, as of this machine"
+    )
     parser.add_argument("--parts", type=common.among(PARTS), default=",".join(PARTS), help="what to measure")
     options = parser.parse_args()
+    if options.keep and options.rows != ROWS:
+        parser.error(f"figures that are kept are those of {ROWS:,} rows")
     parts = options.parts.split(",")
     names = [
         name for name in (options.only.split(",") if options.only else NAMES) if name != "kafka" or not kafka_fault()
@@ -138,6 +158,8 @@ async def run() -> None:
         if "trickle" in parts:
             await trickles(sessions, options, result)
     report(result)
+    if options.keep:
+        keep_figures(result, options.keep)
     common.finish(
         options,
         "spark",
@@ -214,6 +236,22 @@ async def trickles(sessions: list[tuple[Peer, Session]], options: Any, result: d
         result[name]["latency_ms_p99"] = common.percentile(found_ms, 0.99)
         for step, spent_ms in sorted(steps[name].items()):
             result[name][f"trigger_{step}_ms"] = common.median(spent_ms)
+
+
+def keep_figures(result: dict[str, dict[str, float]], machine: str) -> None:
+    """Writes what was measured of both systems into results/spark.json, and the pages that are made of it."""
+    ours, theirs = result.get("rocketlet", {}), result.get("kafka", {})
+    found = {
+        path: {"ours": _rounded(ours[key]), "Kafka": _rounded(theirs[key])}
+        for path, key in KEPT.items()
+        if key in ours and key in theirs
+    }
+    for reason in readme.renew("spark", machine, time.strftime("%Y-%m-%d"), found):
+        common.console.print(f"read again, or change in bench/results/spark.json: {reason}")
+
+
+def _rounded(value: float) -> float:
+    return round(value) if value >= 100 else float(f"{value:.3g}")
 
 
 def report(result: dict[str, dict[str, float]]) -> None:

@@ -16,6 +16,7 @@ from ..client.wire.access import Access
 from ..client.wire.answers import header_of
 from ..client.wire.connection import Connection, Connections
 from ..client.wire.pull_header import pull_header
+from ..host.memory import keep_freed
 from ..protocol.codes import RequestCode, ResponseCode, code_name
 from ..protocol.extents import MADE_ANEW
 from ..protocol.frame import Frame
@@ -74,6 +75,7 @@ def read_task(task: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows. Raises DataLossError, RocketletError or MessageError; Spark then tries the task again."""
     if not isinstance(task, Task):  # Spark's own, where a batch read has nothing to read
         return
+    keep_freed()
     # asyncio.Runner would turn each result into text: it looks for its signal handler by an enum, whose error says the value
     loop = uvloop.new_event_loop()
     reader = _Reader(task.ranges)

@@ -102,7 +102,6 @@ class Records:
                 marked = marked[(behind.reshape(-1, size - 2) > _PAIR_END).all(axis=1)]
             ends[marked] -= size
         return _cut(self.data, [begins, ends])
-        return _cut(self.data, [begins, ends])
 
 
 def _read(data: bytes, at: Array, kind: np.dtype[Any]) -> Array:

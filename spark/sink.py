@@ -29,6 +29,7 @@ from ..client.log import get_logger
 from ..client.message import Outgoing, SendResult
 from ..client.producer import Producer
 from ..client.sending.outgoing import check_topic, checked_body, checked_id, properties_text
+from ..host.memory import keep_freed
 from ..protocol import properties as props
 from ..protocol.codes import ResponseCode
 from ..protocol.frame import Frame
@@ -93,6 +94,7 @@ def total(messages: Sequence[WriterCommitMessage | None]) -> dict[str, int]:
 
 def send_all(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Sent:
     """Sends the rows of all batches and returns when brokers have them."""
+    keep_freed()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 
         async def start() -> Producer:

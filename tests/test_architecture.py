@@ -67,7 +67,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client": "client.admin client.application client.config client.consumer client.consuming "
         "client.dependencies client.errors client.member client.message client.producer "
         "client.shared_consumer client.signals client.wire",  # the public names
-        "spark": "client",
+        "spark": "client host",
         "root": "client",  # the public names, in __init__.py of the root
         "sync": "client",
         "adapters": "client",  # rocketlet.otel and rocketlet.taskiq

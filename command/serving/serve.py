@@ -34,6 +34,7 @@ from ...broker.store.files import StoreError
 from ...client.arguments import parse_addresses
 from ...client.errors import RocketletError
 from ...host.address import local_address
+from ...host.memory import keep_freed
 from ..config import STOP_S, SUPERVISOR_STOP_S
 from ..plumbing import logs
 from . import console, control, layout
@@ -109,6 +110,7 @@ async def _served(run: Run, options: argparse.Namespace) -> int:
         return 1
     try:
         with console.reserved(options):
+            keep_freed()
             async with Garbage():
                 return await run(options)
     except (StoreError, TooFewOpenFiles, TlsError, AclError, RocketletError) as error:

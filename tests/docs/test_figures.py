@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +58,54 @@ def test_an_aim_is_missed_by_the_ratio_or_by_our_own_figure() -> None:
     assert row({"Apache": 1.6}).missed_aims() == ["1.6 times Apache's"]
     assert row({"most": 1}).missed_aims() == ["at most 1 ms"]
     assert row({"least": 3}).missed_aims() == ["at least 3 ms"]
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one file of results; the pages are not written."""
+    (tmp_path / "results").mkdir()
+    monkeypatch.setattr(readme, "FOLDER", tmp_path)
+    monkeypatch.setattr(readme, "main", lambda: None)
+    old = {"unit": "rows/s", "better": "more", "ours": 1, "peers": {"Kafka": 2}}
+    rows = [
+        {"path": "read", **old, "aim": {"Kafka": 1.5}, "missed": "It took long.", "ratios": {"Kafka": [0.5, 0.4, 0.6]}},
+        {"path": "written", **old, "aim": {"Kafka": 1.0}, "missed": "It took long, too.", "first": True},
+        {"path": "not measured", **old},
+    ]
+    runs = [{"date": "2026-11-21", "machine": "busy", "rows": rows}]
+    (tmp_path / "results" / "spark.json").write_text(json.dumps({"measured": runs}))
+    return tmp_path / "results" / "spark.json"
+
+
+def test_figures_that_are_kept_replace_those_of_the_same_paths(results: Path) -> None:
+    found = {"read": {"ours": 30, "Kafka": 10}, "written": {"ours": 9, "Kafka": 10}}
+    assert readme.renew("spark", "quiet", "2026-11-23", found) == ["written: It took long, too."]
+    read, written, other = readme.rows()
+    assert (read.date, read.machine, read.ours, read.peers, read.missed) == (
+        "2026-11-23",
+        "quiet",
+        30,
+        {"Kafka": 10},
+        "",
+    )
+    assert read.ratio("Kafka") == 3
+    assert (written.ratio("Kafka"), written.first, written.missed) == (0.9, True, "It took long, too.")
+    assert (other.path, other.date, other.machine, other.ours) == ("not measured", "2026-11-21", "busy", 1)
+
+
+def test_an_aim_that_is_missed_anew_needs_a_reason(results: Path) -> None:
+    readme.renew("spark", "quiet", "2026-11-23", {"read": {"ours": 30, "Kafka": 10}})
+    assert readme.renew("spark", "quiet", "2026-11-24", {"read": {"ours": 10, "Kafka": 10}}) == [
+        "read: why is its aim missed?"
+    ]
+
+
+def test_a_path_without_a_row_is_not_kept(results: Path) -> None:
+    with pytest.raises(KeyError):
+        readme.renew("spark", "quiet", "2026-11-23", {"nobody measured it": {"ours": 1}})
+
+
+def test_each_figure_that_spark_keeps_has_its_row() -> None:
+    from bench import spark
+
+    assert {row.path for row in readme.rows() if row.program == "spark"} == set(spark.KEPT)
