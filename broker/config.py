@@ -346,6 +346,7 @@ class Limits:
     max_gated: int = 16  # pulls of a queue whose former reader is not done
     max_bridged: int = 100_000  # queues times members whose queues move one by one: each claims all
     bridged_after_s: float = 0.2  # how long a drain takes before each queue moves by itself
+    list_wait_s: float = 1.0  # how long a foreign member's question for the list waits for a word of another broker
     drain_limit_s: float = 2.0  # how long a change is kept from a foreign member whose handlers make no progress
     drain_max_s: float = 30.0  # the same for one whose handlers make progress
     max_given_ids: int = (

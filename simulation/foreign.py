@@ -104,7 +104,7 @@ class ForeignMember:
 
     @property
     def is_awake(self) -> bool:
-        return not self.process.is_paused
+        return not (self.process.is_paused or self.process.is_silent)
 
     def believes_in(self, queue: Queue) -> bool:
         return queue in self.assignment()

@@ -46,6 +46,11 @@ class Process:
         self.transports: list[Transport] = []
         self._deferred: list[tuple[_Handle, Callable[..., object], tuple[Any, ...], contextvars.Context]] = []
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether its traffic is held up."""
+        return time.monotonic() < self.silent_until_s
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Tasks that are started in this block belong to the process."""

@@ -56,7 +56,7 @@ class Member:
     @property
     def is_awake(self) -> bool:
         """Whether it learns at once what happens to it: no second fault hides the first from it."""
-        return not self.process.is_paused and not self.is_blind
+        return not (self.process.is_paused or self.process.is_silent or self.is_blind)
 
     def assignment(self) -> set[Queue]:
         return self.consumer.assignment()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.frame import Frame
 
 from .loop import running
+from .violations import Violation, raise_later
 
 
 @contextmanager
@@ -27,6 +29,28 @@ def freezing_requests() -> Iterator[None]:
         return request(connection, code, *arguments, **options)
 
     with mock.patch.object(Connection, "request", noted):
+        yield
+
+
+class _Defects:
+    """Instead of the log of a room that reports defects of the broker there, and lets everything else go on."""
+
+    def exception(self, event: str, **about: Any) -> None:
+        raise_later(Violation(f"{event}: {sys.exception()!r}"))
+
+    def error(self, event: str, *, exc_info: BaseException, **about: Any) -> None:
+        raise_later(Violation(f"{event}: {exc_info!r}"))
+
+    def warning(self, event: str, **about: Any) -> None:
+        """A client's fault."""
+
+
+@contextmanager
+def noting_defects() -> Iterator[None]:
+    """A request, a task or a timer of a broker that fails by a defect is a violation."""
+    with ExitStack() as stack:
+        for room in ("remoting.dispatch", "running.tasks", "running.turns"):
+            stack.enter_context(mock.patch(f"rocketlet.broker.{room}.log", _Defects()))
         yield
 
 

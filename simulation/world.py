@@ -42,7 +42,7 @@ from . import chaos
 from .foreign import ForeignMember
 from .loop import Process, SimLoop, virtual_time
 from .member import Member
-from .patches import freezing_requests, pieces
+from .patches import freezing_requests, noting_defects, pieces
 from .plan import LONGEST_HANDLER_S, Plan
 from .scenarios import SCENARIOS, scenario_of
 from .violations import Violation, check_raised, forget_raised, note_raised, raise_later
@@ -483,7 +483,7 @@ def simulate(seed: int, scenario: str | None = None, kind: type[World] = World) 
             os.getpid = lambda: 1  # it is in the clients' ids, and sets of them are in the order of their hashes
             try:
                 turns = pieces() if world.plan.turns else nullcontext()
-                with apache, turns, freezing_requests():
+                with apache, turns, freezing_requests(), noting_defects():
                     loop.run_until_complete(world.run())
             except Violation as violation:
                 violation.world = world  # type: ignore[attr-defined]

@@ -83,7 +83,7 @@ MACHINES = {
         "stage",
         """
         change  find     find_nobody finish   agree give_up
-        FINDING DRAINING AGREEING    -        -     TOLD     FINDING
+        FINDING DRAINING AGREEING    FINDING  -     TOLD     FINDING
         FINDING -        -           AGREEING -     TOLD     DRAINING
         FINDING -        -           -        TOLD  TOLD     AGREEING
         FINDING DRAINING AGREEING    -        -     -        TOLD

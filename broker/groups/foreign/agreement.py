@@ -4,8 +4,9 @@ Apache's client asks any one broker for the list of members by which it shares o
 member the new list only when no broker waits for its handlers any more. Each broker says to each other one, its peer, which
 members it has (a digest), and whom it still waits for. A member may be
 
-- given the list when the peer has answered this change, with the same digest, and does not wait for the member
-- told when the peer knows besides that it may give the list: a member that is told asks any broker
+- given the list, and told, when the peer has answered this change, with the same digest, does not wait for the member,
+  and knows that it may give the list, too: a member asks any broker
+- given the list that it had as long as no peer can have given it another one. In between its question waits for a word
 
 A broker numbers each new word, and a peer says which number it heard last. A broker also says who was given which list: by
 that the other one knows who reads its queues. Nobody waits for another's telling, only for its drains.
@@ -90,7 +91,8 @@ TRANSITIONS: Final = {
 @dataclass(slots=True)
 class _Peer:
     """Another broker of a group's topics. since: the number of the first word of this change; agreed_at: of the first one
-    behind its answer; freed: of those by which it learned that a member is drained."""
+    behind its answer; freed: of those by which it learned that a member is drained. was_let: it may still give lists of an
+    earlier change."""
 
     address: str
     digest: str
@@ -103,6 +105,7 @@ class _Peer:
     heard: AgreeOnMembers | None = None
     waiting: frozenset[str] = frozenset()
     owes: bool = False
+    was_let: bool = False
     is_away: bool = False
 
     @property
@@ -120,6 +123,11 @@ class _Peer:
 
     def lets_tell(self, client_id: str) -> bool:
         return self.lets_give(client_id) and self._knows(max(self.agreed_at, self.freed.get(client_id, 0)))
+
+    @property
+    def may_give_earlier(self) -> bool:
+        """Whether, behind a further change, it may give lists of this one or of those before."""
+        return self.was_let or (self.said is not None and self.said[1])
 
     @property
     def lets_tell_all(self) -> bool:
@@ -163,6 +171,7 @@ class Agreement:
         self, broker_name: str, clock: Clock, say: Say, on_away: Callable[[str], None], limits: Limits = LIMITS
     ) -> None:
         self._limits = limits
+        self.list_wait_s = limits.list_wait_s
         self._broker_name = broker_name
         self._clock = clock
         self._say = say
@@ -175,9 +184,18 @@ class Agreement:
     # State
 
     def lets_give(self, name: str, client_id: str) -> bool:
-        """Whether a member may be given the new list when it asks."""
+        """Whether another broker may give a member the new list when it asks."""
         group = self._groups.get(name)
         return group is None or all(peer.lets_give(client_id) for peer in group.asked)
+
+    def gives_earlier(self, name: str) -> bool:
+        """Whether another broker may have given lists of an earlier change, or do so yet, of which it has not told."""
+        group = self._groups.get(name)
+        if group is None:
+            return False
+        if group.stage is TalkStage.FINDING:
+            return any(peer.may_give_earlier and not peer.is_away for peer in group.peers.values())
+        return any(peer.was_let for peer in group.asked)
 
     def lets_tell(self, name: str, client_id: str) -> bool:
         """Whether it may be told of the change."""
@@ -270,12 +288,8 @@ class Agreement:
                 peer = group.peers[broker_name] = _Peer(address, digest)
                 if broker_name in former:
                     known = former[broker_name]
-                    peer.heard, peer.waiting, peer.given, peer.owes = (
-                        known.heard,
-                        known.waiting,
-                        known.given,
-                        known.owes,
-                    )
+                    peer.heard, peer.waiting, peer.given = known.heard, known.waiting, known.given
+                    peer.owes, peer.was_let = known.owes, known.may_give_earlier
             group.lists.pop(digest, None)
             group.lists[digest] = others.lists
         while len(group.lists) > self._limits.kept_lists * len(others.brokers):
@@ -335,6 +349,7 @@ class Agreement:
             return []
         peer.heard, peer.waiting, peer.is_away = header, members.waiting, False
         peer.owes |= header.asks
+        peer.was_let = peer.was_let and not peer.knows  # by then it has told whom it gave what
         self._speak(header.consumer_group, group)
         return [
             GivenElsewhere(group.lists[digest], client_ids, digest == peer.digest and group.speaks)

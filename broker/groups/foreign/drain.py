@@ -4,8 +4,8 @@ r"""A change of a group that not all foreign members know yet, and the queues th
        \--find nobody-----------------------^                   ^
         FINDING, DRAINING, AGREEING --give up-------------------/
 
-A further change takes a drain of any stage back to FINDING. If all were told before the moving queues are known, FIND
-begins anew from TOLD, with the members' claims by then.
+A further change takes a drain of any stage back to FINDING, where FINISH changes nothing. If all were told before the moving
+queues are known, FIND begins anew from TOLD, with the members' claims by then.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _S, _E = DrainStage, DrainEvent
 TRANSITIONS: Final = {
     (_S.FINDING, _E.FIND): _S.DRAINING,
     (_S.FINDING, _E.FIND_NOBODY): _S.AGREEING,
+    (_S.FINDING, _E.FINISH): _S.FINDING,  # of an earlier change: the last one may move more
     (_S.DRAINING, _E.FINISH): _S.AGREEING,
     (_S.AGREEING, _E.AGREE): _S.TOLD,
     (_S.FINDING, _E.GIVE_UP): _S.TOLD,
@@ -60,14 +61,14 @@ TRANSITIONS: Final = {
 class Drain:
     """A change that not all foreign members know yet.
 
-    moving: the readers that get nothing more of a queue: all whose last list gives it to them. waiting: what each reader
-    has not handled yet. drained: the queues that it has handled, since it was given that list. returning: queues that a
-    member lets go of by its last list, and that are its own again by the next one. kept: the members to be told later.
-    gated: pulls of queues whose earlier reader is not done. rounds: how often each reader came back to each queue that it
-    loses. pulled_s: when each pulled one of those last. is_long: members that are drained are told of themselves alone until
-    all are told, whatever changes come. since_s: how long each reader has been drained of each queue. due: of each reader,
-    and of the whole (None), until when it may stand, and whether it was asked. refuses_ours: one of ours may have been
-    refused a lock. charged: for how many queues each connection is charged.
+    moving: the readers that get nothing more of a queue: all whose last list gives it to them. waiting: what each reader has
+    not handled yet. drained: the queues that it has handled, since it was given that list. returning: queues that a member
+    lets go of by its last list, and that are its own again by the next one. kept: the members to be told later. gated: pulls
+    of queues whose earlier reader is not done. asking: members whose question for the list waits. rounds: how often each
+    reader came back to each queue that it loses. pulled_s: when each pulled one of those last. is_long: members that are
+    drained are told of themselves alone until all are told, whatever changes come. since_s: how long each reader has been
+    drained of each queue. due: of each reader, and of the whole (None), until when it may stand, and whether it was asked.
+    refuses_ours: one of ours may have been refused a lock. charged: for how many queues each connection is charged.
     """
 
     began_s: float
@@ -77,6 +78,7 @@ class Drain:
     returning: dict[Session, set[QueueKey]] = field(default_factory=dict)
     kept: dict[Session, None] = field(default_factory=dict)
     gated: dict[QueueKey, list[Callable[[], None]]] = field(default_factory=dict)
+    asking: dict[Session, Callable[[], None]] = field(default_factory=dict)
     rounds: dict[Session, dict[QueueKey, int]] = field(default_factory=dict)
     pulled_s: dict[Session, float] = field(default_factory=dict)
     stage: DrainStage = DrainStage.FINDING
@@ -199,6 +201,8 @@ class Drain:
         if self.timer is not None:
             self.timer.cancel()
         self.let_all_on()
+        for session in list(self.asking):
+            self.answer(session)
         self.moving = {}
         self.charge()
 
@@ -244,6 +248,11 @@ class Drain:
     def waited_for(self, members: Mapping[Session, Member]) -> Iterator[str]:
         """The client ids of those that are drained."""
         return (members[connection].client_id for connection in self.waiting if connection in members)
+
+    def answer(self, session: Session) -> None:
+        """A member's question for the list waits no more."""
+        if (go_on := self.asking.pop(session, None)) is not None:
+            go_on()
 
     def let_on(self, places: Iterable[QueueKey]) -> None:
         """The pulls of these queues need not wait any more."""

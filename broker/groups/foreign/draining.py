@@ -133,14 +133,18 @@ class Draining:
             self.agreement.progressed(name)
 
     def is_gated(self, connection: Session, header: PullMessage) -> bool:
-        """Whether this pull is of a queue's next reader, which waits until the earlier one is done; or of a member that
-        claims queues by a list from before a restart, while their owners are not known."""
+        """Whether this pull is of a queue's next reader, which waits until the earlier one is done; of a member that claims
+        queues by a list from before a restart, while their owners are not known; or of one that claims what its owner reads,
+        by a list of which another broker has not told this one yet."""
         name, place = header.consumer_group, (header.topic, header.queue_id)
         drain, group = self._drains.get(name), self._groups.get(name)
         if drain is None or group is None or connection not in group.foreign:
             return False
         is_unknown = drain.is_finding and self.allotment.given.of(name, connection) is None
-        return drain.has(place) or (is_unknown and self._watch.reader(name, *place) is not connection)
+        if drain.has(place) or (is_unknown and self._watch.reader(name, *place) is not connection):
+            return True
+        is_own = group.foreign[connection].client_id == self.allotment.owners.of(name, *place)
+        return not is_own and self.allotment.is_read_by_its_owner(name, *place)
 
     def gate(self, header: PullMessage, go_on: Callable[[], None]) -> None:
         """A pull that `is_gated` waits; `go_on` is called when the earlier reader is done. Raises LimitExceeded."""
@@ -170,6 +174,8 @@ class Draining:
         drain = self._drains.get(name)
         if drain is not None and not drain.is_over:
             self.notices.tell(name, drain)
+        if drain is not None:
+            self.notices.answer(name, drain)
 
     # A drain
 
@@ -234,6 +240,7 @@ class Draining:
         drain.come_further(self._until_s())
         self._look_later(group.name, drain)
         self.notices.tell(group.name, drain)
+        self.notices.answer(group.name, drain)
         if drain.waiting and not found.others.brokers and found.taken * len(group.foreign) <= self._limits.max_bridged:
             self._clock.call_later(self._limits.bridged_after_s, self.notices.bridge, group.name, drain)
         for session in list(drain.waiting):
@@ -318,6 +325,7 @@ class Draining:
         self.agreement.give_up(name)
         drain.let_all_on()
         self.notices.tell(name, drain)
+        self.notices.answer(name, drain)
 
     def _note_given_up(self, name: str, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
         left = sorted({place for _, place in given_up})

@@ -66,7 +66,7 @@ class Notices:
             return members.ids
         drain = self._drains.get(group.name)
         had = self._allotment.given.of(group.name, session)
-        if drain is not None and not self._may_know(group.name, drain, session, self._agreement.lets_give):
+        if drain is not None and not self._may_know(group.name, drain, session, self._agreement.lets_tell):
             drain.kept[session] = None  # whatever it was told before
             if drain.is_long and not drain.is_finding:
                 self._give(group.name, session, member.client_id, ALONE)
@@ -76,6 +76,33 @@ class Notices:
         if had is not members:
             self._agreement.gave(group.name, member.client_id)
         return members.told(member.client_id)
+
+    def when_sure(self, name: str, session: Session, go_on: Callable[[], None]) -> bool:
+        """Whether a member's question for the list waits, because another broker may have given it a newer one than is known
+        here: by the older one it would take queues back that others read. `go_on` is called when that is known, or after so
+        long that the client asks again by itself."""
+        drain = self._drains.get(name)
+        if drain is None or session in drain.asking or not self._is_unsure(name, drain, session):
+            return False
+        drain.asking[session] = go_on
+        self._clock.call_later(self._agreement.list_wait_s, drain.answer, session)
+        return True
+
+    def _is_unsure(self, name: str, drain: Drain, session: Session) -> bool:
+        group = self._groups.get(name)
+        member = group.foreign.get(session) if group is not None else None
+        if member is None:
+            return False
+        if self._agreement.gives_earlier(name):
+            return True
+        return self._may_know(name, drain, session, self._agreement.lets_give) and not self._agreement.lets_tell(
+            name, member.client_id
+        )
+
+    def answer(self, name: str, drain: Drain) -> None:
+        """Other brokers have said more: answers the members of which it is known by now what they were given."""
+        for session in [session for session in drain.asking if not self._is_unsure(name, drain, session)]:
+            drain.answer(session)
 
     def _settled_list(self, group: ConsumerGroup, session: Session) -> list[str]:
         """The members before the change, for one that was given no list yet."""

@@ -124,24 +124,38 @@ def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> B
     return answer(frame)
 
 
-def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
     header = read(ConsumerGroupHeader, frame.ext)
-    group = broker.groups.get(header.consumer_group)
+    name, topic, detail = header.consumer_group, header.topic, frame.ext.get(EXT_DETAIL)
+    if detail is None and not topic:
+        question = small(frame)
+        if broker.draining.notices.when_sure(
+            name, connection, lambda: connection.write(_list_given(broker, connection, question, name))
+        ):
+            return None
+        return _list_given(broker, connection, frame, name)
+    group = broker.groups.get(name)
     client_ids: list[str] = []
     if group is not None:
-        client_ids = (
-            group.client_ids(header.topic) if header.topic else broker.draining.notices.given(group, connection)
-        )
+        client_ids = group.client_ids(topic) if topic else broker.draining.notices.given(group, connection)
+    if group is None or not client_ids or detail is None:
+        return _listed(frame, name, client_ids)
+    if detail == "members" or not topic:
+        return answer(frame, ext=_seen_queues(group, topic), body=group_bodies.encode_members(client_ids))
+    return answer(frame, ext=_place_or_share(group, connection, frame, topic))
+
+
+def _list_given(broker: Broker, connection: Connection, frame: Frame, name: str) -> Buffers:
+    """The answer to a member that shares the queues of all its topics out by one list."""
+    group = broker.groups.get(name)
+    return _listed(frame, name, broker.draining.notices.given(group, connection) if group is not None else [])
+
+
+def _listed(frame: Frame, name: str, client_ids: list[str]) -> Buffers:
     if not client_ids:
-        # ConsumerManageProcessor.getConsumerListByGroup: Apache's clients keep their queues when they get this.
-        remark = f"no consumer for this group, {header.consumer_group}"
-        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-    detail = frame.ext.get(EXT_DETAIL)
-    if group is None or detail is None:
-        return answer(frame, body=group_bodies.encode_members(client_ids))
-    if detail == "members" or not header.topic:
-        return answer(frame, ext=_seen_queues(group, header.topic), body=group_bodies.encode_members(client_ids))
-    return answer(frame, ext=_place_or_share(group, connection, frame, header.topic))
+        # ConsumerManageProcessor.getConsumerListByGroup: Apache's Java client keeps its queues when it gets this.
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {name}")
+    return answer(frame, body=group_bodies.encode_members(client_ids))
 
 
 def _place_or_share(group: ConsumerGroup, connection: Connection, frame: Frame, topic: str) -> Ext:

@@ -10,6 +10,7 @@ from rocketlet.broker.config import LIMITS, PEER_IDLE_S, PROGRESS_S
 from rocketlet.protocol.agreement import Members, decode_members, encode_members
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_AGREED_IDS, MAX_AGREED_LISTS, MAX_ID_CHARS
+from rocketlet.protocol.group_bodies import decode_members as decode_client_ids
 from rocketlet.protocol.headers import AgreeOnMembers, read, write
 from rocketlet.protocol.schema import BodyError
 
@@ -23,7 +24,7 @@ FOR_LONG_S = 3600.0
 
 
 # No drain ends because the machine is busy.
-pytestmark = pytest.mark.limits(drain_limit_s=FOR_LONG_S, drain_max_s=FOR_LONG_S)
+pytestmark = pytest.mark.limits(drain_limit_s=FOR_LONG_S, drain_max_s=FOR_LONG_S, list_wait_s=FOR_LONG_S)
 
 
 @pytest.fixture
@@ -72,6 +73,25 @@ async def test_what_one_broker_gives_the_other_one_knows(two: Two) -> None:
     await eventually(
         lambda: [found.ids for item in group.members if (found := given.of("g", item))] == [["c1", "c2"]] * 2
     )
+
+
+async def test_a_member_is_not_given_the_list_that_it_had_while_the_other_broker_may_have_given_it_a_newer_one(
+    two: Two,
+) -> None:
+    """It would take queues back that others read by now."""
+    one, newcomer, other = await reading(two), await two.member("c2"), await two.member("c0")
+    await newcomer.joins()
+    await handles(one.b)
+    for wire in (one.a, one.b):
+        await told(wire, "c1", "c2")
+    known = routes_known_later(two.b)
+    await other.joins()
+    question = one.b.send(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
+    assert (await one.b.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})).code == 0
+    assert question not in one.b._answers, "broker-a has not heard yet that there is another change"
+    known.set()
+    found = decode_client_ids((await one.b.answer(question)).body)
+    assert found in (["c1", "c2"], ["c0", "c1", "c2"])
 
 
 async def test_several_changes_in_a_row(two: Two) -> None:

@@ -244,7 +244,7 @@ async def test_pulls_of_the_next_reader_wait_up_to_a_limit_and_go_on(tmp_path: P
     two = await world.joins("c2")
     gone_on: list[int] = []
     assert world.draining.is_gated(two, world.pull(2))
-    assert not world.draining.is_gated(two, world.pull(0))
+    assert not world.draining.is_gated(one, world.pull(0))
     world.draining.gate(world.pull(2), lambda: gone_on.append(2))
     world.draining.gate(world.pull(3), lambda: gone_on.append(3))
     with pytest.raises(LimitExceeded, match="1 pulls wait for the former reader of t:2"):
@@ -253,6 +253,18 @@ async def test_pulls_of_the_next_reader_wait_up_to_a_limit_and_go_on(tmp_path: P
     assert gone_on == [2]
     world.handles(one, 3)
     assert gone_on == [2, 3]
+
+
+async def test_who_claims_what_its_owner_reads_waits_until_it_is_known_by_which_list(world: World) -> None:
+    """Another broker gave it one of a change that is over by now, and has not told yet."""
+    one = await reader(world)
+    two = await world.joins("c2")
+    assert world.draining.is_gated(two, world.pull(0))
+    world.handles(one, 2, 3)
+    world.asks(one)
+    assert world.draining.is_gated(two, world.pull(0))
+    world.clock.passes(world.limits.drained_wait_s)
+    assert not world.draining.is_gated(two, world.pull(0)), "it shares the queues out in its own way"
 
 
 async def test_a_member_from_before_a_restart_waits_until_it_is_known_what_is_its_own(world: World) -> None:
@@ -272,6 +284,17 @@ async def test_the_last_of_several_changes_counts(world: World) -> None:
     assert not world.draining.is_pending("g")
     assert [world.is_held_back(one, number) for number in range(QUEUES)] == [False] * QUEUES
     assert world.draining.allotment.owners.of_group("g") == {"t": ["c1"] * QUEUES}
+
+
+async def test_a_reader_may_be_done_while_it_is_not_known_what_a_further_change_moves(world: World) -> None:
+    one = await reader(world)
+    await world.joins("c2")
+    world.comes("c3")
+    for number in range(QUEUES):
+        assert world.is_held_back(one, number, committed=5) == (number >= QUEUES // 2)
+    assert world.drained == [(2, one), (3, one)], "the next reader goes on from there"
+    await world.found()
+    assert not world.draining.is_draining("g", "t", 2)
 
 
 async def test_without_foreign_members_nothing_is_drained(world: World) -> None:
@@ -369,6 +392,32 @@ async def test_a_newcomer_without_a_list_is_told_of_those_before_the_change(worl
     assert world.asks(two) == ["c1"], "it reads nothing by it"
     await world.found()
     assert world.asks(two) == ["c1", "c2"]
+
+
+async def test_a_question_waits_for_a_word_of_another_broker_but_only_so_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await reader(world)
+    answered: list[str] = []
+
+    def waits(text: str) -> bool:
+        return world.draining.notices.when_sure("g", one, lambda: answered.append(text))
+
+    monkeypatch.setattr(world.draining.agreement, "gives_earlier", lambda name: True)
+    assert not waits("no change is under way")
+    two = world.comes("c2")
+    assert waits("first")
+    assert not waits("second"), "a client asks again only when it gives the first up"
+    assert not world.draining.notices.when_sure("g", peer(), lambda: answered.append("stranger"))
+    await world.found()
+    world.clock.passes(world.limits.list_wait_s - 0.01)
+    assert not answered
+    world.clock.passes(0.01)
+    assert answered == ["first"]
+    assert waits("third")
+    for session in (one, two):
+        world.groups.leave(session, "g")
+    assert answered == ["first", "third"], "nothing is kept of a group without members"
 
 
 async def test_lists_that_another_broker_gave_count_here(world: World) -> None:

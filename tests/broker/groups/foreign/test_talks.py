@@ -121,6 +121,33 @@ def test_what_is_known_of_a_broker_outlives_a_change(said: Said) -> None:
     assert (word.header.heard, word.members.given) == (7, {"d": ("c1",)})
 
 
+def test_a_broker_that_was_let_give_lists_may_do_so_until_it_has_heard_of_the_next_change(said: Said) -> None:
+    agreed(said)
+    assert not said.agreement.gives_earlier("g"), "it gives those of this change"
+    said.agreement.opened("g")
+    assert said.agreement.gives_earlier("g")
+    said.found("e")
+    said.found("f")
+    first = said.says()[0].number
+    said.hears("d", heard=first - 1)
+    assert said.agreement.gives_earlier("g")
+    said.hears("d", heard=first)
+    assert not said.agreement.gives_earlier("g")
+    said.agreement.opened("g")
+    assert not said.agreement.gives_earlier("g"), "they have not agreed on the last change"
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_broker_that_is_not_waited_for_gives_nothing(said: Said, *, is_given_up: bool) -> None:
+    agreed(said)
+    said.agreement.opened("g")
+    if is_given_up:
+        said.agreement.give_up("g")
+    else:
+        said.failed(False)
+    assert not said.agreement.gives_earlier("g")
+
+
 def test_a_broker_that_asks_is_answered_though_there_is_nothing_new(said: Said) -> None:
     agreed(said)
     assert said.word() is None
