@@ -19,6 +19,8 @@ from .violations import Violation, raise_later
 if TYPE_CHECKING:
     from .world import World
 
+ANSWERED_S = 1.0  # how long a member takes to connect again and to be told of its leases
+
 
 class Member:
     """A consumer of the group that notes what it owns and handles."""
@@ -52,6 +54,12 @@ class Member:
     def is_blind(self) -> bool:
         """Whether its broker has seen its connection end, and it has not yet."""
         return asyncio.get_running_loop().time() <= self.blind_until_s
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether no broker may have answered it since its connection ended: it begins nothing, and does not know yet whose
+        the queues are of which handlers run."""
+        return asyncio.get_running_loop().time() <= self.blind_until_s + ANSWERED_S
 
     @property
     def is_awake(self) -> bool:

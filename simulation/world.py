@@ -151,7 +151,7 @@ class World:
         """A handler has ended: what only began in a member that was killed must come again."""
         self._bodies[message.body] += 1
         is_anothers = isinstance(member, Member) and message.epoch < self._granted.get(message.queue, 0)
-        if is_anothers and not message.lease_lost and not member.is_blind:
+        if is_anothers and not message.lease_lost and not member.is_unanswered:
             fault = (
                 f"{member.name} is not told that {message.queue} is another's while it handles {message.queue_offset}"
             )
