@@ -86,6 +86,7 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
 
 NEAR: Final = (
     "tests/client",
+    "tests/broker/consuming",
     "tests/broker/groups",
     "tests/broker/pops",
     "tests/broker/sessions",

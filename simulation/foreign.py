@@ -81,7 +81,7 @@ class ForeignMember:
     """As `world.Member`, to those who look at members."""
 
     blind_until_s = 0.0
-    is_blind = False
+    is_blind = is_unanswered = False
 
     def __init__(self, world: World, name: str, topics: tuple[str, ...], name_server: str, group: str) -> None:
         self.name = name

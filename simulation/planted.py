@@ -39,7 +39,6 @@ from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.bodies import ConsumerData
 from rocketlet.protocol.frame import Frame
-from rocketlet.protocol.headers import PullMessage
 from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.work import Work
 
@@ -70,12 +69,6 @@ async def _commit_after_unlock(self: Leases, queue: Queue, lease: Lease) -> None
     self._handing_over.pop(queue, None)
     self._end(queue, lease)
     self._wake.set()
-
-
-def _gates_what_is_known(self: Draining, connection: Any, header: PullMessage) -> bool:
-    """A member that has its list from another broker reads what its owner still handles."""
-    drain = self._drains.get(header.consumer_group)
-    return drain is not None and drain.has((header.topic, header.queue_id))
 
 
 _members = Shares._members
@@ -385,8 +378,6 @@ FAULTS: dict[str, list[Fault]] = {
     "start-over": [(GroupOffsets, "begin", _start_over), (group_bodies, "decode_committed", lambda body: {})],
     "suspended-goes-on": [(ProcessQueue, "may_begin", property(_goes_on_suspended))],
     "gate-stays-shut": [(Drain, "let_on", lambda self, places: None)],
-    "list-of-before": [(Notices, "when_sure", lambda self, name, session, go_on: False)],
-    "claims-unknown": [(Draining, "is_gated", _gates_what_is_known)],
     "halfway-is-told": [(Allotment, "is_halfway", lambda self, group, connection: False)],
     "not-told-again": [(Allotment, "late", lambda self, group, losing, reading: [])],
     "told-already": [(Notifications, "changed", _told_already)],
@@ -400,8 +391,6 @@ FAULTS: dict[str, list[Fault]] = {
 
 # In which situation to look for those that events by chance would need many seeds for.
 SCENARIO_OF = {
-    "list-of-before": "foreign-roll-of-two",
-    "claims-unknown": "foreign-roll-of-two",
     "allotted-to-everybody": "foreign-of-different-topics",
     "last-reader-not-drained": "foreign-roll",
     "late-lists-ignored": "foreign-of-slow-peers",

@@ -294,6 +294,13 @@ def test_a_group_that_is_sticky_as_a_whole_has_shares(world: World) -> None:
     assert world.group.share("c1", "t") is None
 
 
+def test_queues_that_a_member_sees_anew_are_shared_out(world: World) -> None:
+    one = sticky(world, "c1")
+    assert world.group.share("c1", "t") == BrokerShare(1, 4, {"a": [0, 1, 2, 3]})
+    world.group.sees(world.group.members[one], "t", {"a": QUEUES + 2})
+    assert world.group.share("c1", "t") == BrokerShare(1, 6, {"a": [0, 1, 2, 3, 4, 5]})
+
+
 def test_a_member_that_says_what_it_owns_keeps_it(world: World) -> None:
     sticky(world, "c1")
     sticky(world, "c2", assigned=(Queue("t", "a", 0), Queue("u", "a", 1)))

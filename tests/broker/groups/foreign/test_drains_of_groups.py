@@ -17,8 +17,9 @@ from rocketlet.broker.groups.owning.watch import Watch
 from rocketlet.broker.messages.held_pulls import Until
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.running.engine import Engine
+from rocketlet.protocol.agreement import Members
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, QueueData, Route
-from rocketlet.protocol.headers import PullMessage
+from rocketlet.protocol.headers import AgreeOnMembers, PullMessage
 from rocketlet.protocol.subscription import Subscription
 from rocketlet.protocol.work import finish
 
@@ -418,6 +419,22 @@ async def test_a_question_waits_for_a_word_of_another_broker_but_only_so_long(
     for session in (one, two):
         world.groups.leave(session, "g")
     assert answered == ["first", "third"], "nothing is kept of a group without members"
+
+
+async def test_a_word_of_another_broker_prolongs_nothing_that_is_over(world: World) -> None:
+    one = await reader(world)
+    two = await world.joins("c2")
+    world.handles(one, 2, 3)
+    for session in (one, two):
+        world.asks(session)
+    word = AgreeOnMembers("g", "b", 1, 0, False, "digest"), Members(frozenset(), {})
+    world.clock.passes(world.limits.drained_wait_s - 1)
+    assert world.draining.is_moving("g", one)
+    world.draining.heard(*word)
+    world.clock.passes(1)
+    assert not world.draining.is_moving("g", one)
+    world.draining.heard(*word)
+    assert not world.draining.is_moving("g", one)
 
 
 async def test_lists_that_another_broker_gave_count_here(world: World) -> None:

@@ -112,7 +112,7 @@ def test_who_takes_a_queue_for_its_own_follows_from_its_list() -> None:
 
 
 def test_the_ids_in_all_lists_are_limited() -> None:
-    given, readers = Given(Limits(max_given_ids=5)), [peer() for _ in range(3)]
+    given, readers = Given(Limits(max_given_ids=4)), [peer() for _ in range(3)]
     for number, reader in enumerate(readers[:2]):
         given.give("g", reader, f"c{number}", MemberList([f"c{number}", "x"]))
     assert given.of("g", readers[0]) is not None, "4 ids are kept"

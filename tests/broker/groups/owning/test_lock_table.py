@@ -36,12 +36,13 @@ class Table:
         self.clock = clock or MovableClock(stands=True)
         self.history = History(self.clock)
         self.told: list[Session] = []
+        self.told_groups: set[str] = set()
         self.changes = 0
         self.held_back: set[int] = set()
         self.anothers: set[int] = set()
         self.generation = Generation()
         around = Around(
-            on_free=lambda session, group: self.told.append(session),
+            on_free=self._freed,
             on_change=self._changed,
             is_held_back=lambda group, topic, queue_id: queue_id in self.held_back,
             is_anothers=lambda group, session, topic, queue_id: queue_id in self.anothers,
@@ -49,6 +50,10 @@ class Table:
             end_of=lambda topic, queue_id: end,
         )
         self.locks = Locks(self.history, folder / "locks.json", self.clock, around, self.generation, limits)
+
+    def _freed(self, session: Session, group: str) -> None:
+        self.told.append(session)
+        self.told_groups.add(group)
 
     def _changed(self) -> None:
         self.changes += 1
@@ -129,8 +134,9 @@ def test_members_in_line_wait_for_the_next_owner_too(table: Table) -> None:
     table.is_awake_for(HANDOVER_LEASE_S + 0.5)
     assert table.lock("c2", two), "before anybody has swept"
     assert table.told == []
+    assert table.events() == ["locked", "lock expired", "locked"]
     table.unlock("c2", two)
-    assert table.told == [three]
+    assert (table.told, table.told_groups) == ([three], {"g"})
     assert (table.locks._waiting, table.locks._keys) == (0, {})
     assert [session.charged_bytes for session in (one, two, three)] == [0, 0, 0]
 
