@@ -45,7 +45,7 @@ _S, _E = DrainStage, DrainEvent
 TRANSITIONS: Final = {
     (_S.FINDING, _E.FIND): _S.DRAINING,
     (_S.FINDING, _E.FIND_NOBODY): _S.AGREEING,
-    (_S.FINDING, _E.FINISH): _S.FINDING,  # of an earlier change: the last one may move more
+    (_S.FINDING, _E.FINISH): _S.FINDING,  # the last change may move more than the earlier one
     (_S.DRAINING, _E.FINISH): _S.AGREEING,
     (_S.AGREEING, _E.AGREE): _S.TOLD,
     (_S.FINDING, _E.GIVE_UP): _S.TOLD,

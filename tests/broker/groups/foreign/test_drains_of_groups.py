@@ -419,6 +419,7 @@ async def test_a_question_waits_for_a_word_of_another_broker_but_only_so_long(
     for session in (one, two):
         world.groups.leave(session, "g")
     assert answered == ["first", "third"], "nothing is kept of a group without members"
+    await world.found()
 
 
 async def test_a_word_of_another_broker_prolongs_nothing_that_is_over(world: World) -> None:
