@@ -1,33 +1,26 @@
-"""Apache's own Java producer, 64 threads with synchronous sends of 1 KB, on our broker and on Apache's."""
+"""Apache's own Java producer, 64 threads with synchronous sends of 1 KB, on our broker and on Apache's. Beside it on each
+our `Producer`, with as many sends in flight: Python's client and Java's on the same broker."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
-from typing import NamedTuple
 
 import uvloop
 from rocketlet.command.plumbing.numbers import whole
 
-from . import common
+from . import common, sends
 from .common import console
 from .peers import Peer, compiled, java_options
 from .processes import cpu_s
+from .sends import Measured, Send
 
 NAMES = ("rocketlet", "apache")
+JAVA, OURS = CLIENTS = ("Java", "Producer")
 THREADS = 64
 SECONDS = 5.0
-
-
-class Measured(NamedTuple):
-    """`client_us` and `broker_us` are processor time of a send."""
-
-    sends_per_s: float
-    p50_ms: float
-    p99_ms: float
-    client_us: float
-    broker_us: float
 
 
 class Load:
@@ -80,26 +73,39 @@ async def run() -> None:
     parser.add_argument("--threads", type=whole(1), default=THREADS)
     options = parser.parse_args()
     names = common.chosen(options.only, NAMES)
-    found: dict[str, list[Measured]] = {name: [] for name in names}
+    found: dict[str, list[Measured]] = {f"{client} on {name}": [] for name in names for client in CLIENTS}
     async with common.started(names) as peers, AsyncExitStack() as stack:
         loads: dict[str, Load] = {}
+        producers: dict[str, Send] = {}
         for name, peer in peers.items():
             loads[name] = await Load.start(peer, options.threads)
             stack.push_async_callback(loads[name].stop)
+            producers[name] = await sends.batches(peer, stack)
             await loads[name].run(5.0)  # warms both JVMs
         for _ in range(options.rounds):
             for name, load in loads.items():
-                found[name].append(await load.run(options.seconds))
+                found[f"{JAVA} on {name}"].append(await load.run(options.seconds))
+                measured = await sends.measure(peers[name], producers[name], options.threads, options.seconds)
+                found[f"{OURS} on {name}"].append(measured)
     medians = {name: Measured(*map(common.median, zip(*runs, strict=True))) for name, runs in found.items()}
-    ours = medians["rocketlet"].sends_per_s if "rocketlet" in medians else float("nan")
-    rows = [[name, *values, common.ratio(ours, values.sends_per_s)] for name, values in medians.items()]
-    common.show(
-        f"Java, {options.threads} threads, synchronous sends of 1 KB",
-        ("", "sends/s", "p50 ms", "p99 ms", "client us", "broker us", "rocketlet / this"),
-        rows,
-    )
-    console.print("medians of alternating runs")
+    report(medians, found, options.threads)
     common.finish(options, "java", {name: values._asdict() for name, values in medians.items()})
+
+
+def report(medians: Mapping[str, Measured], found: Mapping[str, list[Measured]], threads: int) -> None:
+    rows = []
+    for name, values in medians.items():
+        ratios = sorted(this.sends_per_s / java.sends_per_s for this, java in _rounds(found, name))
+        shown = f"{common.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        rows.append([name, *values, shown])
+    columns = ("", "sends/s", "p50 ms", "p99 ms", "client us", "broker us", "this / Java on Apache's")
+    common.show(f"{threads} sends of 1 KB at a time", columns, rows)
+    console.print("medians of alternating runs; ratios of the runs of one round: median (least to most)")
+
+
+def _rounds(found: Mapping[str, list[Measured]], name: str) -> Iterable[tuple[Measured, Measured]]:
+    other = found.get(f"{JAVA} on apache") or found[name]
+    return zip(found[name], other, strict=True)
 
 
 if __name__ == "__main__":

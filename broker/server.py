@@ -36,7 +36,7 @@ from .remoting.dispatch import Dispatch
 from .running.machine import default_budget
 from .running.open_files import shares
 from .running.tasks import Tasks
-from .running.turns import Turns
+from .running.turns import OneATurn, Turns
 from .sessions.memory import Memory
 from .sessions.reports import Reports
 from .sessions.session import Session, is_loopback
@@ -127,6 +127,7 @@ class Server:
         self.max_connections = shares().connections
         budget = (broker.config.memory_bytes if broker else None) or default_budget()
         self.memory = Memory(budget)
+        self.behind = OneATurn()
         self.reports = Reports()
         self._of_address: Counter[str] = Counter()
         self._clock = broker.clock if broker is not None else MACHINE

@@ -19,6 +19,7 @@ from ...protocol.frame import Frame, FrameError, FrameReader
 from ...protocol.message import encode_host
 from ..config import HELD_PULL_BYTES, KEPT_BEAT_BYTES, KEPT_FRAME_BYTES, LARGE_HOLDING_BYTES, TURN_S, WRITE_HIGH_BYTES
 from ..listening.client import Client, Decryption
+from ..running.turns import OneATurn
 from ..sessions.events import Event, Question
 from ..sessions.memory import Memory
 from ..sessions.reports import Reports
@@ -42,6 +43,7 @@ _UNREACHED = (
 class Host(Protocol):
     """The server: knows its connections, and serves the frames that they read."""
 
+    behind: OneATurn
     memory: Memory
     reports: Reports
 
@@ -71,6 +73,7 @@ class Connection(Client):
     __slots__ = (
         "_answering_bytes",
         "_farewell",
+        "_had_much",
         "_host",
         "_later",
         "_lost",
@@ -123,6 +126,7 @@ class Connection(Client):
         self.records: Decryption | None = None
         self._farewell: Callable[[], None] | None = None
         self._answering_bytes = 0
+        self._had_much = False  # the last answers were large, as in a drain
         self._later: deque[Callable[[], None]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -192,6 +196,10 @@ class Connection(Client):
             return
         if frames and (self.is_paused or self.is_held or self.kept):
             self.keep(frames)
+        elif frames and self._had_much:  # small requests of others go first
+            self._had_much = False
+            self.kept = frames
+            self._host.behind.call(self._go_on)
         elif frames:
             self._serve(frames)
         # Memory beside its pulls changes with a read, and counts at once. Held pulls wait for the sweep.
@@ -280,6 +288,7 @@ class Connection(Client):
             transport.write(b"".join(buffers))
         else:
             transport.writelines(buffers)
+            self._had_much = True
             self._host.memory.count(self)
 
     def tell(self, event: Event) -> None:

@@ -87,6 +87,24 @@ class Turns:
                 self._waiting.rotate(-1)
 
 
+class OneATurn:
+    """Calls that wait until all that the sockets have brought is done. Each turn of the event loop makes one, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def call(self, action: Callable[[], None]) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._waiting.append(action)
+
+    def _turn(self) -> None:
+        action = self._waiting.popleft()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._turn)
+        action()
+
+
 class Line:
     """Long work of one kind that clients ask for. One piece of work of each client is under way at a time, and `at_once` of
     all clients; what else they ask for waits in line, and the clients take turns."""

@@ -14,7 +14,7 @@ from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, Limits
 from rocketlet.broker.groups.owning.watch import Watch
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.remoting.table import BROKER_REQUESTS
-from rocketlet.broker.running.turns import Turns
+from rocketlet.broker.running.turns import OneATurn, Turns
 from rocketlet.protocol.bodies import DataVersion, TopicConfig, decode_topic_list, encode_topic_list
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, encode
@@ -446,3 +446,30 @@ async def test_pulls_that_waited_for_their_reader_are_answered_in_turns(
     await eventually(lambda: len(answered) == 20)
     assert answered == sorted(answered)
     assert (await wire.call(Code.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})).code == 0, "and it is read from again"
+
+
+async def test_calls_that_wait_are_made_one_a_turn_in_order() -> None:
+    behind, made = OneATurn(), list[int]()
+
+    def again() -> None:
+        made.append(0)
+        behind.call(lambda: made.append(2))
+
+    behind.call(again)
+    behind.call(lambda: made.append(1))
+    assert made == []
+    for expected in ([0], [0, 1], [0, 1, 2], [0, 1, 2]):
+        await asyncio.sleep(0)
+        assert made == expected
+
+
+async def test_a_call_that_fails_does_not_stop_those_behind_it() -> None:
+    behind, made, faults = OneATurn(), list[int](), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
+    behind.call(lambda: made.append(1 // 0))
+    behind.call(lambda: made.append(1))
+    behind.call(lambda: made.append(2))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert made == [1, 2]
+    assert [type(fault) for fault in faults] == [ZeroDivisionError]
