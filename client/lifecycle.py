@@ -9,7 +9,9 @@ It can be used at once: it is RUNNING while it still joins its group.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from enum import Enum, auto
 from typing import ClassVar, Self
 
@@ -36,6 +38,7 @@ class Lifecycle(ABC):
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._stage = Stage.NEW
+        self._undoing: asyncio.Task[None] | None = None
         self._idle_reason = f"has not been started; use `async with`, or `await {self._noun}.start()`"
 
     async def __aenter__(self) -> Self:
@@ -60,8 +63,15 @@ class Lifecycle(ABC):
             await self._begin()
         except BaseException as error:
             self._stage, self._idle_reason = Stage.FAILED, f"could not be started ({error}); make another one"
-            await self._undo()
+            if isinstance(error, GeneratorExit):  # a coroutine that is thrown away can wait for nothing
+                self._undo_later()
+            else:
+                await self._undo()
             raise
+
+    def _undo_later(self) -> None:
+        with suppress(RuntimeError):  # the loop is gone, and its tasks with it
+            self._undoing = asyncio.get_running_loop().create_task(self._undo(), name="undo")
 
     async def stop(self) -> None:
         """Lets running handlers and checks finish, says what they did, and leaves. Harmless if it does not run. Raises

@@ -169,7 +169,7 @@ class Sending:
         if self._checked_at != self._topics.generation.number or key not in self._checked:
             queue_id = self._queue_id(header)
         if header.batch:
-            return self._place_batch(header, body, born_host, name, queue_id, pieces)
+            return self._place_batch(header, body, born_host, queue_id, pieces)
         if len(body) > MAX_BODY_BYTES:
             raise too_large("message body", body)
         text = header.properties
@@ -275,13 +275,7 @@ class Sending:
         return created
 
     def _place_batch(
-        self,
-        header: SendMessage,
-        body: bytes,
-        born_host: bytes,
-        name: str,
-        queue_id: int,
-        pieces: Sequence[Piece] | None,
+        self, header: SendMessage, body: bytes, born_host: bytes, queue_id: int, pieces: Sequence[Piece] | None
     ) -> Placed:
         if len(body) > MAX_BODY_BYTES:
             raise too_large("batch", body)
@@ -289,8 +283,8 @@ class Sending:
             raise Refusal(Reason.ILLEGAL_MESSAGE, "a batch can be neither delayed nor transactional")
         if not body:
             raise Refusal(Reason.ILLEGAL_MESSAGE, "the batch is empty")
-        store = self._store
-        queue = store.queues.get((name, queue_id)) or store.queue(name, queue_id)
+        store, key = self._store, (header.topic, queue_id)
+        queue = store.queues.get(key) or store.queue(*key)
         try:
             positions, first_offset = self._appender.stage_batch(
                 queue,
