@@ -339,7 +339,7 @@ class Workers:
             raise error
         outcome = cast("Outcome", ended.result) if error is None else self._judge(run.messages, error)
         if error is not None and not self._is_stopping:
-            _log_failure(run, error)
+            log_failure(run.messages, error, outcome)
             self._tell_failed(run, repr(error))
         if isinstance(outcome, Reject):
             self._tell_failed(run, outcome.reason or "it was given up")
@@ -447,16 +447,16 @@ def check_has_level(outcome: RetryLater) -> None:
         raise ConfigError("delay: a Consumer's messages come again by delay_level; a SharedConsumer's after any time")
 
 
-def _log_failure(run: Run, error: BaseException) -> None:
-    first = run.messages[0]
+def log_failure(messages: Sequence[Message], error: BaseException, outcome: Outcome) -> None:
+    """`outcome`: of the messages, now that their handler has raised."""
     log.error(
         "handler_failed",
-        queue=str(first.queue),
-        offset=first.queue_offset,
-        messages=len(run.messages),
+        queue=str(messages[0].queue),
+        offset=messages[0].queue_offset,
+        messages=len(messages),
         error=repr(error),
         exc_info=error,
-        hint="its messages will be retried",
+        hint="to the dead letters" if isinstance(outcome, Reject) else "again later, while retries are left",
     )
 
 

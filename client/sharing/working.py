@@ -12,16 +12,16 @@ from functools import partial
 
 from ..config import ClientLimits
 from ..consuming.calling import Calling
-from ..consuming.handling import Outcome, checked_outcome
+from ..consuming.handling import Outcome, checked_outcome, log_failure
 from ..log import get_logger
 from ..message import Message
 from .deliveries import Delivery
 from .sharing import Sharing
 
-log = get_logger("rocketlet.handler")
-
 Settle = Callable[[Delivery, Outcome], None]
 Judge = Callable[[Message, BaseException], Outcome]
+
+log = get_logger("rocketlet.handler")
 
 
 class Workers:
@@ -76,8 +76,8 @@ class Workers:
             if self._is_stopping:
                 self._sharing.give_back(delivery)
                 raise
-            _log_failure(delivery.message, error)
             outcome = self._judge(delivery.message, error)
+            log_failure((delivery.message,), error, outcome)
         self._settle(delivery, outcome)
 
     async def try_one(self, message: Message) -> Outcome:
@@ -106,11 +106,3 @@ class Workers:
         except RuntimeError:  # in a thread without a loop
             current = None
         return self._call.is_here() or any(task is current for task in self._tasks)
-
-
-def _log_failure(message: Message, error: BaseException) -> None:
-    log.error(
-        "handler_failed",
-        queue=str(message.queue), offset=message.queue_offset, messages=1, error=repr(error), exc_info=error,
-        hint="its messages will be retried",
-    )  # fmt: skip

@@ -145,6 +145,28 @@ async def test_a_policy_of_members_that_share_takes_any_time(node: Node, wire: W
     assert sorted(seen) == [(b"away", 1), (b"away", 2), (b"away", 3), (b"wrong", 1)]
 
 
+@pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
+async def test_the_log_says_whether_a_failed_message_comes_again(
+    node: Node, kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It said "will be retried" of messages that became dead letters at once."""
+
+    async def handle(message: Message) -> None:
+        raise {b"away": ConnectionError, b"wrong": ValueError}[message.body]("no")
+
+    policy = RetryPolicy(attempts=3, on=(ConnectionError,))
+    async with (
+        Producer(node.address) as producer,
+        kind(node.address, "g", "t", handle, retry=policy, start="first"),
+    ):
+        for body in (b"wrong", b"away"):
+            await producer.send("t", body)
+        await eventually(lambda: caplog.text.count("handler_failed") == 2)
+    failed = [str(record.getMessage()) for record in caplog.records if "handler_failed" in record.getMessage()]
+    hints = {("ValueError" in text): text.partition("hint=")[2] for text in failed}
+    assert hints == {True: "'to the dead letters'", False: "'again later, while retries are left'"}
+
+
 @pytest.mark.parametrize("wait_s", [0, 61, "1"])
 def test_a_wait_is_for_batches_and_short(wait_s: Any) -> None:
     with pytest.raises(ConfigError, match="batch_wait_s"):

@@ -51,6 +51,15 @@ async def test_every_snippet_of_the_page_runs(page: Path, node: Node, tmp_path: 
     await runs(page, node, tmp_path)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_backwards", [False, True])
+async def test_how_to_pages_run_on_one_broker_in_any_order(is_backwards: bool, node: Node, tmp_path: Path) -> None:
+    """Each page has topics and groups of its own, so that none finds what another one has left."""
+    guides = sorted(ROOT.glob("docs/how-to/*.md"), reverse=is_backwards)
+    for page in [item for item in guides if any(snippets(item.read_text()))]:
+        await runs(page, node, tmp_path)
+
+
 async def runs(page: Path, node: Node, tmp_path: Path) -> None:
     scripts = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
