@@ -31,7 +31,7 @@ from .samples import now_ms
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberRow:
     client_id: str
     address: str
     language: str
@@ -52,7 +52,7 @@ class Look:
     connections: Mapping[str, GroupConnections] = field(default_factory=dict)
     progress: Mapping[Queue, Progress] = field(default_factory=dict)
     owners: Mapping[Queue, str] = field(default_factory=dict)
-    members: tuple[Member, ...] = ()
+    members: tuple[MemberRow, ...] = ()
     disagreements: tuple[str, ...] = ()
     tells_events: bool = True
     is_draining: bool = False
@@ -160,7 +160,7 @@ class GroupWatch:
         known = {member.client_id: member for item in connections.values() for member in item.members}
         counts = Counter(owners.values())
         members = tuple(
-            Member(
+            MemberRow(
                 client_id,
                 item.address,
                 item.language,
@@ -238,7 +238,7 @@ def _look_of(
     told = {member["clientId"]: member for report in reports for member in report["members"]}
     counts = Counter(owners.values())
     members = tuple(
-        Member(
+        MemberRow(
             client_id,
             str(member["peer"]),
             known[client_id].language if client_id in known else "",

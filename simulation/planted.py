@@ -31,7 +31,7 @@ from rocketlet.client.errors import ConnectionFailed, RocketletError
 from rocketlet.client.lease import Lease, clock_s
 from rocketlet.client.member import shares as shares_module
 from rocketlet.client.member.leases import Leases
-from rocketlet.client.member.locks import Locks as MemberLocks
+from rocketlet.client.member.locks import MemberLocks
 from rocketlet.client.member.membership import Membership
 from rocketlet.client.member.offsets import GroupOffsets, begin_offset
 from rocketlet.client.member.shares import Share, Shares

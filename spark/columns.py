@@ -17,7 +17,7 @@ from ..protocol.compression import decompressed
 from ..protocol.message import MessageError, decode_record
 from ..protocol.queue import Queue
 from .config import PLAIN_BYTES
-from .records import HEADERS, Array, Properties, Records
+from .records import HEADERS, Array, Properties, RecordArrays
 from .schema import CREATE_TIME
 
 
@@ -39,7 +39,7 @@ class Rows:
     def __init__(
         self, data: bytes, queue: Queue, begin: int, end: int, *, tags: Sequence[str] = (), strict: bool = True
     ) -> None:
-        records = Records(data)
+        records = RecordArrays(data)
         offsets = records.heads["queue_offset"].astype(np.int64)
         wanted = (offsets >= begin) & (offsets < end)
         if not wanted.all():

@@ -28,8 +28,8 @@ KAFKAS: Final = {
 }
 """Options of Spark's Kafka connector that have another name here."""
 EARLIEST, LATEST = -2, -1
-Place = Start | Literal["committed"]
-_PLACES: Final[Mapping[str, Place]] = {"earliest": "first", "latest": "last", "committed": "committed"}
+StartPlace = Start | Literal["committed"]
+_PLACES: Final[Mapping[str, StartPlace]] = {"earliest": "first", "latest": "last", "committed": "committed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Position:
     """A place in every queue. `default`: first, last, committed, or a store time in ms; `queues`: exact, where given by
     `option`."""
 
-    default: Place
+    default: StartPlace
     queues: Mapping[Queue, Start | At] = field(default_factory=dict)
     option: str = field(default="", compare=False)
 
-    def of(self, queue: Queue) -> Place | At:
+    def of(self, queue: Queue) -> StartPlace | At:
         return self.queues.get(queue, self.default)
 
 
@@ -136,7 +136,7 @@ class Given:
             if self.has(name) and self.has(f"{side}Offsets"):
                 raise ConfigError(f"the options {side}Offsets and {name} are both given; choose one")
         if self.has(f"{side}Timestamp") or self.has(by_timestamp):
-            fallback: Place = "first" if side == "starting" else "last"
+            fallback: StartPlace = "first" if side == "starting" else "last"
             rest = self.number(f"{side}Timestamp") if self.has(f"{side}Timestamp") else fallback
             per_queue = self._per_queue(by_timestamp, _time) if self.has(by_timestamp) else {}
             return Position(rest, per_queue, by_timestamp)

@@ -57,7 +57,7 @@ class _Reading:
         return self.planned is None and not self.leaving and not self.is_cut_off
 
 
-class Member:
+class QueryMember:
     """The queues that the group has given to the query. Commits finished batches for the group."""
 
     is_member = True

@@ -54,7 +54,7 @@ _MARKS: Final = tuple(  # from the end on
 )
 
 
-class Records:
+class RecordArrays:
     """The places of the parts of records. `at`: their first bytes."""
 
     def __init__(self, data: bytes, at: Array = None) -> None:
@@ -80,8 +80,8 @@ class Records:
             raise _garbled(data)
         self._ends = ends
 
-    def some(self, which: Array) -> Records:
-        return Records(self.data, self.at[which])
+    def some(self, which: Array) -> RecordArrays:
+        return RecordArrays(self.data, self.at[which])
 
     def bodies(self) -> Array:
         """The bodies as stored, in Arrow's binary array."""

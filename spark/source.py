@@ -210,9 +210,9 @@ def _planner(options: StreamOptions, resumed: Batch, is_unfinished: bool = False
 
     share: Share
     if options.membership:
-        from .member import Member
+        from .member import QueryMember
 
-        share = Member(options, resumed, is_unfinished=is_unfinished)
+        share = QueryMember(options, resumed, is_unfinished=is_unfinished)
     else:
         from .standalone import Standalone
 

@@ -11,7 +11,7 @@ from ..client.log import get_logger
 from ..client.member.offsets import GroupOffsets, begin_offset
 from ..protocol.queue import Queue
 from .extents import Seen
-from .given import Place, Position
+from .given import Position, StartPlace
 from .view import View
 
 log = get_logger("rocketlet.spark")
@@ -64,7 +64,7 @@ async def offsets_at(view: View, queues: Iterable[Queue], position: Position, se
     return dict(zip(wanted, found, strict=True))
 
 
-async def _offset(view: View, queue: Queue, place: Place | At, seen: Seen) -> int:
+async def _offset(view: View, queue: Queue, place: StartPlace | At, seen: Seen) -> int:
     if place in ("first", "last"):
         return seen.extents[queue].begin if place == "first" else seen.extents[queue].end
     connection = await view.cluster.broker(queue.broker_name)

@@ -7,7 +7,7 @@ does (NettyRemotingServer.HandshakeHandler):
 1. `Entrance` stands between a new socket and its `Connection` until the first bytes are there.
 2. Plain: the Connection becomes the socket's protocol, and the Entrance is gone. Nothing is slower from then on.
 3. TLS: the handshake waits for its turn (`handshakes`). Then `loop.start_tls` puts its own protocol before the socket, and
-   `Records` stands before that. When the handshake is done, the Connection writes to the encrypted transport.
+   `TlsRecords` stands before that. When the handshake is done, the Connection writes to the encrypted transport.
 4. A client that the mode does not allow is refused with a reason, in its own protocol where that is possible.
 """
 
@@ -22,7 +22,7 @@ import structlog
 from ..config import MAX_HELLO_BYTES, TLS_HANDSHAKE_TIMEOUT_S, TLS_SHUTDOWN_TIMEOUT_S
 from .client import Client
 from .handshakes import Handshakes
-from .records import Records
+from .records import TlsRecords
 from .tls import Tls
 
 log = structlog.get_logger("rocketlet.tls")
@@ -68,7 +68,7 @@ class Entrance(asyncio.Protocol, Generic[C]):
         assert self._transport is not None
         if self._early is not None:  # the client's first request came with the end of its handshake
             self._early.append(data)
-            self.connection.read_bytes += len(data)  # these records had data: see `Records`
+            self.connection.read_bytes += len(data)  # these records had data: see `TlsRecords`
         elif self.connection.is_encrypted:
             self._hand_over(data)
         elif data[0] != _HANDSHAKE:
@@ -162,11 +162,11 @@ class Entrance(asyncio.Protocol, Generic[C]):
         self._use(encrypted)
 
     def _take_records(self, raw: asyncio.Transport, first: bytes) -> None:
-        """From now on, the client's bytes go through `Records`."""
+        """From now on, the client's bytes go through `TlsRecords`."""
         if raw.is_closing():
             return
         tls = cast("asyncio.BufferedProtocol", raw.get_protocol())
-        records = Records(raw, tls, self.connection, self._in_turn, self._end_flood)
+        records = TlsRecords(raw, tls, self.connection, self._in_turn, self._end_flood)
         raw.set_protocol(records)
         self.connection.records = records
         records.data_received(first)

@@ -22,7 +22,7 @@ from .client import Client
 _HEAD_BYTES = 5  # a record's kind, version, and the length of what follows (RFC 8446, 5.1)
 
 
-class Records(asyncio.Protocol):
+class TlsRecords(asyncio.Protocol):
     """A socket's protocol while its client speaks TLS. `tls` is asyncio's, which decrypts; `in_turn` calls when
     there is time; `flooded` ends
     a connection whose client has sent too many records without data."""

@@ -15,7 +15,7 @@ from ..store.files import StoreError, StoreFull
 from ..store.frames import Frames
 from . import records
 from .deliveries import Deliveries, Taken
-from .records import KeptQueue, Place
+from .records import KeptQueue, PoolPlace
 from .states import Delivery, State
 
 _AT_ONCE = 512  # deliveries in one record of a file that is written anew
@@ -123,7 +123,7 @@ class Book:
 
     def _definition(self, deliveries: Deliveries) -> bytes:
         queue = deliveries.queue
-        place = Place(self._identity_of(queue.topic), deliveries.group, queue.topic, queue.queue_id)
+        place = PoolPlace(self._identity_of(queue.topic), deliveries.group, queue.topic, queue.queue_id)
         return records.define(deliveries.number, place)
 
     def _client(self, client_id: str) -> int:

@@ -39,7 +39,7 @@ NOT_RENEWED: Final = -1
 MAX_RENEWALS: Final = 100  # beyond it they are not counted
 
 
-class Place(NamedTuple):
+class PoolPlace(NamedTuple):
     identity: str
     group: str
     topic: str
@@ -58,14 +58,14 @@ class Kept(NamedTuple):
 
 @dataclass(slots=True)
 class KeptQueue:
-    place: Place
+    place: PoolPlace
     next: int = 0
     floor_ms: int = 0
     is_yielded: bool = False
     unfinished: dict[int, Kept] = field(default_factory=dict)
 
 
-def define(number: int, place: Place) -> bytes:
+def define(number: int, place: PoolPlace) -> bytes:
     return _text(b"D", number, "\0".join((place.identity, place.group, place.topic, str(place.queue_id))))
 
 
@@ -162,7 +162,7 @@ class _Replay:
     def _define(self, frame: bytes, position: int) -> int:
         number, text, end = self._text(frame, position)
         identity, group, topic, queue_id = text.split("\0")
-        place = Place(identity, group, topic, int(queue_id))
+        place = PoolPlace(identity, group, topic, int(queue_id))
         if number not in self.queues or self.queues[number].place != place:
             self.queues[number] = KeptQueue(place)
         return end

@@ -15,10 +15,10 @@ from ...protocol.signature import ACCESS_KEY, Signer
 from ..access.acl import Acl, Unauthorized
 from .answers import Refused
 from .connection import Connection
-from .rules import Records, Rule
+from .rules import Rule, StoredRecords
 
 
-def authorize(acl: Acl, connection: Connection, frame: Frame, rule: Rule, records: Records | None) -> None:
+def authorize(acl: Acl, connection: Connection, frame: Frame, rule: Rule, records: StoredRecords | None) -> None:
     """Raises Refused, and a handler's errors for a request that it cannot read. `records`: the broker's, if there is
     one."""
     try:

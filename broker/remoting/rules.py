@@ -23,13 +23,13 @@ PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 _new_tuple = tuple.__new__
 
 
-class Records(Protocol):
+class StoredRecords(Protocol):
     """The broker's store, as far as a rule looks into it."""
 
     def record_at(self, position: int) -> Record | None: ...
 
 
-Needs = Callable[[Frame, Records | None], Iterable[Need]]
+Needs = Callable[[Frame, StoredRecords | None], Iterable[Need]]
 
 
 class Rule(NamedTuple):
@@ -59,7 +59,7 @@ def fields(*, topics: Iterable[str] = (), groups: Iterable[str] = (), permission
     refuses it or does without it."""
     topic_fields, group_fields = tuple(topics), tuple(groups)
 
-    def needs(frame: Frame, records: Records | None) -> list[Need]:
+    def needs(frame: Frame, records: StoredRecords | None) -> list[Need]:
         found = [topic(name, permission) for field in topic_fields if (name := named(frame, field))]
         return found + [group(name) for field in group_fields if (name := named(frame, field))]
 
@@ -67,7 +67,7 @@ def fields(*, topics: Iterable[str] = (), groups: Iterable[str] = (), permission
 
 
 def _sends_to(field: str) -> Rule:
-    def needs(frame: Frame, records: Records | None) -> tuple[Need]:
+    def needs(frame: Frame, records: StoredRecords | None) -> tuple[Need]:
         name = frame.ext.get(field)
         name = name if type(name) is str else named(frame, field)
         return (_new_tuple(Need, (name, SUB if name.startswith(names.RETRY_PREFIX) else PUB)),)
@@ -75,47 +75,47 @@ def _sends_to(field: str) -> Rule:
     return needing(needs)
 
 
-def _heartbeat(frame: Frame, records: Records | None) -> Iterable[Need]:
+def _heartbeat(frame: Frame, records: StoredRecords | None) -> Iterable[Need]:
     for consumer in bodies.decode_heartbeat(frame.body).consumers:
         yield group(consumer.group)
         for subscription in consumer.subscriptions:
             yield topic(subscription.topic, SUB)
 
 
-def _locks(frame: Frame, records: Records | None) -> list[Need]:
+def _locks(frame: Frame, records: StoredRecords | None) -> list[Need]:
     request = group_bodies.decode_lock_request(frame.body)
     return [group(request.group), *(topic(name, SUB) for name in {queue.topic for queue in request.queues})]
 
 
-def _assignment(frame: Frame, records: Records | None) -> list[Need]:
+def _assignment(frame: Frame, records: StoredRecords | None) -> list[Need]:
     request = group_bodies.decode_assignment_request(frame.body)
     return [group(request.group), topic(request.topic, SUB)]
 
 
-def _client_check(frame: Frame, records: Records | None) -> list[Need]:
+def _client_check(frame: Frame, records: StoredRecords | None) -> list[Need]:
     return [group(group_bodies.decode_client_check(frame.body).group)]
 
 
-def _extents(frame: Frame, records: Records | None) -> list[Need]:
+def _extents(frame: Frame, records: StoredRecords | None) -> list[Need]:
     asked = named(frame, "consumerGroup")
     return [*(topic(name, ANY) for name in decode_topics(frame.body)), *([group(asked)] if asked else [])]
 
 
-def _corrected(frame: Frame, records: Records | None) -> list[Need]:
+def _corrected(frame: Frame, records: StoredRecords | None) -> list[Need]:
     """The topic and the groups that are compared. Without `filterGroups` those are all groups of the topic."""
     others = [name for name in named(frame, "filterGroups").split(",") if name]
     compared = named(frame, "compareGroup")
     return [topic(named(frame, "topic"), SUB), *(group(name) for name in (compared, *others) if name)]
 
 
-def _message_at(position: int, records: Records | None) -> list[Need]:
+def _message_at(position: int, records: StoredRecords | None) -> list[Need]:
     """The topic of a message that is named by its place in the log: of one that waits there, or has no outcome yet, the
     system topic that it waits in. A reader of its destination cannot tell whether it will ever be there."""
     record = records.record_at(position) if records is not None else None
     return [topic(record.topic, SUB)] if record is not None else []
 
 
-def _ended(frame: Frame, records: Records | None) -> list[Need]:
+def _ended(frame: Frame, records: StoredRecords | None) -> list[Need]:
     """The topic that a half message is meant for."""
     position = read(EndTransaction, frame.ext).commit_log_offset
     record = records.record_at(position) if records is not None else None
@@ -125,13 +125,13 @@ def _ended(frame: Frame, records: Records | None) -> list[Need]:
     return [topic(meant or record.topic, PUB)]
 
 
-def _sent_back(frame: Frame, records: Records | None) -> list[Need]:
+def _sent_back(frame: Frame, records: StoredRecords | None) -> list[Need]:
     """The message becomes one of the group: without its topic's permission, a group could fetch any message so."""
     header = read(SendBack, frame.ext)
     return [group(header.group), *_message_at(header.offset, records)]
 
 
-def _batch_ack(frame: Frame, records: Records | None) -> list[Need]:
+def _batch_ack(frame: Frame, records: StoredRecords | None) -> list[Need]:
     """The topic may be a group's retry topic, which needs the group's permissions."""
     acks = pop_bodies.decode_batch_acks(frame.body)
     return [need for ack in acks for need in (group(ack.group), topic(ack.topic, SUB))]

@@ -22,7 +22,8 @@ log = structlog.get_logger("rocketlet.turns")
 
 
 class Turns:
-    def __init__(self) -> None:
+    def __init__(self, turn_s: float = TURN_S) -> None:
+        self._turn_s = turn_s
         self._waiting: deque[Work[Any]] = deque()
         self._alone: set[str] = set()
         self._is_due = False
@@ -37,7 +38,7 @@ class Turns:
         """Does the work, now if there is time left in this turn and nothing else waits."""
         if not self._is_due:
             self._is_due = True
-            self._end_s = time.perf_counter() + TURN_S
+            self._end_s = time.perf_counter() + self._turn_s
             asyncio.get_running_loop().call_soon(self._turn)
         self._waiting.append(work)
         if len(self._waiting) == 1:
@@ -67,7 +68,7 @@ class Turns:
             await asyncio.sleep(0)
 
     def _turn(self) -> None:
-        self._end_s = time.perf_counter() + TURN_S
+        self._end_s = time.perf_counter() + self._turn_s
         self._go_on()
         self._is_due = bool(self._waiting)
         if self._is_due:

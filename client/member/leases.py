@@ -35,7 +35,7 @@ from ..wire.cluster import Cluster, by_broker, parts
 from ..wire.connection import Connection
 from .hand_overs import HandOvers
 from .heartbeats import Heartbeats
-from .locks import Locks
+from .locks import MemberLocks
 from .offsets import GroupOffsets
 
 log = get_logger("rocketlet.membership")
@@ -99,7 +99,7 @@ class Leases:
         self._settled = settled
         self.owned: dict[Queue, Lease] = {}
         self._suspended: set[Queue] = set()
-        self._locks = Locks(cluster, group, client_id)
+        self._locks = MemberLocks(cluster, group, client_id)
         self._releasing: dict[Queue, Lease] = {}
         self._unlocking: set[Queue] = set()  # the ones whose unlock is under way
         self._handing_over: dict[Queue, asyncio.Task[None]] = {}

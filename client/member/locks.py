@@ -31,7 +31,7 @@ from ..wire.connection import Connection
 log = get_logger("rocketlet.membership")
 
 
-class Locks:
+class MemberLocks:
     """The lock requests of one member of one group."""
 
     def __init__(self, cluster: Cluster, group: str, client_id: str) -> None:

@@ -10,7 +10,7 @@ from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
 from rocketlet.client.lease import Lease
 from rocketlet.client.member.hand_overs import HandOvers
-from rocketlet.client.member.locks import Locks
+from rocketlet.client.member.locks import MemberLocks
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import RequestCode
@@ -89,15 +89,15 @@ def line() -> Line:
 
 
 @pytest.fixture
-def locks(line: Line) -> Locks:
-    return Locks(cast("Cluster", line), "g", "me")
+def locks(line: Line) -> MemberLocks:
+    return MemberLocks(cast("Cluster", line), "g", "me")
 
 
-def lock(locks: Locks, line: Line, *queues: Queue) -> asyncio.Task[tuple[dict[Queue, Lease], dict[Queue, int]]]:
+def lock(locks: MemberLocks, line: Line, *queues: Queue) -> asyncio.Task[tuple[dict[Queue, Lease], dict[Queue, int]]]:
     return asyncio.create_task(locks.lock(cast("Connection", line), queues))
 
 
-async def test_a_lease_is_counted_from_the_sending_of_its_request(line: Line, locks: Locks, clock: Clock) -> None:
+async def test_a_lease_is_counted_from_the_sending_of_its_request(line: Line, locks: MemberLocks, clock: Clock) -> None:
     asking = lock(locks, line, A, B, C)
     request = await line.next()
     assert request == LockRequest("me", "g", (A, B, C), handover=True)
@@ -117,7 +117,7 @@ async def test_a_lease_is_counted_from_the_sending_of_its_request(line: Line, lo
 
 @pytest.mark.parametrize("fault", [REFUSED, GONE])
 async def test_only_a_refused_lock_leaves_no_doubt(
-    line: Line, locks: Locks, clock: Clock, fault: RocketletError
+    line: Line, locks: MemberLocks, clock: Clock, fault: RocketletError
 ) -> None:
     asking = lock(locks, line, A)
     await line.next()
@@ -132,7 +132,9 @@ async def test_only_a_refused_lock_leaves_no_doubt(
     assert locks.doubtful == set(), "the lock has ended by itself"
 
 
-async def test_a_queue_that_is_asked_for_twice_is_in_doubt_until_both_are_answered(line: Line, locks: Locks) -> None:
+async def test_a_queue_that_is_asked_for_twice_is_in_doubt_until_both_are_answered(
+    line: Line, locks: MemberLocks
+) -> None:
     first, second = lock(locks, line, A), lock(locks, line, A)
     await passed()
     line.asked.reverse()
@@ -147,7 +149,7 @@ async def test_a_lock_that_is_not_answered_is_given_up_and_stays_in_doubt(
     line: Line,
 ) -> None:
     line.limits = ClientLimits(lock_timeout_s=0.0)
-    locks = Locks(cast("Cluster", line), "g", "me")
+    locks = MemberLocks(cast("Cluster", line), "g", "me")
     with pytest.raises(RequestTimeout):
         await lock(locks, line, A)
     assert (locks.doubtful, locks.is_asked_for(A)) == ({A}, True)
@@ -161,7 +163,7 @@ async def test_a_lock_that_is_not_answered_is_given_up_and_stays_in_doubt(
     assert locks.doubtful == set()
 
 
-async def test_a_renewal_names_epochs_and_is_no_lock(line: Line, locks: Locks) -> None:
+async def test_a_renewal_names_epochs_and_is_no_lock(line: Line, locks: MemberLocks) -> None:
     renewing = asyncio.create_task(locks.renew(cast("Connection", line), [A, B], {A: 7}))
     assert await line.next() == LockRequest("me", "g", (A, B), handover=True, epochs={A: 7})
     assert (locks.is_asked_for(A), locks.is_asked_for(B)) == (False, True)
@@ -171,7 +173,7 @@ async def test_a_renewal_names_epochs_and_is_no_lock(line: Line, locks: Locks) -
 
 
 @pytest.mark.parametrize("epoch", [0, 7])
-async def test_an_unlock_frees_the_epoch_that_is_known(line: Line, locks: Locks, epoch: int) -> None:
+async def test_an_unlock_frees_the_epoch_that_is_known(line: Line, locks: MemberLocks, epoch: int) -> None:
     unlocking = asyncio.create_task(locks.unlock(A, epoch))
     request = await line.next(RequestCode.UNLOCK_BATCH_MQ)
     assert request == LockRequest("me", "g", (A,), handover=True, epochs={A: 7} if epoch else {})
@@ -183,7 +185,7 @@ async def test_an_unlock_frees_the_epoch_that_is_known(line: Line, locks: Locks,
 
 @pytest.mark.parametrize("fault", [REFUSED, GONE])
 async def test_an_unlock_that_has_no_answer_may_still_be_carried_out(
-    line: Line, locks: Locks, clock: Clock, fault: RocketletError
+    line: Line, locks: MemberLocks, clock: Clock, fault: RocketletError
 ) -> None:
     unlocking = asyncio.create_task(locks.unlock(A))
     await line.answer(fault)
@@ -196,7 +198,7 @@ async def test_an_unlock_that_has_no_answer_may_still_be_carried_out(
 
 
 async def test_an_unlock_without_an_answer_is_over_with_the_longest_lease(
-    line: Line, locks: Locks, clock: Clock
+    line: Line, locks: MemberLocks, clock: Clock
 ) -> None:
     unlocking = asyncio.create_task(locks.unlock(A))
     await line.answer(GONE)
@@ -205,7 +207,7 @@ async def test_an_unlock_without_an_answer_is_over_with_the_longest_lease(
     assert (locks.unlocking, locks.doubtful) == (set(), set())
 
 
-async def test_what_cannot_be_unlocked_stays_in_doubt(line: Line, locks: Locks) -> None:
+async def test_what_cannot_be_unlocked_stays_in_doubt(line: Line, locks: MemberLocks) -> None:
     line.is_known = False
     await locks.unlock(A)
     assert (locks.doubtful, locks.unlocking) == ({A}, set())
@@ -213,7 +215,7 @@ async def test_what_cannot_be_unlocked_stays_in_doubt(line: Line, locks: Locks) 
 
 @pytest.mark.parametrize("is_open", [False, True])
 async def test_the_end_unlocks_what_is_held_and_what_is_in_doubt_where_it_can(
-    line: Line, locks: Locks, *, is_open: bool
+    line: Line, locks: MemberLocks, *, is_open: bool
 ) -> None:
     line.is_open = is_open
     locks.doubt([A, B])

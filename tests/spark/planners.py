@@ -13,7 +13,7 @@ from rocketlet.protocol.headers import TopicName, write
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, Batch
-from rocketlet.spark.member import Member
+from rocketlet.spark.member import QueryMember
 from rocketlet.spark.options import stream_options
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.source import _planner
@@ -36,8 +36,8 @@ def opened(address: str, membership: bool, resumed: Batch = EMPTY, **given: str 
         planner.close()
 
 
-def member_of(planner: Planner) -> Member:
-    assert isinstance(planner._share, Member)
+def member_of(planner: Planner) -> QueryMember:
+    assert isinstance(planner._share, QueryMember)
     return planner._share
 
 

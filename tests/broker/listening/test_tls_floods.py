@@ -11,7 +11,7 @@ import pytest
 from rocketlet.broker.config import LIMITS, MAX_EMPTY_RECORDS, MAX_HELLO_BYTES, RECORD_BYTES, RECORDS_AT_ONCE
 from rocketlet.broker.listening import records as records_module
 from rocketlet.broker.listening.handshakes import Handshakes
-from rocketlet.broker.listening.records import Records
+from rocketlet.broker.listening.records import TlsRecords
 from rocketlet.broker.listening.tls import Tls
 from rocketlet.broker.remoting import dispatch
 from rocketlet.broker.remoting.connection import Connection
@@ -190,14 +190,14 @@ class Socket(asyncio.Transport):
 RECORD = b"\x17\x03\x03\x00\x16" + b"u" * 22  # as long as a key update
 
 
-def reading(data: float) -> tuple[Records, Decrypting, Socket]:
+def reading(data: float) -> tuple[TlsRecords, Decrypting, Socket]:
     connection, raw = peer(), Socket()
     connection.is_encrypted = True
     tls = Decrypting(connection, data)
-    return Records(raw, tls, connection, Turns().call, lambda: setattr(raw, "is_closed", True)), tls, raw
+    return TlsRecords(raw, tls, connection, Turns().call, lambda: setattr(raw, "is_closed", True)), tls, raw
 
 
-async def until_done(records: Records, raw: Socket) -> None:
+async def until_done(records: TlsRecords, raw: Socket) -> None:
     for _ in range(1000):
         if raw.is_closed or not records.held_bytes:
             return
@@ -242,7 +242,7 @@ async def test_records_may_be_cut_anywhere(size: int) -> None:
     assert (given, raw.is_closed) == (len(sent), False)
 
 
-async def until_done_or_cut(records: Records, raw: Socket) -> None:
+async def until_done_or_cut(records: TlsRecords, raw: Socket) -> None:
     """The rest is the beginning of a record's head at most."""
     for _ in range(1000):
         if records.held_bytes < 5:

@@ -22,10 +22,10 @@ from ...support.requests import SUBSCRIBED, SUSPEND, pull, send
 class Slow:
     """Lets no work have a turn, so that nothing is parsed, until it is let."""
 
-    def __init__(self, filters: filters.Filters, patch: pytest.MonkeyPatch) -> None:
-        self._filters = filters
+    def __init__(self, node: Node, patch: pytest.MonkeyPatch) -> None:
+        self._filters = node.broker.filters
         self._patch = patch
-        patch.setattr("rocketlet.broker.running.turns.TURN_S", -1)
+        patch.setattr(node.broker.turns, "_turn_s", -1)
 
     @property
     def asked(self) -> list[str]:
@@ -38,7 +38,7 @@ class Slow:
 @pytest.fixture
 def slow(node: Node) -> Iterator[Slow]:
     with pytest.MonkeyPatch.context() as patch:
-        yield Slow(node.broker.filters, patch)
+        yield Slow(node, patch)
 
 
 def filtered(expression: str, **fields: Any) -> dict[str, Any]:

@@ -130,7 +130,7 @@ async def test_a_search_looks_at_no_more_than_the_newest_messages(wire: Wire, mo
     assert (answer.code, "ask for an earlier time" in (answer.remark or "")) == (1, True)
 
 
-STANDING = "rocketlet.broker.running.turns.TURN_S", -1  # no work gets a turn
+STANDING = "_turn_s", -1  # no work gets a turn
 
 
 async def test_a_client_has_one_search_at_a_time_and_others_wait_in_line(
@@ -141,7 +141,7 @@ async def test_a_client_has_one_search_at_a_time_and_others_wait_in_line(
     await send(wire, b"here", properties="KEYS\x01k")
     searches = node.broker.searches
     with monkeypatch.context() as patch:
-        patch.setattr(*STANDING)
+        patch.setattr(node.broker.turns, *STANDING)
         asked = [wire.send(RequestCode.QUERY_MESSAGE, query("k")) for _ in range(200)]
         await eventually(lambda: sum(map(len, searches._waiting.values())) == 199)
         (first,) = node.server._connections
@@ -159,7 +159,8 @@ async def test_a_client_has_one_search_at_a_time_and_others_wait_in_line(
 
 
 async def test_clients_take_turns_with_their_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Line(Turns(), at_once=1, max_waiting=8)
+    turns = Turns()
+    line = Line(turns, at_once=1, max_waiting=8)
     done: list[str] = []
 
     def work(name: str) -> Work[None]:
@@ -167,7 +168,7 @@ async def test_clients_take_turns_with_their_searches(monkeypatch: pytest.Monkey
         done.append(name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(*STANDING)
+        patch.setattr(turns, *STANDING)
         for name in ("a1", "a2", "a3", "b1", "b2"):
             line.join(name[0], work(name))
     await eventually(lambda: len(done) == 5)
@@ -181,7 +182,7 @@ async def test_searches_that_wait_are_limited_at_their_edge_for_each_client(
     await send(wire, b"here", properties="KEYS\x01k")
     monkeypatch.setattr(node.broker.searches, "_max_waiting", 2)
     with monkeypatch.context() as patch:
-        patch.setattr(*STANDING)
+        patch.setattr(node.broker.turns, *STANDING)
         asked = [wire.send(RequestCode.QUERY_MESSAGE, query("k")) for _ in range(4)]
         refused = await wire.answer(asked.pop())
         assert (refused.code, "wait already" in (refused.remark or "")) == (1, True)
@@ -203,7 +204,7 @@ async def test_a_broker_that_stops_waits_for_no_search(node: Node, wire: Wire, m
 
     monkeypatch.setattr(searching.Search, "_look", counting)
     with monkeypatch.context() as patch:
-        patch.setattr(*STANDING)
+        patch.setattr(node.broker.turns, *STANDING)
         for _ in range(200):
             wire.send(RequestCode.QUERY_MESSAGE, query("k"))
         await eventually(lambda: sum(map(len, node.broker.searches._waiting.values())) == 199)
