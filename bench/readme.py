@@ -45,6 +45,12 @@ FRONT = (  # program, path, what README.md calls it, beside whom
     ("start", "ready", "start until the port answers", "Apache"),
     ("start", "memory, idle", "memory, idle", "Apache"),
     ("java", "64 threads, sends of 1 KB", "sends of Apache's Java client", "Apache"),
+    (
+        "java",
+        "our Producer on Apache's broker, 64 sends of 1 KB at a time",
+        "our `Producer` on Apache's broker, 64 at a time",
+        "Apache's Java producer",
+    ),
     ("foreign", "pulls of 32, JSON headers, 16 in flight", "pulls of Apache's Java client, 16 at a time", "Apache"),
     ("spark", "rows read, 4 queues", "Spark reads 4 queues", "Kafka"),
     ("spark", "rows read, 64 queues", "Spark reads 64 queues", "Kafka"),
