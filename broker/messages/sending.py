@@ -7,7 +7,7 @@ The messages of one socket read are staged one by one and stored together, by on
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ...protocol import names
@@ -303,16 +303,18 @@ class Sending:
         return props.appended(header.properties, props.CLUSTER, self._cluster).encode()
 
 
-def _short(body: bytes, shared: bytes) -> Iterator[Piece]:
-    """A batch that others wait for. Raises LongBatch."""
+def _short(body: bytes, shared: bytes) -> list[Piece]:
+    """A batch that others wait for. Raises LongBatch, before any record is made."""
     if len(body) > BATCH_TURN_BYTES:
         raise LongBatch
+    pieces: list[Piece] = []
     messages = 0
     for piece in split(body, shared):
         messages += len(piece.flags)
         if messages > BATCH_TURN_MESSAGES:
             raise LongBatch
-        yield piece
+        pieces.append(piece)
+    return pieces
 
 
 def too_large(what: str, body: bytes) -> Refusal:
