@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..client.admin.admin_client import AdminClient
+from ..client.config import SHORT_LAG_S
 from ..client.errors import TopicNotFound
 from ..protocol import names
 from ..protocol.admin_answers import GroupConnections
@@ -46,8 +47,9 @@ class GroupSample:
 
     @property
     def caught_up(self) -> str:
-        """When it will have no lag if it goes on as in the last CATCH_UP_S."""
-        if not self.lag:
+        """When it will have no lag if it goes on as in the last CATCH_UP_S. A lag read in a moment is that of messages
+        under way."""
+        if self.lag <= SHORT_LAG_S * (self.rate or 0):
             return "now"
         recent = [point for point in self.lags if point[0] >= self.lags[-1][0] - CATCH_UP_S * 1000]
         if len(recent) < 2:

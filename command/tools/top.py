@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...client.admin.admin_client import AdminClient
+from ...client.config import SHORT_LAG_S
 from ...client.errors import RocketletError
 from ...client.wire.side_by_side import side_by_side
 from ..config import MAX_TOP_ROWS, TOP_INTERVAL_S
@@ -84,7 +85,7 @@ def _show(output: Output, before: Look, look: Look) -> None:
     for row in look.groups:
         row["out_per_s"] = _rate(before.read, look.read, row["group"], took_s)
         sent_per_s = row["out_per_s"] + (row["lag"] - _lag(before, row["group"], row["lag"])) / took_s
-        row["caught_up_in"] = _caught_up(row["lag"], row["out_per_s"] - sent_per_s)
+        row["caught_up_in"] = _caught_up(row["lag"], row["out_per_s"], row["out_per_s"] - sent_per_s)
     topics = sorted(look.topics, key=lambda row: (-row["in_per_s"], row["topic"]))[:MAX_TOP_ROWS]
     groups = sorted(look.groups, key=lambda row: (-row["lag"], row["group"]))[:MAX_TOP_ROWS]
     if sys.stdout.isatty() and not output.as_json:
@@ -104,9 +105,9 @@ def _lag(before: Look, group: str, default: int) -> int:
     return next((int(row["lag"]) for row in before.groups if row["group"] == group), default)
 
 
-def _caught_up(lag: int, gains_per_s: float) -> str:
-    """`gains_per_s`: by how much the lag shrinks."""
-    if not lag:
+def _caught_up(lag: int, out_per_s: int, gains_per_s: float) -> str:
+    """`gains_per_s`: by how much the lag shrinks. A lag that is read in a moment is that of messages under way."""
+    if lag <= SHORT_LAG_S * out_per_s:
         return "now"
     if gains_per_s <= 0:
         return "never, at this rate"

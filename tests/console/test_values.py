@@ -77,6 +77,14 @@ def test_a_group_is_caught_up_when_its_lag_goes_on_shrinking(lags: list[tuple[in
     assert sample.caught_up == told
 
 
+@pytest.mark.parametrize(("lag", "told"), [(50, "now"), (51, "not at this rate")])
+def test_messages_under_way_are_no_lag_to_catch_up(lag: int, told: str) -> None:
+    sample = GroupSample("g", 10_000, 1, (), lag)
+    sample.lags.extend([(0, 1), (10_000, lag)])
+    sample.reads.extend([(0, 0), (10_000, 100)])
+    assert sample.caught_up == told
+
+
 def test_a_lease_that_is_older_than_all_events_is_told_by_the_owners_of_now() -> None:
     queues = [Queue("t", "b", number) for number in range(3)]
     events = [lease(100, "unlocked", "A", 1, 1), lease(110, "locked", "B", 2, 1)]
