@@ -4,6 +4,7 @@ access, calls, frames, guided, sockets   requests of strangers, and fuzzed ones,
 forge, cost, stalls, exhaustion, descriptors   bodies that look like records; bytes that cost; what runs out
 disk, files, power, kill, pop   disks that fail, damaged folders, power cuts, SIGKILL
 chaos, balance, handlers, waiting   members, Java members, handlers that do anything, messages that wait
+move        everybody moves to Apache's broker and back, with steps that are killed
 incidents   incidents of operators, and which tool names them
 mutants     small mistakes in the source, which tests must find
 planted     fixes taken out one by one, which campaigns must find
@@ -16,6 +17,6 @@ _guided, _member, _process   processes: libFuzzer, a member, a broker
 _incidents, _well   clusters: ill and well
 _ledger, _lost_end, _timed   what a store acknowledged, the damage of a power cut, messages sent to a time
 _checks, _operators, _reasons   tests in forks, mistakes, and why some may survive
-_removal, _removals, _request_removals, _waiting_removals   fixes that can be taken out
+_removal, _removals, _request_removals, _shared_removals, _waiting_removals   fixes that can be taken out
 _subjects   the parsers whose cost is measured
 """

@@ -54,6 +54,7 @@ from rocketlet.protocol.signature import Signer
 
 from ._removal import Change, Lines, Removal
 from ._request_removals import REQUESTS
+from ._shared_removals import SHARED
 from ._waiting_removals import WAITING
 
 PLANT = "ROCKETLET_CAMPAIGN_PLANT"  # the removal, for processes that a campaign starts
@@ -418,6 +419,7 @@ REMOVALS: dict[str, Removal] = {
         "registrations",
     ),
     **REQUESTS,
+    **SHARED,
     **WAITING,
 }  # fmt: skip
 

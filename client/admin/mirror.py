@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -55,6 +55,7 @@ _KEPT: Final = frozenset((props.TAGS, props.KEYS))
 _COMPRESSION: Final = SYS_COMPRESSED | SYS_COMPRESSION_MASK
 _AWAY = (ConnectionFailed, RequestTimeout, TopicNotFound, BrokerRefused)
 _BUSY = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.TOPIC_NOT_EXIST))
+_NOTHING: Final = Range(0, 0, 0)
 
 
 class Way(Enum):
@@ -95,6 +96,21 @@ class QueueCopy:
     copied: int = 0
     dropped: int = 0
     """Originals that were deleted before they were copied."""
+    span: Range = _NOTHING
+    """The source's messages, when they were last looked at."""
+
+    @property
+    def done(self) -> int:
+        return min(max((self.next or 0) - self.span.begin, 0), self.span.end - self.span.begin)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How many of a topic's messages are over there, also from earlier times, and how many there are."""
+
+    topic: str
+    done: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +164,7 @@ class Mirror:
         self._stack = AsyncExitStack()
         self._busy = asyncio.Semaphore(MIRROR_QUEUES_AT_ONCE)
         self._progress: dict[tuple[str, Queue], int] = {}
+        self._copying = ""
         self.copies: dict[Queue, QueueCopy] = {}
         self.offsets: dict[tuple[str, Queue], int] = {}
         """The offsets set at the target, by its group and queue."""
@@ -164,9 +181,8 @@ class Mirror:
     async def __aexit__(self, *exception: object) -> None:
         await self._stack.aclose()
 
-    async def run(self, *, follow: bool = False, on_round: Callable[[], None] = lambda: None) -> None:
-        """Copies the present messages, then the progress of groups; with `follow` goes on until it is cancelled. `on_round`
-        is called after each round."""
+    async def run(self, *, follow: bool = False) -> None:
+        """Copies the present messages, then the progress of groups; with `follow` goes on until it is cancelled."""
         deadline_s, copied, told = 0.0, -1, ""
         while True:
             try:
@@ -190,7 +206,6 @@ class Mirror:
                     copy.next = None
                 await asyncio.sleep(self._limits.mirror_backoff_s)
                 continue
-            on_round()
             if not follow:
                 return
             told = ""
@@ -199,6 +214,13 @@ class Mirror:
     @property
     def _copied(self) -> int:
         return sum(copy.copied for copy in self.copies.values())
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the topic is that is copied, or was the last one; None before the first."""
+        copies = [copy for copy in self.copies.values() if copy.source.topic == self._copying]
+        total = sum(copy.span.end - copy.span.begin for copy in copies)
+        return Progress(self._copying, sum(copy.done for copy in copies), total) if copies else None
 
     async def waiting(self) -> Waiting:
         """The messages at the source that will not be copied as they are."""
@@ -224,8 +246,9 @@ class Mirror:
 
     async def _copy(self, topic: Topic) -> None:
         targets = await self._queues_over_there(topic)
+        self._copying = topic.name
         for source, target in zip(topic.ranges, targets, strict=True):
-            self.copies.setdefault(source, QueueCopy(source, target))
+            self.copies.setdefault(source, QueueCopy(source, target)).span = topic.ranges[source]
         # all of them end before anything is tried again: two copies of a queue at once would mix
         ended = await asyncio.gather(
             *(self._copy_queue(self.copies[source], span) for source, span in topic.ranges.items()),

@@ -25,7 +25,7 @@ from ..errors import ConfigError, TopicNotFound
 from ..wire.access import Access
 from .admin_client import AdminClient
 from .delayed import delayed
-from .mirror import Mirror, Way
+from .mirror import Mirror, Progress, Way
 from .origins import Origin, origin_of
 
 Say = Callable[[str], None]
@@ -86,6 +86,7 @@ class Move:
         self._source = AdminClient(source, access=source_access, limits=limits)
         self._target = AdminClient(target, access=target_access, limits=limits)
         self._stack = AsyncExitStack()
+        self._mirror: Mirror | None = None
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self._source)
@@ -94,6 +95,11 @@ class Move:
 
     async def __aexit__(self, *exception: object) -> None:
         await self._stack.aclose()
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the topic is that is copied, or was the last one."""
+        return self._mirror.progress if self._mirror is not None else None
 
     # Planning
 
@@ -161,9 +167,9 @@ class Move:
                 source_access=self._access[0],
                 target_access=self._access[1],
                 limits=self._limits,
-            ) as mirror:
-                await mirror.run()
-            copied += sum(copy.copied for copy in mirror.copies.values())
+            ) as self._mirror:
+                await self._mirror.run()
+            copied += sum(copy.copied for copy in self._mirror.copies.values())
         return copied
 
     async def _open(self, topics: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Iterable
 from datetime import datetime
 
@@ -13,6 +12,7 @@ from ...client.errors import RocketletError
 from ...client.signals import stop_signal
 from ...protocol.counting import counted
 from ..plumbing.access import access_of, add_client_options
+from ..plumbing.bar import drawn
 from ..plumbing.numbers import whole
 from ..plumbing.output import Output, complain
 
@@ -69,7 +69,8 @@ async def _mirror(options: argparse.Namespace) -> int:
             source_access=access_of(options, _FROM),
             target_access=access_of(options, _TO),
         ) as mirror:
-            await _run(mirror, follows=options.follow)
+            async with drawn(lambda: mirror.progress):
+                await _run(mirror, follows=options.follow)
             _report(mirror, await mirror.waiting(), Output(as_json=options.json))
     except (RocketletError, OSError) as error:
         complain(error)
@@ -78,17 +79,10 @@ async def _mirror(options: argparse.Namespace) -> int:
 
 
 async def _run(mirror: Mirror, *, follows: bool) -> None:
-    shown = sys.stderr.isatty()
-
-    def show() -> None:
-        if shown:
-            copied = sum(copy.copied for copy in mirror.copies.values())
-            print(f"\r{counted(copied, 'message')} copied", end="", file=sys.stderr, flush=True)
-
     if not follows:
-        await mirror.run(on_round=show)
+        await mirror.run()
         return
-    running = asyncio.create_task(mirror.run(follow=True, on_round=show))
+    running = asyncio.create_task(mirror.run(follow=True))
     stopping = asyncio.create_task(stop_signal())
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
     for task in (running, stopping):

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from ...client.admin.move import Move, Plan
 from ...client.errors import RocketletError
 from ..plumbing.access import access_of, add_client_options
+from ..plumbing.bar import clear, drawn
 from ..plumbing.output import Output, complain
 
 _FROM, _TO = "from-", "to-"
@@ -43,6 +44,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 async def _move(options: argparse.Namespace) -> int:
     output = Output(as_json=options.json)
+
+    def say(text: str) -> None:
+        clear()
+        output.text(text)
+
     try:
         async with Move(
             options.source,
@@ -50,7 +56,7 @@ async def _move(options: argparse.Namespace) -> int:
             returns=options.back,
             source_access=access_of(options, _FROM),
             target_access=access_of(options, _TO),
-            say=output.text,
+            say=say,
         ) as move:
             return await _step(options, move, output)
     except (RocketletError, OSError) as error:
@@ -60,7 +66,8 @@ async def _move(options: argparse.Namespace) -> int:
 
 async def _step(options: argparse.Namespace, move: Move, output: Output) -> int:
     if options.group:
-        taken = await move.take(options.group)
+        async with drawn(lambda: move.progress):
+            taken = await move.take(options.group)
         output.records(("name", "lag", "retries", "dead"), [asdict(taken)])
         output.text(f"start the members of {options.group} with {options.target} now")
         return 0
@@ -69,12 +76,16 @@ async def _step(options: argparse.Namespace, move: Move, output: Output) -> int:
         _show(plan, output)
         return 1 if plan.blocks else 0
     if options.producers:
-        output.records(("copied",), [{"copied": await move.close()}])
+        async with drawn(lambda: move.progress):
+            copied = await move.close()
+        output.records(("copied",), [{"copied": copied}])
         output.text(f"{options.source} takes no more messages: start the producers with {options.target} now,")
         output.text("then move group by group: --group " + ", --group ".join(group.name for group in plan.groups))
         return 0
     _show(plan, output)
-    output.records(("copied",), [{"copied": await move.copy()}])
+    async with drawn(lambda: move.progress):
+        copied = await move.copy()
+    output.records(("copied",), [{"copied": copied}])
     output.text("everything that could be copied is over there, too; repeat this as you like, then --producers")
     return 0
 

@@ -21,7 +21,7 @@ from rocketlet.client import (
     TopicNotFound,
 )
 from rocketlet.client.admin import mirror as mirror_module
-from rocketlet.client.admin.mirror import Begin, Mirror, Waiting
+from rocketlet.client.admin.mirror import Begin, Mirror, Progress, Waiting
 from rocketlet.client.admin.origins import ORIGIN
 from rocketlet.client.config import ClientLimits
 from rocketlet.protocol.batch import BatchEntry
@@ -364,3 +364,28 @@ async def test_what_cannot_be_mirrored_is_refused(rocketlet: Broker, there: Brok
     if message.queue.queue_id < 2:
         with pytest.raises(ConfigError, match="brokers of one side have changed"):
             await mirrored(rocketlet, there)
+
+
+async def test_it_says_how_far_it_is_also_when_it_goes_on(
+    rocketlet: Broker, there: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rocketlet.create_topic("orders", queues=2)
+    async with Producer(rocketlet.address) as producer:
+        for number in range(10):
+            await producer.send("orders", b"%d" % number)
+    async with Mirror(rocketlet.address, there.address) as mirror:
+        assert mirror.progress is None
+        await mirror.run()
+        assert mirror.progress == Progress("orders", 10, 10)
+    async with Producer(rocketlet.address) as producer:
+        await producer.send("orders", b"more")
+    async with Mirror(rocketlet.address, there.address) as mirror:
+        store, seen = mirror._producer.send_stored, []
+
+        async def noting(*arguments: Any) -> Any:
+            seen.append(mirror.progress)
+            return await store(*arguments)
+
+        monkeypatch.setattr(mirror._producer, "send_stored", noting)
+        await mirror.run()
+    assert seen == [Progress("orders", 10, 11)]

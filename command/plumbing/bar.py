@@ -1,0 +1,55 @@
+"""A bar on a terminal that says how far a copy is. Nothing is drawn elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from ...client.admin.mirror import Progress
+from .output import printable
+
+WIDTH = 30
+DRAWN_EVERY_S = 0.2
+_CLEAR = "\r\x1b[K"
+
+
+def bar(progress: Progress) -> str:
+    share = progress.done / progress.total if progress.total else 1.0
+    filled = int(WIDTH * share)
+    counts = f"{progress.done:,} of {progress.total:,}"
+    return f"{printable(progress.topic)} [{'#' * filled}{'-' * (WIDTH - filled)}] {int(100 * share)} %, {counts}"
+
+
+def clear() -> None:
+    """Before other text is printed."""
+    if sys.stderr.isatty():
+        print(_CLEAR, end="", file=sys.stderr, flush=True)
+
+
+@asynccontextmanager
+async def drawn(progress: Callable[[], Progress | None]) -> AsyncIterator[None]:
+    """Draws the bar while the body runs. The last one stays."""
+
+    def draw(end: str = "") -> None:
+        now = progress()
+        if now is not None:
+            print(_CLEAR + bar(now), end=end, file=sys.stderr, flush=True)
+
+    async def draw_forever() -> None:
+        while True:
+            draw()
+            await asyncio.sleep(DRAWN_EVERY_S)
+
+    if not sys.stderr.isatty():
+        yield
+        return
+    drawing = asyncio.create_task(draw_forever())
+    try:
+        yield
+    finally:
+        drawing.cancel()
+        with suppress(asyncio.CancelledError):
+            await drawing
+        draw("\n")
