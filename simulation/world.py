@@ -14,12 +14,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import random
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -270,14 +271,11 @@ class World:
         await _done_or_dead(task, member.process)
 
     async def _enter(self, member: Member | ForeignMember) -> None:
-        while True:
-            try:
-                await member.join()
-                return
-            except RocketletError as error:
-                self.note(f"{member.name} cannot join: {error}")
-                member.has_left = True
-                return
+        try:
+            await member.join()
+        except RocketletError as error:
+            self.note(f"{member.name} cannot join: {error}")
+            member.has_left = True
 
     async def leave(self, member: Member | ForeignMember) -> None:
         self.note(f"{member.name} leaves")
@@ -440,11 +438,8 @@ class World:
 
     def _balance_fault(self) -> str | None:
         for topic in self.topics:
-            shares = [
-                sum(queue.topic == topic for queue in member.assignment())
-                for member in self.living()
-                if topic in member.topics
-            ]
+            members = [member for member in self.living() if topic in member.topics]
+            shares = [sum(queue.topic == topic for queue in member.assignment()) for member in members]
             if max(shares) - min(shares) > 1:
                 return f"the shares of {topic} are {shares}"
         return None
@@ -454,8 +449,11 @@ async def _done_or_dead(task: asyncio.Task[None], process: Process) -> None:
     """Returns when the task is done, or will never be."""
     while not task.done() and not process.is_dead:
         await asyncio.wait({task}, timeout=1)
+    coroutine = task.get_coro()
     if task.done():
         task.result()
+    elif isinstance(coroutine, Coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+        coroutine.close()  # the process ended before the task began
 
 
 def simulate(seed: int, scenario: str | None = None, kind: type[World] = World) -> World:
