@@ -1,4 +1,7 @@
-"""Files that users name, such as certificates. A pipe is refused, because its reader would wait, and so is a large file."""
+"""Files that users name, such as certificates. A pipe is refused, because its reader would wait, and so is a large file.
+
+A file that is written anew each time is locked by a file beside it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,12 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def check_file(path: str | Path, max_bytes: int) -> None:
@@ -25,6 +34,21 @@ def read_file(path: str | Path, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise OSError(errno.EFBIG, f"it grew beyond {max_bytes} bytes while it was read", str(path))
     return data
+
+
+def locked_beside(path: Path) -> BinaryIO:
+    """`PATH.lock`, locked until it is closed or the process ends. Raises BlockingIOError if somebody else has it. Where no
+    file can be locked, it is opened only."""
+    file = path.with_name(f"{path.name}.lock").open("ab")
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise
+    except OSError:
+        pass  # some network file systems lock nothing
+    return file
 
 
 def _check(found: os.stat_result, path: str | Path, max_bytes: int) -> None:

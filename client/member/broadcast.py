@@ -7,11 +7,11 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
-from ...host.files import read_file
+from ...host.files import locked_beside, read_file
 from ...host.version import own_version
 from ...protocol.allocation import subscribe_queues
 from ...protocol.bodies import ConsumerData, Heartbeat
@@ -35,7 +35,8 @@ log = get_logger("rocketlet.broadcast")
 class Broadcast:
     """Stands where `Membership` stands in a clustering consumer, without rebalance and locks.
 
-    offsets_file: where this member's offsets are kept between runs; without one every run starts anew.
+    offsets_file: where this member's offsets are kept between runs; without one every run starts anew. It is locked while the
+    member runs: two that write one file would each go on, when they start again, where the other was.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Broadcast:
         self._start = start
         self._file = None if offsets_file is None else Path(os.path.realpath(offsets_file))  # a link stays one
         self._offsets = _load(offsets_file)
+        self._lock: BinaryIO | None = None
         self._at_joining: frozenset[Queue] = frozenset()
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
@@ -67,6 +69,8 @@ class Broadcast:
         cluster.listen(on_change=lambda topic: self._wake.set(), on_lost=lambda address: self._wake.set())
 
     async def join(self) -> None:
+        self._lock = _locked(self._file)
+        self._offsets = _load(self._file)  # another member may have kept its offsets since
         for topic in self._subscriptions:
             await self._cluster.find_route(topic)
         self._at_joining = frozenset(
@@ -80,7 +84,7 @@ class Broadcast:
         self._tasks = [asyncio.create_task(self._keep_up(), name="broadcast")]
 
     async def leave(self) -> None:
-        await self.abandon()
+        await cancelled(self._tasks)
         try:
             for queue in list(self.owned):
                 del self.owned[queue]
@@ -90,10 +94,16 @@ class Broadcast:
                 self._user.lose_queue(queue)
         finally:  # also if cancelled
             self._save()
+            self._unlock()
 
     async def abandon(self) -> None:
         """Like `Membership.abandon`."""
         await cancelled(self._tasks)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def unsettled(self) -> str:
         """Why the member is not settled, in words; empty if it is."""
@@ -181,6 +191,20 @@ class Broadcast:
         temporary = self._file.with_name(f"{self._file.name}.new")  # another file's has another name
         temporary.write_bytes(orjson.dumps(value))
         os.replace(temporary, self._file)
+
+
+def _locked(path: Path | None) -> BinaryIO | None:
+    if path is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return locked_beside(path)
+    except BlockingIOError:
+        raise ConfigError(
+            f"offsets_file: {path} is in use by another member; each member needs a file of its own"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"offsets_file: {path} cannot be written: {error}") from None
 
 
 def _load(path: Path | str | None) -> dict[Queue, int]:

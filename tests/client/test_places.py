@@ -165,6 +165,31 @@ async def test_broadcasting_gives_every_member_every_message(node: Node, wire: W
         await eventually(lambda: len(again.messages) == 1)
 
 
+async def test_two_members_with_one_file_of_offsets_are_refused(node: Node, wire: Wire, tmp_path: Path) -> None:
+    await create_topic(wire, "t")
+    file = tmp_path / "caches" / "offsets.json"
+    options: dict[str, Any] = {"broadcasting": True, "offsets_file": file, "start": "first"}
+    async with Consumer(node.address, "g", "t", **options) as first:
+        second = Consumer(node.address, "g", "t", **options)
+        with pytest.raises(ConfigError, match=r"offsets.json is in use by another member"):
+            await second.start()
+        assert not first.has_ended
+    await fill(node, 1)
+    again = Inbox()
+    async with Consumer(node.address, "g", "t", again, **options):
+        await eventually(lambda: len(again.messages) == 1)
+
+
+async def test_a_member_whose_file_of_offsets_cannot_be_written_does_not_start(
+    node: Node, wire: Wire, tmp_path: Path
+) -> None:
+    await create_topic(wire, "t")
+    (tmp_path / "offsets.json.lock").mkdir()
+    with pytest.raises(ConfigError, match=r"offsets_file: .* cannot be written"):
+        async with Consumer(node.address, "g", "t", broadcasting=True, offsets_file=tmp_path / "offsets.json"):
+            pass
+
+
 @pytest.mark.parametrize(
     "kept", ["{", "", "{}", '""', "5", "[[1]]", '[["t","b",0,"5"]]', '[["t","b","0",5]]', '[["t","b",0,-1]]']
 )
