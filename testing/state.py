@@ -39,13 +39,17 @@ def messages(broker: Broker, topic: str, *, key: str | None = None, waiting_for:
 
 
 def committed(broker: Broker, group: str, topic: str) -> dict[int, int]:
+    """Raises UnknownGroup, and ValueError if each member has every message."""
     _check_group(broker, group)
+    _check_offsets(broker, group)
     return dict(broker.offsets.of(group, topic))
 
 
 def lag(broker: Broker, group: str, topic: str) -> int:
-    """Raises UnknownGroup and UnknownTopic: a mistyped name has no lag, either."""
+    """Raises UnknownGroup and UnknownTopic, for a mistyped name has no lag, either; and ValueError if each member has every
+    message."""
     _check_group(broker, group)
+    _check_offsets(broker, group)
     if broker.topics.get(topic) is None:
         raise UnknownTopic(f"the broker has no topic {topic}; it has: {', '.join(sorted(topics(broker))) or 'none'}")
     return _lag(broker, group, topic)
@@ -60,8 +64,18 @@ def _lag(broker: Broker, group: str, topic: str) -> int:
     )
 
 
+def _check_offsets(broker: Broker, group: str) -> None:
+    found = broker.groups.get(group)
+    if found is not None and found.members and found.message_model == "BROADCASTING":
+        raise ValueError(
+            f"each member of {group} gets every message and keeps its own offsets, of which the broker knows nothing; "
+            "wait for what your handlers do"
+        )
+
+
 def consumed_fault(broker: Broker, group: str, topic: str) -> str:
-    """Why the group has not consumed the topic; empty if it has."""
+    """Why the group has not consumed the topic; empty if it has. Raises ValueError if each member has every message."""
+    _check_offsets(broker, group)
     missing = _lag(broker, group, topic)
     if missing:
         return f"{counted(missing, f'message of {topic} is', f'messages of {topic} are')} not consumed by {group}"

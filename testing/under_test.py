@@ -85,7 +85,8 @@ class BrokerUnderTest(ABC):
         return await settled(self.address, group, members=members, timeout_s=timeout_s)
 
     async def consumed(self, group: str, topic: str, *, timeout_s: float = WAIT_S) -> None:
-        """Returns when the group has committed every message of the topic. Raises TimeoutError, which says how many lack."""
+        """Returns when the group has committed every message of the topic. Raises TimeoutError, which says how many lack, and
+        ValueError for a group whose members each get every message: they commit nothing to the broker."""
         await self.until(
             lambda: not self._consumed_fault(group, topic),
             timeout_s=timeout_s,
@@ -143,11 +144,12 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """The group's offset by queue id. Raises UnknownGroup."""
+        """The group's offset by queue id. Raises UnknownGroup, and ValueError as `consumed` does."""
 
     @abstractmethod
     def lag(self, group: str, topic: str) -> int:
-        """Messages of the topic that the group has not committed. Raises UnknownGroup and UnknownTopic."""
+        """Messages of the topic that the group has not committed. Raises UnknownGroup, UnknownTopic, and ValueError as
+        `consumed` does."""
 
     @abstractmethod
     def owners(self, group: str) -> dict[Queue, str]:

@@ -35,6 +35,19 @@ async def test_waiting_for_a_mistyped_name_ends_with_it(group: str, topic: str, 
             await broker.until(lambda: broker.lag(group, topic) == 0, timeout_s=0.01)
 
 
+async def test_a_group_whose_members_each_get_everything_has_no_lag_that_a_broker_knows() -> None:
+    async with Broker() as broker, Producer(broker.address) as producer:
+        await producer.send("t", b"x")
+        async with Consumer(broker.address, "caches", "t", lambda message: None, start="first", broadcasting=True):
+            for about in (broker.lag, broker.committed):
+                with pytest.raises(
+                    ValueError, match="each member of caches gets every message and keeps its own offsets"
+                ):
+                    about("caches", "t")
+            with pytest.raises(ValueError, match="wait for what your handlers do"):
+                await broker.consumed("caches", "t")
+
+
 async def test_a_mistyped_request_was_not_asked_never() -> None:
     async with Broker() as broker:
         assert broker.requests_of("SEND_MESSAGE_V2") == []
