@@ -179,7 +179,7 @@ async def test_a_queue_that_stands_is_named(nodes: Nodes, connect: Connect, capl
 async def test_a_handler_that_blocks_the_loop_is_named_and_its_queue_goes_on(
     nodes: Nodes, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever else goes on just then: each second in which nothing ran is seen."""
+    """Each second in which nothing ran is seen, even if other work goes on just then."""
     node = await nodes.start()
     await create_topic(await connect(node.address), "t", 1)
     handled: list[bytes] = []
