@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from rocketlet.client import Consumer, Message, Producer
@@ -211,23 +212,11 @@ async def test_a_member_that_loses_a_queue_while_it_hands_it_over_tells_its_hand
         begun.append(message)
         await ends.wait()
 
-    async with Consumer(
-        cluster.home.address,
-        "g",
-        "t",
-        handle,
-        start="first",
-        limits=ClientLimits(lease_tick_s=0.01, lock_interval_s=0.01),
-    ) as giver:
+    limits = ClientLimits(lease_tick_s=0.01, lock_interval_s=0.01)
+    member = partial(Consumer, cluster.home.address, "g", "t", handle, start="first", limits=limits)
+    async with member() as giver:
         await eventually(lambda: len(begun) == len(QUEUES))
-        async with Consumer(
-            cluster.home.address,
-            "g",
-            "t",
-            handle,
-            start="first",
-            limits=ClientLimits(lease_tick_s=0.01, lock_interval_s=0.01),
-        ):
+        async with member():
             await handing_over(giver)
             (moves,) = (queue for queue in leases(giver).releasing if queue.topic == "t")
             (message,) = (message for message in begun if message.queue == moves)

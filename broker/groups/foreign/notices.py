@@ -79,8 +79,8 @@ class Notices:
 
     def when_sure(self, name: str, session: Session, go_on: Callable[[], None]) -> bool:
         """Whether a member's question for the list waits, because another broker may have given it a newer one than is known
-        here: by the older one it would take queues back that others read. `go_on` is called when that is known, or after so
-        long that the client asks again by itself."""
+        here: by the older one it would take queues back that others read. `go_on` is called when that is known, and at
+        the latest after `list_wait_s`."""
         drain = self._drains.get(name)
         if drain is None or session in drain.asking or not self._is_unsure(name, drain, session):
             return False
