@@ -61,9 +61,9 @@ from .messages.timers import Timers
 from .messages.topics import Topics
 from .messages.transactions import Transactions
 from .nameserver.routes import Routes
-from .pops.division import Members
+from .pops.division import OtherReaders
 from .pops.mixed import Mixed
-from .pops.pools import Source
+from .pops.pools import PopSource
 from .pops.pops import Pops
 from .pops.settling import Keeping
 from .running.device import Device
@@ -244,12 +244,12 @@ class Broker:
         return Draining(self.groups, self.watch, self.held_pulls, self.engine, outside, self.limits)
 
     def _make_pops(self, broker_name: str, frames: Frames) -> Pops:
-        source = Source(self.topics, self.appender, self.offsets, self.group_configs)
+        source = PopSource(self.topics, self.appender, self.offsets, self.group_configs)
         keeping = Keeping(frames, self.when_kept)
         return Pops(broker_name, source, keeping, self._popping_members(), self.clock, self.limits)
 
-    def _popping_members(self) -> Members:
-        return Members(
+    def _popping_members(self) -> OtherReaders:
+        return OtherReaders(
             self.groups,
             self.locks,
             self.watch,

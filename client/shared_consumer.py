@@ -35,7 +35,7 @@ from .member.heartbeats import Heartbeats
 from .message import Message
 from .options import SharedOptions, most_retries
 from .sending.requests import is_awaited, reply_failure
-from .sharing.deliveries import Delivery
+from .sharing.deliveries import SharedDelivery
 from .sharing.popping import Wanted
 from .sharing.sharing import Sharing
 from .sharing.working import Workers
@@ -135,7 +135,7 @@ class SharedConsumer(AnyConsumer):
         retry = self._options["retry"]
         return RetryLater(reason=reason_of(error)) if retry is None else retry.outcome(message, error)
 
-    def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
+    def _settle(self, delivery: SharedDelivery, outcome: Outcome) -> None:
         assert self._sharing is not None
         message = delivery.message
         if outcome is not None and is_awaited(message):

@@ -8,24 +8,24 @@ from typing import Any
 from rocketlet.broker.consuming.commits import Commits
 from rocketlet.broker.pops.book import Book
 from rocketlet.broker.pops.deadlines import Deadlines
-from rocketlet.broker.pops.deliveries import Deliveries
+from rocketlet.broker.pops.deliveries import QueueDeliveries
 from rocketlet.broker.pops.division import Division
 from rocketlet.broker.pops.handles import decode_handle
 from rocketlet.broker.pops.pool import Pool
 from rocketlet.broker.pops.pools import Pools
 from rocketlet.broker.pops.pops import Pops
 from rocketlet.broker.pops.states import Delivery
-from rocketlet.broker.pops.values import Changed, Outcome
+from rocketlet.broker.pops.values import AckStatus, Changed
 
 
-def _ack_forgotten(self: Book, deliveries: Deliveries, done: Iterable[Delivery]) -> None:
+def _ack_forgotten(self: Book, deliveries: QueueDeliveries, done: Iterable[Delivery]) -> None:
     """Acknowledgements are not on the disk when they are answered."""
 
 
 _put = Deadlines.put
 
 
-def _deadline_lost(self: Deadlines, deliveries: Deliveries, batch: Sequence[Delivery], at_s: float) -> None:
+def _deadline_lost(self: Deadlines, deliveries: QueueDeliveries, batch: Sequence[Delivery], at_s: float) -> None:
     """Nobody looks after messages that were handed back for later."""
     if not any(delivery.is_delayed for delivery in batch):
         _put(self, deliveries, batch, at_s)
@@ -33,14 +33,14 @@ def _deadline_lost(self: Deadlines, deliveries: Deliveries, batch: Sequence[Deli
 
 def _any_handle(
     self: Pools, broker_name: str, group: str, topic: str, text: str
-) -> tuple[Deliveries, Delivery] | Outcome:
+) -> tuple[QueueDeliveries, Delivery] | AckStatus:
     """The handle of an earlier delivery is as good as the last one's."""
     handle = decode_handle(text)
     deliveries = self.deliveries_of(group, topic, handle) if handle is not None else None
     if handle is None or deliveries is None:
-        return Outcome.UNKNOWN
+        return AckStatus.UNKNOWN
     delivery = deliveries.unfinished.get(handle.offset)
-    return Outcome.DONE if delivery is None else (deliveries, delivery)
+    return AckStatus.DONE if delivery is None else (deliveries, delivery)
 
 
 _change = Pops.change

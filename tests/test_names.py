@@ -18,10 +18,9 @@ JUSTIFIED = frozenset(("Consumer", "Producer", "Receiver", "SharedConsumer"))
 """The classes of `sync` stand for the client's, by the same names on purpose."""
 
 NOT_YET = frozenset(
-    "Asked Batch Batches Broker Call Cluster Commits Connection ConsumerGroup DeadLetters Deliveries Delivery Door Fault "
-    "Finding Found Given Half Kept Kind Lease Ledger Look Loop Mark Members Numbers Outcome Patience Position Progress Pull "
-    "QueueRow QueueState Received Repeats Request Row Run Seen Sending Sends Sent Settling Share Source State Stored "
-    "Taken Transactions Unreadable Way Workers".split()
+    "Asked Batch Broker Call Cluster Commits Connection ConsumerGroup DeadLetters Door Fault Finding Found Given Half "
+    "Kind Lease Ledger Look Loop Mark Members Outcome Patience Position Progress Pull QueueRow QueueState Repeats Row Run "
+    "Seen Sending Sends Sent Share Source Stored Transactions Way Workers".split()
 )
 """Names that still stand for two things. This list becomes shorter only."""
 

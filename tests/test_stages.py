@@ -91,7 +91,7 @@ MACHINES = {
     ),
     "delivery": Machine(
         states,
-        states.State,
+        states.DeliveryState,
         states.Event,
         lambda state: Delivery(0, state),
         "state",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..config import MAX_ACKS, MAX_INVISIBLE_MS
-from ..pops.values import Outcome
+from ..pops.values import AckStatus
 from ..store.files import StoreError
 from .calls import Call, set_status
 from .codes import Code, Fault
@@ -20,12 +20,12 @@ from .schema import (
 )
 
 _CODES: Final = {
-    Outcome.DONE: Code.OK,
-    Outcome.LATE: Code.OK,
-    Outcome.UNREADABLE: Code.INVALID_RECEIPT_HANDLE,
-    Outcome.UNKNOWN: Code.INVALID_RECEIPT_HANDLE,
-    Outcome.EXPIRED: Code.INVALID_RECEIPT_HANDLE,
-    Outcome.NOT_KEPT: Code.INTERNAL_SERVER_ERROR,
+    AckStatus.DONE: Code.OK,
+    AckStatus.LATE: Code.OK,
+    AckStatus.UNREADABLE: Code.INVALID_RECEIPT_HANDLE,
+    AckStatus.UNKNOWN: Code.INVALID_RECEIPT_HANDLE,
+    AckStatus.EXPIRED: Code.INVALID_RECEIPT_HANDLE,
+    AckStatus.NOT_KEPT: Code.INTERNAL_SERVER_ERROR,
 }
 
 
@@ -36,7 +36,7 @@ def ack_message(hall: Hall, call: Call, request: Any) -> None:
         raise Fault(Code.BAD_REQUEST, f"a call acknowledges 1 to {MAX_ACKS} messages, not {len(request.entries)}")
     _heard(hall, call)
 
-    def answer(outcomes: Sequence[Outcome]) -> None:
+    def answer(outcomes: Sequence[AckStatus]) -> None:
         response = AckMessageResponse()
         codes = [_CODES[outcome] for outcome in outcomes]
         for entry, outcome, code in zip(request.entries, outcomes, codes, strict=True):
@@ -73,7 +73,7 @@ def forward_to_dead_letters(hall: Hall, call: Call, request: Any) -> None:
     group, topic = group_of(request.group), topic_of(request.topic)
     reason = f"its consumer {call.client_id[:100]} gave it up after {request.delivery_attempt} tries"
 
-    def answer(outcomes: Sequence[Outcome]) -> None:
+    def answer(outcomes: Sequence[AckStatus]) -> None:
         response = ForwardMessageToDeadLetterQueueResponse()
         set_status(response.status, _CODES[outcomes[0]], _text(outcomes[0]))
         call.answer(response)
@@ -84,5 +84,5 @@ def forward_to_dead_letters(hall: Hall, call: Call, request: Any) -> None:
         raise Fault(Code.INTERNAL_SERVER_ERROR, str(error)) from None
 
 
-def _text(outcome: Outcome) -> str:
+def _text(outcome: AckStatus) -> str:
     return "OK" if outcome.is_done else outcome.value

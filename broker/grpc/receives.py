@@ -28,7 +28,7 @@ from ..config import (
     SMALL_CLIENT_BYTES,
 )
 from ..pops.pool import Wait
-from ..pops.values import Delivered, Received, Request, Why
+from ..pops.values import Delivered, PopRequest, PopResult, Why
 from ..sessions.refusal import Refusal
 from ..store.files import StoreError
 from .calls import Call, set_status
@@ -63,7 +63,7 @@ class Receiving:
 
     hall: Hall
     call: Call
-    request: Request
+    request: PopRequest
     wait: Wait | None = None
     given: tuple[Delivered, ...] = ()
     kept_bytes: int = 0
@@ -87,7 +87,7 @@ class Receiving:
         if self.given:
             self.hall.broker.pops.put_back(self.request.group, self.request.topic, self.given)
 
-    def answer(self, received: Received) -> None:
+    def answer(self, received: PopResult) -> None:
         self._leave()
         if self.call.is_over:
             self.given = received.messages
@@ -97,7 +97,7 @@ class Receiving:
         else:
             self._say(received)
 
-    def _say(self, received: Received) -> None:
+    def _say(self, received: PopResult) -> None:
         code = _CODES[received.why]
         if not received.messages:
             end(self.hall, self.call, code, received.fault or received.why.value)
@@ -184,7 +184,7 @@ def _receive(hall: Hall, call: Call, request: Any) -> None:
     hall.clients.hear(call).group = group
     asked_id = request.message_queue.id
     queue_id = asked_id if 0 <= asked_id < topic.read_queues else None
-    wanted = Request(
+    wanted = PopRequest(
         group,
         name,
         call.client_id,
@@ -205,15 +205,15 @@ def _receive(hall: Hall, call: Call, request: Any) -> None:
         _begin(hall, call, wanted)
 
 
-def _begin(hall: Hall, call: Call, request: Request) -> None:
+def _begin(hall: Hall, call: Call, request: PopRequest) -> None:
     receiving = Receiving(hall, call, request)
     try:
         receiving.begin()
     except (StoreError, OSError) as error:
-        receiving.answer(Received(Why.FAILED, fault=str(error)))
+        receiving.answer(PopResult(Why.FAILED, fault=str(error)))
 
 
-def _with_filter(hall: Hall, call: Call, request: Request, expression: str) -> None:
+def _with_filter(hall: Hall, call: Call, request: PopRequest, expression: str) -> None:
     """Now, or when the expression is parsed. Raises Fault."""
     filters = hall.broker.filters
     try:
@@ -228,7 +228,7 @@ def _with_filter(hall: Hall, call: Call, request: Request, expression: str) -> N
     _begin(hall, call, replace(request, subscription=subscription, matches=matches))
 
 
-def _look_again(hall: Hall, call: Call, request: Request, expression: str) -> None:
+def _look_again(hall: Hall, call: Call, request: PopRequest, expression: str) -> None:
     if not call.is_over:
         try:
             _with_filter(hall, call, request, expression)

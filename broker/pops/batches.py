@@ -7,26 +7,26 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from ..config import LIMITS, Limits
-from .deliveries import Deliveries
-from .states import Delivery, State
-from .values import Delivered, Received, Request, Why
+from .deliveries import QueueDeliveries
+from .states import Delivery, DeliveryState
+from .values import Delivered, PopRequest, PopResult, Why
 
-Give = Callable[[Deliveries, Delivery, Request], Delivered | None]
+Give = Callable[[QueueDeliveries, Delivery, PopRequest], Delivered | None]
 _Key = tuple[str, str, str, str]  # client, group, topic, attempt
 
 
-class Batches:
+class PopBatches:
     def __init__(self, limits: Limits = LIMITS) -> None:
         self._limits = limits
-        self._given: OrderedDict[_Key, list[tuple[Deliveries, Delivery, int]]] = OrderedDict()
+        self._given: OrderedDict[_Key, list[tuple[QueueDeliveries, Delivery, int]]] = OrderedDict()
 
-    def note(self, request: Request, batch: Sequence[tuple[Deliveries, Delivery]]) -> None:
+    def note(self, request: PopRequest, batch: Sequence[tuple[QueueDeliveries, Delivery]]) -> None:
         if request.attempt_id:
             self._given[_key(request)] = [(deliveries, delivery, delivery.pop_ms) for deliveries, delivery in batch]
             if len(self._given) > self._limits.max_attempt_ids:
                 self._given.popitem(last=False)
 
-    def again(self, request: Request, give: Give) -> Received | None:
+    def again(self, request: PopRequest, give: Give) -> PopResult | None:
         """The messages that the attempt was given and has in flight; None if there are none."""
         given = self._given.pop(_key(request), None) if request.attempt_id else None
         if given is None:
@@ -34,14 +34,14 @@ class Batches:
         still = [
             (deliveries, delivery)
             for deliveries, delivery, pop_ms in given
-            if delivery.state is State.IN_FLIGHT and delivery.pop_ms == pop_ms
+            if delivery.state is DeliveryState.IN_FLIGHT and delivery.pop_ms == pop_ms
         ]
         found = [message for of, delivery in still if (message := give(of, delivery, request)) is not None]
         if not found:
             return None
         self.note(request, still)
-        return Received(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms)
+        return PopResult(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms)
 
 
-def _key(request: Request) -> _Key:
+def _key(request: PopRequest) -> _Key:
     return request.client_id, request.group, request.topic, request.attempt_id or ""

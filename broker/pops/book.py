@@ -14,9 +14,9 @@ from ..running.jobs import Job
 from ..store.files import StoreError, StoreFull
 from ..store.frames import Frames
 from . import records
-from .deliveries import Deliveries, Taken
+from .deliveries import QueueDeliveries, TakenDelivery
 from .records import KeptQueue, PoolPlace
-from .states import Delivery, State
+from .states import Delivery, DeliveryState
 
 _AT_ONCE = 512  # deliveries in one record of a file that is written anew
 
@@ -41,7 +41,7 @@ class Book:
         """Reads the state that the last run left. Raises StoreError."""
         try:
             queues = records.replay(self.frames.read())
-        except records.Unreadable as fault:
+        except records.RecordsUnreadable as fault:
             hint = "start the release that wrote it, or remove it: messages in flight are then given again"
             raise StoreError(f"{self.frames.path} cannot be understood ({fault}); {hint}") from fault
         self._last = max(queues, default=0)
@@ -61,7 +61,7 @@ class Book:
 
     # Events
 
-    def popped(self, deliveries: Deliveries, taken: Sequence[Taken]) -> None:
+    def popped(self, deliveries: QueueDeliveries, taken: Sequence[TakenDelivery]) -> None:
         """Notes deliveries as they are now, all with the same times."""
         if deliveries.fresh_behind:
             self.waiting(deliveries)
@@ -75,53 +75,53 @@ class Book:
         )
         deliveries.is_passed = False
 
-    def waiting(self, deliveries: Deliveries) -> None:
+    def waiting(self, deliveries: QueueDeliveries) -> None:
         """Messages were looked at and not handed out."""
         fresh, deliveries.fresh_behind = deliveries.fresh_behind, []
         self._define(deliveries)
-        offsets = [(delivery.offset, 0) for delivery in fresh if delivery.state is State.BEHIND]
+        offsets = [(delivery.offset, 0) for delivery in fresh if delivery.state is DeliveryState.BEHIND]
         number = deliveries.number
         self._content.append(records.pop(number, deliveries.next, 0, 0, 0, records.NOT_RENEWED, offsets))
 
-    def changed(self, deliveries: Deliveries, delivery: Delivery) -> None:
+    def changed(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         self._define(deliveries)
-        is_in_flight = delivery.state is State.IN_FLIGHT
+        is_in_flight = delivery.state is DeliveryState.IN_FLIGHT
         deadline_ms = self.wall_ms(delivery.deadline_s) if is_in_flight else 0
         self._content.append(
             records.change(deliveries.number, delivery.offset, deadline_ms, delivery.attempts, _renewals(delivery))
         )
 
-    def acknowledged(self, deliveries: Deliveries, done: Iterable[Delivery]) -> None:
+    def acknowledged(self, deliveries: QueueDeliveries, done: Iterable[Delivery]) -> None:
         self._define(deliveries)
         self._content.extend(records.ack(deliveries.number, [delivery.offset for delivery in done]))
 
-    def passed(self, deliveries: Deliveries) -> None:
+    def passed(self, deliveries: QueueDeliveries) -> None:
         deliveries.is_passed = False
         self._define(deliveries)
         self._content.append(records.passed(deliveries.number, deliveries.next))
 
-    def restarted(self, deliveries: Deliveries) -> None:
+    def restarted(self, deliveries: QueueDeliveries) -> None:
         self._define(deliveries)
         self._content.append(records.base(deliveries.number, deliveries.next, deliveries.floor_ms))
 
-    def forgotten(self, deliveries: Deliveries) -> None:
+    def forgotten(self, deliveries: QueueDeliveries) -> None:
         if deliveries.number in self._defined:
             self._content.append(records.forget(deliveries.number))
 
-    def yielded(self, deliveries: Deliveries, offset: int) -> None:
+    def yielded(self, deliveries: QueueDeliveries, offset: int) -> None:
         """Members pull now, from an offset on. Acknowledgements are known here alone until the offsets are saved."""
         if deliveries.number in self._defined:
             self._content.append(records.base(deliveries.number, offset, deliveries.floor_ms))
             self._content.append(records.yielded(deliveries.number))
             self._yielded.append(deliveries.number)
 
-    def _define(self, deliveries: Deliveries) -> None:
+    def _define(self, deliveries: QueueDeliveries) -> None:
         if deliveries.number not in self._defined:
             self._defined.add(deliveries.number)
             self._content.append(self._definition(deliveries))
             self._content.append(records.base(deliveries.number, deliveries.reported, deliveries.floor_ms))
 
-    def _definition(self, deliveries: Deliveries) -> bytes:
+    def _definition(self, deliveries: QueueDeliveries) -> bytes:
         queue = deliveries.queue
         place = PoolPlace(self._identity_of(queue.topic), deliveries.group, queue.topic, queue.queue_id)
         return records.define(deliveries.number, place)
@@ -150,7 +150,7 @@ class Book:
             self._is_behind = True
             raise
 
-    def saving(self, all_deliveries: Callable[[], Iterable[Deliveries]]) -> Job[None]:
+    def saving(self, all_deliveries: Callable[[], Iterable[QueueDeliveries]]) -> Job[None]:
         """Writes the file anew when it has become long, or lacks something. The offsets have just been saved. Raises
         StoreFull; it is tried again then."""
         self._content += map(records.forget, self._saved)
@@ -172,7 +172,7 @@ class Book:
             self._is_behind = self._is_behind or was_behind
             raise
 
-    def _contents(self, all_deliveries: Iterable[Deliveries]) -> Iterator[bytes]:
+    def _contents(self, all_deliveries: Iterable[QueueDeliveries]) -> Iterator[bytes]:
         """The state in frames. Events that come while they are made are appended behind them."""
         clients: dict[str, int] = {}
         for deliveries in list(all_deliveries):
@@ -183,15 +183,15 @@ class Book:
                 if delivery.client_id and not number:
                     number = clients[delivery.client_id] = len(clients) + 1
                     frame.append(records.client(number, delivery.client_id))
-                if delivery.state is not State.ACKNOWLEDGED:
+                if delivery.state is not DeliveryState.ACKNOWLEDGED:
                     frame.append(self._kept(deliveries, delivery, number))
                 if len(frame) > _AT_ONCE:
                     yield b"".join(frame)
                     frame = []
             yield b"".join(frame)
 
-    def _kept(self, deliveries: Deliveries, delivery: Delivery, client: int) -> bytes:
-        deadline_ms = self.wall_ms(delivery.deadline_s) if delivery.state is State.IN_FLIGHT else 0
+    def _kept(self, deliveries: QueueDeliveries, delivery: Delivery, client: int) -> bytes:
+        deadline_ms = self.wall_ms(delivery.deadline_s) if delivery.state is DeliveryState.IN_FLIGHT else 0
         popped = [(delivery.offset, delivery.attempts)]
         return records.pop(
             deliveries.number, deliveries.next, delivery.pop_ms, deadline_ms, client, _renewals(delivery), popped

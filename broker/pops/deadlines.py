@@ -12,17 +12,17 @@ from itertools import count
 
 from ..clock import Clock, Timer
 from ..config import EXPIRED_AT_ONCE, STANDSTILL_S
-from .deliveries import Deliveries
-from .states import Delivery, State
+from .deliveries import QueueDeliveries
+from .states import Delivery, DeliveryState
 
 _MIN_ENTRIES = 1024
-_Entry = tuple[float, int, Deliveries, Sequence[Delivery]]
+_Entry = tuple[float, int, QueueDeliveries, Sequence[Delivery]]
 
 
 class Deadlines:
     """expire: takes deliveries of one queue whose time is over. Times are of the monotonic clock, s."""
 
-    def __init__(self, clock: Clock, expire: Callable[[Deliveries, list[Delivery]], None]) -> None:
+    def __init__(self, clock: Clock, expire: Callable[[QueueDeliveries, list[Delivery]], None]) -> None:
         self._clock = clock
         self._expire = expire
         self._heap: list[_Entry] = []
@@ -32,7 +32,7 @@ class Deadlines:
         self._due_s = 0.0
         self._is_stopped = False
 
-    def put(self, deliveries: Deliveries, batch: Sequence[Delivery], deadline_s: float) -> None:
+    def put(self, deliveries: QueueDeliveries, batch: Sequence[Delivery], deadline_s: float) -> None:
         """The whole batch is due then."""
         heap = self._heap
         if len(heap) > 2 * self._compacted + _MIN_ENTRIES:
@@ -101,4 +101,4 @@ class Deadlines:
 
 def _is_of(delivery: Delivery, number: int) -> bool:
     """Whether that entry looks after it, and no later one does."""
-    return delivery.entry == number and delivery.state is State.IN_FLIGHT
+    return delivery.entry == number and delivery.state is DeliveryState.IN_FLIGHT

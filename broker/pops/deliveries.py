@@ -20,15 +20,15 @@ from ..store.consume_queue import ConsumeQueue
 from ..store.reading import Fetched
 from .order import Order, message_group
 from .records import KeptQueue
-from .states import Delivery, Event, State
-from .values import Delivered, Numbers, Request
+from .states import Delivery, DeliveryState, Event
+from .values import Delivered, PopNumbers, PopRequest
 
 log = structlog.get_logger("rocketlet.pops")
 
 Fetch = Callable[..., Fetched]
 
 
-class Taken(NamedTuple):
+class TakenDelivery(NamedTuple):
     delivery: Delivery
     record: bytes
 
@@ -43,7 +43,7 @@ class Tally:
         self.again = 0
 
 
-class Deliveries:
+class QueueDeliveries:
     """The deliveries of one group and queue. number: stands for them on the disk. reported: the group's offset as they told
     it last; another one there means that somebody has sent the group elsewhere.
 
@@ -111,15 +111,15 @@ class Deliveries:
 
     def _is_free(self, delivery: Delivery) -> bool:
         if self._order is None:
-            return delivery.state is State.VISIBLE
-        return delivery.state in (State.VISIBLE, State.BEHIND) and self._order.is_first(delivery)
+            return delivery.state is DeliveryState.VISIBLE
+        return delivery.state in (DeliveryState.VISIBLE, DeliveryState.BEHIND) and self._order.is_first(delivery)
 
     # Popping
 
-    def take(self, request: Request, count: int, room: int, allowed: int) -> list[Taken]:
+    def take(self, request: PopRequest, count: int, room: int, allowed: int) -> list[TakenDelivery]:
         """Up to `count` messages of `room` bytes together, of which `allowed` were never popped. The first of an answer, for
         which the room is all that the request has, may be larger. They count as popped when `hand_out` was called."""
-        taken: list[Taken] = []
+        taken: list[TakenDelivery] = []
         if not self.gives_again:
             return taken
         try:
@@ -131,13 +131,15 @@ class Deliveries:
             raise
         return taken
 
-    def put_back(self, taken: Iterable[Taken]) -> None:
+    def put_back(self, taken: Iterable[TakenDelivery]) -> None:
         """Puts back messages that were taken and not handed out."""
         for delivery, _ in taken:
             if delivery.offset in self.unfinished:
                 heappush(self._visible, delivery.offset)
 
-    def _take_visible(self, taken: list[Taken], request: Request, count: int, room: int) -> tuple[int, set[str | None]]:
+    def _take_visible(
+        self, taken: list[TakenDelivery], request: PopRequest, count: int, room: int
+    ) -> tuple[int, set[str | None]]:
         """How many bytes are left, and the message groups of which all that is not finished was taken."""
         whole: set[str | None] = set()
         while len(taken) < count:
@@ -156,13 +158,13 @@ class Deliveries:
                 if not record or (len(record) > room and (taken or room < request.max_bytes)):
                     self._drop_taken(first, taken)
                     return 0, whole  # newer ones do not overtake it
-                taken.append(Taken(delivery, record))
+                taken.append(TakenDelivery(delivery, record))
                 room -= len(record)
             self._drop_taken(first, taken)
             whole.add(first.key)
         return max(room, 0), whole
 
-    def _drop_taken(self, first: Delivery, taken: list[Taken]) -> None:
+    def _drop_taken(self, first: Delivery, taken: list[TakenDelivery]) -> None:
         if any(item.delivery is first for item in taken):
             while self._visible and self._visible[0] == first.offset:
                 heappop(self._visible)
@@ -187,7 +189,13 @@ class Deliveries:
             self._free_first(delivery.key)
 
     def _take_new(
-        self, taken: list[Taken], request: Request, count: int, room: int, allowed: int, whole: set[str | None]
+        self,
+        taken: list[TakenDelivery],
+        request: PopRequest,
+        count: int,
+        room: int,
+        allowed: int,
+        whole: set[str | None],
     ) -> None:
         position = max(self.next, self.queue.begin)
         allowed = min(allowed, self._limit - len(self.unfinished))
@@ -213,18 +221,20 @@ class Deliveries:
             self.next = position
             self.is_passed = True
 
-    def _look_at(self, record: bytes, looked: list[Delivery], taken: list[Taken], whole: set[str | None]) -> None:
+    def _look_at(
+        self, record: bytes, looked: list[Delivery], taken: list[TakenDelivery], whole: set[str | None]
+    ) -> None:
         delivery = Delivery(offset_in(record))
         if self._order is None:
-            taken.append(Taken(delivery, record))
+            taken.append(TakenDelivery(delivery, record))
             return
         delivery.key = key = message_group(record)
         if key not in whole and (self._order.has(key) or any(item.key == key for item in looked)):
-            delivery.state = State.BEHIND
+            delivery.state = DeliveryState.BEHIND
             self.fresh_behind.append(delivery)
         else:
             whole.add(key)
-            taken.append(Taken(delivery, record))
+            taken.append(TakenDelivery(delivery, record))
         looked.append(delivery)
 
     def _keep_in_order(self, looked: Iterable[Delivery]) -> None:
@@ -244,7 +254,7 @@ class Deliveries:
         topic, queue_id = self.queue.topic, self.queue.queue_id
         return [Delivered(record, topic, queue_id, offset_in(record), 1, "", 0) for record in records]
 
-    def hand_out(self, taken: Sequence[Taken], now_ms: int) -> int:
+    def hand_out(self, taken: Sequence[TakenDelivery], now_ms: int) -> int:
         """Adds new deliveries and makes all IN_FLIGHT. Returns the pop time, which no earlier delivery of these has."""
         unfinished = self.unfinished
         pop_ms = max(now_ms, self.floor_ms)
@@ -254,7 +264,7 @@ class Deliveries:
                 pop_ms = delivery.pop_ms + 1
             unfinished[delivery.offset] = delivery  # one that is there stays in its place
         for delivery, _ in taken:
-            if delivery.state is not State.ACKNOWLEDGED:  # in order: it was done, and comes with another one
+            if delivery.state is not DeliveryState.ACKNOWLEDGED:  # in order: it was done, and comes with another one
                 delivery.attempts += 1
                 self._tally.again += delivery.attempts > 1
             delivery.turn(Event.POP)
@@ -271,7 +281,7 @@ class Deliveries:
 
     def refuse(self, delivery: Delivery) -> None:
         """The disk refused that it is finished."""
-        if delivery.state is State.ACKNOWLEDGED:
+        if delivery.state is DeliveryState.ACKNOWLEDGED:
             delivery.turn(Event.REFUSE)
             self._free(delivery)
 
@@ -296,7 +306,7 @@ class Deliveries:
             self._free_first(key)
 
     def _finish(self, delivery: Delivery) -> None:
-        if delivery.state is State.ACKNOWLEDGED:
+        if delivery.state is DeliveryState.ACKNOWLEDGED:
             delivery.turn(Event.FINISH)
             self._remove(delivery)
 
@@ -330,7 +340,7 @@ class Deliveries:
             return
         self._order = self._order_of_all() if is_in_order else None
         for delivery in list(self.unfinished.values()):
-            if not is_in_order and delivery.state is State.BEHIND:
+            if not is_in_order and delivery.state is DeliveryState.BEHIND:
                 delivery.turn(Event.RELEASE)
             elif not is_in_order:
                 self._finish(delivery)
@@ -355,7 +365,7 @@ class Deliveries:
                 continue
             found = kept.unfinished[offset]
             delivery = self.unfinished[offset] = Delivery(
-                offset, State.IN_FLIGHT if found.deadline_ms else State.VISIBLE
+                offset, DeliveryState.IN_FLIGHT if found.deadline_ms else DeliveryState.VISIBLE
             )
             delivery.attempts, delivery.pop_ms = found.attempts, found.pop_ms
             delivery.client_id, delivery.renewals = found.client_id, found.renewals
@@ -379,15 +389,15 @@ class Deliveries:
     @property
     def in_hand(self) -> int:
         """How many are in clients' hands, or come again at a time that one of them has said."""
-        return sum(item.state is State.IN_FLIGHT for item in self.unfinished.values())
+        return sum(item.state is DeliveryState.IN_FLIGHT for item in self.unfinished.values())
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> PopNumbers:
         in_flight = self.in_hand
-        waiting = sum(item.state in (State.VISIBLE, State.BEHIND) for item in self.unfinished.values())
-        return Numbers(self.next, self.committed, in_flight, waiting, self.queue.next)
+        waiting = sum(item.state in (DeliveryState.VISIBLE, DeliveryState.BEHIND) for item in self.unfinished.values())
+        return PopNumbers(self.next, self.committed, in_flight, waiting, self.queue.next)
 
 
-def _matches(request: Request, record: bytes) -> bool:
+def _matches(request: PopRequest, record: bytes) -> bool:
     """The index knows the hashes of tags only, and two tags may share one."""
     subscription = request.subscription
     if request.matches is not None or subscription is None or subscription.takes_all:

@@ -34,13 +34,13 @@ from ..groups.owning.locks import Locks
 from ..groups.owning.watch import Watch
 from ..running.engine import Engine
 from ..sessions.session import Session
-from .deliveries import Deliveries
+from .deliveries import QueueDeliveries
 from .mixed import Mixed
 from .pool import Pool
 from .pools import Pools
 from .seats import Seat
-from .states import State
-from .values import Request
+from .states import DeliveryState
+from .values import PopRequest
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -48,7 +48,7 @@ _STRATEGIES: dict[str, Strategy] = {item.name: item for item in (AVG, AVG_BY_CIR
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class OtherReaders:
     """The other readers of a group's topics. `find_route(topic)`: its queues on all brokers, because members share them
     all. `queues_of(topic)`: how many are here."""
 
@@ -85,7 +85,7 @@ class Division:
     def __init__(
         self,
         broker_name: str,
-        members: Members,
+        members: OtherReaders,
         pools: Pools,
         let_go: Callable[[Pool, int, bool], bool],
         gained: Callable[[Pool], None],
@@ -137,7 +137,7 @@ class Division:
 
     # Questions and events
 
-    def admit(self, request: Request) -> str | None:
+    def admit(self, request: PopRequest) -> str | None:
         """Why a client may not pop a topic; None if it may. A topic that others pull is divided from now on."""
         name, topic = request.group, request.topic
         pool, now_s = self._pools.find(name, topic), self._clock.monotonic_s()
@@ -186,7 +186,7 @@ class Division:
                 self._divide(pool)
         self._told(group.name)
 
-    def progressed(self, touched: Iterable[Deliveries]) -> None:
+    def progressed(self, touched: Iterable[QueueDeliveries]) -> None:
         """Something of these queues is finished, or its time is over. Those that leave may be free now."""
         for deliveries in touched:
             divided = self._divided.get(deliveries.group)
@@ -251,7 +251,7 @@ class Division:
 
     # Seats
 
-    def _seat(self, divided: Divided, pool: Pool, request: Request) -> None:
+    def _seat(self, divided: Divided, pool: Pool, request: PopRequest) -> None:
         popping = divided.popping.setdefault(pool.topic, {})
         if request.client_id in popping:
             return
@@ -303,7 +303,7 @@ class Division:
         for queue in self._lease(divided, queues, has_had=True):
             pool.own(queue.queue_id)
         for client_id in pool.clients:
-            self._seat(divided, pool, Request(pool.group, pool.topic, client_id, 0, 0))
+            self._seat(divided, pool, PopRequest(pool.group, pool.topic, client_id, 0, 0))
         self._gained(pool)
         self._look_soon(divided)
 
@@ -466,7 +466,9 @@ def _is_free(pool: Pool, queue_id: int, since_s: float, now_s: float) -> bool:
     if deliveries.gives_again:
         deliveries.gives_again = False
         pool.note(queue_id)
-    return not any(item.state is State.IN_FLIGHT and not item.is_delayed for item in deliveries.unfinished.values())
+    return not any(
+        item.state is DeliveryState.IN_FLIGHT and not item.is_delayed for item in deliveries.unfinished.values()
+    )
 
 
 def _fault_of(name: str, topic: str) -> str:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from ..clock import Clock
 from ..config import MAX_RENEWED_S, POP_CLIENT_SILENT_S, RENEWAL_STEPS_S
-from .deliveries import Deliveries
-from .states import Delivery, State
+from .deliveries import QueueDeliveries
+from .states import Delivery, DeliveryState
 
 
 class Hands:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._of: dict[str, dict[Delivery, Deliveries]] = {}
+        self._of: dict[str, dict[Delivery, QueueDeliveries]] = {}
         self._heard_s: dict[str, float] = {}
 
     def heard(self, client_id: str) -> None:
@@ -21,7 +21,7 @@ class Hands:
         if client_id in self._of:
             self._heard_s[client_id] = self._clock.monotonic_s()
 
-    def give(self, deliveries: Deliveries, delivery: Delivery) -> None:
+    def give(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         client_id = delivery.client_id
         if client_id not in self._of:
             self._of[client_id] = {}
@@ -54,8 +54,8 @@ class Hands:
         """The clients that nothing was heard of for too long."""
         return [client_id for client_id in self._of if not self._is_heard(client_id)]
 
-    def of(self, client_id: str) -> Iterator[tuple[Deliveries, Delivery]]:
+    def of(self, client_id: str) -> Iterator[tuple[QueueDeliveries, Delivery]]:
         """The deliveries that the broker prolongs for a client."""
         for delivery, deliveries in list(self._of.get(client_id, {}).items()):
-            if delivery.state is State.IN_FLIGHT:
+            if delivery.state is DeliveryState.IN_FLIGHT:
                 yield deliveries, delivery

@@ -18,7 +18,7 @@ from ..messages.appender import Appender
 from ..messages.properties import property_bytes
 from ..messages.retries import sent_back
 from ..messages.topics import Topics
-from .deliveries import Deliveries
+from .deliveries import QueueDeliveries
 from .states import Delivery
 
 log = structlog.get_logger("rocketlet.pops")
@@ -34,7 +34,7 @@ class Letters:
         self._appender = appender
         self._store = appender.store
 
-    def bury(self, deliveries: Deliveries, delivery: Delivery, reason: str) -> None:
+    def bury(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
         """Stores the copy. Raises StoreError for a message that cannot be read, or a copy that cannot be stored."""
         record = self._store.message(deliveries.queue, delivery.offset)
         name = names.dlq_topic(deliveries.group)
@@ -56,7 +56,7 @@ class Letters:
         may_be = settings is not None and not settings.consume_orderly and settings.retry_queues > 0
         return may_be and group is not None and any(topic in item.subscriptions for item in group.members.values())
 
-    def send_back(self, deliveries: Deliveries, delivery: Delivery) -> None:
+    def send_back(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         """Stores the copy for members that pull, as if one of them had sent the message back. Raises as `bury` does."""
         record = self._store.message(deliveries.queue, delivery.offset)
         settings = self._settings.ensure(deliveries.group)

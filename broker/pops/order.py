@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from ...protocol.message import properties_in
 from ...protocol.properties import find
-from .states import Delivery, State
+from .states import Delivery, DeliveryState
 
 SHARDING_KEY = "__SHARDINGKEY"
 
@@ -48,7 +48,7 @@ class Order:
     def done(self, key: str | None) -> Iterator[Delivery]:
         """Takes out the acknowledged messages at the beginning of a run."""
         run = self._runs.get(key, ())
-        while run and run[0].state is State.ACKNOWLEDGED:
+        while run and run[0].state is DeliveryState.ACKNOWLEDGED:
             yield run.popleft()
         if not run:
             self._runs.pop(key, None)

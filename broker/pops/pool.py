@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ...protocol.subscription import Subscription
 from ..clock import Timer
 from ..config import LIMITS, POOL_IDLE_S, Limits
-from .deliveries import Deliveries, Tally
-from .values import Received, Request
+from .deliveries import QueueDeliveries, Tally
+from .values import PopRequest, PopResult
 
 _arrivals = count()
 
@@ -22,7 +22,7 @@ class Wait:
     __slots__ = ("_answer", "_cancel", "arrival", "is_over", "request", "timer")
 
     def __init__(
-        self, request: Request, answer: Callable[[Received], object], cancel: Callable[[Wait], object]
+        self, request: PopRequest, answer: Callable[[PopResult], object], cancel: Callable[[Wait], object]
     ) -> None:
         self.request = request
         self.arrival = next(_arrivals)
@@ -45,7 +45,7 @@ class Wait:
             self.timer.cancel()
         return True
 
-    def answer(self, received: Received) -> None:
+    def answer(self, received: PopResult) -> None:
         self._answer(received)
 
     def cancel(self) -> None:
@@ -71,7 +71,7 @@ class Pool:
         self.group = group
         self.topic = topic
         self.tally = tally
-        self.queues: dict[int, Deliveries] = {}
+        self.queues: dict[int, QueueDeliveries] = {}
         self.owned: set[int] | None = None
         self.leaving: dict[int, float] = {}
         self.ready: OrderedDict[int, None] = OrderedDict()
@@ -87,7 +87,7 @@ class Pool:
         is_fresh = now_s - self.used_s < POOL_IDLE_S
         return is_fresh or self.waits > 0 or any(item.unfinished for item in self.queues.values())
 
-    def note_client(self, request: Request, now_s: float) -> None:
+    def note_client(self, request: PopRequest, now_s: float) -> None:
         self.used_s = now_s
         if request.client_id in self.clients or len(self.clients) < self._limits.max_members:
             self.clients[request.client_id] = Popper(now_s, request.subscription or Subscription(self.topic))
@@ -125,7 +125,7 @@ class Pool:
         waiting = self._waiting.get(place)
         return next(iter(waiting)) if waiting else None
 
-    def places(self, request: Request) -> Iterator[int]:
+    def places(self, request: PopRequest) -> Iterator[int]:
         """The ready queues, in the order in which a receive looks at them."""
         if request.queue_id is not None and request.queue_id in self.ready:
             yield request.queue_id

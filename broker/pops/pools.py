@@ -14,17 +14,17 @@ from ..groups.settings import GroupConfigs
 from ..messages.appender import Appender
 from ..messages.topics import Topics
 from ..store.consume_queue import ConsumeQueue
-from .deliveries import Deliveries, Tally
+from .deliveries import QueueDeliveries, Tally
 from .handles import TOPIC_MARK, Handle, decode_handle
 from .pool import Pool
 from .records import KeptQueue
 from .states import Delivery
-from .values import Delivered, Numbers, Outcome, Request
+from .values import AckStatus, Delivered, PopNumbers, PopRequest
 
 log = structlog.get_logger("rocketlet.pops")
 
 
-class Source(NamedTuple):
+class PopSource(NamedTuple):
     """Where popped messages come from: topics, their log, how far groups are, and their settings."""
 
     topics: Topics
@@ -36,7 +36,7 @@ class Source(NamedTuple):
 class Pools:
     """number: gives each new queue what stands for it on the disk."""
 
-    def __init__(self, source: Source, number: Callable[[], int], limits: Limits = LIMITS) -> None:
+    def __init__(self, source: PopSource, number: Callable[[], int], limits: Limits = LIMITS) -> None:
         self._limits = limits
         self._topics, appender, self._offsets, _ = source
         self._store = appender.store
@@ -48,7 +48,7 @@ class Pools:
     def find(self, group: str, topic: str) -> Pool | None:
         return self.all.get((group, topic))
 
-    def get(self, request: Request) -> Pool:
+    def get(self, request: PopRequest) -> Pool:
         """The pool, made if it is not there. Raises LimitExceeded for a group that has too many offsets."""
         pool = self.all.get((request.group, request.topic))
         if pool is None:
@@ -65,7 +65,7 @@ class Pools:
         self._of_topic.setdefault(topic, {})[group] = pool
         return pool
 
-    def _begins(self, request: Request) -> Iterator[tuple[ConsumeQueue, int]]:
+    def _begins(self, request: PopRequest) -> Iterator[tuple[ConsumeQueue, int]]:
         """The queues of the topic and where the group goes on. A group that is new to it begins at the end if it is asked for
         that; else at the first message if that is still there, as everywhere on this broker; else at the first or the last
         one, as it is asked for."""
@@ -80,13 +80,13 @@ class Pools:
                 offset = self._begin(request, queue, is_known=is_known)
             yield queue, offset
 
-    def _begin(self, request: Request, queue: ConsumeQueue, *, is_known: bool) -> int:
+    def _begin(self, request: PopRequest, queue: ConsumeQueue, *, is_known: bool) -> int:
         if request.from_end and not is_known:
             return queue.next
         is_first = is_known or request.from_first or queue.begin == 0
         return queue.begin if is_first else max(queue.next - 1, queue.begin)
 
-    def deliveries_at(self, pool: Pool, queue_id: int) -> Deliveries:
+    def deliveries_at(self, pool: Pool, queue_id: int) -> QueueDeliveries:
         """The deliveries of a queue that has messages."""
         found = pool.queues.get(queue_id)
         if found is None:
@@ -98,12 +98,12 @@ class Pools:
             found = self._deliveries(pool, queue, begin)
         return found
 
-    def _deliveries(self, pool: Pool, queue: ConsumeQueue, begin: int) -> Deliveries:
-        found = Deliveries(self._number(), pool.group, queue, begin, self._store.fetch, pool.tally, self._limits)
+    def _deliveries(self, pool: Pool, queue: ConsumeQueue, begin: int) -> QueueDeliveries:
+        found = QueueDeliveries(self._number(), pool.group, queue, begin, self._store.fetch, pool.tally, self._limits)
         pool.queues[queue.queue_id] = found
         return found
 
-    def has_some(self, pool: Pool, request: Request) -> bool:
+    def has_some(self, pool: Pool, request: PopRequest) -> bool:
         """Whether there is something to pop. Messages that a filter would skip count, too."""
         for queue_id in pool.places(request):
             self.deliveries_at(pool, queue_id)
@@ -115,7 +115,7 @@ class Pools:
     def peek(self, group: str, topic: str, queue_id: int | None, count: int) -> list[Delivered]:
         """The messages that would be popped next, as many as an answer may have, without handles. They stay where they are.
         Raises the errors of reading."""
-        request = Request(group, topic, "", count, 0, queue_id=queue_id)
+        request = PopRequest(group, topic, "", count, 0, queue_id=queue_id)
         pool = self.get(request)
         found: list[Delivered] = []
         size = 0
@@ -129,27 +129,29 @@ class Pools:
                 break
         return found
 
-    def deliveries_of(self, group: str, topic: str, handle: Handle) -> Deliveries | None:
+    def deliveries_of(self, group: str, topic: str, handle: Handle) -> QueueDeliveries | None:
         """The deliveries that a handle belongs to."""
         pool = self.all.get((group, topic))
         return pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
 
-    def delivery(self, broker_name: str, group: str, topic: str, text: str) -> tuple[Deliveries, Delivery] | Outcome:
+    def delivery(
+        self, broker_name: str, group: str, topic: str, text: str
+    ) -> tuple[QueueDeliveries, Delivery] | AckStatus:
         """The delivery of a handle, or why there is none."""
         handle = decode_handle(text)
         if handle is None:
-            return Outcome.UNREADABLE
+            return AckStatus.UNREADABLE
         deliveries = self.deliveries_of(group, topic, handle)
         if handle.broker_name != broker_name or deliveries is None or handle.offset >= deliveries.next:
-            return Outcome.UNKNOWN
+            return AckStatus.UNKNOWN
         delivery = deliveries.unfinished.get(handle.offset)
         if delivery is None:
-            return Outcome.DONE
+            return AckStatus.DONE
         if delivery.pop_ms != handle.pop_ms:
-            return Outcome.EXPIRED if handle.pop_ms < delivery.pop_ms else Outcome.UNKNOWN
+            return AckStatus.EXPIRED if handle.pop_ms < delivery.pop_ms else AckStatus.UNKNOWN
         return deliveries, delivery
 
-    def deliveries(self) -> Iterator[Deliveries]:
+    def deliveries(self) -> Iterator[QueueDeliveries]:
         for pool in list(self.all.values()):
             yield from list(pool.queues.values())
 
@@ -163,13 +165,13 @@ class Pools:
                     if pool.waits:
                         yield pool
 
-    def refresh(self, deliveries: Deliveries) -> None:
+    def refresh(self, deliveries: QueueDeliveries) -> None:
         """Something has become free in a queue."""
         pool = self.all.get((deliveries.group, deliveries.queue.topic))
         if pool is not None and deliveries.queue.queue_id not in pool.ready:
             pool.note(deliveries.queue.queue_id)
 
-    def serving(self, deliveries: Deliveries) -> Sequence[Pool]:
+    def serving(self, deliveries: QueueDeliveries) -> Sequence[Pool]:
         """The pools that serve a queue."""
         pool = self.all.get((deliveries.group, deliveries.queue.topic))
         return (pool,) if pool is not None else ()
@@ -184,12 +186,12 @@ class Pools:
         pool = self.find(group, topic)
         return pool is not None and pool.serves(queue_id)
 
-    def popped(self, group: str, topic: str) -> dict[int, Deliveries]:
+    def popped(self, group: str, topic: str) -> dict[int, QueueDeliveries]:
         """The queues that are popped, by queue id."""
         pool = self.find(group, topic)
         return dict(pool.queues) if pool is not None else {}
 
-    def numbers(self, group: str, topic: str) -> dict[int, Numbers]:
+    def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
         """The numbers by queue id, for queues that were popped. The others are where the group's offsets say."""
         pool = self.find(group, topic)
         return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.queues.items()}
@@ -248,7 +250,7 @@ class Pools:
 
     # A restart
 
-    def adopt(self, kept: Iterable[KeptQueue], to_monotonic_s: Callable[[int], float]) -> Iterator[Deliveries]:
+    def adopt(self, kept: Iterable[KeptQueue], to_monotonic_s: Callable[[int], float]) -> Iterator[QueueDeliveries]:
         """Takes over the state of the last run, for topics that are still the same."""
         for item in kept:
             _, group, topic, queue_id = item.place

@@ -17,24 +17,24 @@ from ..config import DEAD_LETTER_RETRY_S, LIMITS, MAX_POP_MESSAGES, POOL_SENT_BA
 from ..running.jobs import Job, run
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreError, StoreFull
-from .batches import Batches
+from .batches import PopBatches
 from .book import Book
 from .deadlines import Deadlines
-from .deliveries import Deliveries, Taken
-from .division import Division, Members
+from .deliveries import QueueDeliveries, TakenDelivery
+from .division import Division, OtherReaders
 from .handles import encode_handle
 from .hands import Hands
 from .letters import Letters
 from .pool import Pool, Wait
-from .pools import Pools, Source
-from .settling import Answered, Keeping, Settling
-from .states import Delivery, Event, State
-from .values import Changed, Delivered, Outcome, Received, Request, Why
+from .pools import Pools, PopSource
+from .settling import Acknowledging, Answered, Keeping
+from .states import Delivery, DeliveryState, Event
+from .values import AckStatus, Changed, Delivered, PopRequest, PopResult, Why
 from .waits import Waits
 
 log = structlog.get_logger("rocketlet.pops")
 
-Answer = Callable[[Received], object]
+Answer = Callable[[PopResult], object]
 
 
 class Pops:
@@ -43,9 +43,9 @@ class Pops:
     def __init__(
         self,
         broker_name: str,
-        source: Source,
+        source: PopSource,
         keeping: Keeping,
-        members: Members,
+        members: OtherReaders,
         clock: Clock,
         limits: Limits = LIMITS,
     ) -> None:
@@ -57,7 +57,7 @@ class Pops:
         self._hands = Hands(clock)
         self._letters = Letters(topics, appender, self._settings, members.groups)
         self._deadlines = Deadlines(clock, self._expire)
-        self._batches = Batches(limits)
+        self._batches = PopBatches(limits)
         self._book = Book(keeping.frames, topics.identity, clock)
         self._pools = Pools(source, self._book.next_number, limits)
         self.pools = self._pools.all  # empty as long as nobody pops: others then pay one look
@@ -69,7 +69,7 @@ class Pops:
         self.peek = self._pools.peek
         self.popped = self._pools.popped
         self.numbers, self.full = self._pools.numbers, self._pools.full
-        self._settling = Settling(self._book, self._offsets, clock, keeping.when_kept, self._soon, self._freed)
+        self._settling = Acknowledging(self._book, self._offsets, clock, keeping.when_kept, self._soon, self._freed)
         self._waits = Waits(clock, self.put_back)
         self._division = Division(broker_name, members, self._pools, self._let_go, self._gained, self._yield, limits)
         self.changed = self._division.changed
@@ -81,7 +81,7 @@ class Pops:
         """Takes over from the last run: handles stay good, and times go on."""
         for deliveries in self._pools.adopt(self._book.read(), self._book.monotonic_s):
             for delivery in deliveries.unfinished.values():
-                if delivery.state is State.IN_FLIGHT:
+                if delivery.state is DeliveryState.IN_FLIGHT:
                     self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
                     if delivery.renewals >= 0:
                         self._hands.give(deliveries, delivery)
@@ -93,7 +93,7 @@ class Pops:
 
     # Receiving
 
-    def receive(self, request: Request, answer: Answer) -> Wait:
+    def receive(self, request: PopRequest, answer: Answer) -> Wait:
         """Gives messages to a client: at once, or the first that come within `request.wait_ms`. `answer` is called once,
         perhaps before this returns; not at all after `cancel` of the returned wait.
 
@@ -102,30 +102,30 @@ class Pops:
         self._hands.heard(request.client_id)
         wait = Wait(request, answer, self._waits.drop)
         if self._is_stopped:
-            return _answered(wait, Received(Why.STOPPED))
+            return _answered(wait, PopResult(Why.STOPPED))
         fault = self._division.admit(request)
         if fault is not None:
-            return _answered(wait, Received(Why.PULLED, fault=fault))
+            return _answered(wait, PopResult(Why.PULLED, fault=fault))
         pool = self._pools.get(request)
         pool.note_client(request, self._clock.monotonic_s())
         received = self._batches.again(request, self._give_again) or self._pop(pool, request)
         if received.why is Why.FOUND or request.wait_ms <= 0:
             return _answered(wait, received)
         if self._waits.count >= self._limits.max_waiting_receives:
-            return _answered(wait, Received(Why.TOO_MANY_WAIT))
+            return _answered(wait, PopResult(Why.TOO_MANY_WAIT))
         self._waits.hold(pool, wait)
         if pool.is_cut:
             self._serve_later(pool)
         return wait
 
-    def _pop(self, pool: Pool, request: Request) -> Received:
+    def _pop(self, pool: Pool, request: PopRequest) -> PopResult:
         if request.count <= 0:
-            return Received(Why.FOUND if self._pools.has_some(pool, request) else Why.NOTHING_NEW)
+            return PopResult(Why.FOUND if self._pools.has_some(pool, request) else Why.NOTHING_NEW)
         now_ms = self._clock.time_ms()
         count, room = min(request.count, MAX_POP_MESSAGES), request.max_bytes
         is_in_order = self._is_in_order(request.group)
         found: list[Delivered] = []
-        batch: list[tuple[Deliveries, Delivery]] = []
+        batch: list[tuple[QueueDeliveries, Delivery]] = []
         pool.is_cut = False
         for queue_id in pool.places(request):
             deliveries = self._pools.deliveries_at(pool, queue_id)
@@ -145,16 +145,16 @@ class Pops:
             if len(found) >= count or room <= 0:
                 break
         if not found:
-            return Received(Why.NOTHING_NEW)
+            return PopResult(Why.NOTHING_NEW)
         if is_in_order:
             self._batches.note(request, batch)
-        return Received(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms, pool.rest())
+        return PopResult(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms, pool.rest())
 
     def _is_in_order(self, group: str) -> bool:
         settings = self._settings.ensure(group)
         return settings is not None and settings.consume_orderly
 
-    def _note_passed(self, deliveries: Deliveries) -> None:
+    def _note_passed(self, deliveries: QueueDeliveries) -> None:
         """Notes messages that were looked at and not handed out."""
         if deliveries.fresh_behind:
             self._book.waiting(deliveries)
@@ -164,7 +164,9 @@ class Pops:
             return
         self._settling.note(deliveries)
 
-    def _hand_out(self, deliveries: Deliveries, taken: list[Taken], request: Request, now_ms: int) -> list[Delivered]:
+    def _hand_out(
+        self, deliveries: QueueDeliveries, taken: list[TakenDelivery], request: PopRequest, now_ms: int
+    ) -> list[Delivered]:
         now_s = self._clock.monotonic_s()
         deadline_s = now_s + request.invisible_ms / 1000
         for delivery, _ in taken:  # some messages of a batch in order may be in other hands
@@ -182,14 +184,14 @@ class Pops:
         self._settling.note(deliveries)
         return [self._delivered(deliveries, item, request.invisible_ms) for item in taken]
 
-    def _delivered(self, deliveries: Deliveries, taken: Taken, invisible_ms: int) -> Delivered:
+    def _delivered(self, deliveries: QueueDeliveries, taken: TakenDelivery, invisible_ms: int) -> Delivered:
         delivery, record = taken
         queue = deliveries.queue
         handle = encode_handle(self._broker_name, queue.queue_id, delivery.offset, delivery.pop_ms, invisible_ms)
         attempt = delivery.attempts + reconsume_times_in(record)
         return Delivered(record, queue.topic, queue.queue_id, delivery.offset, attempt, handle, delivery.pop_ms)
 
-    def _give_again(self, deliveries: Deliveries, delivery: Delivery, request: Request) -> Delivered | None:
+    def _give_again(self, deliveries: QueueDeliveries, delivery: Delivery, request: PopRequest) -> Delivered | None:
         """Gives messages again to a client that repeats its attempt, because the answer did not reach it."""
         record = deliveries.record(delivery.offset)
         if record is None:
@@ -197,7 +199,7 @@ class Pops:
         delivery.deadline_s = self._clock.monotonic_s() + request.invisible_ms / 1000
         self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
         self._changed(deliveries, delivery)
-        return self._delivered(deliveries, Taken(delivery, record), request.invisible_ms)
+        return self._delivered(deliveries, TakenDelivery(delivery, record), request.invisible_ms)
 
     def appended(self, queues: Iterable[ConsumeQueue]) -> None:
         """Messages have been stored in these queues: wakes those that wait for them."""
@@ -211,7 +213,7 @@ class Pops:
                 received = self._pop(pool, wait.request)
             except Exception as error:
                 log.exception("receive_failed", group=pool.group, topic=pool.topic)
-                self._waits.end(wait, Received(Why.FAILED, fault=str(error)))
+                self._waits.end(wait, PopResult(Why.FAILED, fault=str(error)))
                 continue
             if received.why is Why.FOUND:
                 self._waits.end(wait, received)
@@ -232,7 +234,7 @@ class Pops:
         """An answer has not reached its client: its messages can be popped at once, and do not count as tried."""
         for message in messages:
             found = self._find(group, topic, message.handle)
-            if isinstance(found, Outcome) or found[1].state is not State.IN_FLIGHT:
+            if isinstance(found, AckStatus) or found[1].state is not DeliveryState.IN_FLIGHT:
                 continue
             deliveries, delivery = found
             delivery.attempts = max(delivery.attempts - 1, 0)
@@ -243,8 +245,8 @@ class Pops:
         """The client is done with these messages. `answer` gets an outcome for each, when that is on the disk."""
         self._settling.settle([self._done(self._find(group, topic, handle)) for handle in handles], answer)
 
-    def _done(self, found: tuple[Deliveries, Delivery] | Outcome) -> Outcome:
-        if isinstance(found, Outcome):
+    def _done(self, found: tuple[QueueDeliveries, Delivery] | AckStatus) -> AckStatus:
+        if isinstance(found, AckStatus):
             return found
         if found[1].renewals >= 0:
             self._hands.take(found[1])
@@ -254,12 +256,12 @@ class Pops:
         """The message comes again after that time; 0: at once, a nack. It is not prolonged any more. is_counted: whether
         this was a try. A finished message stays finished."""
         found = self._find(group, topic, handle)
-        if isinstance(found, Outcome):
+        if isinstance(found, AckStatus):
             return Changed(found, handle)
         deliveries, delivery = found
-        if delivery.state is State.ACKNOWLEDGED:
-            return Changed(Outcome.DONE, handle, delivery.pop_ms)
-        outcome = Outcome.LATE if delivery.state is State.VISIBLE else Outcome.DONE
+        if delivery.state is DeliveryState.ACKNOWLEDGED:
+            return Changed(AckStatus.DONE, handle, delivery.pop_ms)
+        outcome = AckStatus.LATE if delivery.state is DeliveryState.VISIBLE else AckStatus.DONE
         if delivery.renewals >= 0:
             self._hands.take(delivery)
         if not is_counted:
@@ -270,7 +272,7 @@ class Pops:
             delivery.deadline_s = self._clock.monotonic_s() + invisible_ms / 1000
             self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
             self._changed(deliveries, delivery)
-        elif delivery.state is State.IN_FLIGHT:
+        elif delivery.state is DeliveryState.IN_FLIGHT:
             self._come_again(deliveries, delivery, "its last consumer could not handle it")
             self._serve_all(deliveries)
         until_ms = self._clock.time_ms() + invisible_ms
@@ -280,16 +282,16 @@ class Pops:
         """Stores a copy in the group's dead-letter topic and acknowledges the message; a second time does nothing. Raises
         StoreError if the message cannot be read or the copy not be stored."""
         found = self._find(group, topic, handle)
-        if not isinstance(found, Outcome) and found[1].state is not State.ACKNOWLEDGED:
+        if not isinstance(found, AckStatus) and found[1].state is not DeliveryState.ACKNOWLEDGED:
             self._letters.bury(*found, reason)
         self._settling.settle([self._done(found)], answer)
 
-    def _find(self, group: str, topic: str, handle: str) -> tuple[Deliveries, Delivery] | Outcome:
+    def _find(self, group: str, topic: str, handle: str) -> tuple[QueueDeliveries, Delivery] | AckStatus:
         return self._pools.delivery(self._broker_name, group, topic, handle)
 
     # Time
 
-    def _expire(self, deliveries: Deliveries, due: list[Delivery]) -> None:
+    def _expire(self, deliveries: QueueDeliveries, due: list[Delivery]) -> None:
         for delivery in due:
             until_s = self._hands.prolonged_s(delivery) if deliveries.gives_again else None
             if until_s is None:
@@ -299,12 +301,12 @@ class Pops:
         self._serve_all(deliveries)
         self._division.progressed((deliveries,))
 
-    def _prolong(self, deliveries: Deliveries, delivery: Delivery, until_s: float) -> None:
+    def _prolong(self, deliveries: QueueDeliveries, delivery: Delivery, until_s: float) -> None:
         delivery.deadline_s = until_s
         self._deadlines.put(deliveries, (delivery,), until_s)
         self._changed(deliveries, delivery)
 
-    def _come_again(self, deliveries: Deliveries, delivery: Delivery, reason: str) -> None:
+    def _come_again(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
         """The message can be popped again, or is given up if it was tried often enough."""
         settings = self._settings.ensure(deliveries.group)
         if settings is None or delivery.attempts <= settings.retry_max_times:
@@ -318,7 +320,7 @@ class Pops:
             return
         self._done((deliveries, delivery))
 
-    def _release(self, deliveries: Deliveries, delivery: Delivery) -> None:
+    def _release(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         if delivery.renewals >= 0:
             self._hands.take(delivery)
         deliveries.release(delivery)
@@ -326,16 +328,16 @@ class Pops:
             self._changed(deliveries, delivery)
         self._pools.refresh(deliveries)
 
-    def _changed(self, deliveries: Deliveries, delivery: Delivery) -> None:
+    def _changed(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         self._book.changed(deliveries, delivery)
         self._settling.write_soon()
 
-    def _serve_all(self, deliveries: Deliveries) -> None:
+    def _serve_all(self, deliveries: QueueDeliveries) -> None:
         for pool in self._pools.serving(deliveries):
             if pool.waits:
                 self._serve(pool)
 
-    def _freed(self, touched: Iterable[Deliveries]) -> None:
+    def _freed(self, touched: Iterable[QueueDeliveries]) -> None:
         """Something is finished, so more may be popped."""
         for deliveries in touched:
             self._pools.refresh(deliveries)
@@ -363,10 +365,10 @@ class Pops:
         self._write_now()
         return True
 
-    def _sends_back(self, deliveries: Deliveries) -> bool:
+    def _sends_back(self, deliveries: QueueDeliveries) -> bool:
         """Sends back what is left before something finished, some at a time; False if nothing is, or nobody would read it."""
         left = deliveries.before_finished() if self._letters.are_sent_back(deliveries.group) else []
-        if any(delivery.state is State.ACKNOWLEDGED for delivery in left):
+        if any(delivery.state is DeliveryState.ACKNOWLEDGED for delivery in left):
             return True  # the disk has not said yet that these are finished
         try:
             for delivery in left[:POOL_SENT_BACK]:
@@ -400,8 +402,8 @@ class Pops:
         for it come again at once. Those with a time of its own stay with it until then."""
         self._pools.forget_client(client_id)
         for wait in self._waits.of(client_id):
-            self._waits.end(wait, Received(Why.CLIENT_GONE))
-        touched: dict[Deliveries, None] = {}
+            self._waits.end(wait, PopResult(Why.CLIENT_GONE))
+        touched: dict[QueueDeliveries, None] = {}
         for deliveries, delivery in self._hands.of(client_id):
             self._come_again(deliveries, delivery, "its last consumer has gone")
             touched[deliveries] = None
@@ -432,7 +434,7 @@ class Pops:
     def _forget(self, pools: Iterable[Pool], why: Why) -> None:
         for pool in pools:
             for wait in pool.waiting():
-                self._waits.end(wait, Received(why))
+                self._waits.end(wait, PopResult(why))
             for deliveries in pool.queues.values():
                 self._book.forgotten(deliveries)
             self._division.forget(pool)
@@ -444,7 +446,7 @@ class Pops:
             self._forget_deliveries(deliveries)
         self._pools.drop(pool)
 
-    def _forget_deliveries(self, deliveries: Deliveries) -> None:
+    def _forget_deliveries(self, deliveries: QueueDeliveries) -> None:
         for delivery in deliveries.unfinished.values():
             if delivery.renewals >= 0:
                 self._hands.take(delivery)
@@ -468,7 +470,7 @@ class Pops:
         self._deadlines.stop()
         self._division.stop()
         for wait in self._waits.all():
-            self._waits.end(wait, Received(Why.STOPPED))
+            self._waits.end(wait, PopResult(Why.STOPPED))
         self._settling.write()
         self._book.frames.close()
 
@@ -490,7 +492,7 @@ class Pops:
         return pool is not None and pool.owned is None and pool.is_used(self._clock.monotonic_s())
 
 
-def _answered(wait: Wait, received: Received) -> Wait:
+def _answered(wait: Wait, received: PopResult) -> Wait:
     wait.end()
     wait.answer(received)
     return wait

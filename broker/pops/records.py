@@ -46,7 +46,7 @@ class PoolPlace(NamedTuple):
     queue_id: int
 
 
-class Kept(NamedTuple):
+class StoredDelivery(NamedTuple):
     """A delivery as it is on the disk."""
 
     attempts: int
@@ -62,7 +62,7 @@ class KeptQueue:
     next: int = 0
     floor_ms: int = 0
     is_yielded: bool = False
-    unfinished: dict[int, Kept] = field(default_factory=dict)
+    unfinished: dict[int, StoredDelivery] = field(default_factory=dict)
 
 
 def define(number: int, place: PoolPlace) -> bytes:
@@ -118,18 +118,18 @@ def forget(number: int) -> bytes:
     return _FORGET.pack(b"F", number)
 
 
-class Unreadable(ValueError):
+class RecordsUnreadable(ValueError):
     """A frame holds something else than records. Its checksum is right, so another release has written it."""
 
 
 def replay(frames: Iterable[bytes]) -> dict[int, KeptQueue]:
-    """The state that the frames lead to, by number. Raises Unreadable."""
+    """The state that the frames lead to, by number. Raises RecordsUnreadable."""
     reader = _Replay()
     for frame in frames:
         try:
             reader.read(frame)
         except (StructError, KeyError, IndexError, ValueError) as error:
-            raise Unreadable(f"{type(error).__name__}: {error}") from error
+            raise RecordsUnreadable(f"{type(error).__name__}: {error}") from error
     return reader.queues
 
 
@@ -178,7 +178,7 @@ class _Replay:
         begin = position + _POP.size
         end = begin + count * _POPPED.size
         for offset, attempts in _POPPED.iter_unpack(frame[begin:end]):
-            queue.unfinished[offset] = Kept(attempts, pop_ms, deadline_ms, self._clients[by], renewals)
+            queue.unfinished[offset] = StoredDelivery(attempts, pop_ms, deadline_ms, self._clients[by], renewals)
         queue.next = max(queue.next, next_offset)
         return int(end)
 

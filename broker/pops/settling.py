@@ -15,13 +15,13 @@ from ..groups.owning.offsets import Offsets
 from ..store.files import StoreFull
 from ..store.frames import Frames
 from .book import Book
-from .deliveries import Deliveries
-from .states import Delivery, Event, State
-from .values import Outcome
+from .deliveries import QueueDeliveries
+from .states import Delivery, DeliveryState, Event
+from .values import AckStatus
 
 log = structlog.get_logger("rocketlet.pops")
 
-Answered = Callable[[Sequence[Outcome]], object]
+Answered = Callable[[Sequence[AckStatus]], object]
 When = Callable[[Callable[[], None], Callable[[], None]], None]
 Soon = Callable[[Callable[[], object]], object]
 
@@ -43,11 +43,11 @@ class Keeping(NamedTuple):
 class _Waiting(NamedTuple):
     """The acknowledgements of one request, and its answer that waits for the disk."""
 
-    outcomes: list[Outcome]
+    outcomes: list[AckStatus]
     answer: Answered
 
 
-class Settling:
+class Acknowledging:
     """when_kept, soon: as of `Keeping`. on_finished: hears of queues in which something is finished, behind the answers."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Settling:
         clock: Clock,
         when_kept: When,
         soon: Soon,
-        on_finished: Callable[[Iterable[Deliveries]], None],
+        on_finished: Callable[[Iterable[QueueDeliveries]], None],
     ) -> None:
         self._book = book
         self._offsets = offsets
@@ -65,22 +65,22 @@ class Settling:
         self._when_kept = when_kept
         self._soon = soon
         self._on_finished = on_finished
-        self._acked: dict[Deliveries, list[Delivery]] = {}
+        self._acked: dict[QueueDeliveries, list[Delivery]] = {}
         self._waiting: list[_Waiting] = []
-        self._touched: dict[Deliveries, None] = {}
+        self._touched: dict[QueueDeliveries, None] = {}
         self._is_writing = False
 
-    def acknowledge(self, deliveries: Deliveries, delivery: Delivery) -> Outcome:
+    def acknowledge(self, deliveries: QueueDeliveries, delivery: Delivery) -> AckStatus:
         """Acknowledges a delivery. It is finished when that is on the disk."""
-        if delivery.state is State.ACKNOWLEDGED:
-            return Outcome.DONE
-        outcome = Outcome.LATE if delivery.state is State.VISIBLE else Outcome.DONE
+        if delivery.state is DeliveryState.ACKNOWLEDGED:
+            return AckStatus.DONE
+        outcome = AckStatus.LATE if delivery.state is DeliveryState.VISIBLE else AckStatus.DONE
         delivery.turn(Event.ACKNOWLEDGE)
         self._acked.setdefault(deliveries, []).append(delivery)
         self.note(deliveries)
         return outcome
 
-    def settle(self, outcomes: list[Outcome], answer: Answered) -> None:
+    def settle(self, outcomes: list[AckStatus], answer: Answered) -> None:
         """Answers when the acknowledgements are on the disk."""
         if any(outcome.is_done for outcome in outcomes):
             self._waiting.append(_Waiting(outcomes, answer))
@@ -88,12 +88,12 @@ class Settling:
         else:
             answer(outcomes)
 
-    def note(self, deliveries: Deliveries) -> None:
+    def note(self, deliveries: QueueDeliveries) -> None:
         """How far the group has come may be another offset."""
         self._touched[deliveries] = None
         self.write_soon()
 
-    def forget(self, deliveries: Deliveries) -> None:
+    def forget(self, deliveries: QueueDeliveries) -> None:
         self._touched.pop(deliveries, None)
 
     def write_soon(self) -> None:
@@ -131,14 +131,14 @@ class Settling:
         for deliveries in touched:
             self.report(deliveries)
 
-    def report(self, deliveries: Deliveries) -> None:
+    def report(self, deliveries: QueueDeliveries) -> None:
         committed = deliveries.committed
         if committed != deliveries.reported and not self.has_left(deliveries):
             queue = deliveries.queue
             self._offsets.put(deliveries.group, queue.topic, queue.queue_id, committed)
             deliveries.reported = committed
 
-    def has_left(self, deliveries: Deliveries) -> bool:
+    def has_left(self, deliveries: QueueDeliveries) -> bool:
         """Whether somebody, such as an administrator, has given the group another offset: it goes on from there."""
         queue = deliveries.queue
         offset = self._offsets.get(deliveries.group, queue.topic, queue.queue_id)
@@ -157,10 +157,10 @@ def _answer(waiting: Iterable[_Waiting]) -> None:
 
 def _refuse(waiting: Iterable[_Waiting]) -> None:
     for outcomes, answer in waiting:
-        _call(answer, [Outcome.NOT_KEPT if outcome.is_done else outcome for outcome in outcomes])
+        _call(answer, [AckStatus.NOT_KEPT if outcome.is_done else outcome for outcome in outcomes])
 
 
-def _call(answer: Answered, outcomes: list[Outcome]) -> None:
+def _call(answer: Answered, outcomes: list[AckStatus]) -> None:
     """A door that fails must not take the answers of others along."""
     try:
         answer(outcomes)

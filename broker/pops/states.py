@@ -17,7 +17,7 @@ from typing import Final
 from .records import NOT_RENEWED
 
 
-class State(Enum):
+class DeliveryState(Enum):
     BEHIND = "behind another message of its message group"
     VISIBLE = "to be popped again"
     IN_FLIGHT = "in a client's hands"
@@ -35,7 +35,7 @@ class Event(Enum):
     FORGET = "the group goes elsewhere, or the queue is gone"
 
 
-_S, _E = State, Event
+_S, _E = DeliveryState, Event
 TRANSITIONS: Final = {
     (_S.BEHIND, _E.POP): _S.IN_FLIGHT,
     (_S.VISIBLE, _E.POP): _S.IN_FLIGHT,
@@ -50,7 +50,7 @@ TRANSITIONS: Final = {
     (_S.BEHIND, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,  # by the broker, for one that can be read no more
     (_S.ACKNOWLEDGED, _E.REFUSE): _S.VISIBLE,
     (_S.ACKNOWLEDGED, _E.FINISH): _S.FINISHED,
-    **{(state, _E.FORGET): _S.FINISHED for state in State},
+    **{(state, _E.FORGET): _S.FINISHED for state in DeliveryState},
 }
 
 
@@ -73,7 +73,7 @@ class Delivery:
         "state",
     )
 
-    def __init__(self, offset: int, state: State = State.VISIBLE, key: str | None = None) -> None:
+    def __init__(self, offset: int, state: DeliveryState = DeliveryState.VISIBLE, key: str | None = None) -> None:
         self.offset = offset
         self.state = state
         self.key = key

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PopRequest:
     """One receive. The door has checked names, permissions, and that topic and group exist.
 
     client_id: the client that pops; its messages in flight are known by it. count: 1 to 32; more is cut. 0: it is only told
@@ -85,7 +85,7 @@ class Why(Enum):
     FAILED = "the broker cannot read its messages now"
 
 
-class Received(NamedTuple):
+class PopResult(NamedTuple):
     """The answer of a receive. Times are of the broker's clock, ms. rest: messages of the topic that the group has not
     popped yet, about. fault: more about `why`, for people."""
 
@@ -97,7 +97,7 @@ class Received(NamedTuple):
     fault: str = ""
 
 
-class Outcome(Enum):
+class AckStatus(Enum):
     """How an acknowledgement, a change or a forward ended."""
 
     DONE = "done, now or before"
@@ -109,19 +109,19 @@ class Outcome(Enum):
 
     @property
     def is_done(self) -> bool:
-        return self in (Outcome.DONE, Outcome.LATE)
+        return self in (AckStatus.DONE, AckStatus.LATE)
 
 
 class Changed(NamedTuple):
     """The answer of a change. The old handle stays valid; `handle` is the same one. invisible_ms counts from pop_ms."""
 
-    outcome: Outcome
+    outcome: AckStatus
     handle: str
     pop_ms: int = 0
     invisible_ms: int = 0
 
 
-class Numbers(NamedTuple):
+class PopNumbers(NamedTuple):
     """The numbers of one queue of a group that pops. next: the first offset that nobody was given yet; committed: the
     lowest that is not finished. in_flight: in the hands of clients. waiting: to be given again, or behind others of their
     message group."""

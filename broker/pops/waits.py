@@ -8,7 +8,7 @@ import structlog
 
 from ..clock import Clock
 from .pool import Pool, Wait
-from .values import Delivered, Received, Why
+from .values import Delivered, PopResult, Why
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -38,7 +38,7 @@ class Waits:
         self._pools[wait] = pool
         self._of.setdefault(wait.request.client_id, {})[wait] = None
         wait_s = wait.request.wait_ms / 1000
-        wait.timer = self._clock.call_later(wait_s, self.end, wait, Received(Why.NOTHING_NEW))
+        wait.timer = self._clock.call_later(wait_s, self.end, wait, PopResult(Why.NOTHING_NEW))
 
     def drop(self, wait: Wait) -> None:
         """Drops a wait without an answer."""
@@ -50,7 +50,7 @@ class Waits:
         if not waits:
             del self._of[wait.request.client_id]
 
-    def end(self, wait: Wait, received: Received) -> None:
+    def end(self, wait: Wait, received: PopResult) -> None:
         """Answers a wait. A door that fails must not harm the sender of the message."""
         if wait.is_over:
             return

@@ -23,7 +23,7 @@ from ..wire.connection import Connection
 _MARGIN: Final = 0.1  # the part of its time by which a message is ours for less than the broker says
 
 
-class Delivery:
+class SharedDelivery:
     """`receipt` is what it is acknowledged with; a renewal may replace it. `settle`: what to say of it as soon as the renewal
     that is under way is answered. `is_settled`: whoever had it has said what becomes of it. `since_s`: when it came."""
 
@@ -59,7 +59,7 @@ class Asked:
         return now_s - stood_s + invisible_s * (1 - _MARGIN)
 
 
-def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) -> tuple[list[Delivery], int]:
+def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) -> tuple[list[SharedDelivery], int]:
     """The messages of a receive, and about how many are left. Raises MessageError, HeaderError."""
     result = read(PopMessageResult, answer.ext)
     starts, tried = starts_of(result.start_offset_info or ""), tried_in(result.order_count_info or "")
@@ -79,5 +79,5 @@ def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) ->
             if count:  # in order the record stays as it was stored
                 stored = message.record._replace(reconsume_times=count)
                 message = Message(stored, message.queue, topic, message.lease)
-        found.append(Delivery(message, receipt))
+        found.append(SharedDelivery(message, receipt))
     return found, result.rest_num

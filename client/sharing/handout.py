@@ -10,16 +10,16 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from .deliveries import Delivery
+from .deliveries import SharedDelivery
 
 
 class Handout:
     """`unwanted` gets what comes during a pause or behind the end. `sources`: how many want places at all."""
 
-    def __init__(self, unwanted: Callable[[Delivery], None]) -> None:
+    def __init__(self, unwanted: Callable[[SharedDelivery], None]) -> None:
         self._unwanted = unwanted
-        self._takers: deque[asyncio.Future[Delivery | None]] = deque()
-        self._waiting: deque[Delivery] = deque()
+        self._takers: deque[asyncio.Future[SharedDelivery | None]] = deque()
+        self._waiting: deque[SharedDelivery] = deque()
         self._line: deque[tuple[asyncio.Future[int], int]] = deque()
         self._reserved = 0
         self._holders = 0
@@ -29,12 +29,12 @@ class Handout:
 
     # Takers
 
-    async def take(self) -> Delivery | None:
+    async def take(self) -> SharedDelivery | None:
         """The next message; None behind the end. A wait that is cancelled loses nothing."""
         while not self.is_closed:
             if self._waiting:
                 return self._waiting.popleft()
-            taker: asyncio.Future[Delivery | None] = asyncio.get_running_loop().create_future()
+            taker: asyncio.Future[SharedDelivery | None] = asyncio.get_running_loop().create_future()
             self._takers.append(taker)
             self._grant()
             try:
@@ -51,7 +51,7 @@ class Handout:
                 self._unwanted(delivery)
         return None
 
-    def drop(self, delivery: Delivery) -> bool:
+    def drop(self, delivery: SharedDelivery) -> bool:
         """Takes out a message that waits; whether it did."""
         try:
             self._waiting.remove(delivery)
@@ -95,7 +95,7 @@ class Handout:
         """Whether somebody waits for a place, or would if he came now: nobody should keep one for long."""
         return self._free < self.sources - self._holders
 
-    def put(self, deliveries: Iterable[Delivery], places: int) -> None:
+    def put(self, deliveries: Iterable[SharedDelivery], places: int) -> None:
         """Hands out the messages that came for so many places, which are free again."""
         self._reserved -= places
         self._holders -= 1
@@ -103,7 +103,7 @@ class Handout:
             self._hand(delivery)
         self._grant()
 
-    def _hand(self, delivery: Delivery, *, first: bool = False) -> None:
+    def _hand(self, delivery: SharedDelivery, *, first: bool = False) -> None:
         if self.is_paused or self.is_closed:
             self._unwanted(delivery)
             return

@@ -22,7 +22,7 @@ from ..config import POP_MESSAGES, POP_TIMEOUT_S, POP_TURN_S, POP_WAIT_S
 from ..errors import AnswerUnreadable, BrokerRefused, ConnectionFailed, RocketletError
 from ..log import get_logger
 from ..wire.cluster import Cluster
-from .deliveries import Asked, Delivery, deliveries_of
+from .deliveries import Asked, SharedDelivery, deliveries_of
 from .handout import Handout
 
 log = get_logger("rocketlet.sharing")
@@ -56,8 +56,8 @@ class Source:
         handout: Handout,
         *,
         register: Register,
-        on_arrived: Callable[[Delivery], None],
-        on_other: Callable[[Delivery], None],
+        on_arrived: Callable[[SharedDelivery], None],
+        on_other: Callable[[SharedDelivery], None],
     ) -> None:
         self._cluster = cluster
         self._limits = cluster.limits
@@ -109,7 +109,7 @@ class Source:
     async def _receive(self, places: int, wait_s: float) -> int:
         """Sends one receive, for places that were reserved. Returns about how many messages are left. Raises
         RocketletError."""
-        found: list[Delivery] = []
+        found: list[SharedDelivery] = []
         self.is_asking = True
         try:
             found, rest = await self._ask(places, wait_s)
@@ -120,7 +120,7 @@ class Source:
                 self._on_arrived(delivery)
             self._handout.put(found, places)
 
-    async def _ask(self, places: int, wait_s: float) -> tuple[list[Delivery], int]:
+    async def _ask(self, places: int, wait_s: float) -> tuple[list[SharedDelivery], int]:
         connection = await self._cluster.broker(self.broker_name)
         await self._register(connection.address)
         asked = Asked(connection)
@@ -142,7 +142,7 @@ class Source:
             self._on_other(delivery)
         return [delivery for delivery in found if delivery not in others] if others else found, rest
 
-    def _is_wanted(self, delivery: Delivery) -> bool:
+    def _is_wanted(self, delivery: SharedDelivery) -> bool:
         tags = self._subscription.tags
         if not tags or self._subscription.takes_all:
             return True

@@ -20,7 +20,7 @@ from ..lease import clock_s
 from ..log import get_logger
 from ..message import Message
 from ..wire.cluster import Cluster
-from .deliveries import Delivery
+from .deliveries import SharedDelivery
 from .settling import change_ext
 
 log = get_logger("rocketlet.sharing")
@@ -30,14 +30,14 @@ class Renewing:
     """`in_hand`: by message. `is_unwanted(delivery)`: whether nobody has taken it, so that it was given back."""
 
     def __init__(
-        self, cluster: Cluster, group: str, invisible_s: float, is_unwanted: Callable[[Delivery], bool]
+        self, cluster: Cluster, group: str, invisible_s: float, is_unwanted: Callable[[SharedDelivery], bool]
     ) -> None:
         self._cluster = cluster
         self._limits = cluster.limits
         self._group = group
         self._invisible_s = invisible_s
         self._is_unwanted = is_unwanted
-        self.in_hand: dict[Message, Delivery] = {}
+        self.in_hand: dict[Message, SharedDelivery] = {}
 
     async def run(self) -> None:
         step_s = self._invisible_s / RENEWALS
@@ -51,14 +51,14 @@ class Renewing:
             except Exception:  # any: without this task every message would come again
                 log.exception("renewals_failed", group=self._group)
 
-    def _look_at(self, delivery: Delivery) -> None:
+    def _look_at(self, delivery: SharedDelivery) -> None:
         if self._is_unwanted(delivery):
             self.in_hand.pop(delivery.message, None)
         else:
             self._renew(delivery)
             self._name(delivery)
 
-    def _renew(self, delivery: Delivery) -> None:
+    def _renew(self, delivery: SharedDelivery) -> None:
         connection = self._cluster.connected(delivery.receipt.broker_name)
         if connection is None:
             return
@@ -71,7 +71,7 @@ class Renewing:
             connection.running_s() + OFFSET_TIMEOUT_S,
         )
 
-    def _answered(self, delivery: Delivery, asked_s: float, answer: Frame | Exception) -> None:
+    def _answered(self, delivery: SharedDelivery, asked_s: float, answer: Frame | Exception) -> None:
         delivery.is_renewing = False
         settle, delivery.settle = delivery.settle, None
         if isinstance(answer, Frame):
@@ -81,7 +81,7 @@ class Renewing:
         if settle is not None:
             settle()
 
-    def _take(self, delivery: Delivery, asked_s: float, answer: Frame) -> None:
+    def _take(self, delivery: SharedDelivery, asked_s: float, answer: Frame) -> None:
         fault = f"{code_name(answer.code)}: {answer.remark}" if answer.code else ""
         if not answer.code:
             try:
@@ -97,7 +97,7 @@ class Renewing:
         hint = "it is handled a second time, perhaps at the same time"
         log.warning("message_lost", message=delivery.message.message_id, reason=fault, hint=hint)
 
-    def _name(self, delivery: Delivery) -> None:
+    def _name(self, delivery: SharedDelivery) -> None:
         stood_s = clock_s() - delivery.since_s
         if stood_s >= self._limits.standing_s and stood_s >= 2 * (delivery.named_s - delivery.since_s):
             delivery.named_s = clock_s()

@@ -34,7 +34,7 @@ from ..log import get_logger
 from ..message import Message
 from ..wire.cluster import Cluster
 from ..wire.connection import Connection
-from .deliveries import Delivery
+from .deliveries import SharedDelivery
 
 log = get_logger("rocketlet.sharing")
 
@@ -58,14 +58,14 @@ class Settling:
         self._limits = cluster.limits
         self._group = group
         self._spawn = spawn
-        self._acks: dict[str, list[Delivery]] = {}
+        self._acks: dict[str, list[SharedDelivery]] = {}
         self._open = 0
         self._settled = asyncio.Event()
         self._settled.set()
 
     # Done
 
-    def ack(self, delivery: Delivery) -> None:
+    def ack(self, delivery: SharedDelivery) -> None:
         """The broker is told at the end of this turn, and until it has heard it."""
         self._open += 1
         self._settled.clear()
@@ -74,7 +74,7 @@ class Settling:
         else:
             self._collect(delivery)
 
-    def _collect(self, delivery: Delivery) -> None:
+    def _collect(self, delivery: SharedDelivery) -> None:
         name = delivery.receipt.broker_name
         waiting = self._acks.get(name)
         if waiting is None:
@@ -95,19 +95,21 @@ class Settling:
                 *request, partial(self._answered, connection, part), connection.running_s() + OFFSET_TIMEOUT_S
             )
 
-    def _one(self, delivery: Delivery) -> tuple[int, dict[str, Any], bytes]:
+    def _one(self, delivery: SharedDelivery) -> tuple[int, dict[str, Any], bytes]:
         receipt = delivery.receipt
         topic = receipt.topic(self._group, delivery.message.topic)
         header = AckMessage(self._group, topic, receipt.queue_id, receipt.text, receipt.offset)
         return RequestCode.ACK_MESSAGE, write(header), b""
 
     def _batch(
-        self, connection: Connection, broker_name: str, deliveries: Sequence[Delivery]
+        self, connection: Connection, broker_name: str, deliveries: Sequence[SharedDelivery]
     ) -> tuple[int, dict[str, Any], bytes]:
         acks = _by_pop(deliveries, is_ours=connection.speaks_msgpack)
         return RequestCode.BATCH_ACK_MESSAGE, {}, encode_batch_acks(broker_name, self._group, acks)
 
-    def _answered(self, connection: Connection, deliveries: Sequence[Delivery], answer: Frame | Exception) -> None:
+    def _answered(
+        self, connection: Connection, deliveries: Sequence[SharedDelivery], answer: Frame | Exception
+    ) -> None:
         fault: object = answer
         if isinstance(answer, Frame):
             if answer.code == ResponseCode.SUCCESS:
@@ -121,7 +123,7 @@ class Settling:
         log.info("ack_failed", messages=len(deliveries), reason=str(fault))
         self._again(deliveries)
 
-    def _again(self, deliveries: Iterable[Delivery]) -> None:
+    def _again(self, deliveries: Iterable[SharedDelivery]) -> None:
         now_s = clock_s()
         late = [delivery for delivery in deliveries if now_s > delivery.lease.ends_s + ACK_PATIENCE_S]
         if late:
@@ -142,20 +144,20 @@ class Settling:
 
     # Again, or never
 
-    def retry(self, delivery: Delivery, outcome: RetryLater) -> None:
+    def retry(self, delivery: SharedDelivery, outcome: RetryLater) -> None:
         delay_s = delay_of(outcome, delivery.message)
         self._later(delivery, partial(self._until_heard, delivery, partial(self.change, delivery, delay_s)))
 
-    def give_back(self, delivery: Delivery) -> None:
+    def give_back(self, delivery: SharedDelivery) -> None:
         """Another member may have it at once; it was no try."""
         back = partial(self.change, delivery, 0.0, suspend=True)
         self._later(delivery, partial(self._until_heard, delivery, back))
 
-    def reject(self, delivery: Delivery, reason: str, done: Callable[[], None]) -> None:
+    def reject(self, delivery: SharedDelivery, reason: str, done: Callable[[], None]) -> None:
         """`done` is called when the dead letter is kept. Until then the message is to be prolonged."""
         self._later(delivery, partial(self._reject, delivery, reason, done))
 
-    def _later(self, delivery: Delivery, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _later(self, delivery: SharedDelivery, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._open += 1
         self._settled.clear()
 
@@ -173,7 +175,7 @@ class Settling:
         finally:
             self._close(1)
 
-    async def _reject(self, delivery: Delivery, reason: str, done: Callable[[], None]) -> None:
+    async def _reject(self, delivery: SharedDelivery, reason: str, done: Callable[[], None]) -> None:
         async def bury() -> None:
             await self.bury(delivery, reason)
             done()
@@ -182,7 +184,7 @@ class Settling:
         await self._until_heard(delivery, bury)
         done()
 
-    async def _until_heard(self, delivery: Delivery, say: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _until_heard(self, delivery: SharedDelivery, say: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
             try:
                 await say()
@@ -199,13 +201,13 @@ class Settling:
                 return
             await asyncio.sleep(self._limits.reconnect_s)
 
-    async def change(self, delivery: Delivery, delay_s: float, *, suspend: bool = False) -> None:
+    async def change(self, delivery: SharedDelivery, delay_s: float, *, suspend: bool = False) -> None:
         """The message comes again after that time. Raises RocketletError."""
         connection = await self._cluster.broker(delivery.receipt.broker_name)
         ext = change_ext(self._group, delivery, delay_s, suspend=suspend)
         await connection.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, timeout_s=OFFSET_TIMEOUT_S)
 
-    async def bury(self, delivery: Delivery, reason: str) -> None:
+    async def bury(self, delivery: SharedDelivery, reason: str) -> None:
         """Keeps a copy in the group's dead-letter topic. Raises RocketletError."""
         message = delivery.message
         connection = await self._cluster.broker(delivery.receipt.broker_name)
@@ -222,14 +224,14 @@ class Settling:
         await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header), timeout_s=OFFSET_TIMEOUT_S)
 
 
-def change_ext(group: str, delivery: Delivery, delay_s: float, *, suspend: bool = False) -> dict[str, Any]:
+def change_ext(group: str, delivery: SharedDelivery, delay_s: float, *, suspend: bool = False) -> dict[str, Any]:
     receipt = delivery.receipt
     topic = receipt.topic(group, delivery.message.topic)
     delay_ms = round(delay_s * 1000)
     return write(ChangeInvisibleTime(group, topic, receipt.queue_id, receipt.text, receipt.offset, delay_ms, suspend))
 
 
-def _by_pop(deliveries: Sequence[Delivery], *, is_ours: bool) -> Sequence[tuple[str, Receipt, Sequence[int]]]:
+def _by_pop(deliveries: Sequence[SharedDelivery], *, is_ours: bool) -> Sequence[tuple[str, Receipt, Sequence[int]]]:
     """Offsets by what they were popped with. Our broker knows a delivery by its queue and time alone, so that those of one
     receive are one entry; Apache's also by where the receive began in the queue."""
     entries: list[tuple[str, Receipt, list[int]]] = []

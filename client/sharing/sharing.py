@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..message import Message
 from ..tasks import cancelled
 from ..wire.cluster import Cluster
-from .deliveries import Delivery
+from .deliveries import SharedDelivery
 from .handout import Handout
 from .popping import Register, Source, Wanted
 from .renewing import Renewing
@@ -97,16 +97,16 @@ class Sharing:
 
     # Messages
 
-    def _arrived(self, delivery: Delivery) -> None:
+    def _arrived(self, delivery: SharedDelivery) -> None:
         self._renewing.in_hand[delivery.message] = delivery
 
-    def _is_unwanted(self, delivery: Delivery) -> bool:
+    def _is_unwanted(self, delivery: SharedDelivery) -> bool:
         if not self.handout.drop(delivery):
             return False
         self.give_back(delivery)
         return True
 
-    async def take(self) -> Delivery | None:
+    async def take(self) -> SharedDelivery | None:
         """The next message that may be tried; None behind the end."""
         while True:
             delivery = await self.handout.take()
@@ -129,7 +129,7 @@ class Sharing:
         if self._watches:
             self._told[message] = [watch.begins([message]) for watch in self._watches]
 
-    def held(self, message: Message) -> Delivery:
+    def held(self, message: Message) -> SharedDelivery:
         """Raises ConfigError for a message that is not in hand."""
         delivery = self._renewing.in_hand.get(message)
         if delivery is None or delivery.is_settled:
@@ -140,7 +140,7 @@ class Sharing:
         delivery = self._renewing.in_hand.get(message)
         return delivery is not None and not delivery.is_settled
 
-    def settle(self, delivery: Delivery, outcome: Outcome) -> None:
+    def settle(self, delivery: SharedDelivery, outcome: Outcome) -> None:
         """Settles a message by the outcome of its holder."""
         message, delivery.is_settled = delivery.message, True
         limit = self._max_reconsume_times
@@ -160,7 +160,7 @@ class Sharing:
         for settled in self._told.pop(message, ()):
             settled(outcome)
 
-    def give_back(self, delivery: Delivery) -> None:
+    def give_back(self, delivery: SharedDelivery) -> None:
         """Another member may have it at once."""
         self._leaves(delivery.message, RetryLater())
         self._settling.give_back(delivery)

@@ -15,10 +15,10 @@ from ..consuming.calling import Calling
 from ..consuming.handling import Outcome, checked_outcome, log_failure
 from ..log import get_logger
 from ..message import Message
-from .deliveries import Delivery
+from .deliveries import SharedDelivery
 from .sharing import Sharing
 
-Settle = Callable[[Delivery, Outcome], None]
+Settle = Callable[[SharedDelivery, Outcome], None]
 Judge = Callable[[Message, BaseException], Outcome]
 
 log = get_logger("rocketlet.handler")
@@ -67,7 +67,7 @@ class Workers:
                 return
             await self._handle(delivery)
 
-    async def _handle(self, delivery: Delivery) -> None:
+    async def _handle(self, delivery: SharedDelivery) -> None:
         try:
             outcome: Outcome = checked_outcome(await self._call.call(delivery.message))
         except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone

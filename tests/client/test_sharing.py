@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.client import Message, RetryLater
 from rocketlet.client.lease import Lease
-from rocketlet.client.sharing.deliveries import Delivery
+from rocketlet.client.sharing.deliveries import SharedDelivery
 from rocketlet.client.sharing.handout import Handout
 from rocketlet.client.sharing.settling import _by_pop, delay_of
 from rocketlet.protocol.message import MessageError
@@ -20,17 +20,17 @@ from rocketlet.protocol.popped import Receipt, receipt_of, starts_of, tried_in
 from rocketlet.protocol.queue import Queue
 
 
-def delivery(offset: int = 0, start: int | None = None, pop_ms: int = 1, **place: Any) -> Delivery:
+def delivery(offset: int = 0, start: int | None = None, pop_ms: int = 1, **place: Any) -> SharedDelivery:
     receipt = Receipt(offset if start is None else start, pop_ms, 30_000, 0, "0", "b", 0, offset)
     message = Message(b"", Queue("t", "b", 0), "t", Lease(0, 100.0))
-    return Delivery(message, receipt._replace(**place))
+    return SharedDelivery(message, receipt._replace(**place))
 
 
 class Back:
     """A handout whose unwanted messages are kept."""
 
     def __init__(self) -> None:
-        self.unwanted: list[Delivery] = []
+        self.unwanted: list[SharedDelivery] = []
         self.handout = Handout(self.unwanted.append)
 
 

@@ -44,7 +44,7 @@ from ...config import (
 )
 from ...pops.handles import TOPIC_MARK, encode_handle
 from ...pops.pool import Wait
-from ...pops.values import Delivered, Outcome, Received, Request, Why
+from ...pops.values import AckStatus, Delivered, PopRequest, PopResult, Why
 from ...sessions.refusal import Refusal
 from ...store.consume_queue import ConsumeQueue
 from ...store.files import StoreError
@@ -100,7 +100,7 @@ def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessag
             ResponseCode.INVALID_PARAMETER,
             f"the invisible time {header.invisible_time} ms is not between 1 and {MAX_INVISIBLE_MS}",
         )
-    request = Request(
+    request = PopRequest(
         header.consumer_group,
         header.topic,
         client_id_of(broker, connection, header.consumer_group),
@@ -146,7 +146,7 @@ def client_id_of(broker: Broker, connection: Connection, group: str) -> str:
 class _Receive:
     """One POP_MESSAGE and where its answer goes. It counts as a held pull as long as it waits."""
 
-    def __init__(self, broker: Broker, connection: Connection, frame: Frame, request: Request) -> None:
+    def __init__(self, broker: Broker, connection: Connection, frame: Frame, request: PopRequest) -> None:
         self._broker = broker
         self._connection = connection
         self._frame = frame
@@ -182,18 +182,18 @@ class _Receive:
             self._connection.held_pulls -= 1
             self._connection.charge(-self._kept_bytes)
 
-    def _answer(self, received: Received) -> None:
+    def _answer(self, received: PopResult) -> None:
         connection = self._connection
         self._leave()
         if self._wait is None:  # within `begin`
             self._now = self._encode(received)
         elif connection.is_closed or connection.is_paused:  # it reads too slowly to get more
             self._broker.pops.put_back(self._request.group, self._request.topic, received.messages)
-            connection.when_read(lambda: connection.write(self._encode(Received(Why.NOTHING_NEW))))
+            connection.when_read(lambda: connection.write(self._encode(PopResult(Why.NOTHING_NEW))))
         else:
             connection.write(self._encode(received))
 
-    def _encode(self, received: Received) -> Buffers:
+    def _encode(self, received: PopResult) -> Buffers:
         if received.why is not Why.FOUND:
             code = _NOTHING.get(received.why, ResponseCode.POLLING_TIMEOUT)
             return answer(self._frame, code, remark=received.fault or received.why.value)
@@ -287,9 +287,9 @@ def _outside(topic: str, queue_id: int, offset: int) -> str:
     return f"request offset[{offset}] not exist in {topic}:{queue_id}"
 
 
-def _answer_acks(connection: Connection, frame: Frame, outcomes: Sequence[Outcome]) -> None:
-    if Outcome.NOT_KEPT in outcomes:
-        remark = f"the acknowledgement is not stored: {Outcome.NOT_KEPT.value}"
+def _answer_acks(connection: Connection, frame: Frame, outcomes: Sequence[AckStatus]) -> None:
+    if AckStatus.NOT_KEPT in outcomes:
+        remark = f"the acknowledgement is not stored: {AckStatus.NOT_KEPT.value}"
         connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
     else:
         connection.write(answer(frame))
@@ -300,9 +300,9 @@ def batch_ack_message(broker: Broker, connection: Connection, frame: Frame) -> B
     acks = decode_batch_acks(frame.body)
     if not acks:
         return answer(frame, ResponseCode.NO_MESSAGE, remark="batch ack is empty")
-    count, found = len(acks), list[Outcome]()
+    count, found = len(acks), list[AckStatus]()
 
-    def answered(outcomes: Sequence[Outcome]) -> None:
+    def answered(outcomes: Sequence[AckStatus]) -> None:
         nonlocal count
         count -= 1
         found.extend(outcomes)
@@ -348,7 +348,7 @@ def notification(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     _check_reading(broker)
     _check_topic(broker, header.topic, header.queue_id)
     _check_group(broker, header.consumer_group)
-    request = Request(
+    request = PopRequest(
         header.consumer_group,
         header.topic,
         client_id_of(broker, connection, header.consumer_group),
@@ -362,7 +362,7 @@ def notification(broker: Broker, connection: Connection, frame: Frame) -> Buffer
 
 
 class _Notification(_Receive):
-    def _encode(self, received: Received) -> Buffers:
+    def _encode(self, received: PopResult) -> Buffers:
         if received.why in (Why.FOUND, Why.NOTHING_NEW, Why.TOO_MANY_WAIT):
             told = Notified(received.why is Why.FOUND, received.why is Why.TOO_MANY_WAIT)
             return answer(self._frame, ext=write(told))

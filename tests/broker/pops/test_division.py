@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.config import POOL_LEAVE_S, POOL_SENT_BACK
-from rocketlet.broker.pops.values import Outcome, Why
+from rocketlet.broker.pops.values import AckStatus, Why
 from rocketlet.protocol.message import Record
 from rocketlet.protocol.properties import RETRY_TOPIC, find
 
@@ -80,7 +80,7 @@ def test_what_is_popped_of_a_queue_that_leaves_is_waited_for_until_its_time_is_o
         world.wait(client="p", wait_ms=500)
     assert 0 in world.lock(puller, "a", 0)
     assert world.offsets.get("g", "t", 0) == 0
-    assert world.ack(*handles(received)) == [Outcome.UNKNOWN]
+    assert world.ack(*handles(received)) == [AckStatus.UNKNOWN]
 
 
 def test_what_comes_back_of_a_queue_that_leaves_is_given_again_for_a_while(world: World) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from rocketlet.broker.pops.values import Delivered, Outcome, Received, Why
+from rocketlet.broker.pops.values import AckStatus, Delivered, PopResult, Why
 from rocketlet.protocol.message import decode_record
 
 from .world import World
@@ -100,7 +100,7 @@ class Shared(RuleBasedStateMachine):
             due = [item.body for item in self.messages.values() if self._is_due(item)]
             assert not due, f"not given: {due}"
 
-    def _take(self, received: Received, invisible_s: float, client: str) -> None:
+    def _take(self, received: PopResult, invisible_s: float, client: str) -> None:
         assert (received.why is Why.FOUND) == bool(received.messages)
         given: list[Message] = []
         for delivered in received.messages:
@@ -157,7 +157,7 @@ class Shared(RuleBasedStateMachine):
         if not message.is_sure:
             return
         if message.handle != handle:
-            assert changed.outcome is Outcome.EXPIRED or message.state == DONE
+            assert changed.outcome is AckStatus.EXPIRED or message.state == DONE
         elif message.state != DONE:
             assert changed.outcome.is_done
             message.attempts = max(message.attempts - (not is_counted), 0)
@@ -234,7 +234,7 @@ class Shared(RuleBasedStateMachine):
             self._take(received, 10, "c")
             seen.update(self.handles[message.handle] for message in received.messages)
             for delivered in received.messages:
-                assert self.world.ack(delivered.handle) == [Outcome.DONE]
+                assert self.world.ack(delivered.handle) == [AckStatus.DONE]
                 message = self.messages[self.handles[delivered.handle]]
                 message.state = DONE
         assert all(message.state == DONE or not message.is_sure for message in self.messages.values())

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.pops.values import Outcome, Why
+from rocketlet.broker.pops.values import AckStatus, Why
 from rocketlet.protocol.subscription import Subscription
 
 from .world import World, bodies, handles
@@ -23,7 +23,7 @@ def test_messages_are_in_one_client_s_hands_and_gone_when_acknowledged(world: Wo
     second = world.receive(client="d")
     assert len(second.messages) == 1
     assert world.receive().why is Why.NOTHING_NEW
-    assert set(world.ack(*handles(first), *handles(second))) == {Outcome.DONE}
+    assert set(world.ack(*handles(first), *handles(second))) == {AckStatus.DONE}
     assert {number.lag for number in world.state.numbers("g", "t").values()} == {0}
     assert [world.offsets.get("g", "t", queue) for queue in (0, 1)] == [2, 2]
 
@@ -38,9 +38,9 @@ def test_one_that_is_not_acknowledged_comes_again_to_the_millisecond(world: Worl
     assert bodies(got[0]) == ["m"]
     assert got[0].messages[0].attempt == 2
     assert got[0].messages[0].handle != first.messages[0].handle
-    assert world.ack(*handles(first)) == [Outcome.EXPIRED]
-    assert world.ack(*handles(got[0])) == [Outcome.DONE]
-    assert world.ack(*handles(got[0])) == [Outcome.DONE]
+    assert world.ack(*handles(first)) == [AckStatus.EXPIRED]
+    assert world.ack(*handles(got[0])) == [AckStatus.DONE]
+    assert world.ack(*handles(got[0])) == [AckStatus.DONE]
 
 
 def test_a_receive_waits_for_a_message_and_each_message_wakes_one(world: World) -> None:
@@ -56,7 +56,7 @@ def test_a_nack_comes_again_at_its_time_and_at_once_with_none(world: World) -> N
     world.send("m")
     handle = handles(world.receive())[0]
     got = world.wait()
-    assert world.state.change("g", "t", handle, 3000).outcome is Outcome.DONE
+    assert world.state.change("g", "t", handle, 3000).outcome is AckStatus.DONE
     world.advance(2.999)
     assert not got
     world.advance(0.001)
@@ -71,14 +71,14 @@ def test_a_handle_stays_the_same_when_its_time_is_changed(world: World) -> None:
     changed = world.state.change("g", "t", handle, 60_000)
     assert changed.handle == handle
     world.advance(59)
-    assert world.ack(handle) == [Outcome.DONE]
+    assert world.ack(handle) == [AckStatus.DONE]
 
 
 def test_an_acknowledgement_that_is_late_counts_until_somebody_else_has_the_message(world: World) -> None:
     world.send("m")
     received = world.receive(invisible_ms=1000)
     world.advance(2)
-    assert world.ack(*handles(received)) == [Outcome.LATE]
+    assert world.ack(*handles(received)) == [AckStatus.LATE]
     assert world.receive().why is Why.NOTHING_NEW
 
 
@@ -108,13 +108,13 @@ def test_a_message_that_fails_too_often_becomes_a_dead_letter_with_the_reason(wo
 def test_a_dead_letter_that_a_client_asks_for_twice_is_one(world: World) -> None:
     world.send("m")
     handle = handles(world.receive())[0]
-    got: list[Outcome] = []
+    got: list[AckStatus] = []
     for _ in range(2):
         world.state.to_dead_letters("g", "t", handle, "no", got.extend)
     world.turn()
     world.state.to_dead_letters("g", "t", handle, "no", got.extend)
     world.turn()
-    assert got == [Outcome.DONE] * 3
+    assert got == [AckStatus.DONE] * 3
     assert len(world.receive(group="undertaker", topic="%DLQ%g").messages) == 1
 
 
@@ -123,11 +123,11 @@ def test_handles_of_others_are_not_taken(world: World) -> None:
     world.send("m", topic="u")
     handle = handles(world.receive())[0]
     world.receive(group="other")
-    assert world.ack("rubbish") == [Outcome.UNREADABLE]
-    assert world.ack("1 2 3 4 5 6 7 ²") == [Outcome.UNREADABLE]
-    assert world.ack(handle.replace(" b ", " c ")) == [Outcome.UNKNOWN]
-    assert world.ack(handle, topic="u") == [Outcome.UNKNOWN]
-    assert world.ack(handle, group="nobody") == [Outcome.UNKNOWN]
+    assert world.ack("rubbish") == [AckStatus.UNREADABLE]
+    assert world.ack("1 2 3 4 5 6 7 ²") == [AckStatus.UNREADABLE]
+    assert world.ack(handle.replace(" b ", " c ")) == [AckStatus.UNKNOWN]
+    assert world.ack(handle, topic="u") == [AckStatus.UNKNOWN]
+    assert world.ack(handle, group="nobody") == [AckStatus.UNKNOWN]
 
 
 def test_a_restart_loses_neither_acknowledgements_nor_times(world: World) -> None:
@@ -140,7 +140,7 @@ def test_a_restart_loses_neither_acknowledgements_nor_times(world: World) -> Non
     world.open()
     got = world.wait()
     assert not got
-    assert world.ack(received.messages[0].handle) == [Outcome.DONE]
+    assert world.ack(received.messages[0].handle) == [AckStatus.DONE]
     world.advance(5.999)
     assert not got
     world.advance(0.001)
@@ -231,7 +231,7 @@ def test_a_group_that_is_sent_elsewhere_goes_on_from_there(world: World) -> None
     world.state.sent_elsewhere("g", "t")
     again = world.receive()
     assert bodies(again) == ["m0", "m1", "m2"]
-    assert world.ack(received.messages[1].handle) == [Outcome.EXPIRED]
+    assert world.ack(received.messages[1].handle) == [AckStatus.EXPIRED]
     world.ack(*handles(again))
     assert world.offsets.get("g", "t", 0) == 3
 
@@ -270,12 +270,12 @@ def test_a_disk_that_takes_nothing_keeps_acknowledgements_from_being_answered(
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, "write", full)
-        assert world.ack(*handles(received)) == [Outcome.NOT_KEPT]
+        assert world.ack(*handles(received)) == [AckStatus.NOT_KEPT]
     again = world.receive()
     assert bodies(again) == ["m"]
-    assert world.ack(*handles(again)) == [Outcome.NOT_KEPT]
+    assert world.ack(*handles(again)) == [AckStatus.NOT_KEPT]
     world.save()  # the file is written anew
-    assert world.ack(*handles(world.receive())) == [Outcome.DONE]
+    assert world.ack(*handles(world.receive())) == [AckStatus.DONE]
     world.kill()
     world.open()
     assert world.receive().why is Why.NOTHING_NEW

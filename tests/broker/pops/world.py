@@ -18,13 +18,13 @@ from rocketlet.broker.groups.owning.watch import Watch
 from rocketlet.broker.groups.settings import GroupConfigs
 from rocketlet.broker.messages.appender import Appender
 from rocketlet.broker.messages.topics import Topics
-from rocketlet.broker.pops.division import Members
+from rocketlet.broker.pops.division import OtherReaders
 from rocketlet.broker.pops.mixed import Mixed
-from rocketlet.broker.pops.pools import Source
+from rocketlet.broker.pops.pools import PopSource
 from rocketlet.broker.pops.pops import Pops
 from rocketlet.broker.pops.seats import Seat
 from rocketlet.broker.pops.settling import Keeping
-from rocketlet.broker.pops.values import Outcome, Received, Request
+from rocketlet.broker.pops.values import AckStatus, PopRequest, PopResult
 from rocketlet.broker.running.engine import Engine
 from rocketlet.broker.running.jobs import run
 from rocketlet.broker.running.turns import Turns
@@ -90,7 +90,7 @@ class World:
         self.pops: Pops | None = None
         self.pops = Pops(
             "b",
-            Source(self.topics, self.appender, self.offsets, self.groups),
+            PopSource(self.topics, self.appender, self.offsets, self.groups),
             Keeping(Frames(self.journal), lambda action, otherwise: action(), self._soon.append),
             self._members(),
             clock,
@@ -98,7 +98,7 @@ class World:
         )
         self.pops._book.journal_bytes = self.journal_bytes
 
-    def _members(self) -> Members:
+    def _members(self) -> OtherReaders:
         clock = self.clock
         engine = Engine(_AtOnce(), Turns(), clock)  # type: ignore[arg-type]
         history = History(clock)
@@ -112,7 +112,7 @@ class World:
         )
         self.locks = Locks(history, self.folder / "locks.json", clock, around)
         watch = Watch(self.members, self.locks, history, self.topics.queues_of, clock)
-        return Members(
+        return OtherReaders(
             self.members, self.locks, watch, RequestModes(self.folder / "modes.json"), Mixed(clock, history), engine,
             _no_route, self.topics.queues_of,
         )  # fmt: skip
@@ -181,10 +181,10 @@ class World:
             )
         return place[1]
 
-    def receive(self, count: int = 32, invisible_ms: int = 10_000, **rest: Any) -> Received:
+    def receive(self, count: int = 32, invisible_ms: int = 10_000, **rest: Any) -> PopResult:
         """Receives at once: the messages that are there now."""
-        got: list[Received] = []
-        request = Request(
+        got: list[PopResult] = []
+        request = PopRequest(
             rest.pop("group", "g"), rest.pop("topic", "t"), rest.pop("client", "c"), count, invisible_ms, **rest
         )
         self.state.receive(request, got.append)
@@ -192,10 +192,10 @@ class World:
         (received,) = got
         return received
 
-    def wait(self, count: int = 32, invisible_ms: int = 10_000, wait_ms: int = 20_000, **rest: Any) -> list[Received]:
+    def wait(self, count: int = 32, invisible_ms: int = 10_000, wait_ms: int = 20_000, **rest: Any) -> list[PopResult]:
         """A receive that waits: what it is answered, when it is."""
-        got: list[Received] = []
-        request = Request(
+        got: list[PopResult] = []
+        request = PopRequest(
             rest.pop("group", "g"),
             rest.pop("topic", "t"),
             rest.pop("client", "c"),
@@ -209,8 +209,8 @@ class World:
         self.turn()
         return got
 
-    def ack(self, *handles: str, group: str = "g", topic: str = "t") -> list[Outcome]:
-        got: list[Outcome] = []
+    def ack(self, *handles: str, group: str = "g", topic: str = "t") -> list[AckStatus]:
+        got: list[AckStatus] = []
         self.state.ack(group, topic, handles, got.extend)
         self.turn()
         assert len(got) == len(handles)
@@ -221,9 +221,9 @@ class World:
         self.turn()
 
 
-def bodies(received: Received) -> list[str]:
+def bodies(received: PopResult) -> list[str]:
     return [decode_record(message.record).body.decode() for message in received.messages]
 
 
-def handles(received: Received) -> list[str]:
+def handles(received: PopResult) -> list[str]:
     return [message.handle for message in received.messages]
