@@ -10,8 +10,8 @@ FROM_END: Final = 2  # ours: behind the newest message. Apache takes every other
 
 
 class PopMessage(NamedTuple):
-    """POP_MESSAGE. `queue_id` below 0: any. Times in ms. `init_mode`: where a new group begins. `order`: the group must hand
-    out messages in order."""
+    """POP_MESSAGE. `queue_id` below 0: any. Times in ms. `init_mode`: where a new group begins. `order`: the messages
+    come in order."""
 
     consumer_group: str
     topic: str

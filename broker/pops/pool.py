@@ -64,7 +64,7 @@ class Popper(NamedTuple):
 class Pool:
     """The pool of one group and topic. `queues`: the deliveries by queue id. `ready`: the queues that may have something,
     the one served longest ago first. `owned`: the queues that are the pool's; None: all. `leaving`: those of them that are to
-    be others', and since when (`division`)."""
+    be others', and since when (`division`). `is_in_order`: a client has asked for the messages in order."""
 
     def __init__(self, group: str, topic: str, tally: Tally, limits: Limits = LIMITS) -> None:
         self._limits = limits
@@ -81,6 +81,7 @@ class Pool:
         self.clients: dict[str, Popper] = {}
         self.is_cut = False  # the last look at the queues has ended early, and found nothing
         self.is_served_later = False
+        self.is_in_order = False
 
     def is_used(self, now_s: float) -> bool:
         """Whether somebody waits, has messages, or asked lately."""

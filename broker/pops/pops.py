@@ -108,6 +108,7 @@ class Pops:
             return _answered(wait, PopResult(Why.PULLED, fault=fault))
         pool = self._pools.get(request)
         pool.note_client(request, self._clock.monotonic_s())
+        pool.is_in_order = pool.is_in_order or request.in_order
         received = self._batches.again(request, self._give_again) or self._pop(pool, request)
         if received.why is Why.FOUND or request.wait_ms <= 0:
             return _answered(wait, received)
@@ -123,7 +124,7 @@ class Pops:
             return PopResult(Why.FOUND if self._pools.has_some(pool, request) else Why.NOTHING_NEW)
         now_ms = self._clock.time_ms()
         count, room = min(request.count, MAX_POP_MESSAGES), request.max_bytes
-        is_in_order = self._is_in_order(request.group)
+        is_in_order = pool.is_in_order or self._is_orderly(request.group)
         found: list[Delivered] = []
         batch: list[tuple[QueueDeliveries, Delivery]] = []
         pool.is_cut = False
@@ -150,7 +151,7 @@ class Pops:
             self._batches.note(request, batch)
         return PopResult(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms, pool.rest())
 
-    def _is_in_order(self, group: str) -> bool:
+    def _is_orderly(self, group: str) -> bool:
         settings = self._settings.ensure(group)
         return settings is not None and settings.consume_orderly
 

@@ -172,12 +172,21 @@ async def test_messages_of_one_message_group_come_one_after_the_other(node: Node
     assert all(numbers == list(range(8)) for numbers in done.values())
 
 
-async def test_order_is_refused_by_a_group_without_it(node: Node, wire: Wire) -> None:
+async def test_a_group_without_order_keeps_it_for_a_member_that_asks(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     async with SharedConsumer(node.address, "g", "t", Inbox()):
         pass
-    with pytest.raises(BrokerRefused, match="rocketlet groups create g --orderly"):
-        await SharedConsumer(node.address, "g", "t", Inbox(), orderly=True).start()
+    done: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        if message.attempt == 1 and message.body == b"0":
+            raise RetryLater(0.01)
+        done.append(message.body)
+
+    async with SharedConsumer(node.address, "g", "t", handle, orderly=True), Producer(node.address) as producer:
+        await producer.send_batch("t", [b"0", b"1", b"2"])
+        await eventually(lambda: len(done) == 3)
+    assert done == [b"0", b"1", b"2"]
 
 
 async def test_filters_by_tag_and_by_sql(node: Node, wire: Wire) -> None:

@@ -61,6 +61,7 @@ _NOTHING = {
     Why.PULLED: ResponseCode.NO_PERMISSION,
     Why.FAILED: ResponseCode.SYSTEM_ERROR,
 }
+_NO_MESSAGES = write(PopMessageResult(0, 0, 0, 0))  # Java's client logs four errors for an answer without these fields
 
 
 def pop_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
@@ -77,7 +78,7 @@ def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessag
                 group = header.consumer_group[:MAX_NAMED_CHARS]  # nothing has looked at it yet
                 log.warning("pop_came_late", group=group, peer=connection.peer, late_s=late_ms / 1000, hint=hint)
             remark = f"the broker[{broker.config.name}] pop message is timeout too much"
-            raise Refused(ResponseCode.POLLING_TIMEOUT, remark)
+            raise Refused(ResponseCode.POLLING_TIMEOUT, remark, _NO_MESSAGES)
     _check_reading(broker)
     if header.max_msg_nums > MAX_POP_MESSAGES:
         raise Refused(
@@ -109,6 +110,7 @@ def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessag
         min(max(header.poll_time, 0), int(MAX_POLL_S * 1000)),
         queue_id=header.queue_id if header.queue_id >= 0 else None,
         is_strict=header.queue_id >= 0,
+        in_order=header.order,
         subscription=subscription,
         matches=matches,
         attempt_id=(header.attempt_id or "")[:MAX_ATTEMPT_CHARS] or None,
@@ -196,7 +198,7 @@ class _Receive:
     def _encode(self, received: PopResult) -> Buffers:
         if received.why is not Why.FOUND:
             code = _NOTHING.get(received.why, ResponseCode.POLLING_TIMEOUT)
-            return answer(self._frame, code, remark=received.fault or received.why.value)
+            return answer(self._frame, code, _NO_MESSAGES, remark=received.fault or received.why.value)
         starts, offsets = offset_texts((TOPIC_MARK, item.queue_id, item.offset) for item in received.messages)
         result = PopMessageResult(received.pop_ms, received.invisible_ms, 0, received.rest, starts, offsets)
         return answer_pieces(self._frame, write(result), list(map(_record, received.messages)), "FOUND")
@@ -243,18 +245,12 @@ def _check_topic(broker: Broker, name: str, queue_id: int, bad_queue: int = Resp
 
 
 def _check_group(broker: Broker, name: str, *, in_order: bool = False) -> None:
-    """in_order: a group that is made now is one in order, and no other will do. Apache's brokers lock queues for it."""
+    """in_order: a group that is made now is one in order."""
     group = broker.group_configs.ensure(name, orderly=in_order)
     if group is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] not exist")
     if not group.consume_enable:
         raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
-    if in_order and not group.consume_orderly:
-        raise Refused(
-            ResponseCode.NO_PERMISSION,
-            f"the group {name} does not hand out messages in order; set that with `rocketlet groups create {name} "
-            "--orderly`, which keeps its offsets",
-        )
 
 
 # Clients' words on their messages
@@ -388,7 +384,7 @@ def peek_message(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     now_ms = broker.clock.time_ms()
     found = broker.pops.peek(header.consumer_group, header.topic, queue_id, max(header.max_msg_nums, 1))
     if not found:
-        return answer(frame, ResponseCode.PULL_NOT_FOUND, remark="there is no message")
+        return answer(frame, ResponseCode.PULL_NOT_FOUND, _NO_MESSAGES, remark="there is no message")
     places = [(TOPIC_MARK, item.queue_id, item.offset) for item in found]
     result = PopMessageResult(now_ms, 0, 0, 0, *offset_texts(places))
     return answer_pieces(frame, write(result), [item.record for item in found], "FOUND")

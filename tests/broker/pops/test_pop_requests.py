@@ -349,16 +349,34 @@ async def test_administration_sees_who_shares_the_messages_and_no_queue_without_
     assert findings == []
 
 
-async def test_a_group_that_is_asked_for_order_is_made_so_and_another_one_is_refused(node: Node, wire: Wire) -> None:
+async def test_a_new_group_that_is_asked_for_order_is_made_so(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     assert await faults(wire, order=True) == ResponseCode.POLLING_TIMEOUT
     made = node.broker.group_configs.ensure("g")
     assert made is not None
     assert made.consume_orderly
-    await popped(wire, consumerGroup="other")
-    answer = await wire.call(RequestCode.POP_MESSAGE, pop(consumerGroup="other", order=True))
-    assert answer.code == ResponseCode.NO_PERMISSION
-    assert "rocketlet groups create other --orderly" in str(answer.remark)
+
+
+async def test_a_group_without_order_keeps_it_once_a_client_asks(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await send(wire, b"a")
+    (first,) = await popped(wire)
+    await send(wire, b"b")
+    assert await popped(wire, order=True) == []  # it would come before the one in hand
+    assert await popped(wire) == []
+    await wire.call(RequestCode.ACK_MESSAGE, ack(first))
+    assert [record.body for record in await popped(wire)] == [b"b"]
+
+
+async def test_an_answer_without_messages_has_the_fields_that_java_reads(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    late = await wire.call(RequestCode.POP_MESSAGE, pop(bornTime=1, pollTime=1000))
+    none = await wire.call(RequestCode.POP_MESSAGE, pop())
+    peeked = await wire.call(
+        RequestCode.PEEK_MESSAGE, {"consumerGroup": "g", "topic": "t", "queueId": 0, "maxMsgNums": 1}
+    )
+    for answer in (late, none, peeked):
+        assert {answer.ext[name] for name in ("popTime", "invisibleTime", "reviveQid", "restNum")} == {"0"}
 
 
 async def test_a_new_group_may_begin_behind_the_newest_message(node: Node, wire: Wire) -> None:
