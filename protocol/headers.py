@@ -294,12 +294,15 @@ class TopicGroup(NamedTuple):
 
 
 class ResetOffset(NamedTuple):
-    """`timestamp`: ms, -1 for the end. `is_force`: forward, too."""
+    """`timestamp`: ms, -1 for the end. `is_force`: forward, too. `queue_id`: of 5.x, only this queue; below 0: all. `offset`:
+    where that queue goes, instead of the time."""
 
     topic: str
     group: str
     timestamp: int
     is_force: bool
+    queue_id: int = -1
+    offset: int = -1
 
 
 class ProducerGroup(NamedTuple):

@@ -45,7 +45,7 @@ from ...groups.members import ConsumerGroup as Group
 from ...messages.statistics import GOT
 from ...sessions.events import Answer, Asked, HandlingWanted, OffsetsReset, OffsetsWanted, RunningWanted
 from ...store.consume_queue import ConsumeQueue
-from ..answers import Buffers, answer, small
+from ..answers import Buffers, Refused, answer, small
 from ..connection import Connection
 
 log = structlog.get_logger("rocketlet.admin")
@@ -205,21 +205,25 @@ def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[
 def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """INVOKE_BROKER_TO_RESET_OFFSET: members are told the offsets. Without members, the tool commits them.
 
-    `isForce` false only goes back, as Apache's.
+    `isForce` false only goes back, as Apache's, except for a single queue: the offset named for it counts.
     """
     header = read(ResetOffset, frame.ext)
     topic = broker.topics.get(header.topic)
     if topic is None:
         remark = f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}"
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    if header.queue_id >= topic.write_queues:
+        remark = f"the topic {header.topic} has no queue {header.queue_id}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    is_single = header.queue_id >= 0
     offsets: dict[Queue, int] = {}
-    for queue_id in range(topic.write_queues):
+    for queue_id in [header.queue_id] if is_single else range(topic.write_queues):
         current = broker.offsets.get(header.group, header.topic, queue_id)
         if current is None:
             remark = f"THe consumer group <{header.group}> not exist"
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
-        wanted = yield from _wanted_offset(broker, broker.store.queues.get((header.topic, queue_id)), header.timestamp)
-        if header.is_force or wanted < current:
+        wanted = yield from _wanted_offset(broker, broker.store.queues.get((header.topic, queue_id)), header)
+        if header.is_force or is_single or wanted < current:
             offsets[Queue(header.topic, broker.config.name, queue_id)] = wanted
         else:
             offsets[Queue(header.topic, broker.config.name, queue_id)] = current
@@ -255,10 +259,17 @@ def _reset_popped(broker: Broker, header: ResetOffset, offsets: Mapping[Queue, i
     log.info("offsets_reset", group=header.group, topic=header.topic, members=0)
 
 
-def _wanted_offset(broker: Broker, queue: ConsumeQueue | None, timestamp_ms: int) -> Work[int]:
-    if queue is None:
-        return 0
-    return queue.next if timestamp_ms == -1 else (yield from broker.store.offset_by_time(queue, timestamp_ms))
+def _wanted_offset(broker: Broker, queue: ConsumeQueue | None, header: ResetOffset) -> Work[int]:
+    """Raises Refused for an offset that the queue does not have."""
+    begin, end = (queue.begin, queue.next) if queue is not None else (0, 0)
+    if header.queue_id >= 0 and header.offset != -1:
+        if not begin <= header.offset <= end:
+            remark = f"{header.topic}:{header.queue_id} has the offsets {begin} to {end}, not {header.offset}"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        return header.offset
+    if queue is None or header.timestamp == -1:
+        return end
+    return (yield from broker.store.offset_by_time(queue, header.timestamp))
 
 
 # Asked of members

@@ -309,6 +309,21 @@ async def test_an_administrator_who_resets_offsets_sends_a_group_that_pops_elsew
     assert [record.body for record in await popped(wire)] == [b"a"]
 
 
+async def test_a_reset_of_one_queue_gives_what_lies_behind_the_offset_again(wire: Wire) -> None:
+    await create_topic(wire, "t", 2)
+    for body in (b"0", b"1", b"2"):
+        await send(wire, body, queue=0)
+    await send(wire, b"other", queue=1)
+    for record in await popped(wire, maxMsgNums=32):
+        if record.queue_id == 1:
+            await wire.call(RequestCode.ACK_MESSAGE, ack(record))
+    commit = {"consumerGroup": "g", "topic": "t", "queueId": 0, "commitOffset": 1}
+    await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+    reset = {"topic": "t", "group": "g", "timestamp": 0, "isForce": "false", "queueId": 0, "offset": 1}
+    assert (await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)).code == 0
+    assert [record.body for record in await popped(wire, maxMsgNums=32)] == [b"1", b"2"]
+
+
 async def test_lag_is_what_is_not_finished_wherever_it_lies(wire: Wire, node: Node) -> None:
     await create_topic(wire, "t")
     for _ in range(10):

@@ -214,6 +214,25 @@ async def test_a_group_online_is_reset_by_telling_its_members(node: Node, wire: 
     assert set(admin_bodies.decode_offsets(told.body).values()) == {0}, "without force only back"
 
 
+async def test_a_reset_of_one_queue_leaves_the_others_where_they_are(node: Node, wire: Wire, connect: Connect) -> None:
+    await create_topic(wire, "t", 2)
+    for queue in range(2):
+        for _ in range(3):
+            await send(wire, queue=queue)
+        await commit(wire, 3, queue)
+    member = await connect(node.address)
+    await join(member, "c1")
+    ext = {"topic": "t", "group": "g", "timestamp": 0, "isForce": "false", "queueId": 1, "offset": 2}
+    for fields, offset in (({}, 2), ({"offset": -1}, 0), ({"offset": 3}, 3)):
+        answer = await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**ext, **fields})
+        assert admin_bodies.decode_offsets(answer.body) == {Queue("t", "broker-a", 1): offset}
+        told = await member.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+        assert admin_bodies.decode_offsets(told.body) == {Queue("t", "broker-a", 1): offset}
+    for fields, reason in (({"offset": 4}, "t:1 has the offsets 0 to 3, not 4"), ({"queueId": 2}, "t has no queue 2")):
+        refused = await wire.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**ext, **fields})
+        assert (refused.code, reason in str(refused.remark)) == (ResponseCode.SYSTEM_ERROR, True)
+
+
 async def test_a_c_client_that_resets_gets_its_own_form(node: Node, wire: Wire, connect: Connect) -> None:
     await create_topic(wire, "t", 1)
     await commit(wire, 0)
