@@ -21,11 +21,11 @@ class PopRequest:
     that there is something. invisible_ms: how long its messages are nobody else's. wait_ms: how long it waits for a
     message; 0: not at all. queue_id: the queue that is looked at first; None: none is preferred. is_strict: no other is
     looked at. auto_renew: the broker prolongs the time as long as it hears the client. subscription: None takes all.
-    in_order: the group gets the topic in order from now on, as it does where its settings say so. matches: the filter of
-    an SQL92 subscription (`messages.filters`). attempt_id: in order, the messages of an earlier receive with this id that
-    are in flight are given again. from_first: a group that is new to the topic begins at its first message, not with the
-    last one. from_end: it begins behind the last one. max_bytes: of all records of an answer together; the first one is
-    always given.
+    matches: the filter of an SQL92 subscription (`messages.filters`). attempt_id: in order, the messages of an earlier
+    receive with this id that are in flight are given again. from_first: a group that is new to the topic begins at its
+    first message, not with the last one. from_end: it begins behind the last one. in_order: the group gets the topic in
+    order from now on, as it does where its settings say so. max_bytes: of all records of an answer together; the first one
+    is always given.
     """
 
     group: str
@@ -37,12 +37,12 @@ class PopRequest:
     queue_id: int | None = None
     is_strict: bool = False
     auto_renew: bool = False
-    in_order: bool = False
     subscription: Subscription | None = None
     matches: Filter | None = None
     attempt_id: str | None = None
     from_first: bool = False
     from_end: bool = False
+    in_order: bool = False
     max_bytes: int = MAX_POP_BYTES
 
     @property

@@ -178,10 +178,11 @@ async def test_a_group_without_order_keeps_it_for_a_member_that_asks(node: Node,
         pass
     done: list[bytes] = []
 
-    async def handle(message: Message) -> None:
+    async def handle(message: Message) -> Outcome:
         if message.attempt == 1 and message.body == b"0":
-            raise RetryLater(0.01)
+            return RetryLater(delay=0.01)
         done.append(message.body)
+        return None
 
     async with SharedConsumer(node.address, "g", "t", handle, orderly=True), Producer(node.address) as producer:
         await producer.send_batch("t", [b"0", b"1", b"2"])
