@@ -102,6 +102,10 @@ class Shares:
         places = group_bodies.decode_places(str(ext.get(EXT_PLACES, "{}")).encode())
         shares = group_bodies.decode_shares(str(ext.get(EXT_SHARES, "{}")).encode())
         now_s = clock_s()
+        # Else this member is told its share by another broker than newcomers, which take other shares then.
+        self._silent_s = {
+            name: s for name, s in self._silent_s.items() if self._cluster.connected(name) is not connection
+        }
         if EXT_PLACES in ext or EXT_SHARES in ext:
             # its earlier news is over, also where it has none now: a member with another strategy has joined
             self._told = {topic: told for topic, told in self._told.items() if told.connection is not connection}

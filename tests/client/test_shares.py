@@ -188,6 +188,16 @@ async def test_another_broker_is_asked_when_one_does_not_answer(clock: Clock, ho
     assert len(silent.asked) == (2 if isinstance(how, RequestTimeout) else 3)
 
 
+@pytest.mark.usefixtures("clock")
+async def test_a_broker_that_speaks_again_is_asked_first_again() -> None:
+    silent, other = Broker({}, error=RequestTimeout("late")), Broker(MINE)
+    shares = shares_at(STICKY, a=silent, b=other)
+    await shares.of("t", A + B)
+    tell(shares, silent, share(2, 4, a=[1]))
+    assert await shares.of("t", A + B) == Share(A[1:], A + B, 2, []), "a newcomer asks it, and is told of its shares"
+    assert len(other.asked) == 1
+
+
 async def test_a_topic_without_brokers_has_no_share() -> None:
     with pytest.raises(ConnectionFailed, match="no broker of the topic t is known"):
         await shares_at().of("t", [])
