@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .annotations import decode_of, without
 from .arguments import check_callable, check_seconds, takes_message
-from .config import HANDLER_CONCURRENCY
+from .config import HANDLER_CONCURRENCY, PRODUCER_GROUP
 from .consumer import Consumer
 from .consuming.calling import Calling
 from .consuming.decoding import Decode
@@ -87,7 +87,7 @@ class Rocketlet:
         self,
         name_server: str = "127.0.0.1:9876",
         *,
-        group: str = "rocketlet",
+        group: str = PRODUCER_GROUP,
         access: Access | None = None,
         encode: Callable[[Any], bytes | str] | None = None,
         lifespan: Lifespan | None = None,

@@ -25,6 +25,7 @@ from .config import (
     EARLIEST_MS,
     MAX_BATCH_SIZE,
     MAX_BATCH_WAIT_S,
+    MAX_HELD_S,
     MAX_INT,
     MAX_INVISIBLE_S,
     MAX_LONG,
@@ -129,9 +130,12 @@ def check_count(name: str, value: Any, least: int, most: int | None = None) -> N
         raise ConfigError(f"{name}: {value!r} is not {allowed}")
 
 
-def check_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> None:
+def check_seconds(name: str, value: Any, *, may_be_zero: bool = False, most: float = math.inf) -> None:
+    """`most` tells seconds from milliseconds, in which other clients take most times."""
     if type(value) not in (int, float) or not (value > 0 or (may_be_zero and value == 0)):
         raise ConfigError(f"{name}: {value!r} is not a number of seconds {'from' if may_be_zero else 'above'} 0")
+    if value > most:
+        raise ConfigError(f"{name}: {value!r} is more than {most:.0f} seconds; for milliseconds give {value / 1000:g}")
 
 
 def check_end(name: str, start: Any) -> None:
@@ -141,9 +145,9 @@ def check_end(name: str, start: Any) -> None:
 
 
 def check_invisible(name: str, value: Any) -> None:
-    if type(value) not in (int, float) or not MIN_INVISIBLE_S <= value <= MAX_INVISIBLE_S:
-        allowed = f"seconds from {MIN_INVISIBLE_S:.0f} to {MAX_INVISIBLE_S:.0f}"
-        raise ConfigError(f"{name}: {value!r} is not a number of {allowed}")
+    check_seconds(name, value, most=MAX_HELD_S)
+    if value < MIN_INVISIBLE_S:
+        raise ConfigError(f"{name}: {value!r} is less than {MIN_INVISIBLE_S:.0f} second")
 
 
 def check_bool(name: str, value: Any) -> None:
@@ -216,16 +220,6 @@ def check_ms(name: str, time_ms: Any) -> None:
 def check_path(name: str, file: Any) -> None:
     if file is not None and not isinstance(file, str | os.PathLike):
         raise ConfigError(f"{name}: {file!r} is not a path")
-
-
-def check_models(orderly: bool, broadcasting: bool, offsets_file: object) -> None:
-    if orderly and broadcasting:
-        hint = (
-            "every member gets every message, and nothing is tried again; use concurrency=1 for one message at a time"
-        )
-        raise ConfigError(f"orderly: not with broadcasting: {hint}")
-    if offsets_file is not None and not broadcasting:
-        raise ConfigError("offsets_file: only with broadcasting=True; other groups keep their offsets at the brokers")
 
 
 def batch_limits(batch_size: Any, limits: PullLimits | None, wait_s: Any) -> PullLimits:

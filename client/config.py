@@ -18,12 +18,14 @@ class At(NamedTuple):
     offset: int
 
 
+PRODUCER_GROUP: Final = "rocketlet"  # that of producers that name none
 SEND_RETRIES: Final = 2  # how often a send that a broker refuses is tried again, by default
 COMPRESS_OVER_BYTES: Final = 4096  # the smallest body that a producer compresses, by default
 TOPIC_QUEUES: Final = 4  # for a topic that a client makes; Apache's DefaultMQProducer.defaultTopicQueueNums
 CONNECT_TIMEOUT_S: Final = 3.0  # how long a connection may take to open
 TIMEOUT_TICK_S: Final = 0.25  # the longest tick of a timeout that counts how long the loop runs
 REQUEST_TIMEOUT_S: Final = 3.0  # how long an answer may take, unless the caller gives a time
+MAX_SEND_TIMEOUT_S: Final = 600.0  # the longest `timeout_s` of a producer; more is taken for ms
 OFFSET_TIMEOUT_S: Final = 5.0  # the same for an offset
 
 HEARTBEAT_BYTES: Final = 512 * 1024  # the queues that a heartbeat names; a broker takes 1 MiB in all
@@ -35,7 +37,9 @@ LEASE_MARGIN_S: Final = 1.0  # a member's lease ends so much earlier: the clocks
 LAST_COMMIT_LOOKS: Final = 5  # how often a hand-over looks for its commit on Apache's broker, and says it again
 PULL_COMMIT_S: Final = 0.1  # how long Apache's broker may take to store the offset of a pull with which it has begun
 COMMIT_INTERVAL_S: Final = 5.0  # between two commits of offsets that neither a pull nor an idle queue has committed
+MAX_COMMIT_INTERVAL_S: Final = 300.0  # more is taken for ms; a killed member repeats what it has not committed
 DRAIN_S: Final = 30.0  # how long running handlers are waited for when a consumer stops or gives up a queue
+MAX_DRAIN_S: Final = 3600.0  # more is taken for ms
 HANDLER_CONCURRENCY: Final = 20  # handlers of a consumer that run at once, by default
 MAX_HANDLER_CONCURRENCY: Final = 10_000  # handlers of a consumer that run at once
 MAX_BATCH_SIZE: Final = (
@@ -43,6 +47,7 @@ MAX_BATCH_SIZE: Final = (
 )
 
 INVISIBLE_S: Final = 30.0  # how long a popped message is a member's, without a word of it
+MAX_HELD_S: Final = 3600.0  # the longest `invisible_s`; more is taken for ms, and handlers prolong theirs
 MIN_INVISIBLE_S: Final = 1.0  # the least time for which a received message may be another's
 MAX_INVISIBLE_S: Final = 12 * 3600.0  # the longest such time, as brokers allow
 RENEWALS: Final = 3  # how often a message is prolonged in that time
@@ -60,6 +65,7 @@ DELAY_LEVELS_S: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 72
 PULL_HOLD_S: Final = 60.0  # how long a broker is asked to hold a pull; a Rocketlet broker holds none for longer
 PULL_TIMEOUT_S: Final = 75.0  # how long the answer to a pull may take
 SUSPEND_QUEUE_S: Final = 1.0  # `suspendCurrentQueueTimeMillis` of Apache's client
+MAX_SUSPEND_QUEUE_S: Final = 300.0  # Apache's allows 30 s; more than this is taken for ms
 MAX_REASON_CHARS: Final = 300  # the reason why a message was not handled
 MAX_BATCH_WAIT_S: Final = 60.0  # how long a message may wait for its batch to become full
 # The times between two tries, by level from 1, as brokers have them by default.

@@ -13,7 +13,6 @@ from .arguments import (
     batch_limits,
     check_group,
     check_handler,
-    check_models,
     check_place,
     chosen,
     parse_subscriptions,
@@ -35,7 +34,6 @@ from .consuming.handling import BatchHandler, Handler, Handling, MessageHandler,
 from .consuming.process_queue import ProcessQueue, Run
 from .consuming.pulling import Puller, check_filters
 from .consuming.questions import Questions
-from .consuming.retrying import check_levels
 from .consuming.returning import hand_back
 from .errors import ConfigError
 from .log import get_logger
@@ -43,7 +41,7 @@ from .member.broadcast import Broadcast
 from .member.membership import Membership
 from .member.offsets import GroupOffsets, Position, begin_offset
 from .message import Message
-from .options import ConsumerOptions, SeekPosition, most_retries
+from .options import ConsumerOptions, SeekPosition, check_models, most_retries
 from .receiving import Receiver
 from .sending.requests import is_awaited, reply_failure
 
@@ -130,10 +128,8 @@ class Consumer(Receiver):
         check_group(group)
         self._options = options = chosen(ConsumerOptions, options)
         check_handler(handler, decode, options["middleware"], takes_batches=batch_size is not None)
-        check_models(options["orderly"], options["broadcasting"], options["offsets_file"])
-        self._max_reconsume_times = most_retries(options)
-        if options["retry"] is not None and not options["orderly"]:
-            check_levels("retry", options["retry"])
+        check_models(options)
+        self._max_reconsume_times = most_retries(options, handler)
         limits = batch_limits(batch_size, options["pull"], options["batch_wait_s"])
         self._broadcasting = options["broadcasting"]
         subscribed = with_retries(group, parse_subscriptions(subscriptions), broadcasting=self._broadcasting)

@@ -30,8 +30,11 @@ from .config import (
     DRAIN_S,
     HANDLER_CONCURRENCY,
     INVISIBLE_S,
+    MAX_COMMIT_INTERVAL_S,
+    MAX_DRAIN_S,
     MAX_HANDLER_CONCURRENCY,
     MAX_INT,
+    MAX_SUSPEND_QUEUE_S,
     SUSPEND_QUEUE_S,
     ClientLimits,
     PullLimits,
@@ -39,7 +42,7 @@ from .config import (
 )
 from .consuming.handling import Middleware
 from .consuming.listeners import Assigned, Listener
-from .consuming.retrying import RetryPolicy
+from .consuming.retrying import RetryPolicy, check_levels
 from .errors import ConfigError
 from .wire.access import Access
 
@@ -87,7 +90,7 @@ class MemberOptions(TypedDict, total=False):
             "how long a consumer that stops, or gives up a queue, waits for running handlers. Messages still in "
             "handlers then are delivered again.",
             DRAIN_S,
-            partial(check_seconds, may_be_zero=True),
+            partial(check_seconds, may_be_zero=True, most=MAX_DRAIN_S),
         ),
     ]
     middleware: Annotated[Sequence[Middleware], Option("around every call of the handler.", (), check_layers)]
@@ -115,7 +118,12 @@ class ConsumerOptions(MemberOptions, total=False):
         ),
     ]
     suspend_queue_s: Annotated[
-        float, Option("how long a failed message holds up its queue, in order.", SUSPEND_QUEUE_S, check_seconds)
+        float,
+        Option(
+            "how long a failed message holds up its queue, in order.",
+            SUSPEND_QUEUE_S,
+            partial(check_seconds, most=MAX_SUSPEND_QUEUE_S),
+        ),
     ]
     broadcasting: Annotated[bool, Option("every member gets every message.", False, check_bool)]
     offsets_file: Annotated[
@@ -141,7 +149,7 @@ class ConsumerOptions(MemberOptions, total=False):
         Option(
             "how often offsets are committed that neither a pull nor an idle queue has committed.",
             COMMIT_INTERVAL_S,
-            check_seconds,
+            partial(check_seconds, most=MAX_COMMIT_INTERVAL_S),
         ),
     ]
     on_assigned: Annotated[
@@ -182,11 +190,38 @@ class SharedOptions(MemberOptions, total=False):
     ]
 
 
-def most_retries(options: MemberOptions) -> int | None:
-    """How often a message is tried again at most; None for the group's setting. Raises ConfigError if two options say it."""
+def most_retries(options: MemberOptions, handler: object) -> int | None:
+    """How often a message is tried again at most; None for the group's setting. Raises ConfigError if two options say it, or
+    a policy judges what no handler raises."""
     retry, times = options["retry"], options["max_reconsume_times"]
     if retry is None:
         return times
+    if handler is None:
+        raise ConfigError(
+            "retry: only with a handler; without one give max_reconsume_times, and call consumer.retry(...)"
+        )
     if times is not None:
         raise ConfigError(f"max_reconsume_times: {times} and the attempts of `retry` say the same; give one of them")
     return retry.attempts - 1
+
+
+def check_models(options: ConsumerOptions) -> None:
+    """Raises ConfigError for options that have no effect beside the others, or contradict them."""
+    orderly, broadcasting, retry = options["orderly"], options["broadcasting"], options["retry"]
+    if broadcasting:
+        nothing = "every member gets every message, and nothing is tried again"
+        if orderly:
+            raise ConfigError(f"orderly: not with broadcasting: {nothing}; use concurrency=1 for one message at a time")
+        for name in ("retry", "max_reconsume_times"):
+            if options[name] is not None:
+                raise ConfigError(f"{name}: not with broadcasting: {nothing}")
+    elif options["offsets_file"] is not None:
+        raise ConfigError("offsets_file: only with broadcasting=True; other groups keep their offsets at the brokers")
+    if not orderly and options["suspend_queue_s"] != SUSPEND_QUEUE_S:
+        raise ConfigError("suspend_queue_s: only with orderly=True; retry=RetryPolicy(delays_s=...) has other delays")
+    if retry is not None and orderly and retry.delays_s:
+        raise ConfigError(
+            "retry: delays_s: in order, a failed message is tried again after suspend_queue_s; leave them out"
+        )
+    if retry is not None and not orderly:
+        check_levels("retry", retry)

@@ -24,7 +24,7 @@ from .arguments import (
     chosen,
     takes,
 )
-from .config import REQUEST_TIMEOUT_S
+from .config import PRODUCER_GROUP, REQUEST_TIMEOUT_S
 from .errors import (
     BrokerRefused,
     ConfigError,
@@ -69,7 +69,7 @@ class Producer(Sender, Generic[Body]):
     def __init__(
         self,
         name_server: str,
-        group: str = "rocketlet",
+        group: str = PRODUCER_GROUP,
         *,
         encode: Callable[[Body], bytes | str] | None = None,
         **options: Unpack[ProducerOptions],
@@ -79,6 +79,8 @@ class Producer(Sender, Generic[Body]):
         super().__init__(name_server, group, options := chosen(ProducerOptions, options))
         self._encode = encode
         self._middleware, check = tuple(options["middleware"]), options["check"]
+        if check is not None and group == PRODUCER_GROUP:
+            raise ConfigError("group: with check, name one of your own: brokers ask any producer of the group")
         self._transactions = Transactions(self._cluster, group, check, self._middleware) if check is not None else None
         self._heartbeats: asyncio.Task[None] | None = None
         self._requests = Requests(self._cluster)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 
 from .any_consumer import AnyConsumer
 from .consuming.deliveries import Batches, Deliveries, Messages
-from .consuming.handling import Reject, RetryLater
+from .consuming.handling import Reject, RetryLater, check_has_level
 from .errors import ConfigError
 from .lifecycle import Stage
 from .message import Message
@@ -57,10 +57,11 @@ class Receiver(AnyConsumer):
         """Acknowledges a message that was received, or that an iteration is at. Raises ConfigError for any other."""
         self._handed_out().acknowledge(message)
 
-    async def retry(self, message: Message, *, delay_level: int = 0, reason: str = "") -> None:
-        """Delivers a message again later, as a handler's RetryLater. Raises ConfigError, and RocketletError if the broker
-        does not take it; you can then settle it once more."""
-        await self._handed_out().retry(message, RetryLater(delay_level=delay_level, reason=reason))
+    async def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
+        """Delivers a message again later, as a handler's RetryLater: `retry(message, RetryLater(delay_level=3))`. Raises
+        ConfigError, and RocketletError if the broker does not take it; you can then settle it once more."""
+        check_has_level(outcome)
+        await self._handed_out().retry(message, outcome)
 
     async def reject(self, message: Message, *, reason: str = "") -> None:
         """Gives a message up, as a handler's Reject. Raises as `retry` does."""

@@ -78,7 +78,7 @@ class SharedConsumer(AnyConsumer):
         super().__init__(name_server, group, parse_subscriptions(subscriptions), options)
         self.client_id = new_client_id(options["client_name"])
         self._handler, self._decode = handler, decode
-        self._max_reconsume_times = most_retries(options)
+        self._max_reconsume_times = most_retries(options, handler)
         self._orderly = options["orderly"]
         self._wanted = Wanted(group, options["invisible_s"], self._orderly, options["start"] == "first")
         self._cluster.keeps_brokers = True
@@ -243,7 +243,8 @@ class SharedConsumer(AnyConsumer):
         sharing.settle(sharing.held(message), None)
 
     async def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
-        """Delivers a message again later: `retry(message, RetryLater(delay=2.5))`. Raises as `ack` does."""
+        """Delivers a message again later, as a handler's RetryLater: `retry(message, RetryLater(delay=2.5))`. Raises as `ack`
+        does."""
         sharing = self._asked()
         sharing.settle(sharing.held(message), outcome)
 

@@ -26,7 +26,7 @@ from typing import Any, Self, Unpack
 
 from ..client import consumer as asynchronous
 from ..client.arguments import takes
-from ..client.config import REQUEST_TIMEOUT_S
+from ..client.config import PRODUCER_GROUP, REQUEST_TIMEOUT_S
 from ..client.consuming.calling import caught
 from ..client.consuming.handling import Outcome, RetryLater
 from ..client.member.offsets import Position
@@ -61,7 +61,7 @@ def _threaded(function: Callable[[Any], Any] | None) -> Any:
 class Producer:
     """Like `rocketlet.Producer`; `check` is a plain function."""
 
-    def __init__(self, name_server: str, group: str = "rocketlet", **options: Unpack[ProducerOptions]) -> None:
+    def __init__(self, name_server: str, group: str = PRODUCER_GROUP, **options: Unpack[ProducerOptions]) -> None:
         if "check" in options:
             options["check"] = _threaded(options["check"])
 
@@ -239,9 +239,9 @@ class Consumer(Receiver):
 
         _loop.run(stopped())
 
-    def retry(self, message: Message, *, delay_level: int = 0, reason: str = "") -> None:
-        """The message is to be delivered again, after the time of `delay_level`; 0: by how often it was tried."""
-        _loop.run(self._consumer.retry(message, delay_level=delay_level, reason=reason))
+    def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
+        """The message is to be delivered again: `retry(message, RetryLater(delay_level=3))`."""
+        _loop.run(self._consumer.retry(message, outcome))
 
     def reject(self, message: Message, *, reason: str = "") -> None:
         """The message goes to the dead-letter topic."""

@@ -10,10 +10,10 @@ from msgspec import Struct
 
 from ..client.admin.settling import settled_by
 from ..client.message import Message
-from ..protocol import names
 from ..protocol.queue import Queue
 from . import shapes, state
 from .config import LOOK_S
+from .errors import UnknownName
 from .fault_orders import fault_of, order_of
 from .report import report
 from .rig import Rig
@@ -271,12 +271,20 @@ async def _start(rig: Rig, call: Call) -> shapes.Done:
 
 def _missing(rig: Rig, condition: shapes.AnyCondition) -> str:
     """Why the condition does not hold; empty if it does."""
+    try:
+        return _missing_of_known(rig, condition)
+    except UnknownName as error:  # it may come into being
+        return str(error.args[0])
+
+
+def _missing_of_known(rig: Rig, condition: shapes.AnyCondition) -> str:
+    """Raises UnknownName."""
     if isinstance(condition, shapes.Consumed):
         return state.consumed_fault(rig.running, condition.group, condition.topic)
     if isinstance(condition, shapes.Stored):
         found, what = len(state.messages(rig.running, condition.topic, key=condition.key)), "messages"
     elif isinstance(condition, shapes.DeadLetters):
-        found, what = len(state.messages(rig.running, names.dlq_topic(condition.group))), "dead letters"
+        found, what = len(state.dead_letters(rig.running, condition.group)), "dead letters"
     elif isinstance(condition, shapes.Members):
         found, what = len(state.members(rig.running, condition.group)), "members"
     elif isinstance(condition, shapes.Asked):

@@ -23,7 +23,10 @@ class Stored(NamedTuple):
 
 
 def messages(broker: Broker, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Stored]:
-    """The messages in the order of their storing; those with a key; those that a group has not committed."""
+    """The messages in the order of their storing; those with a key; those that a group has not committed. Raises
+    UnknownGroup. A topic that nobody has sent to has none: it comes into being with its first message."""
+    if waiting_for is not None:
+        _check_group(broker, waiting_for)
     committed = broker.offsets.of(waiting_for, topic) if waiting_for is not None else {}
     found: list[Stored] = []
     for (name, number), queue in list(broker.store.queues.items()):
@@ -83,13 +86,15 @@ def consumed_fault(broker: Broker, group: str, topic: str) -> str:
 
 
 def owners(broker: Broker, group: str) -> dict[Queue, str]:
-    """The owner of each queue."""
+    """The owner of each queue. Raises UnknownGroup."""
+    _check_group(broker, group)
     held = broker.locks.owners(group)
     return {Queue(topic, broker.config.name, number): client for (topic, number), client in sorted(held.items())}
 
 
 def members(broker: Broker, group: str) -> list[str]:
-    """Client ids, also of those that share messages."""
+    """Client ids, also of those that share messages. Raises UnknownGroup."""
+    _check_group(broker, group)
     found = broker.groups.get(group)
     named = [] if found is None else [member.client_id for member in found.members.values()]
     return sorted({*named, *broker.pops.clients(group)})
@@ -106,7 +111,7 @@ def topics(broker: Broker) -> dict[str, int]:
 
 
 def dead_letters(broker: Broker, group: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Stored]:
-    """Raises UnknownGroup: a mistyped name has no dead letters, either."""
+    """Raises UnknownGroup."""
     _check_group(broker, group)
     return messages(broker, names.dlq_topic(group), key=key, waiting_for=waiting_for)
 
@@ -121,7 +126,8 @@ def _check_group(broker: Broker, group: str) -> None:
 
 
 def timeline(broker: Broker, group: str) -> list[dict[str, Any]]:
-    """The events of a group: joins, leaves and queues that changed hands, oldest first."""
+    """The events of a group: joins, leaves and queues that changed hands, oldest first. Raises UnknownGroup."""
+    _check_group(broker, group)
     return list(broker.history.of(group))
 
 

@@ -135,12 +135,11 @@ class BrokerUnderTest(ABC):
     @abstractmethod
     def messages(self, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Message]:
         """All stored messages of a topic, in the order of their storing; those with a `key`; those that the group
-        `waiting_for` has not committed."""
+        `waiting_for` has not committed. Raises UnknownGroup, a KeyError."""
 
     @abstractmethod
     def dead_letters(self, group: str) -> list[Message]:
-        """The messages that the group has given up. Raises UnknownGroup, a KeyError, for a group that the broker does not
-        know."""
+        """The messages that the group has given up. Raises UnknownGroup."""
 
     @abstractmethod
     def committed(self, group: str, topic: str) -> dict[int, int]:
@@ -153,15 +152,15 @@ class BrokerUnderTest(ABC):
 
     @abstractmethod
     def owners(self, group: str) -> dict[Queue, str]:
-        """The owner of each queue."""
+        """The owner of each queue. Raises UnknownGroup."""
 
     @abstractmethod
     def members(self, group: str) -> list[str]:
-        """Client ids of the group's members."""
+        """Client ids of the group's members. Raises UnknownGroup."""
 
     @abstractmethod
     def timeline(self, group: str) -> list[dict[str, Any]]:
-        """The events of a group: joins, leaves and queues that changed hands, oldest first."""
+        """The events of a group: joins, leaves and queues that changed hands, oldest first. Raises UnknownGroup."""
 
     @property
     def injected(self) -> list[Injected]:

@@ -52,8 +52,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", type=Path, help="write the pictures of the console's pages into this folder")
 
 
+class _RootIsAFolder:
+    """The root is the package `rocketlet`, by an import hook. Pytest would import it once more under its folder's name, and
+    fails where that is none of Python's, as `rocketlet-main`."""
+
+    def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        return pytest.Dir.from_parent(parent, path=path) if path == parent.config.rootpath else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Sets what Spark and Maven read in all processes that tests start; workers of pytest-xdist inherit it."""
+    config.pluginmanager.register(_RootIsAFolder())
     os.environ.update(spark_home.environment())
     os.environ.setdefault("MAVEN_OPTS", " ".join(spark_home.JVM))
 

@@ -20,6 +20,7 @@ from ..config import (
     CLIENT_LIMITS,
     COMPRESS_OVER_BYTES,
     MAX_INT,
+    MAX_SEND_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
     SEND_RETRIES,
     TOPIC_QUEUES,
@@ -40,7 +41,12 @@ class ProducerOptions(TypedDict, total=False):
     """The options of a Producer, besides its name server, its group and `encode`."""
 
     timeout_s: Annotated[
-        float, Option("how long a send may take, with all its retries.", REQUEST_TIMEOUT_S, check_seconds)
+        float,
+        Option(
+            "how long a send may take, with all its retries.",
+            REQUEST_TIMEOUT_S,
+            partial(check_seconds, most=MAX_SEND_TIMEOUT_S),
+        ),
     ]
     retries: Annotated[
         int,

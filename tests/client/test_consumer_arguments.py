@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.client import ConfigError, Consumer
+from rocketlet.client import ConfigError, Consumer, RetryPolicy
 from rocketlet.client.config import MAX_HANDLER_CONCURRENCY, MAX_NAME_SERVERS, PullLimits
 
 
@@ -36,6 +36,14 @@ from rocketlet.client.config import MAX_HANDLER_CONCURRENCY, MAX_NAME_SERVERS, P
         ({"strategy": type("Mine", (), {"name": "MINE", "allocate": print})}, "strategy"),
         ({"handler": "print"}, "handler: 'print' cannot be called"),
         ({"on_assigned": 5}, "on_assigned: 5 cannot be called"),
+        ({"commit_interval_s": 5000}, "commit_interval_s: 5000 is more than 300 seconds; for milliseconds give 5"),
+        ({"drain_s": 30_000}, "drain_s: 30000 is more than 3600 seconds; for milliseconds give 30"),
+        ({"orderly": True, "suspend_queue_s": 1000}, "more than 300 seconds; for milliseconds give 1"),
+        ({"suspend_queue_s": 2}, "suspend_queue_s: only with orderly=True"),
+        ({"broadcasting": True, "max_reconsume_times": 3}, "max_reconsume_times: not with broadcasting"),
+        ({"broadcasting": True, "retry": RetryPolicy()}, "retry: not with broadcasting"),
+        ({"orderly": True, "retry": RetryPolicy(delays_s=(1,))}, "retry: delays_s: in order"),
+        ({"handler": None, "retry": RetryPolicy()}, "retry: only with a handler"),
         ({"max_reconsume_times": -5}, "max_reconsume_times: -5 is not a whole number from 0"),
         ({"max_reconsume_times": 2**31}, "max_reconsume_times: 2147483648 is not a whole number from 0 to 2147483647"),
         ({"pull": PullLimits(batch_size=0)}, "pull.batch_size: 0 is not a whole number from 1"),

@@ -54,7 +54,7 @@ async def test_a_member_that_leaves_meanwhile_hands_over_at_the_other_address(
     inbox = Inbox()
     async with Producer(first.address, limits=TOLD) as producer:
         await producer.send("t", b"here")
-    async with Consumer(first.address, "g", "t", inbox, start="first", commit_interval_s=3600, limits=TOLD) as consumer:
+    async with Consumer(first.address, "g", "t", inbox, start="first", commit_interval_s=300, limits=TOLD) as consumer:
         await eventually(lambda: inbox.bodies == [b"here"])
         third = await moved(nodes, first, second)
         assert QUEUE in consumer.assignment()

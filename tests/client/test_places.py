@@ -96,7 +96,7 @@ async def test_a_consumer_knows_how_far_it_is(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     await fill(node, 4)
     queue = Queue("t", "broker-a", 0)
-    async with Consumer(node.address, "g", "t", start="first", commit_interval_s=3600) as consumer:
+    async with Consumer(node.address, "g", "t", start="first", commit_interval_s=300) as consumer:
         seen = [await anext(consumer) for _ in range(4)]
         assert [message.body for message in seen] == [b"0", b"1", b"2", b"3"]
         at = (await consumer.positions())[queue]

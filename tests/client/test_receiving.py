@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from rocketlet.client import ConfigError, Consumer, Message, Producer
+from rocketlet.client import ConfigError, Consumer, Message, Producer, RetryLater
 from rocketlet.client.consuming.deliveries import Deliveries, Hand
 from rocketlet.client.signals import stop_signal
 
@@ -38,7 +38,7 @@ async def test_received_messages_are_settled_one_by_one_in_any_order(nodes: Node
     node = await nodes.start(delay_levels_ms=(5,) * 18)
     await create_topic(await connect(node.address), "t", 1)
     await fill(node, 5)
-    async with Consumer(node.address, "g", "t", start="first", commit_interval_s=3600) as consumer:
+    async with Consumer(node.address, "g", "t", start="first", commit_interval_s=300) as consumer:
         held = [await consumer.receive(timeout_s=PATIENCE_S) for _ in range(5)]
         assert [message.body for message in held] == [b"0", b"1", b"2", b"3", b"4"]
         await consumer.ack(held[1])
@@ -47,7 +47,9 @@ async def test_received_messages_are_settled_one_by_one_in_any_order(nodes: Node
         await consumer.ack(held[0])
         await consumer.commit()
         assert node.broker.offsets.get("g", "t", 0) == 2
-        await consumer.retry(held[2], delay_level=1)
+        with pytest.raises(ConfigError, match="come again by delay_level"):
+            await consumer.retry(held[2], RetryLater(delay=0.5))
+        await consumer.retry(held[2], RetryLater(delay_level=1))
         await consumer.reject(held[3])
         again = await consumer.receive(timeout_s=PATIENCE_S)
         assert (again.body, again.reconsume_times) == (b"2", 1)
@@ -140,7 +142,7 @@ async def test_a_message_that_waits_for_another_try_in_order_holds_no_hand_over_
     await create_topic(wire, "t", 1)
     await fill(node, 2)
     async with Consumer(
-        node.address, "g", "t", start="first", orderly=True, suspend_queue_s=3600, drain_s=3600
+        node.address, "g", "t", start="first", orderly=True, suspend_queue_s=300, drain_s=3600
     ) as leaves:
         await leaves.retry(await leaves.receive(timeout_s=PATIENCE_S))
         with pytest.raises(TimeoutError):

@@ -113,11 +113,11 @@ def test_a_policy_that_cannot_be_kept_is_refused(options: dict[str, Any], reason
 
 def test_a_policy_must_fit_its_consumer() -> None:
     with pytest.raises(ConfigError, match="brokers do not know 7 s for a Consumer; there are 1, 5, 10, 30, 60"):
-        Consumer("127.0.0.1:1", "g", "t", retry=RetryPolicy(delays_s=(7,)))
+        Consumer("127.0.0.1:1", "g", "t", print, retry=RetryPolicy(delays_s=(7,)))
     kinds: tuple[Any, ...] = (Consumer, SharedConsumer)
     for kind in kinds:
         with pytest.raises(ConfigError, match="max_reconsume_times: 3 and the attempts of `retry` say the same"):
-            kind("127.0.0.1:1", "g", "t", retry=RetryPolicy(attempts=2), max_reconsume_times=3)
+            kind("127.0.0.1:1", "g", "t", print, retry=RetryPolicy(attempts=2), max_reconsume_times=3)
 
 
 async def test_a_policy_of_members_that_share_takes_any_time(node: Node, wire: Wire) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,29 @@ def test_make_help_lists_every_target() -> None:
 def test_the_hooks_for_commits_are_valid() -> None:
     config = ROOT / ".pre-commit-config.yaml"
     subprocess.run([sys.executable, "-m", "pre_commit", "validate-config", config], check=True, timeout=60)
+
+
+def test_a_clone_may_have_any_name(tmp_path: Path) -> None:
+    """As that of an archive's folder, which no package of Python's could have."""
+    clone = tmp_path / "rocketlet-main"
+    (clone / "tests").mkdir(parents=True)
+    for name in (
+        "pyproject.toml",
+        "__init__.py",
+        "bench",
+        "tests/__init__.py",
+        "tests/side_by_side.py",
+        "tests/support",
+    ):
+        (clone / name).symlink_to(ROOT / name)
+    shutil.copy(
+        ROOT / "tests" / "conftest.py", clone / "tests"
+    )  # by its real place, pytest would take it for another's
+    (clone / "tests" / "test_nothing.py").write_text("def test_nothing() -> None: ...")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"], cwd=clone, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_every_link_to_a_file_leads_somewhere() -> None:

@@ -115,7 +115,7 @@ async def test_a_killed_broker_that_restarts_gives_its_members_their_queues_back
 
     async with Producer(broker.address) as producer:
         await producer.send("t", b"first")
-        async with Consumer(broker.address, "g", "t", handle, start="first", commit_interval_s=3600) as consumer:
+        async with Consumer(broker.address, "g", "t", handle, start="first", commit_interval_s=300) as consumer:
             owned = await consumer.assigned()
             for number in range(100):
                 await producer.send("t", b"%d" % number)

@@ -30,7 +30,7 @@ from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Route
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.subscription import parse_subscription
-from rocketlet.testing import Broker, BrokerUnderTest, Cluster, Fault, clock, loop_thread
+from rocketlet.testing import Broker, BrokerUnderTest, Cluster, Fault, UnknownGroup, clock, loop_thread
 from rocketlet.testing.loop_thread import LoopThread
 
 from ..conftest import PATIENCE_S, Connect
@@ -110,7 +110,8 @@ async def test_clients_that_a_test_leaves_connected_hold_nothing_up(rocketlet: B
     consumer = Consumer(rocketlet.address, "g", "t", lambda message: None)
     await consumer.__aenter__()
     await asyncio.to_thread(rocketlet.clear)
-    assert rocketlet.members("g") == []
+    with pytest.raises(UnknownGroup):
+        rocketlet.members("g")
     await consumer.__aexit__(None, None, None)
 
 
@@ -196,6 +197,7 @@ async def test_a_frozen_client_stays_so_when_it_connects_again(rocketlet: Broker
     frozen, other = await connect(rocketlet.address), await connect(rocketlet.address)
     frozen.send(RequestCode.HEART_BEAT, body=HEARTBEAT)
     assert (await other.call(RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0  # behind the heartbeat
+    rocketlet.create_group("g")
     assert rocketlet.members("g") == []
     rocketlet.clock.advance(minutes=1)
     assert rocketlet.members("g") == []

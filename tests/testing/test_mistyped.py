@@ -19,6 +19,12 @@ async def test_a_mistyped_group_or_topic_is_not_one_of_which_there_is_nothing() 
             about("shipping", "t")
             with pytest.raises(UnknownGroup, match="shiping"):
                 about("shiping", "t")
+        for asked in (broker.members, broker.owners, broker.timeline):
+            asked("shipping")
+            with pytest.raises(UnknownGroup, match="shiping"):
+                asked("shiping")
+        with pytest.raises(UnknownGroup, match="shiping"):
+            broker.messages("t", waiting_for="shiping")
         with pytest.raises(UnknownTopic, match=r"the broker has no topic tt; it has: .*t"):
             broker.lag("shipping", "tt")
 
