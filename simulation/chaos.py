@@ -102,11 +102,14 @@ async def freeze(world: World) -> None:
 async def freeze_member(world: World, member: Member | ForeignMember, stood_s: float) -> None:
     world.note(f"{member.name} stands still")
     world.crashed()
+    was_unanswered = member.is_unanswered
     member.process.is_paused = True
     await asyncio.sleep(stood_s)
     world.note(f"{member.name} goes on")
     world.crashed()
     member.process.resume()
+    if was_unanswered:  # it learns whose its queues are when it has connected again
+        member.blind_until_s = max(member.blind_until_s, world.loop.time())
     await asyncio.sleep(10)
     world.crashed()
 

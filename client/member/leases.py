@@ -371,6 +371,9 @@ class Leases:
             for queue in over:
                 log.warning("lease_over", queue=str(queue), hint="waiting for the broker")
                 self._suspend(queue)
+            # A rebalance would say it, too, but perhaps it waits for another broker just now.
+            masters = {self._cluster.master(queue.broker_name) for queue in self._suspended}
+            await self._heartbeats.register(filter(None, masters), self._limits.register_patience_s)
             due_s = clock_s() - self._limits.lock_interval_s
             leases = {queue: self._held(queue) for queue in self.owned.keys() | self._releasing.keys()}
             # With one that is due, all of its broker are renewed, so that they go on together.

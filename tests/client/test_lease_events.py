@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 from rocketlet.client import Consumer, Message
@@ -11,6 +12,7 @@ from rocketlet.client.config import ClientLimits
 from rocketlet.client.lease import Lease
 from rocketlet.client.member.hand_overs import HandOvers
 from rocketlet.client.member.leases import Leases
+from rocketlet.client.member.shares import Shares
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 from rocketlet.protocol.queue import Queue
@@ -124,6 +126,30 @@ async def test_a_connection_that_broke_is_made_anew_and_the_queue_goes_on(node: 
         await eventually(lambda: consumer._membership.is_settled and not leases_of(consumer).are_suspended)
         await fill(node, 1)
         await eventually(lambda: len(inbox.messages) == 1)
+
+
+async def test_a_queue_goes_on_though_the_rebalance_waits_for_another_broker(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create_topic(wire, "t", 1)
+    asked = asyncio.Event()
+
+    async def stands(*_: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    limits = replace(BY_EVENTS, lease_tick_s=0.01)
+    async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=limits) as consumer:
+        await eventually(lambda: consumer._membership.is_settled)
+        monkeypatch.setattr(Shares, "of", stands)
+        await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic("t", 2, 2, 6)))
+        await asked.wait()
+        connection = consumer._cluster._connections.find(node.address)
+        assert connection is not None
+        assert connection._transport is not None
+        connection._transport.abort()
+        await eventually(lambda: leases_of(consumer).are_suspended)
+        await eventually(lambda: not leases_of(consumer).are_suspended)
 
 
 async def test_what_a_member_owns_is_in_no_doubt(node: Node, wire: Wire) -> None:
