@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketlet.broker.broker import Broker
+from rocketlet.broker.clock import MACHINE, Clock
 from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.store.consume_queue import ConsumeQueue
 from rocketlet.protocol.message import decode_records, encode_host
@@ -19,10 +20,10 @@ ADDRESS = "127.0.0.1:1"
 LATE = b"REAL_TOPIC\x01t\x02REAL_QID\x013"  # the properties of a delayed message for t:3
 
 
-def open_broker(folder: Path, limits: Limits = LIMITS, **settings: Any) -> Broker:
+def open_broker(folder: Path, limits: Limits = LIMITS, clock: Clock = MACHINE, **settings: Any) -> Broker:
     """A broker over the folder that neither listens nor has timers. Raises StoreError."""
     settings = {"segment_bytes": 20_000, "metrics_port": None} | settings
-    return Broker(BrokerConfig(data_dir=folder, address=ADDRESS, **settings), limits=limits)
+    return Broker(BrokerConfig(data_dir=folder, address=ADDRESS, **settings), clock=clock, limits=limits)
 
 
 def put(broker: Broker, queue: ConsumeQueue, body: bytes, properties: bytes = b"", code: int = 0) -> Place:

@@ -1,11 +1,12 @@
-"""Strangers ask for everything: requests of every code, which may have no effect, to a broker with accounts and to one that
-takes TLS only.
+"""Strangers ask for everything: requests of every code and calls of every method, which may have no effect, to a broker with
+accounts and to one that takes TLS only.
 
 Each stranger is one of these: without a key, with a key that nobody has, with an account's key and a wrong signature, a
 signature of other content, an account that may do nothing, or an administrator who speaks plain text where TLS is enforced.
-The frames are those of `frames`, without the odd bytes. After each request it looks at everything that must not change; the
-secrets are in the bodies of a topic. A fault is: something has changed, the word is in an answer, a request was done that
-is refused to strangers, or an honest client is refused. This campaign does not read the table of rules.
+The frames are those of `frames`, without the odd bytes; every third stranger speaks gRPC, with the messages of `calls`.
+After each request it looks at everything that must not change; the secrets are in the bodies of a topic. A fault is:
+something has changed, the word is in an answer, a request was done that is refused to strangers, or an honest client is
+refused. This campaign does not read the table of rules.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tests.support.certificates import Certificates
 
 from ._fuzz import Fuzz
 from ._ledger import put
+from ._strange_calls import PLAIN_CALLS, SIGNS, StrangeCall
 from .common import Limit, Outcome
 from .frames import Peer, Socket
 
@@ -193,7 +195,7 @@ class Caller(Peer):
 
     def __init__(self, server: Server, port: int) -> None:
         self.socket = Socket(port, "127.0.0.1")
-        self._entrance = server._entrance()
+        self._entrance = self.socket.protocol = server._entrance()
         self._entrance.connection_made(self.socket)
         self._reader = FrameReader()
 
@@ -202,7 +204,8 @@ class Caller(Peer):
 
     def hang_up(self) -> None:
         self.socket.close()
-        self._entrance.connection_lost(None)
+        assert self.socket.protocol is not None
+        self.socket.protocol.connection_lost(None)
 
 
 class Attack:
@@ -216,6 +219,9 @@ class Attack:
 
     async def attack(self, stranger: str) -> None:
         """One request of a stranger, on a connection of its own."""
+        if stranger in SIGNS:
+            await self._call(stranger)
+            return
         request = self._fuzz.request(self._random.randrange(1 << 31))
         ext = {name: str(value) for name, value in request.ext.items()}
         frame = request._replace(ext=ext, serialize_type=JSON, code=abs(request.code) % (1 << 31))
@@ -228,7 +234,22 @@ class Attack:
         caller.send(data)
         await self._guarded.done()
         self._check_answers(caller, frame, stranger)
-        self._check_state(frame.code, stranger)
+        self._check_state(request_name(frame.code), stranger, is_reply=frame.code in REPLIES)
+        caller.hang_up()
+
+    async def _call(self, stranger: str) -> None:
+        """The same by gRPC."""
+        call = StrangeCall(stranger, self._random, INNER)
+        caller = Caller(self._guarded.server, 1000)
+        caller.send(call.data)
+        await self._guarded.done()
+        call.written = b"".join(caller.socket.written)
+        if SECRET in call.written:
+            self._outcome.fault(f"{stranger}: {call.method} tells what nobody may read")
+        if call.is_done and not call.is_allowed:
+            self._outcome.fault(f"{stranger}: {call.method} is done")
+        self._outcome.figures["refused"] += not call.is_done
+        self._check_state(call.method, stranger)
         caller.hang_up()
 
     def _check_answers(self, caller: Caller, frame: Frame, stranger: str) -> None:
@@ -243,12 +264,12 @@ class Attack:
             self._outcome.fault(f"{stranger}: {request_name(frame.code)} is done")
         self._outcome.figures["refused"] += sum(answer.code != 0 for answer in answers)
 
-    def _check_state(self, code: int, stranger: str) -> None:
+    def _check_state(self, request: str, stranger: str, *, is_reply: bool = False) -> None:
         state = self._guarded.state()
-        is_reply = stranger == NOBODY_MAY and code in REPLIES
+        is_reply = is_reply and stranger == NOBODY_MAY
         for part, before in self._state.items():
             if state[part] != before and not (is_reply and part == "the commit log"):
-                self._outcome.fault(f"{stranger}: {request_name(code)} changes {part}")
+                self._outcome.fault(f"{stranger}: {request} changes {part}")
         self._state = state
 
     def send_honestly(self) -> None:
@@ -274,10 +295,12 @@ async def _run(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
     async with open_to_plain.server, enforcing.server:
         by_accounts, by_tls = Attack(open_to_plain, outcome, seed), Attack(enforcing, outcome, seed)
         names = [name for other in (*STRANGERS, PLAIN) for name in (other, NOBODY_MAY)]
+        callers = list(SIGNS)
         for number in limit:
-            stranger = names[number % len(names)]
+            of_kind = names if number % 3 else callers
+            stranger = of_kind[number // 3 % len(of_kind)]
             try:
-                await (by_tls if stranger == PLAIN else by_accounts).attack(stranger)
+                await (by_tls if stranger in (PLAIN, PLAIN_CALLS) else by_accounts).attack(stranger)
                 if number % HONEST_EVERY == 0:
                     by_accounts.send_honestly()
                     await asyncio.sleep(0)

@@ -23,15 +23,14 @@ from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.table import METHODS
 from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.grpc import encode_message
 from rocketlet.protocol.http2 import frames
-from rocketlet.protocol.http2.hpack import encode as block_of
 
+from ._http2 import Peer, split
 from .common import Limit, Outcome
-from .frames import Socket, config_in, faults_of
+from .frames import config_in, faults_of
 
 DEFAULT_COUNT = 20_000
 
@@ -94,45 +93,9 @@ def _value(field: Any, choose: random.Random) -> Any:
     return choose.choice(LONGS if field.type == field.TYPE_INT64 else NUMBERS)
 
 
-class Peer:
-    """A connection of the broker's, driven without a socket."""
-
-    def __init__(self, server: Server, port: int) -> None:
-        self.socket = Socket(port)
-        connection = Connection(server)
-        connection.connection_made(self.socket)
-        assert server.grpc_door is not None
-        self.protocol = server.grpc_door.protocol(connection)
-        self._next_id = 1
-        self.send(frames.PREFACE + frames.encode_settings({}))
-
-    def send(self, data: bytes) -> None:
-        if not self.socket.is_closed:
-            self.protocol.data_received(data)
-
-    def call(self, method: str, data: bytes, client_id: str = "honest", timeout: bytes = b"5S") -> bytes:
-        """The frames of a call."""
-        stream_id, self._next_id = self._next_id, self._next_id + 2
-        block = block_of(
-            (b":method", b"POST"),
-            (b":scheme", b"http"),
-            (b":path", f"/{schema.SERVICE}/{method}".encode()),
-            (b"content-type", b"application/grpc"),
-            (b"grpc-timeout", timeout),
-            (b"x-mq-client-id", client_id.encode()),
-        )
-        return frames.headers_frames(stream_id, block, False, 16_384) + frames.encode(0, 1, stream_id, data)
-
-    def hang_up(self) -> None:
-        self.socket.close()
-        self.protocol.connection_lost(None)
-
-
 def _keep_handles(written: bytes) -> None:
     """Keeps the handles of messages that came whole in one frame of data."""
-    while len(written) >= frames.HEAD_BYTES:
-        size = int.from_bytes(written[:3], "big") + frames.HEAD_BYTES
-        kind, payload, written = written[3], written[frames.HEAD_BYTES : size], written[size:]
+    for kind, _, _, payload in split(written):
         if kind == frames.DATA and b" broker-a " in payload:
             try:
                 answer = schema.ReceiveMessageResponse.FromString(payload[5:])
@@ -198,7 +161,7 @@ class Attack:
                 changed[choose.randrange(len(changed))] = choose.randrange(256)
             return bytes(changed)
         if kind < 0.15:  # given up
-            return data + frames.encode_reset(peer._next_id - 2, choose.choice((0, 8, 2**32 - 1)))
+            return data + frames.encode_reset(peer.last_id, choose.choice((0, 8, 2**32 - 1)))
         if kind < 0.25:  # another frame in between
             return data + self._frame(peer)
         if kind < 0.28:
@@ -210,7 +173,7 @@ class Attack:
         if choose.random() < 0.5:
             setting = choose.choice(list(frames.Setting))
             return frames.encode_settings({setting: choose.choice((0, 1, 100, 16_384, 65_535, 2**31 - 1, 2**32 - 1))})
-        stream_id = choose.choice((0, peer._next_id, max(peer._next_id - 2, 1), 2))
+        stream_id = choose.choice((0, peer.last_id + 2, max(peer.last_id, 1), 2))
         payload = choose.randbytes(choose.choice((0, 4, 5, 8, 20)))
         return frames.encode(choose.randrange(11), choose.randrange(256), stream_id, payload)
 

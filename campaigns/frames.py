@@ -53,6 +53,7 @@ class Socket(asyncio.Transport):
         super().__init__({"peername": (host, port)})
         self.written: list[bytes] = []
         self.is_closed = False
+        self.protocol: asyncio.BaseProtocol | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written.append(bytes(data))
@@ -68,7 +69,8 @@ class Socket(asyncio.Transport):
 
     abort = close
 
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None: ...
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
 
     def pause_reading(self) -> None: ...
 

@@ -1,7 +1,8 @@
 """A broker whose clients share messages is killed with SIGKILL at any moment and started again, again and again.
 
-A fault is: a message that was acknowledged and is given again, one that is given while it is in other hands, one that was
-sent and is given to nobody, a handle that a restart has made void, a broker that does not start again.
+Half of the clients speak remoting, half gRPC; each may settle after a kill what another one held before it. A fault is: a
+message that was acknowledged and is given again, one that is given while it is in other hands, one that was sent and is
+given to nobody, a handle that a restart has made void, a broker that does not start again.
 """
 
 from __future__ import annotations
@@ -15,17 +16,10 @@ from pathlib import Path
 
 import uvloop
 from rocketlet.client import Producer, RocketletError
-from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.headers import write
-from rocketlet.protocol.message import Record, decode_records
-from rocketlet.protocol.pop_headers import AckMessage, ChangeInvisibleTime, PopMessage
-from rocketlet.protocol.popped import POP_CK
-from rocketlet.protocol.properties import find
 from rocketlet.testing.ports import free_port
 
-from tests.conftest import Wire
-
 from ._process import BrokerProcess
+from ._sharers import INVISIBLE_S, SHARERS, TOPIC, Held, Refused, Sharer
 from .common import Limit, Outcome
 
 DEFAULT_COUNT = 20
@@ -33,13 +27,12 @@ QUEUES = 4
 SENDERS = 8
 CLIENTS = 8
 LOAD_S = (0.05, 1.0)  # how long there is load before the kill
-INVISIBLE_S = 5.0
-SURE_S = 2.5  # for how long it is acknowledged: later, others may get it at the same time
+SURE_S = 5.0  # for how long it is acknowledged: later, others may get it at the same time
 NACK_MS = 20
 BEHIND_S = 0.2  # before the kill: what was popped so late need not be on the disk
 LIVES = 10  # kills in one flush mode, before the other mode has its turn
-LOSSES = (b"pop_journal_damaged", b"Traceback")
-GROUP, TOPIC = "g", "t"
+EXCEPTION = b"Traceback"
+FIGURES = ("sent", "acknowledged", "given_again", "kept_handles", *(sharer.figure for sharer in SHARERS))
 
 
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
@@ -47,7 +40,7 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 
 
 async def _run(limit: Limit, chance: random.Random, folder: Path) -> Outcome:
-    outcome = Outcome(figures={"sent": 0, "acknowledged": 0, "given_again": 0, "kept_handles": 0})
+    outcome = Outcome(figures=dict.fromkeys(FIGURES, 0))
     modes = [_Lives(folder / flush, flush, chance, outcome) for flush in ("os", "sync")]
     for number in limit:
         lives = modes[number // LIVES % 2]
@@ -56,8 +49,7 @@ async def _run(limit: Limit, chance: random.Random, folder: Path) -> Outcome:
         except Exception as error:
             outcome.fault(f"{lives.flush}: {type(error).__name__}: {error}")
         outcome.tried += 1
-    for lives in modes:
-        await lives.drain()
+    await asyncio.gather(*(lives.drain() for lives in modes))
     return outcome
 
 
@@ -65,7 +57,7 @@ async def _run(limit: Limit, chance: random.Random, folder: Path) -> Outcome:
 class _Hand:
     """A message in a client's hands. is_free: it may be given to others from now on."""
 
-    record: Record
+    held: Held
     since_s: float
     is_free: bool = False
 
@@ -97,14 +89,14 @@ class _Lives:
         self._began += 1
         async with Producer(broker.address, "p", retries=0, timeout_s=5) as producer:
             work = [asyncio.create_task(self._send(producer, number)) for number in range(SENDERS)]
-            work += [asyncio.create_task(self._share(broker.address)) for _ in range(CLIENTS)]
+            work += [asyncio.create_task(self._share(broker.address, number)) for number in range(CLIENTS)]
             await asyncio.sleep(self._chance.uniform(*LOAD_S))
             await broker.kill()
             killed_s = time.monotonic()
             for found in await asyncio.gather(*work, return_exceptions=True):
                 if isinstance(found, BaseException) and not isinstance(found, (OSError, EOFError)):
                     self._outcome.fault(f"{self.flush}: a client: {type(found).__name__}: {found}")
-        if any(words in broker.log for words in LOSSES[1:]):
+        if EXCEPTION in broker.log:
             self._outcome.fault(f"{self.flush}: the broker had an exception")
         for hand in self._known.hands.values():
             if killed_s - hand.since_s < BEHIND_S:
@@ -118,42 +110,37 @@ class _Lives:
                 self._known.sent.add(body)
                 self._outcome.figures["sent"] += 1
 
-    async def _share(self, address: str) -> None:
+    async def _share(self, address: str, number: int) -> None:
         """A client, until the broker is killed."""
-        wire = await _wire(address)
-        try:
-            await self._use_kept(wire)
+        async with SHARERS[number % len(SHARERS)](address, f"client-{number}") as sharer:
+            await self._use_kept(sharer)
             while True:
-                for record in await self._popped(wire, self._chance.choice((1, 4, 32)), 200):
-                    await self._handle(wire, record)
-        finally:
-            with contextlib.suppress(Exception):
-                await wire.close()
+                for held in await self._popped(sharer, self._chance.choice((1, 4, 32)), 200):
+                    await self._handle(sharer, held)
 
-    async def _use_kept(self, wire: Wire) -> None:
-        """Clients acknowledge messages after the kill that they held before it."""
+    async def _use_kept(self, sharer: Sharer) -> None:
+        """Clients acknowledge messages after the kill that they, or others, held before it."""
         known = self._known
         kept = [body for body, hand in known.hands.items() if not hand.is_free]
         for body in self._chance.sample(kept, len(kept) // 2):
             if body in known.hands and not known.hands[body].is_free:
                 self._outcome.figures["kept_handles"] += 1
-                await self._ack(wire, known.hands[body].record)
+                await self._ack(sharer, known.hands[body].held)
 
-    async def _popped(self, wire: Wire, count: int, wait_ms: int) -> list[Record]:
-        header = PopMessage(GROUP, TOPIC, -1, count, int(INVISIBLE_S * 1000), wait_ms, init_mode=0)
+    async def _popped(self, sharer: Sharer, count: int, wait_ms: int) -> list[Held]:
         asked_s = time.monotonic()
-        answer = await wire.call(RequestCode.POP_MESSAGE, write(header))
-        if answer.code not in (ResponseCode.SUCCESS, ResponseCode.POLLING_TIMEOUT, ResponseCode.TOPIC_NOT_EXIST):
-            self._outcome.fault(f"{self.flush}: a receive is answered with {answer.code}")
-        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            await asyncio.sleep(0.01)
-        records = list(decode_records(answer.body)) if answer.code == 0 else []
-        for record in records:
-            self._take(record, asked_s)
-        return records
+        try:
+            found = await sharer.pop(count, wait_ms)
+        except Refused as fault:
+            self._outcome.fault(f"{self.flush}: a receive is answered with {fault}")
+            return []
+        for held in found:
+            self._take(held, asked_s)
+        self._outcome.figures[sharer.figure] += len(found)
+        return found
 
-    def _take(self, record: Record, asked_s: float) -> None:
-        known, body = self._known, record.body
+    def _take(self, held: Held, asked_s: float) -> None:
+        known, body = self._known, held.body
         if body in known.done:
             self._outcome.fault(f"{self.flush}: an acknowledged message is given again")
         hand = known.hands.get(body)
@@ -162,52 +149,41 @@ class _Lives:
             self._outcome.fault(f"{self.flush}: a message is in two hands")
         self._outcome.figures["given_again"] += body in known.given
         known.given.add(body)
-        known.hands[body] = _Hand(record, asked_s)
+        known.hands[body] = _Hand(held, asked_s)
 
-    async def _handle(self, wire: Wire, record: Record) -> None:
+    async def _handle(self, sharer: Sharer, held: Held) -> None:
         chance = self._chance.random()
         if chance < 0.8:
-            await self._ack(wire, record)
+            await self._ack(sharer, held)
         elif chance < 0.95:
-            self._known.hands[record.body].is_free = True
-            header = ChangeInvisibleTime(*_place(record), NACK_MS)
-            await wire.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, write(header))
+            self._known.hands[held.body].is_free = True
+            with contextlib.suppress(Refused):  # its time may be over
+                await sharer.nack(held, NACK_MS)
 
-    async def _ack(self, wire: Wire, record: Record) -> None:
-        known, body = self._known, record.body
+    async def _ack(self, sharer: Sharer, held: Held) -> None:
+        known, body = self._known, held.body
         hand = known.hands.get(body)
-        if hand is None or hand.record is not record or time.monotonic() > hand.since_s + SURE_S:
+        if hand is None or hand.held is not held or time.monotonic() > hand.since_s + SURE_S:
             return
-        answer = await wire.call(RequestCode.ACK_MESSAGE, write(AckMessage(*_place(record))))
-        if answer.code == 0 and time.monotonic() < hand.since_s + INVISIBLE_S:
+        try:
+            await sharer.ack(held)
+        except Refused as fault:
+            self._outcome.fault(f"{self.flush}: an acknowledgement is answered with {fault}")
+            return
+        if time.monotonic() < hand.since_s + INVISIBLE_S:
             known.done.add(body)
             known.hands.pop(body, None)
             self._outcome.figures["acknowledged"] += 1
-        elif answer.code != 0:
-            self._outcome.fault(f"{self.flush}: an acknowledgement is answered with {answer.code}")
 
     async def drain(self) -> None:
         """In the end everything that was sent is given, and gone when it was acknowledged."""
         async with self._broker() as broker:
-            wire = await _wire(broker.address)
             known = self._known
-            try:
+            async with SHARERS[0](broker.address, "last") as sharer:
                 await asyncio.sleep(INVISIBLE_S)  # now all can be popped that is not acknowledged
-                while records := await self._popped(wire, 32, 1000):
-                    for record in records:
-                        await self._ack(wire, record)
-            finally:
-                await wire.close()
+                while found := await self._popped(sharer, 32, 1000):
+                    for held in found:
+                        await self._ack(sharer, held)
             if not known.sent <= known.given:
                 self._outcome.fault(f"{self.flush}: {len(known.sent - known.given)} messages are given to nobody")
             await broker.end()
-
-
-async def _wire(address: str) -> Wire:
-    host, _, port = address.rpartition(":")
-    return Wire(*await asyncio.open_connection(host, int(port)))
-
-
-def _place(record: Record) -> tuple[str, str, int, str, int]:
-    handle = str(find(record.properties, POP_CK))
-    return GROUP, TOPIC, record.queue_id, handle, record.queue_offset

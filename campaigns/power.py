@@ -7,10 +7,11 @@ once.
 
 Long work is done in pieces as a broker does it (`store.jobs`): saving, expiry and the removal of topics go on while messages
 come, and what waits for the device waits in one line with the syncs. Every third time the broker is killed instead, with
-`--flush os`: what it wrote is there.
+`--flush os`: what it wrote is there. In some tries clients share the messages (`_popped`).
 
 A fault is: a message that was acknowledged and is gone, a delayed one that was neither delivered nor waits, a topic that was
-acknowledged and is gone, one that was deleted and is there again, a start that fails, a message that is not as it was sent.
+acknowledged and is gone, one that was deleted and is there again, a start that fails, a message that is not as it was sent;
+of shared ones, one that is given though it was acknowledged or is in other hands, or that nobody gets.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rocketlet.broker.broker import Broker
+from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import Limits
 from rocketlet.broker.running.jobs import Call, Job, do
 from rocketlet.broker.store.flusher import Flusher
@@ -35,6 +37,7 @@ from rocketlet.broker.store.retention import Retention
 from rocketlet.protocol.bodies import TopicConfig
 
 from ._ledger import LATE, Place, differences, open_broker, put, read_all
+from ._popped import Popped
 from ._timed import Timed
 from .common import Limit, Outcome
 from .disk import standing_in
@@ -43,6 +46,7 @@ DEFAULT_COUNT = 1000
 STEPS = 60
 CALLS = 400  # calls of the store to the device, after one of which the power fails
 TIMED_SHARE = 0.3  # this share of tries sends messages to times, too
+POPPED_SHARE = 0.3  # and in this one clients share messages
 AMID_SHARE = 0.2  # in this share of tries a job saves state that somebody waits for
 PAGE_BYTES = 512
 _LIMITS = Limits(
@@ -335,6 +339,9 @@ class Work:
                 self._jobs[0].send(None)
             except StopIteration:
                 del self._jobs[0]
+            except PowerCut:
+                del self._jobs[0]
+                raise
 
     async def _make(self, call: Call | None) -> None:
         self._waits_for_device = call is not None
@@ -389,14 +396,25 @@ class _Turn:
         yield
 
 
+class Others(NamedTuple):
+    """The chances of each kind of work beside the first one, apart: a seed stays the same when another kind is added."""
+
+    amid: random.Random
+    times: random.Random
+    popped: random.Random
+
+
+FIGURES = ("acknowledged", "cut_off", "deleted", "killed", "timed", "recalled", "popped", "in_hands")
+
+
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    outcome = Outcome(figures={"acknowledged": 0, "cut_off": 0, "deleted": 0, "killed": 0, "timed": 0, "recalled": 0})
+    outcome = Outcome(figures=dict.fromkeys(FIGURES, 0))
     loop = asyncio.new_event_loop()
     for number in limit:
-        chance, amid = random.Random(f"{seed}-{number}"), random.Random(f"{seed}-{number}-amid")
-        times = random.Random(f"{seed}-{number}-times")
+        chance = random.Random(f"{seed}-{number}")
+        others = Others(*(random.Random(f"{seed}-{number}-{name}") for name in ("amid", "times", "popped")))
         try:
-            _try(folder, chance, amid, times, outcome, loop)
+            _try(folder, chance, others, outcome, loop)
         except Exception as error:
             outcome.fault(f"{type(error).__name__}: {error}".replace(str(folder), ""))
         outcome.tried += 1
@@ -409,13 +427,14 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 def _try(
     folder: Path,
     chance: random.Random,
-    amid: random.Random,
-    times: random.Random,
+    others: Others,
     outcome: Outcome,
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     device, work = Device(), Work(loop)
+    amid, times, pops = others
     timed = Timed(work._sync, work._begin) if times.random() < TIMED_SHARE else None
+    popped = Popped(loop, work._sync) if pops.random() < POPPED_SHARE else None
     before, after = folder / "before", folder / "after"
     is_kill = chance.random() < 0.33
     settings: dict[str, Any] = {"flush": "os" if is_kill else "sync", "segment_bytes": 8000, "delay_levels_ms": (0,)}
@@ -433,7 +452,11 @@ def _try(
                 work.step(broker, chance, number)
                 if timed is not None:
                     timed.step(broker, times)
+                if popped is not None:
+                    popped.step(broker, pops)
         work.end()
+        if popped is not None:
+            popped.end(broker)
         device.calls_left = None
         if is_kill:
             shutil.copytree(before, after)
@@ -441,7 +464,12 @@ def _try(
             device.after_cut(before, after, chance)
         broker.store.close()
     outcome.figures["killed"] += is_kill
-    broker = open_broker(after, _LIMITS, **settings)
+    clock = MovableClock(stands=True)
+    broker = open_broker(after, _LIMITS, clock, **settings)
+    for fault in popped.faults(broker, clock) if popped is not None else ():
+        outcome.fault(fault)
+    outcome.figures["popped"] += len(popped.done) if popped is not None else 0
+    outcome.figures["in_hands"] += len(popped.kept) if popped is not None else 0
     _judge(broker, work, timed, outcome)
     put(broker, broker.store.queue("t", 0), b"after")
     broker.persist(closes=True)
