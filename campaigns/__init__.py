@@ -1,6 +1,6 @@
 """Campaigns: attacks that run short in CI and for hours by hand. `python -m campaigns --help`.
 
-access, calls, frames, guided, sockets   requests of strangers, and fuzzed ones, over gRPC and remoting
+access, calls, floods, frames, guided, sockets   requests of strangers, fuzzed ones and floods, over gRPC and remoting
 forge, cost, stalls, exhaustion, descriptors   bodies that look like records; bytes that cost; what runs out
 disk, files, power, kill, pop   disks that fail, damaged folders, power cuts, SIGKILL
 chaos, balance, handlers, waiting   members, Java members, handlers that do anything, messages that wait
@@ -14,8 +14,10 @@ __main__    runs one by its name
 
 _attacks, _client, _forged, _fuzz   attackers, a client without a socket, made bytes
 _guided, _member, _process   processes: libFuzzer, a member, a broker
+_http2, _sharers, _strange_calls   clients of gRPC, and of both doors
 _incidents, _well   clusters: ill and well
-_ledger, _lost_end, _timed   what a store acknowledged, the damage of a power cut, messages sent to a time
+_ledger, _lost_end   what a store acknowledged, the damage of a power cut
+_popped, _timed   messages that clients share, and that are sent to a time
 _checks, _operators, _reasons   tests in forks, mistakes, and why some may survive
 _removal, _removals, _request_removals, _shared_removals, _waiting_removals   fixes that can be taken out
 _subjects   the parsers whose cost is measured

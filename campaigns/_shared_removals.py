@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rocketlet.broker.grpc import authentication, door
+from rocketlet.broker.grpc import authentication, door, receives
 from rocketlet.broker.grpc.calls import Method
 from rocketlet.broker.grpc.table import METHODS
 from rocketlet.broker.pops.book import Book
@@ -12,6 +12,8 @@ from rocketlet.broker.pops.deliveries import Deliveries
 from rocketlet.broker.store.frames import Frames
 from rocketlet.client.admin.mirror import Mirror, QueueCopy
 from rocketlet.protocol.admin_bodies import Range
+from rocketlet.protocol.http2 import connection
+from rocketlet.protocol.http2.connection import Http2
 
 from ._removal import Change, Lines, Removal
 
@@ -26,6 +28,26 @@ def _without_needs(name: str) -> Mapping[str, Method]:
 
 
 SHARED: dict[str, Removal] = {
+    "resets-counted": Removal(
+        "calls that are given up at once are counted", "floods", 40,
+        [Change(Http2, "_count_reset", lambda self: None)], "HTTP/2",
+    ),
+    "controls-counted": Removal(
+        "frames that carry nothing are counted", "floods", 40,
+        [Change(Http2, "_count_control", lambda self, count=1: None)], "HTTP/2",
+    ),
+    "blocks-ended": Removal(
+        "a header block has an end", "floods", 40,
+        [Change(connection, name, 1 << 30) for name in ("MAX_HEADER_FRAMES", "MAX_HEADER_LIST_BYTES")], "HTTP/2",
+    ),
+    "windows-counted": Removal(
+        "a setting that changes many windows counts as many", "floods", 80,
+        [Change(Http2, "_set", Lines("self._count_control(len(self.streams) // _COUNTED_STREAMS)", "pass"))], "HTTP/2",
+    ),
+    "not-taken-given": Removal(
+        "messages of an answer that nobody takes go back", "floods", 40,
+        [Change(receives.Receiving, "aborted", Lines("if self.given:", "if False:"))], "POP",
+    ),
     "calls-authorized": Removal(
         "a call needs an account", "access", 1_000, [Change(door, "authorize", lambda acl, call, request: None)], "ACL",
     ),

@@ -224,8 +224,8 @@ class Pops:
             return
 
     def _serve_later(self, pool: Pool) -> None:
-        """A filter that finds nothing looks on when others had their turn."""
-        if not pool.is_served_later:
+        """Serves those that wait when others had their turn: a filter that finds nothing looks on then."""
+        if pool.waits and not pool.is_served_later:
             pool.is_served_later = True
             self._soon(partial(self._serve, pool))
 
@@ -240,7 +240,8 @@ class Pops:
             deliveries, delivery = found
             delivery.attempts = max(delivery.attempts - 1, 0)
             self._release(deliveries, delivery)
-            self._serve_all(deliveries)
+            for pool in self._pools.serving(deliveries):
+                self._serve_later(pool)  # the next that waits may be of the same client, and put it back in its turn
 
     def ack(self, group: str, topic: str, handles: Sequence[str], answer: Answered) -> None:
         """The client is done with these messages. `answer` gets an outcome for each, when that is on the disk."""

@@ -35,6 +35,8 @@ from .frames import ACK, END_HEADERS, END_STREAM, PADDED, PRIORITY, ErrorCode, K
 from .hpack import Decoder, HeadersTooLarge, HpackError
 
 _REASON_CHARS: Final = 200
+_COUNTED_SETTINGS_BYTES: Final = 60  # of one frame of SETTINGS count as another frame: ten settings
+_COUNTED_STREAMS: Final = 10  # whose windows one setting changes, count as another frame
 
 
 class Opened(NamedTuple):
@@ -189,8 +191,8 @@ class Http2:
         else:  # 5.5: unknown kinds are ignored
             self._count_control()
 
-    def _count_control(self) -> None:
-        self._controls += 1
+    def _count_control(self, count: int = 1) -> None:
+        self._controls += count
         if self._controls > MAX_CONTROL_FRAMES:
             reason = f"more than {MAX_CONTROL_FRAMES} frames without a call's data came in {CONTROL_SPAN_S:g} s"
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, reason)
@@ -350,7 +352,7 @@ class Http2:
             raise _StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR)
 
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self._count_control()
+        self._count_control(1 + len(payload) // _COUNTED_SETTINGS_BYTES)
         if stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"SETTINGS on the stream {stream_id}")
         if len(payload) % 6 or (flags & ACK and payload):
@@ -363,6 +365,7 @@ class Http2:
 
     def _set(self, name: int, value: int) -> None:
         if name == Setting.INITIAL_WINDOW_SIZE:
+            self._count_control(len(self.streams) // _COUNTED_STREAMS)
             if value > frames.MAX_WINDOW_BYTES or not self.answers.resize(value):
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE is {value}")
         elif name == Setting.MAX_FRAME_SIZE:

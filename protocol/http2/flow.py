@@ -65,7 +65,7 @@ class Answers:
         self.stream_window = frames.DEFAULT_WINDOW_BYTES
         self.table_note = b""  # before the next block, once the client's table has become smaller
         self._window = frames.DEFAULT_WINDOW_BYTES
-        self._waiting: dict[Stream, None] = {}
+        self._waiting: dict[Stream, None] = {}  # for the connection's window
 
     def send_headers(self, stream: Stream, block: bytes) -> None:
         """The beginning of an answer."""
@@ -116,8 +116,8 @@ class Answers:
             stream.window += difference
             if stream.window > frames.MAX_WINDOW_BYTES:
                 return False
-        if difference > 0:
-            self.flush()
+        for stream in [stream for stream in self.streams.values() if stream.pending]:
+            self._flush_stream(stream)
         return True
 
     def flush(self) -> None:
@@ -155,7 +155,10 @@ class Answers:
                 return
             size = min(len(data), stream.window, self._window, self.max_frame_bytes)
             if size <= 0:
-                self._waiting[stream] = None
+                if stream.window > 0:  # else the connection's window changes nothing for it
+                    self._waiting[stream] = None
+                else:
+                    self._waiting.pop(stream, None)
                 return
             stream.window -= size
             self._window -= size

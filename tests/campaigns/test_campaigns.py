@@ -17,6 +17,7 @@ from campaigns.common import Outcome
 SHORT = {
     "frames": 3000,
     "calls": 2000,
+    "floods": 16,
     "files": 100,
     "power": 100,
     "disk": 60,
@@ -33,7 +34,17 @@ SHORT = {
     "waiting": 15,
     "incidents": 4,
 }
-PLANTED = ("roll-back", "journal-synced", "index-sums", "names", "marked", "places-indexed")
+PLANTED = (
+    "roll-back",
+    "journal-synced",
+    "index-sums",
+    "names",
+    "marked",
+    "places-indexed",
+    "pop-synced",
+    "receives-ruled",
+    "blocks-ended",
+)
 """Fixes that are taken out each time; the others by hand."""
 
 

@@ -265,6 +265,29 @@ def test_frames_that_carry_nothing_are_counted(flood: bytes) -> None:
     assert goaway(server) == ErrorCode.ENHANCE_YOUR_CALM
 
 
+def test_settings_count_by_how_many_there_are_and_how_many_windows_they_change() -> None:
+    def resized(count: int) -> bytes:
+        return encode(Kind.SETTINGS, 0, 0, b"\0\x04\0\0\xff\xff" * count)
+
+    for open_calls, settings in ((0, 10_000), (limits.MAX_STREAMS, 10)):
+        begin = b"".join(call(2 * number + 1) for number in range(open_calls))
+        each = 1 + settings // 10 + settings * open_calls // 10
+        left = (limits.MAX_CONTROL_FRAMES - 1) // each  # HELLO has SETTINGS
+        server, _ = begun(begin + resized(settings) * left)
+        assert not server.is_over
+        server.receive(resized(settings), 0.0)
+        assert server.is_over, f"{settings} settings in a frame, {open_calls} calls"
+
+
+def test_an_answer_behind_its_own_window_waits_for_no_other_one() -> None:
+    server, events = begun(frames.encode_settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}) + call(1) + call(3))
+    for event in events:
+        server.answers.send_data(event.stream, b"answer")
+    assert not server.answers._waiting
+    server.receive(frames.encode_settings({frames.Setting.INITIAL_WINDOW_SIZE: 6}), 0.0)
+    assert [payload for kind, *_, payload in sent(server) if kind == Kind.DATA] == [b"answer", b"answer"]
+
+
 def test_calls_that_are_given_up_at_once_are_counted() -> None:
     """CVE-2023-44487."""
     server, _ = begun()

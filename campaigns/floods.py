@@ -1,0 +1,255 @@
+"""Floods over HTTP/2: clients that make much work with few bytes, or take nothing of what they asked for.
+
+Each try is one flood, of a size by chance, on a connection of its own: calls that are given up at once, header blocks without
+an end, frames that carry nothing, windows that never open or change without end, calls that wait by the thousand, messages
+of which the end never comes. A fault is: a flood beyond its limit whose connection stays, one below it whose connection does
+not, memory beyond the budget, a read that takes long, an honest client that is not answered meanwhile, a message that stays
+in the hands of the attacker when it has gone, and anything that is counted for nobody then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+import uvloop
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.config import MAX_POP_BYTES
+from rocketlet.broker.grpc import schema
+from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.server import Listening, Server
+from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.config import MAX_CONTROL_FRAMES, MAX_HEADER_FRAMES, MAX_RESETS, MAX_STREAMS
+from rocketlet.protocol.grpc import encode_message
+from rocketlet.protocol.http2 import frames
+from rocketlet.protocol.http2.frames import Setting
+
+from ._http2 import Peer, answers_in, head_block
+from .common import Limit, Outcome
+from .frames import config_in, faults_of
+
+DEFAULT_COUNT = 300
+READ_BYTES = 262_144  # what a socket gives at once
+MAX_READ_MS = 100  # of processor time for one read
+BUDGET_BYTES = 64 << 20
+SENT = 200  # messages that there are to receive
+BODY_BYTES = 20_000
+HEAD = head_block("Heartbeat", (b"x-mq-client-id", b"flood"))
+
+
+class Flood(NamedTuple):
+    """data: all of it. ends: whether the connection must end, or must stay; None: either."""
+
+    data: bytes
+    ends: bool | None
+
+
+def _opening(stream_id: int, flags: int = frames.END_HEADERS) -> bytes:
+    return frames.encode(frames.HEADERS, flags, stream_id, HEAD)
+
+
+def _resets(chance: random.Random) -> Flood:
+    count = chance.choice((MAX_RESETS // 2, MAX_RESETS - 1, MAX_RESETS + 1, 3 * MAX_RESETS))
+    ids = range(1, 2 * count, 2)
+    return Flood(b"".join(_opening(item) + frames.encode_reset(item, 8) for item in ids), count > MAX_RESETS)
+
+
+def _blocks(chance: random.Random) -> Flood:
+    """HEADERS, and CONTINUATION that never ends them."""
+    count, size = chance.choice((2, MAX_HEADER_FRAMES + 1, 5000)), chance.choice((0, 0, 1, 900))
+    begin = frames.encode(frames.HEADERS, 0, 1, b"")
+    part = frames.encode(frames.CONTINUATION, 0, 1, bytes(size))
+    return Flood(begin + count * part, count >= MAX_HEADER_FRAMES)
+
+
+def _empty(chance: random.Random) -> Flood:
+    """Frames that carry nothing."""
+    count = chance.choice((MAX_CONTROL_FRAMES // 2, MAX_CONTROL_FRAMES + 2, 10 * MAX_CONTROL_FRAMES))
+    frame = chance.choice(
+        (
+            frames.encode(frames.PING, 0, 0, bytes(8)),
+            frames.encode(frames.PING, frames.ACK, 0, bytes(8)),
+            frames.encode_settings({}),
+            frames.encode_settings({Setting.INITIAL_WINDOW_SIZE: 70_000}),
+            frames.encode(frames.PRIORITY, 0, 1, b"\0\0\0\x03\x10"),
+            frames.encode(frames.DATA, 0, 1, b""),
+            frames.encode(0xFE, 0, 0, b""),
+        )
+    )
+    return Flood(_opening(1) + count * frame, count > MAX_CONTROL_FRAMES)
+
+
+def _updates(chance: random.Random) -> Flood:
+    """Windows that open by a byte again and again, of which none is used, perhaps while many answers wait for another one."""
+    count = chance.choice((MAX_CONTROL_FRAMES // 2, 2 * MAX_CONTROL_FRAMES, 10 * MAX_CONTROL_FRAMES))
+    waiting = _receives(chance, "t") if chance.random() < 0.5 else b""
+    return Flood(waiting + count * frames.encode_window_update(0, 1), count > MAX_CONTROL_FRAMES)
+
+
+def _resized(chance: random.Random) -> Flood:
+    """Very many calls whose windows change with each setting, many settings in one frame."""
+    opened = b"".join(_opening(item) for item in range(1, 2 * MAX_STREAMS, 2))
+    names = Setting.INITIAL_WINDOW_SIZE.to_bytes(2, "big")
+    sizes = b"".join(
+        names + chance.randrange(1 << 20).to_bytes(4, "big") for _ in range(chance.choice((1, 10, 10_000)))
+    )
+    count = chance.choice((1, 10, 1000))
+    return Flood(opened + count * frames.encode(frames.SETTINGS, 0, 0, sizes), None)
+
+
+def _receives(chance: random.Random, topic: str) -> bytes:
+    """Receives of many calls, by a client whose windows are closed: no answer is ever taken."""
+    request = schema.ReceiveMessageRequest(
+        group={"name": "g"}, message_queue={"topic": {"name": topic}, "id": -1}, batch_size=32, auto_renew=True
+    )
+    request.long_polling_timeout.FromSeconds(20)
+    data = frames.encode(frames.DATA, frames.END_STREAM, 1, encode_message(request.SerializeToString()))
+    head = head_block("ReceiveMessage", (b"x-mq-client-id", b"flood%d" % chance.randrange(3)))
+    found = [frames.encode_settings({Setting.INITIAL_WINDOW_SIZE: 0})]
+    for item in range(1, chance.choice((3, 100, 2 * MAX_STREAMS + 500)), 2):
+        found.append(frames.encode(frames.HEADERS, frames.END_HEADERS, item, head))
+        found.append(data[:5] + item.to_bytes(4, "big") + data[9:])
+    return b"".join(found)
+
+
+def _closed(chance: random.Random) -> Flood:
+    return Flood(_receives(chance, "t"), None)
+
+
+def _waiting(chance: random.Random) -> Flood:
+    return Flood(_receives(chance, "empty"), None)
+
+
+def _halves(chance: random.Random) -> Flood:
+    """Messages of which the last byte never comes."""
+    size, found = 1_000_000, b""
+    for item in range(1, chance.choice((3, 40, 200)), 2):
+        found += _opening(item) + frames.encode(frames.DATA, 0, item, b"\0" + size.to_bytes(4, "big"))
+        found += 15 * frames.encode(frames.DATA, 0, item, bytes(65_000))
+    return Flood(found, None)
+
+
+FLOODS: dict[str, Callable[[random.Random], Flood]] = {
+    "calls given up": _resets,
+    "header blocks": _blocks,
+    "empty frames": _empty,
+    "window updates": _updates,
+    "windows that change": _resized,
+    "windows that never open": _closed,
+    "calls that wait": _waiting,
+    "half messages": _halves,
+}
+
+
+class Attack:
+    def __init__(self, outcome: Outcome, broker: Broker, server: Server, chance: random.Random) -> None:
+        self._outcome = outcome
+        self._broker = broker
+        self._server = server
+        self._chance = chance
+        self._slowest_ms = 0.0
+
+    async def fill(self) -> None:
+        for name in ("t", "empty", "honest"):
+            self._broker.topics.put(TopicConfig(name, 4, 4), self._broker.store.end)
+        honest = Peer(self._server, 1)
+        for number in range(SENT):
+            self._send(honest, "t", bytes(BODY_BYTES), number)
+            await asyncio.sleep(0)
+        honest.hang_up()
+
+    async def flood(self, name: str) -> None:
+        flood = FLOODS[name](self._chance)
+        peer = Peer(self._server, 1000 + self._chance.randrange(60_000))
+        for begin in range(0, len(flood.data), READ_BYTES):
+            self._read(name, peer, flood.data[begin : begin + READ_BYTES])
+            await self._turn(peer)
+        if flood.ends is True and not peer.socket.is_closed:
+            self._outcome.fault(f"{name}: the connection stays")
+        if flood.ends is False and peer.socket.is_closed:
+            self._outcome.fault(f"{name}: the connection ends, below the limit")
+        if self._server.memory.used_bytes > BUDGET_BYTES + MAX_POP_BYTES:
+            self._outcome.fault(f"{name}: more memory is held than there may be")
+        peak_mib = self._server.memory.used_bytes >> 20
+        self._outcome.figures["held_mib"] = max(self._outcome.figures["held_mib"], peak_mib)
+        self._be_honest(name)
+        peer.hang_up()
+        await self._end(name)
+
+    def _read(self, name: str, peer: Peer, data: bytes) -> None:
+        begin_s = time.process_time()  # the machine may do something else
+        try:
+            peer.send(data)
+        except Exception as error:
+            self._outcome.fault(f"{name}: escaped: {error!r}")
+        took_ms = 1000 * (time.process_time() - begin_s)
+        if took_ms > self._slowest_ms:
+            self._slowest_ms = took_ms
+            self._outcome.figures |= {"slowest_ms": round(took_ms, 1), "slowest": name}
+        if took_ms > MAX_READ_MS:
+            self._outcome.fault(f"{name}: a read takes more than {MAX_READ_MS} ms")
+
+    async def _turn(self, peer: Peer) -> None:
+        """What was read is served, some of it in each turn of the loop."""
+        for _ in range(3):
+            await asyncio.sleep(0)
+        while peer.protocol.ready and not peer.socket.is_closed:
+            await asyncio.sleep(0)
+        peer.take()
+
+    def _be_honest(self, name: str) -> None:
+        honest = Peer(self._server, 2)
+        if not self._send(honest, "honest", b"honest", 0):
+            self._outcome.fault(f"{name}: an honest client is not served")
+        honest.hang_up()
+
+    def _send(self, peer: Peer, topic: str, body: bytes, number: int) -> bool:
+        message = schema.Message(topic={"name": topic}, body=body)
+        message.system_properties.message_id = f"01ID{number}"
+        request = schema.SendMessageRequest(messages=[message]).SerializeToString()
+        peer.send(peer.call("SendMessage", encode_message(request)))
+        answers = answers_in(peer.take(), "SendMessage", peer.last_id)
+        return [answer.status.code for answer in answers] == [20000]
+
+    async def _end(self, name: str) -> None:
+        """The attacker has gone, and nothing of it is left."""
+        await self._broker.turns.done()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if self._server.memory.used_bytes or self._server.connections:
+            self._outcome.fault(f"{name}: {self._server.memory.used_bytes} bytes are counted for nobody")
+        pops = self._broker.pops
+        if pops.waiting:
+            self._outcome.fault(f"{name}: {pops.waiting} receives wait for nobody")
+        in_hands = sum(item.in_hand for pool in pops.pools.values() for item in pool.queues.values())
+        if in_hands:
+            self._outcome.fault(f"{name}: {in_hands} messages stay in the hands of a client that has gone")
+
+
+def run(limit: Limit, seed: int, folder: Path) -> Outcome:
+    outcome = Outcome(figures={"slowest_ms": 0.0, "held_mib": 0})
+    before = structlog.get_config()
+    structlog.configure(processors=[faults_of(outcome)], logger_factory=structlog.ReturnLoggerFactory())
+    try:
+        uvloop.run(_run(limit, random.Random(seed), folder, outcome))
+    finally:
+        structlog.configure(**before)
+    return outcome
+
+
+async def _run(limit: Limit, chance: random.Random, folder: Path, outcome: Outcome) -> None:
+    routes = Routes()
+    broker = Broker(replace(config_in(folder), memory_bytes=BUDGET_BYTES), routes)
+    names = list(FLOODS)
+    async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
+        attack = Attack(outcome, broker, server, chance)
+        await attack.fill()
+        for number in limit:
+            await attack.flood(names[number % len(names)])
+            outcome.tried += 1
