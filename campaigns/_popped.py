@@ -10,7 +10,7 @@ from typing import Any
 
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.pops.values import Delivered, Outcome, Received, Request, Why
+from rocketlet.broker.pops.values import AckStatus, Delivered, PopRequest, PopResult, Why
 from rocketlet.protocol.message import decode_record
 
 from ._ledger import Place, read_all
@@ -63,7 +63,7 @@ class Popped:
         self._asked.update(places)
 
         def told(outcomes: Any) -> None:
-            self.done.update(at for at, outcome in zip(places, outcomes, strict=True) if outcome is Outcome.DONE)
+            self.done.update(at for at, outcome in zip(places, outcomes, strict=True) if outcome is AckStatus.DONE)
 
         broker.pops.ack(GROUP, TOPIC, handles, told)
 
@@ -109,13 +109,13 @@ class Popped:
 
 
 def _judge(outcomes: Any, found: list[str]) -> None:
-    if any(outcome is not Outcome.DONE for outcome in outcomes):
+    if any(outcome is not AckStatus.DONE for outcome in outcomes):
         found.append("a restart has made a handle void")
 
 
 def _pop(broker: Broker, count: int) -> tuple[Delivered, ...]:
-    received: list[Received] = []
-    broker.pops.receive(Request(GROUP, TOPIC, "c", count, INVISIBLE_MS, from_first=True), received.append)
+    received: list[PopResult] = []
+    broker.pops.receive(PopRequest(GROUP, TOPIC, "c", count, INVISIBLE_MS, from_first=True), received.append)
     assert received[0].why in (Why.FOUND, Why.NOTHING_NEW), received[0]
     return received[0].messages
 

@@ -8,7 +8,7 @@ from rocketlet.broker.grpc import authentication, door, receives
 from rocketlet.broker.grpc.calls import Method
 from rocketlet.broker.grpc.table import METHODS
 from rocketlet.broker.pops.book import Book
-from rocketlet.broker.pops.deliveries import Deliveries
+from rocketlet.broker.pops.deliveries import QueueDeliveries
 from rocketlet.broker.store.frames import Frames
 from rocketlet.client.admin.mirror import Mirror, QueueCopy
 from rocketlet.protocol.admin_bodies import Range
@@ -65,7 +65,7 @@ SHARED: dict[str, Removal] = {
     ),
     "hands-kept": Removal(
         "a restart knows in whose hands messages are", "power", 100,
-        [Change(Deliveries, "adopt", Lines("State.IN_FLIGHT if found.deadline_ms else", ""))], "POP",
+        [Change(QueueDeliveries, "adopt", Lines("State.IN_FLIGHT if found.deadline_ms else", ""))], "POP",
     ),
     "pops-noted": Removal(
         "messages that are popped are noted on the disk", "power", 100,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.pops.values import AckStatus, Received, Request, Why
+from rocketlet.broker.pops.values import AckStatus, PopRequest, PopResult, Why
 from rocketlet.protocol.subscription import Subscription
 
 from .world import World, bodies, handles
@@ -92,13 +92,13 @@ def test_an_answer_that_was_not_taken_is_there_at_once_and_counts_as_no_try(worl
 
 
 def test_a_thousand_receives_whose_client_takes_none_of_their_answers_are_ended_one_by_one(world: World) -> None:
-    def not_taken(received: Received) -> None:
+    def not_taken(received: PopResult) -> None:
         ended.append(received.why)
         world.state.put_back("g", "t", received.messages)
 
     ended: list[Why] = []
     for _ in range(1000):
-        world.state.receive(Request("g", "t", "gone", 32, 10_000, 20_000), not_taken)
+        world.state.receive(PopRequest("g", "t", "gone", 32, 10_000, 20_000), not_taken)
     world.send("m")
     world.turn()
     assert ended == [Why.FOUND] * 1000
