@@ -65,7 +65,7 @@ SHARED: dict[str, Removal] = {
     ),
     "hands-kept": Removal(
         "a restart knows in whose hands messages are", "power", 100,
-        [Change(QueueDeliveries, "adopt", Lines("State.IN_FLIGHT if found.deadline_ms else", ""))], "POP",
+        [Change(QueueDeliveries, "adopt", Lines("if found.deadline_ms else", "if False else"))], "POP",
     ),
     "pops-noted": Removal(
         "messages that are popped are noted on the disk", "power", 100,
