@@ -16,7 +16,7 @@ _attacks, _client, _forged, _fuzz   attackers, a client without a socket, made b
 _guided, _member, _process   processes: libFuzzer, a member, a broker
 _http2, _sharers, _strange_calls   clients of gRPC, and of both doors
 _incidents, _well   clusters: ill and well
-_ledger, _lost_end   what a store acknowledged, the damage of a power cut
+_device, _ledger, _lost_end   a disk that fails, what a store acknowledged, the damage of a power cut
 _popped, _timed   messages that clients share, and that are sent to a time
 _checks, _operators, _reasons   tests in forks, mistakes, and why some may survive
 _removal, _removals, _request_removals, _shared_removals, _waiting_removals   fixes that can be taken out
