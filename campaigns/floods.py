@@ -35,8 +35,8 @@ from .common import Limit, Outcome
 from .frames import config_in, faults_of
 
 DEFAULT_COUNT = 300
-READ_BYTES = 262_144  # what a socket gives at once
-MAX_READ_MS = 100  # of processor time for one read
+READ_BYTES = 262_144  # a socket gives as many at once
+MAX_READ_MS = 100  # the processor time of one read
 BUDGET_BYTES = 64 << 20
 SENT = 200  # messages that there are to receive
 BODY_BYTES = 20_000
@@ -196,7 +196,7 @@ class Attack:
             self._outcome.fault(f"{name}: a read takes more than {MAX_READ_MS} ms")
 
     async def _turn(self, peer: Peer) -> None:
-        """What was read is served, some of it in each turn of the loop."""
+        """Serves the calls that were read, some in each turn of the loop."""
         for _ in range(3):
             await asyncio.sleep(0)
         while peer.protocol.ready and not peer.socket.is_closed:

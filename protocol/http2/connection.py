@@ -35,8 +35,8 @@ from .frames import ACK, END_HEADERS, END_STREAM, PADDED, PRIORITY, ErrorCode, K
 from .hpack import Decoder, HeadersTooLarge, HpackError
 
 _REASON_CHARS: Final = 200
-_COUNTED_SETTINGS_BYTES: Final = 60  # of one frame of SETTINGS count as another frame: ten settings
-_COUNTED_STREAMS: Final = 10  # whose windows one setting changes, count as another frame
+_COUNTED_SETTINGS_BYTES: Final = 60  # as many bytes of one SETTINGS count as another frame: ten settings
+_COUNTED_STREAMS: Final = 10  # as many whose windows one setting changes count as another frame
 
 
 class Opened(NamedTuple):
