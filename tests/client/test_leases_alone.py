@@ -46,11 +46,11 @@ class World:
         self.registering: list[str] = []
         self.stored: list[tuple[Queue, int, bool]] = []
         self.commit_fault: RocketletError | None = None
-        self.stands: asyncio.Event | None = None  # what a commit waits for
+        self.stands: asyncio.Event | None = None  # a commit waits for it
         self.pulls: list[Queue] = []
         self.said: list[tuple[str, Queue]] = []
         self.pull_commits = False
-        self.runs: asyncio.Event | None = None  # what handlers wait for
+        self.runs: asyncio.Event | None = None  # handlers wait for it
         self.wake, self.settled = asyncio.Event(), asyncio.Event()
         fake: Any = self
         self.leases = Leases(fake, "g", "me", fake, fake, fake, wake=self.wake, settled=self.settled)
