@@ -45,7 +45,7 @@ from rocketlet.broker.store.recovery import Recovery
 from rocketlet.broker.store.segments import SegmentedFile
 from rocketlet.broker.store.store import Store
 from rocketlet.broker.store.written import Written
-from rocketlet.client.consuming import handling
+from rocketlet.client.consuming import crew, handling
 from rocketlet.protocol import bodies, frame, names, registration_body, schema
 from rocketlet.protocol.allocation import TopicQueues
 from rocketlet.protocol.codes import RequestCode
@@ -380,12 +380,12 @@ REMOVALS: dict[str, Removal] = {
         "a CancelledError that leaves a handler ends no worker", "handlers", 3, [
             Change(handling.Workers, "_work", Lines("except BaseException as error:", "except Exception as error:")),
             Change(handling.Workers, "_called", Lines("except BaseException as error:", "except Exception as error:")),
-            Change(handling.Workers, "_ended", lambda self, number, task: self._tasks.discard(task)),
+            Change(crew.Crew, "_ended", lambda self, number, task: self._tasks.discard(task)),
         ], "H5",
     ),
     "cancelled-workers": Removal(
         "a worker that its handler cancelled is replaced", "handlers", 3,
-        [Change(handling.Workers, "_ended", lambda self, number, task: self._tasks.discard(task))], "H5",
+        [Change(crew.Crew, "_ended", lambda self, number, task: self._tasks.discard(task))], "H5",
     ),
     # Limited resources
     "pieces": Removal(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 from ..protocol.subscription import Subscription
 from .consuming.handling import Outcome
@@ -13,6 +14,8 @@ from .lifecycle import Lifecycle
 from .message import Message
 from .options import MemberOptions
 from .wire.cluster import Cluster
+
+Taken = TypeVar("Taken")
 
 
 class Handlers(Protocol):
@@ -56,3 +59,14 @@ class AnyConsumer(Lifecycle):
         if self._workers is None:
             raise ConfigError("this consumer iterates; only one with a handler can try a message")
         return await self._workers.try_one(message)
+
+    async def _taken(self, taking: Coroutine[Any, Any, Taken | None], timeout_s: float | None) -> Taken:
+        """The next delivery. Raises TimeoutError, and ConfigError if the consumer has stopped."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                taken = await taking
+        except TimeoutError:
+            raise TimeoutError(f"receive: no message came in {timeout_s} s") from None
+        if taken is None:
+            raise ConfigError(f"receive: the consumer {self._idle_reason}")
+        return taken

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 
 from .any_consumer import AnyConsumer
@@ -44,13 +43,7 @@ class Receiver(AnyConsumer):
         deliveries = self._handed_out()
         if self._takes_batches:
             raise ConfigError("receive: this consumer has a batch_size; iterate over batches()")
-        try:
-            async with asyncio.timeout(timeout_s):
-                hand = await deliveries.take()
-        except TimeoutError:
-            raise TimeoutError(f"receive: no message came in {timeout_s} s") from None
-        if hand is None:
-            raise ConfigError(f"receive: the consumer {self._idle_reason}")
+        hand = await self._taken(deliveries.take(), timeout_s)
         return deliveries.hold(hand, is_received=True)
 
     async def ack(self, message: Message) -> None:

@@ -227,13 +227,7 @@ class SharedConsumer(AnyConsumer):
         """The next message. Settle it by `ack`, `retry` or `reject`; any number may be unsettled at a time, and all are
         prolonged until then. Raises TimeoutError, and ConfigError if the consumer has a handler or does not run."""
         sharing = self._asked()
-        try:
-            async with asyncio.timeout(timeout_s):
-                delivery = await sharing.take()
-        except TimeoutError:
-            raise TimeoutError(f"receive: no message came in {timeout_s} s") from None
-        if delivery is None:
-            raise ConfigError(f"receive: the consumer {self._idle_reason}")
+        delivery = await self._taken(sharing.take(), timeout_s)
         sharing.begin_work(delivery.message)
         return delivery.message
 

@@ -4,6 +4,7 @@ pulling        pull requests
 process_queue  pulled messages of one queue that are not yet acknowledged
 calling        the handler as something that can be awaited
 handling       messages to the handler, and the handler's outcome
+crew           the worker tasks that run a handler
 decoding       handlers that get what a body says
 filling        batches that wait for their size
 retrying       which exceptions are tried again, how often, and when

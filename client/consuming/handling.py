@@ -25,6 +25,7 @@ from ..errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletErr
 from ..log import get_logger
 from ..message import Message
 from .calling import Calling
+from .crew import Crew
 from .process_queue import ProcessQueue, Run
 from .reasons import reason_of
 
@@ -145,25 +146,12 @@ class Workers:
         self._line: deque[ProcessQueue] = deque()  # those with something to hand out take turns
         self._lined_up: set[ProcessQueue] = set()  # in line; in order also with a worker, or waiting for another try
         self._idle: deque[asyncio.Future[None]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
+        self._crew = Crew(call, self._work, lambda: self._is_stopping, limits)
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
-        for number in range(self._concurrency):
-            self._hire(number)
-
-    def _hire(self, number: int) -> None:
-        if not self._is_stopping:
-            task = asyncio.create_task(self._work(), name=f"handler {number}")
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._ended, number))
-
-    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not self._is_stopping:
-            log.warning("worker_cancelled", worker=number, hint="another one takes its place")
-            self._loop.call_later(self._limits.restart_s, self._hire, number)
+        self._crew.start(self._concurrency)
 
     def put(self, runs: Sequence[Run]) -> None:
         """Hands out the new runs of one queue."""
@@ -311,8 +299,7 @@ class Workers:
         timer.cancel()
         del run.process_queue.untaken[run]  # the queue is not left before the task leaves it
         task = asyncio.create_task(self._send_back_now(run, outcome), name="send back")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._crew.add(task)
 
     async def _send_back_now(self, run: Run, outcome: Outcome) -> None:
         try:
@@ -409,15 +396,10 @@ class Workers:
     async def stop(self) -> None:
         """Cancels what still runs; nothing of it is acknowledged."""
         self._is_stopping = True
-        for task in self._tasks:
-            task.cancel()
-        self._call.stop()
-        if self._tasks:  # no gather, which cancels them again: one of them may wait for the caller of `stop`
-            await asyncio.wait(self._tasks)
+        await self._crew.cancel()
 
     def is_handling_here(self) -> bool:
-        """Whether it is a handler who asks."""
-        return self._call.is_here() or any(task is _current_task() for task in self._tasks)
+        return self._crew.is_handling_here()
 
 
 def _fault_of(result: object) -> BaseException | None:
@@ -462,13 +444,6 @@ def log_failure(messages: Sequence[Message], error: BaseException, outcome: Outc
 
 def _tried_again(messages: Sequence[Message], error: BaseException) -> Outcome:
     return RetryLater(reason=reason_of(error))
-
-
-def _current_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # in a thread without a loop
-        return None
 
 
 def _is_cancelled() -> bool:

@@ -6,11 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocketlet.client import Consumer, Producer
+
+from ..conftest import Node, Nodes
+from ..support.handlers import Inbox
 from .conftest import HERE, SMALL_JVM, Program, fetched, program
 
 SOURCES = HERE / "five"
@@ -107,3 +112,42 @@ def home_of(folder: Path) -> Path:
     found = folder / "home"
     found.mkdir(exist_ok=True)
     return found
+
+
+PRODUCED = Counter(
+    [f"{kind}-{number}" for kind in ("normal", "fifo") for number in range(5)] + "delayed committed unknown".split()
+)
+"""The bodies that the mode `produce` sends and does not take back."""
+
+
+async def check_producers(nodes: Nodes, official: Official) -> None:
+    """Runs the client's mode `produce` and checks everything that reaches a consumer."""
+    node = await nodes.start(transaction_sweep_s=0.1, transaction_timeout_s=0.3)
+    inbox = Inbox()
+    async with (
+        Consumer(node.address, "g", "t", inbox, start="first"),
+        official.run("produce", endpoint=node.address, topic="t") as peer,
+    ):
+        await peer.until(lambda: len(inbox.messages) == PRODUCED.total() and bool(peer.found("DONE")))
+    assert Counter(body.decode() for body in inbox.bodies) == PRODUCED
+    assert peer.found("ASKED")[0] == ["ASKED", "unknown"]
+    message = next(message for message in inbox.messages if message.body == b"normal-3")
+    assert (message.tag, message.keys, message.properties["farbe"]) == ("TagA", ["key-3"], "grün")
+    in_order = [message for message in inbox.messages if message.body.startswith(b"fifo")]
+    assert len({message.queue_id for message in in_order}) == 1
+    assert [message.body for message in sorted(in_order, key=lambda message: message.queue_offset)] == [
+        b"fifo-%d" % number for number in range(5)
+    ]
+
+
+async def check_consumed(node: Node, producer: Producer, peer: Program) -> None:
+    """Sends to a client that takes the tags A and C, and rejects the body `bad` once."""
+    for number in range(5):
+        await producer.send("t", b"%d" % number, tag="TagA", keys="k", properties={"farbe": "grün"})
+    await producer.send("t", b"unwanted", tag="TagB")
+    await producer.send("t", b"bad", tag="TagC")
+    await peer.until(lambda: len(peer.bodies) == 7)
+    await peer.until(lambda: sum(item.lag for item in node.broker.pops.numbers("g", "t").values()) == 0)
+    assert Counter(peer.bodies) == Counter(["0", "1", "2", "3", "4", "bad", "bad"])
+    assert [line[4] for line in peer.found("GOT") if line[5] == "bad"] == ["1", "2"]
+    assert next(line for line in peer.found("GOT") if line[5] == "3") == ["GOT", "t", "TagA", "k", "1", "3", "grün"]

@@ -24,14 +24,21 @@ from ..support.handlers import Inbox
 from .conftest import Program, Run, StartCluster, missing
 from .features import area
 from .official import ACCOUNTS as SIGNED
-from .official import CLIENTS, FIFO, NORMAL, SIMPLE, TIMED, TRANSACTIONS, Official, home_of
+from .official import (
+    CLIENTS,
+    FIFO,
+    NORMAL,
+    SIMPLE,
+    TIMED,
+    TRANSACTIONS,
+    Official,
+    check_consumed,
+    check_producers,
+    home_of,
+)
 
 pytestmark = pytest.mark.timeout(300)
 
-PRODUCED = Counter(
-    [f"{kind}-{number}" for kind in ("normal", "fifo") for number in range(5)] + "delayed committed unknown".split()
-)
-"""The bodies that the mode `produce` sends and does not take back."""
 feature = area("Official clients of 5.x")
 
 
@@ -66,22 +73,7 @@ async def popping(node: Node, peer: Program) -> None:
 @feature("producer: timed messages recalled")
 @feature(TRANSACTIONS)
 async def test_producers(nodes: Nodes, official: Official) -> None:
-    node = await nodes.start(transaction_sweep_s=0.1, transaction_timeout_s=0.3)
-    inbox = Inbox()
-    async with (
-        Consumer(node.address, "g", "t", inbox, start="first"),
-        official.run("produce", endpoint=node.address, topic="t") as peer,
-    ):
-        await peer.until(lambda: len(inbox.messages) == PRODUCED.total() and bool(peer.found("DONE")))
-    assert Counter(body.decode() for body in inbox.bodies) == PRODUCED
-    assert peer.found("ASKED")[0] == ["ASKED", "unknown"]
-    message = next(message for message in inbox.messages if message.body == b"normal-3")
-    assert (message.tag, message.keys, message.properties["farbe"]) == ("TagA", ["key-3"], "grün")
-    in_order = [message for message in inbox.messages if message.body.startswith(b"fifo")]
-    assert len({message.queue_id for message in in_order}) == 1
-    assert [message.body for message in sorted(in_order, key=lambda message: message.queue_offset)] == [
-        b"fifo-%d" % number for number in range(5)
-    ]
+    await check_producers(nodes, official)
 
 
 @pytest.mark.parametrize(
@@ -98,15 +90,7 @@ async def test_consumers(node: Node, official: Official, mode: str) -> None:
         Producer(node.address) as producer,
     ):
         await popping(node, peer)
-        for number in range(5):
-            await producer.send("t", b"%d" % number, tag="TagA", keys="k", properties={"farbe": "grün"})
-        await producer.send("t", b"unwanted", tag="TagB")
-        await producer.send("t", b"bad", tag="TagC")
-        await peer.until(lambda: len(peer.bodies) == 7)
-        await peer.until(lambda: sum(item.lag for item in node.broker.pops.numbers("g", "t").values()) == 0)
-    assert Counter(peer.bodies) == Counter(["0", "1", "2", "3", "4", "bad", "bad"])
-    assert [line[4] for line in peer.found("GOT") if line[5] == "bad"] == ["1", "2"]
-    assert next(line for line in peer.found("GOT") if line[5] == "3") == ["GOT", "t", "TagA", "k", "1", "3", "grün"]
+        await check_consumed(node, producer, peer)
 
 
 @feature("push consumer: in order of a message group")
