@@ -152,7 +152,9 @@ async def test_who_waits_for_a_reply_hears_that_the_handler_failed(node: Node, f
         return Reject()
 
     reason = "LookupError.*no such meal" if fails_by == "raises" else "given up"
-    options: dict[str, Any] = {"start": "first", "orderly": orderly, "suspend_queue_s": 600}
+    options: dict[str, Any] = {"start": "first", "orderly": orderly}
+    if orderly:
+        options["suspend_queue_s"] = 300
     async with Producer(node.address) as producer, Consumer(node.address, "g", "t", fail, **options):
         with pytest.raises(RequestFailed, match=reason):
             await producer.request("t", b"soup", timeout_s=PATIENCE_S)
