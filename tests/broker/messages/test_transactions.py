@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rocketlet.broker.clock import MovableClock
 from rocketlet.protocol import bodies, names
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import Heartbeat
@@ -158,3 +159,25 @@ async def test_a_half_message_that_is_gone_is_named(wire: Wire, node: Node, monk
         finish(node.broker.transactions.checking())
     assert [entry["event"] for entry in logs] == ["half_message_lost"]
     assert node.broker.transactions.waiting == 0
+
+
+async def test_checks_that_fell_due_while_no_broker_ran_are_one_question(nodes: Nodes, connect: Connect) -> None:
+    clock = MovableClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    sent = await half(wire)
+    await node.stop()
+    clock.advance(86_400)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat("c", producer_groups=("p",))))
+    clock.advance(node.config.transaction_sweep_s)
+    await node.broker.turns.done()
+    assert decode_record((await asked(wire)).body).body == b"pay"
+    assert [half.checks for half in node.broker.transactions._halves.values()] == [1]
+    for _ in range(2):
+        await wire.call(RequestCode.END_TRANSACTION, end(sent, COMMIT, from_transaction_check=True))
+    clock.advance(86_400)
+    assert [item.body for item in await found(wire)] == [b"pay"]
+    assert not any(frame.code == RequestCode.CHECK_TRANSACTION_STATE for frame in wire.requests)

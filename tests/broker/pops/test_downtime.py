@@ -1,0 +1,120 @@
+"""Times that pass while no broker runs: nothing is lost, given too early, or given twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rocketlet.broker.config import POP_CLIENT_SILENT_S, STANDSTILL_S
+from rocketlet.broker.pops.values import AckStatus, Why
+
+from .world import World, bodies, handles
+
+HOUR_S = 3600
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "data")
+
+
+def down(world: World, seconds: float) -> None:
+    """The broker is killed and started again so much later."""
+    world.kill()
+    world.clock.advance(seconds)
+    world.open()
+
+
+def given(world: World) -> list[tuple[str, int]]:
+    """Everything that another client can pop, with its attempts."""
+    found: list[tuple[str, int]] = []
+    while (result := world.receive(client="d")).why is Why.FOUND:
+        found += zip(bodies(result), [message.attempt for message in result.messages], strict=True)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("seconds", [10, HOUR_S, 40 * 24 * HOUR_S])
+def test_deadlines_that_passed_leave_clients_a_second_to_acknowledge_and_bring_each_message_once(
+    world: World, seconds: int
+) -> None:
+    for number in range(4):
+        world.send(f"m{number}", queue=number % 2)
+    held = world.receive(invisible_ms=5000)
+    done, late, *_ = handles(held)
+    world.ack(done)
+    down(world, seconds)
+    assert given(world) == []
+    world.advance(STANDSTILL_S - 0.001)
+    assert given(world) == []
+    assert world.ack(late) == [AckStatus.DONE]
+    world.advance(0.001)
+    left = sorted(bodies(held)[2:])
+    assert given(world) == [(body, 2) for body in left]
+    assert set(world.ack(*handles(held)[2:])) == {AckStatus.EXPIRED}
+    down(world, 0)
+    assert given(world) == []
+
+
+def test_a_deadline_that_has_not_passed_is_the_same_moment_after_the_start(world: World) -> None:
+    world.send("m")
+    world.receive(invisible_ms=10_000)
+    down(world, 9.5)
+    world.advance(0.499)
+    assert given(world) == []
+    world.advance(0.001)
+    assert given(world) == [("m", 2)]
+
+
+def test_a_nack_whose_time_passed_comes_once(world: World) -> None:
+    world.send("m")
+    (handle,) = handles(world.receive(invisible_ms=5000))
+    world.state.change("g", "t", handle, 30_000)
+    world.turn()
+    down(world, HOUR_S)
+    world.advance(STANDSTILL_S)
+    assert given(world) == [("m", 2)]
+
+
+def test_the_last_attempt_that_ended_meanwhile_is_one_dead_letter(world: World) -> None:
+    world.group("g", retry_max_times=0)
+    world.send("m")
+    world.receive(invisible_ms=5000)
+    for _ in range(2):
+        down(world, HOUR_S)
+        world.advance(STANDSTILL_S)
+        assert given(world) == []
+    assert len(world.receive(group="undertaker", topic="%DLQ%g").messages) == 1
+
+
+def test_a_client_that_comes_back_keeps_what_the_broker_prolongs(world: World) -> None:
+    world.send("m")
+    (handle,) = handles(world.receive(auto_renew=True, invisible_ms=60_000))
+    down(world, HOUR_S)
+    for _ in range(10):
+        world.state.heard("c")
+        world.advance(60)
+        assert world.receive(client="d").why is Why.NOTHING_NEW
+    assert world.ack(handle) == [AckStatus.DONE]
+
+
+def test_a_client_that_does_not_come_back_loses_it_when_it_was_silent_for_long_enough(world: World) -> None:
+    world.send("m")
+    world.receive(auto_renew=True, invisible_ms=60_000)
+    down(world, HOUR_S)
+    world.advance(POP_CLIENT_SILENT_S - 1)
+    world.state.look_for_silent_clients()
+    assert given(world) == []
+    world.advance(1)
+    world.state.look_for_silent_clients()
+    assert given(world) == [("m", 2)]
+
+
+def test_in_order_a_message_group_comes_from_its_first_one_on(world: World) -> None:
+    world.group("g", consume_orderly=True)
+    for number in range(3):
+        world.send(f"m{number}", __SHARDINGKEY="k")
+    world.receive(count=2, invisible_ms=5000)
+    down(world, HOUR_S)
+    assert given(world) == []
+    world.advance(STANDSTILL_S)
+    assert bodies(world.receive(count=3)) == ["m0", "m1", "m2"]
