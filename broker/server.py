@@ -27,6 +27,7 @@ from .config import (
     SWEEP_INTERVAL_S,
     VIP_DISTANCE,
 )
+from .listening.arrival import Arrival
 from .listening.entrance import Entrance
 from .listening.handshakes import Handshakes
 from .listening.tls import Tls
@@ -100,6 +101,7 @@ class Server:
         self._external_port = listening.external_port
         self._grpc_port = listening.grpc_port
         self._grpc: asyncio.Server | None = None
+        self._loading: asyncio.Task[None] | None = None
         self._tls = listening.tls or Tls()
         self._acl = acl
         self._judged_by = acl.file.policy if acl is not None else None
@@ -180,7 +182,7 @@ class Server:
         if self._broker is not None:
             self._broker.start()
             await self._broker.registration.start()
-        self._tasks.spawn(_load_grpc_ahead())
+        self._loading = self._tasks.spawn(_load_grpc_ahead())
 
     def _serve_metrics(self, broker: Broker) -> None:
         config = broker.config
@@ -229,6 +231,11 @@ class Server:
         """Picks the door by a client's first bytes, those of TLS aside."""
         if not first.startswith(_HTTP2):
             return connection
+        if self._loading is not None and not self._loading.done():
+            return Arrival(connection, self._loading, partial(self._grpc_protocol, connection))
+        return self._grpc_protocol(connection)
+
+    def _grpc_protocol(self, connection: Connection) -> asyncio.Protocol:
         if self.grpc_door is not None:
             return self.grpc_door.protocol(connection)
         if self._broker is not None:
@@ -331,7 +338,7 @@ async def _load_grpc_ahead() -> None:
 
 def _load_grpc() -> type[Door] | None:
     """The gRPC door's class; None without the extra. Its modules take a seventh of the time of all others, so a server is
-    ready before a thread loads them, unless a client wants them sooner."""
+    ready before a thread loads them. A client that comes sooner waits (`Arrival`)."""
     try:
         from .grpc.door import Door
     except ModuleNotFoundError as missing:

@@ -2,6 +2,7 @@
 
 client      a client's socket, as far as TLS deals with it
 carrier     a client's socket as any door may use it, whichever made it
+arrival     a client whose door is not loaded yet
 entrance    whether a client speaks TLS, by its first byte
 self_signed  a certificate where none is given
 expiry      until when certificates are valid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -34,6 +35,10 @@ class Carrier(Session, Protocol):
     def write(self, buffers: list[bytes | memoryview]) -> None: ...
 
     def pause_reading(self) -> None: ...
+
+    def set_protocol(self, protocol: asyncio.Protocol) -> None:
+        """The socket's bytes go there from now on."""
+        ...
 
     def go_on(self) -> None:
         """Reads again."""

@@ -387,6 +387,11 @@ class Connection(Client):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
+    def set_protocol(self, protocol: asyncio.Protocol) -> None:
+        """The socket's bytes go there from now on."""
+        if self._transport is not None:
+            self._transport.set_protocol(protocol)
+
     def close(self) -> None:
         self.is_left = False
         if self._farewell is not None:

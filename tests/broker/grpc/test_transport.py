@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 
 import pytest
+from rocketlet.broker import server as broker_server
 from rocketlet.broker.config import STREAM_BYTES
 from rocketlet.broker.grpc import schema
+from rocketlet.broker.grpc.door import Door
 from rocketlet.broker.listening.tls import Tls
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Listening, Server
@@ -17,7 +20,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.grpc import Status
 from rocketlet.testing.ports import free_port
 
-from ...conftest import Connect, Node, Nodes, eventually
+from ...conftest import PATIENCE_S, Connect, Node, Nodes, eventually
 from ...support.certificates import Certificates
 from ...support.grpc_client import GrpcClient, route
 from .conftest import Dial
@@ -220,3 +223,46 @@ async def test_the_largest_message_is_taken(client: GrpcClient, more: int) -> No
     call.send(request, end=True)
     assert len(await call.all()) == (0 if more else 1)
     assert call.status == (Status.RESOURCE_EXHAUSTED if more else Status.OK)
+
+
+async def test_a_client_that_comes_before_its_door_is_loaded_holds_up_nobody(
+    nodes: Nodes, dial: Dial, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_load = threading.Event()
+    real = broker_server._load_grpc
+
+    def load() -> type[Door] | None:
+        assert may_load.wait(PATIENCE_S)
+        return real()
+
+    monkeypatch.setattr(broker_server, "_load_grpc", load)
+    try:
+        node = await nodes.start()
+        early = await dial(node.address)
+        asked = early.begin("QueryRoute")
+        asked.send(route("t"), end=True)
+        await eventually(lambda: node.server.memory.used_bytes > 0)
+        wire = await connect(node.address)
+        assert (await wire.call(RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0
+    finally:
+        may_load.set()
+    assert [answer.status.code for answer in await asked.all()] == [20000]
+    assert (await early.call("QueryRoute", route("t"))).status.code == 20000
+    await early.close()
+    await eventually(lambda: node.server.memory.used_bytes == 0)
+
+
+async def test_a_server_that_stops_before_its_door_is_loaded_closes_those_who_wait(
+    nodes: Nodes, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_load = threading.Event()
+    monkeypatch.setattr(broker_server, "_load_grpc", may_load.wait)
+    try:
+        node = await nodes.start()
+        client = await dial(node.address)
+        await eventually(lambda: node.server.memory.used_bytes > 0)
+        await node.stop()
+        async with asyncio.timeout(PATIENCE_S):
+            await client.is_lost.wait()
+    finally:
+        may_load.set()
