@@ -29,7 +29,7 @@ CLIENTS = 8
 LOAD_S = (0.05, 1.0)  # how long there is load before the kill
 SURE_S = 5.0  # for how long it is acknowledged: later, others may get it at the same time
 NACK_MS = 20
-BEHIND_S = 0.2  # before the kill: what was popped so late need not be on the disk
+BEHIND_S = 0.4  # before the kill: what was popped so late need not be on the disk
 LIVES = 10  # kills in one flush mode, before the other mode has its turn
 EXCEPTION = b"Traceback"
 FIGURES = ("sent", "acknowledged", "given_again", "kept_handles", *(sharer.figure for sharer in SHARERS))
@@ -55,10 +55,12 @@ async def _run(limit: Limit, chance: random.Random, folder: Path) -> Outcome:
 
 @dataclass(slots=True)
 class _Hand:
-    """A message in a client's hands. is_free: it may be given to others from now on."""
+    """A message in a client's hands. since_s: when it was asked for; taken_s: when it was there. is_free: it may be given to
+    others from now on."""
 
     held: Held
     since_s: float
+    taken_s: float
     is_free: bool = False
 
 
@@ -91,15 +93,15 @@ class _Lives:
             work = [asyncio.create_task(self._send(producer, number)) for number in range(SENDERS)]
             work += [asyncio.create_task(self._share(broker.address, number)) for number in range(CLIENTS)]
             await asyncio.sleep(self._chance.uniform(*LOAD_S))
-            await broker.kill()
             killed_s = time.monotonic()
+            await broker.kill()
             for found in await asyncio.gather(*work, return_exceptions=True):
                 if isinstance(found, BaseException) and not isinstance(found, (OSError, EOFError)):
                     self._outcome.fault(f"{self.flush}: a client: {type(found).__name__}: {found}")
         if EXCEPTION in broker.log:
             self._outcome.fault(f"{self.flush}: the broker had an exception")
         for hand in self._known.hands.values():
-            if killed_s - hand.since_s < BEHIND_S:
+            if killed_s - hand.taken_s < BEHIND_S:
                 hand.is_free = True
 
     async def _send(self, producer: Producer, sender: int) -> None:
@@ -149,14 +151,15 @@ class _Lives:
             self._outcome.fault(f"{self.flush}: a message is in two hands")
         self._outcome.figures["given_again"] += body in known.given
         known.given.add(body)
-        known.hands[body] = _Hand(held, asked_s)
+        known.hands[body] = _Hand(held, asked_s, time.monotonic())
 
     async def _handle(self, sharer: Sharer, held: Held) -> None:
         chance = self._chance.random()
         if chance < 0.8:
             await self._ack(sharer, held)
         elif chance < 0.95:
-            self._known.hands[held.body].is_free = True
+            if hand := self._known.hands.get(held.body):  # another client may have acknowledged it
+                hand.is_free = True
             with contextlib.suppress(Refused):  # its time may be over
                 await sharer.nack(held, NACK_MS)
 
