@@ -32,7 +32,10 @@ _NO_TLS_HERE: Final = bytes((21, 3, 1, 0, 2, 2, 40))  # a fatal alert, handshake
 _NO_TLS_REASON: Final = (
     "a TLS client came to a port without TLS; give --tls-cert and --tls-key, or turn TLS off in the client"
 )
-_NO_PLAIN_REMARK: Final = "this port takes TLS connections only; turn TLS on in the client (Java: -Dtls.enable=true)"
+_NO_PLAIN_REMARK: Final = (
+    "this port takes TLS connections only; turn TLS on in the client "
+    "(rocketlet: Access(tls=True), --tls; Java: -Dtls.enable=true)"
+)
 
 
 C = TypeVar("C", bound=Client)

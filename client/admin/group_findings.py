@@ -205,24 +205,34 @@ def _twice(seen: Observed) -> Iterator[Finding]:
         readers = ", ".join(owned[shared[0]])
         text = f"{_some(shared)}: read by {readers} at once"
         yield Finding(Harm.TWICE, "two_readers", group, text, "see who disagrees below; restart the older member")
-    for known in seen.group.connections.values():
-        for client_id, count in Counter(member.client_id for member in known.members).items():
-            if count > 1:
-                text = f"{count} members call themselves {client_id}; they read the same queues"
-                cure = "give each its own client id (instanceName in Java; containers that share a host name and pid)"
-                yield Finding(Harm.TWICE, "client_id_twice", group, text, cure)
+    for client_id, count in _namesakes(seen):
+        text = f"{count} members call themselves {client_id}; they read the same queues"
+        cure = "give each its own client id (instanceName in Java; containers that share a host name and pid)"
+        yield Finding(Harm.TWICE, "client_id_twice", group, text, cure)
+
+
+def _namesakes(seen: Observed) -> list[tuple[str, int]]:
+    """Client ids that several members have, and how many."""
+    return [
+        (client_id, count)
+        for known in seen.group.connections.values()
+        for client_id, count in Counter(member.client_id for member in known.members).items()
+        if count > 1
+    ]
 
 
 def _disagreeing(seen: Observed) -> Iterator[Finding]:
     group = seen.group.name
     cure = "give all members of the group the same subscriptions, strategy and model, or use two groups"
-    for text in seen.disagreements:
+    named = tuple(f"live connections with the client id {client_id}" for client_id, _ in _namesakes(seen))
+    disagreements = [text for text in seen.disagreements if not text.endswith(named)]  # one line for one cause
+    for text in disagreements:
         yield Finding(Harm.STANDS, "disagreement", group, text, cure)
     wanted: dict[str, list[str]] = {}
     for client_id, member in sorted(seen.running.items()):
         mine = {topic: text for topic, text in member.subscriptions.items() if not topic.startswith(names.RETRY_PREFIX)}
         wanted.setdefault(str(sorted(mine.items())), []).append(client_id)
-    if len(wanted) > 1 and not seen.disagreements:
+    if len(wanted) > 1 and not disagreements:
         kinds = "; ".join(f"{' and '.join(ids)}: {text}" for text, ids in wanted.items())
         yield Finding(Harm.STANDS, "disagreement", group, f"members have different subscriptions: {kinds}", cure)
 

@@ -67,7 +67,7 @@ class SickCluster:
     async def _answers(self) -> AsyncIterator[None]:
         """Our foreign members answer what the broker asks."""
         tasks = [
-            asyncio.ensure_future(peer.refuse() if body is None else _answer(peer, body))
+            asyncio.ensure_future(peer.refuse() if body is None else answer_always(peer, body))
             for peer, body in self._answering
         ]
         try:
@@ -132,13 +132,13 @@ class SickCluster:
             ("unread", "c1", "t", None),
             ("twins", "c1", "t", None),
             ("twins", "c1", "t", None),
-            ("pair", "c1", "t", _running("t", first)),
-            ("pair", "c2", "t", _running("t", first)),
-            ("differ", "c1", "t", _running("t", first)),
-            ("differ", "c2", "u", _running("u")),
-            ("idle", "c1", "t", _running("t", first)),
-            ("idle", "c2", "t", _running("t")),
-            ("old", "c1", "t", _running("t", first)),
+            ("pair", "c1", "t", running_body("t", first)),
+            ("pair", "c2", "t", running_body("t", first)),
+            ("differ", "c1", "t", running_body("t", first)),
+            ("differ", "c2", "u", running_body("u")),
+            ("idle", "c1", "t", running_body("t", first)),
+            ("idle", "c2", "t", running_body("t")),
+            ("old", "c1", "t", running_body("t", first)),
         ):
             peer = await self._connect(self._broker_address)
             consumer = ConsumerData(group, subscriptions=(parse_subscription(topic, "*"),))
@@ -206,12 +206,12 @@ def wanted(broker_name: str, *, others: bool = False) -> set[tuple[str, str]]:
     return of_brokers | set(OF_GROUPS.items()) | set(OF_TOPICS.items())
 
 
-def _running(topic: str, *queues: Queue) -> bytes:
+def running_body(topic: str, *queues: Queue) -> bytes:
     held: Mapping[Queue, RunningQueue] = {queue: RunningQueue(0, 0, 0, True, False, 0) for queue in queues}
     return encode_running_info({}, [encode_subscription(parse_subscription(topic, "*"))], held)
 
 
-async def _answer(peer: Wire, body: bytes) -> None:
+async def answer_always(peer: Wire, body: bytes) -> None:
     while True:
         peer.write_answer(await peer.request(RequestCode.GET_CONSUMER_RUNNING_INFO), body)
 
