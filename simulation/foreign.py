@@ -3,7 +3,8 @@
 It neither locks nor drains. It asks for the list of members every 20 s and when it is told of a change, shares the queues
 out by AVG, and drops what is not its own at once, while its handlers run on; their messages do not count any more. It loads
 the committed offset when it gets a queue (RebalanceImpl), says how far it is with each pull (DefaultMQPushConsumerImpl) and
-every 5 s (MQClientInstance), and drops a queue for 10 s when it is told that an offset is illegal.
+every 5 s (MQClientInstance), and drops a queue for 10 s when it is told that an offset is illegal. A broker that asks is
+told what it subscribes to and which queues it has, not its id (ConsumerRunningInfo).
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from rocketlet.client.message import Message
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol import bodies, group_bodies, names
+from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
 from rocketlet.protocol.allocation import AVG, subscribe_queues
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
-from rocketlet.protocol.codes import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
+from rocketlet.protocol.codes import PULL_COMMIT_OFFSET, PULL_SUSPEND, RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.headers import (
     ConsumerGroup,
@@ -53,6 +55,7 @@ PULL_BATCH = 32
 THREADS = 4
 CACHED = 1000  # messages of a queue that are not handled yet; no more are pulled (pullThresholdForQueue)
 CACHE_LOOK_S = 0.05
+REPORTED = {"messageModel": "CLUSTERING", "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY"}
 AWAIT_S = 3.0  # how long a leaving member goes on with what it has (awaitTerminationMillisWhenShutdown)
 
 
@@ -93,6 +96,7 @@ class ForeignMember:
         self._group = group
         self._cluster = Cluster(name_server)
         self._cluster.answer(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, lambda connection, frame: self._wake.set())
+        self._cluster.answer(RequestCode.GET_CONSUMER_RUNNING_INFO, self._report)
         self._subscriptions = [parse_subscription(topic, "*") for topic in (*topics, names.retry_topic(group))]
         self._queues: dict[Queue, ProcessQueue] = {}
         self._wake = asyncio.Event()
@@ -172,6 +176,14 @@ class ForeignMember:
         for address in self._cluster.masters().values():
             await self._quietly(address, RequestCode.HEART_BEAT, {}, body)
 
+    def _report(self, connection: Connection, frame: Frame) -> None:
+        queues = {
+            queue: RunningQueue(item.commit or 0, len(item.unhandled), 0, False, item.is_dropped, 0)
+            for queue, item in self._queues.items()
+        }
+        subscriptions = map(bodies.encode_subscription, self._subscriptions)
+        connection.respond(frame, body=encode_running_info(REPORTED, subscriptions, queues))
+
     async def _quietly(self, address: str, code: int, ext: object, body: bytes = b"") -> Frame | None:
         try:
             connection = await self._cluster.connection(address)
@@ -223,13 +235,16 @@ class ForeignMember:
             return
         ids = names.sorted_ids(group_bodies.decode_members(asked.body))
         mine = set(AVG.allocate(self.client_id, queues, ids))
-        for queue in [queue for queue in self._queues if queue.topic == topic and queue not in mine]:
+        before = {queue for queue in self._queues if queue.topic == topic}
+        for queue in sorted(before - mine):
             process_queue = self._queues.pop(queue)
             process_queue.is_dropped = True
             self._world.note(f"{self.name} drops {queue}")
             await self._persist_one(queue, process_queue)
         for queue in sorted(mine - self._queues.keys()):
             await self._take(queue)
+        if before != {queue for queue in self._queues if queue.topic == topic}:
+            await self._beat()  # RebalancePushImpl.messageQueueChanged
 
     async def _take(self, queue: Queue) -> None:
         offset = await self._committed(queue)
@@ -281,12 +296,10 @@ class ForeignMember:
             queue.queue_id,
             process_queue.next_offset,
             PULL_BATCH,
-            PULL_SUSPEND | PULL_SUBSCRIPTION | (PULL_COMMIT_OFFSET if commits else 0),
+            PULL_SUSPEND | (PULL_COMMIT_OFFSET if commits else 0),  # postSubscriptionWhenPull is off by default
             process_queue.commit or 0,
             PULL_HOLD_MS,
             subscription.version,
-            subscription.expression,
-            subscription.kind,
         )
         return await connection.ask(RequestCode.PULL_MESSAGE, write(header), timeout_s=PULL_TIMEOUT_S)
 
