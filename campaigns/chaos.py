@@ -8,8 +8,8 @@ CHAOS_GO=PROGRAM, built in tests/interop/five/go, some are Go's.
 
 A fault is: an acknowledged message that nobody has handled in the end, a message that a Rocketlet member begins under an
 epoch that is over, because another member has begun one of the queue under a later one, a message that two members handle at
-one time (a Java member, and an official client that stood still, are excused and counted), and anything else that is not over
-240 s after the last event. Every 5 s it then says what it waits for.
+one time (unless a client of Apache's stood still shortly before, which is excused), and anything else that is not over
+240 s after the last event. Every 5 s it then says what it waits for. `in_two_hands` counts by what had happened before.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import uvloop
@@ -31,6 +32,7 @@ from rocketlet.testing.ports import free_port
 
 from bench.peers import compiled, java_options
 
+from ._overlaps import BROKER_AWAY, BROKER_STOOD, CHANGED, STOOD, Overlaps
 from ._process import PIPE_BYTES, BrokerProcess
 from .common import PROGRESS_S, Limit, Outcome
 
@@ -54,8 +56,6 @@ class Member:
     kind = "pulls"
     heeds_time = True
     """Whether it begins nothing that became another's while it stood still: Apache's clients handle all they have."""
-    is_excused = False
-    """Whether its messages may be in other hands, too."""
 
     def __init__(self, name: str, world: World) -> None:
         self.name = name
@@ -105,6 +105,9 @@ class Member:
             elif words[:1] == ["E"] and len(words) == 5:
                 self._world.ended(self, words[3], self._began_ms.pop(words[3]), float(words[4]))
         self._ready.set()
+
+    def __str__(self) -> str:
+        return f"{self.name} ({type(self).__name__})"
 
     def signal(self, number: int) -> None:
         assert self._process is not None
@@ -166,7 +169,7 @@ class GoMember(PythonMember):
 class JavaMember(Member):
     """Apache's client of 4.9. It pulls, and what it has read it handles after its queue has gone to another."""
 
-    is_excused = True
+    heeds_time = False
 
     async def start(self, *, behind_proxy: bool) -> None:
         program = (
@@ -203,6 +206,7 @@ class World:
         self.started: list[Member] = []
         self.sent: set[str] = set()
         self.handled: Counter[str] = Counter()
+        self.overlaps = Overlaps()
         self._names = 0
         self._began: dict[str, tuple[int, str, float]] = {}  # the latest epoch of a queue, whose, and since when
         self._spans: dict[str, list[tuple[Member, float, float]]] = {}  # when handlers ran, by message
@@ -231,20 +235,23 @@ class World:
             return
         for other, since_ms, until_ms in self._spans.setdefault(body, []):
             if other is not member and began_ms < until_ms and since_ms < end_ms:
-                self._in_two_hands(member, other)
+                cause = self.overlaps.found((member, other), max(began_ms, since_ms))
+                if cause is not STOOD:
+                    self.outcome.fault(f"a message is in two hands at one time, after {cause}")
                 print(
-                    f"{member.name} handles {body} from {began_ms:.0f} to {end_ms:.0f}, "
-                    f"{other.name} {since_ms:.0f} to {until_ms:.0f}"
+                    f"{member} handles {body} from {began_ms:.0f} to {end_ms:.0f}, "
+                    f"{other} {since_ms:.0f} to {until_ms:.0f}, after {cause}"
                 )
         self._spans[body].append((member, began_ms, end_ms))
 
-    def _in_two_hands(self, *members: Member) -> None:
-        if any(member.is_excused for member in members):
-            self.outcome.figures["excused"] += 1
-        else:
-            self.outcome.fault("a message is in two hands at one time")
-
     # Events
+
+    @contextlib.contextmanager
+    def _noting(self, event: str, cause: str, name: str) -> Iterator[None]:
+        print(f"{time.time() * 1000:.0f} {event} {name}", flush=True)
+        with self.overlaps.happening(cause, name):
+            yield
+        print(f"{time.time() * 1000:.0f} {event} {name}: over", flush=True)
 
     async def join(self) -> None:
         if len(self.members) < MEMBERS[1]:
@@ -253,7 +260,8 @@ class World:
             self.members.append(member)
             self.started.append(member)
             member.is_busy = True
-            await member.start(behind_proxy=self.chance.random() < 0.5)
+            with self._noting("join", CHANGED, str(member)):
+                await member.start(behind_proxy=self.chance.random() < 0.5)
             member.is_busy = False
 
     def _kind(self) -> type[Member]:
@@ -282,25 +290,27 @@ class World:
         member = self._idle()
         if member is not None:
             self.members.remove(member)
-            await how(member)
+            with self._noting(how.__name__, CHANGED, str(member)):
+                await how(member)
 
     async def freeze(self) -> None:
         member = self._idle()
         if member is not None:
             member.is_busy = True
-            member.is_excused |= not member.heeds_time
-            member.signal(signal.SIGSTOP)
-            await asyncio.sleep(self.chance.choice(self.stands_s))
-            member.signal(signal.SIGCONT)
+            with self._noting("freeze", STOOD, member.name):
+                member.signal(signal.SIGSTOP)
+                await asyncio.sleep(self.chance.choice(self.stands_s))
+                member.signal(signal.SIGCONT)
             member.is_busy = False
 
     async def partition(self) -> None:
         member = self._idle()
         if member is not None and member.proxy is not None:
             member.is_busy = True
-            member.proxy.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(self.chance.choice(self.stands_s))
-            member.proxy.send_signal(signal.SIGCONT)
+            with self._noting("partition", STOOD, member.name):
+                member.proxy.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(self.chance.choice(self.stands_s))
+                member.proxy.send_signal(signal.SIGCONT)
             member.is_busy = False
 
     async def restart_broker(self) -> None:
@@ -320,20 +330,22 @@ class World:
             number = self.chance.randrange(2)
         if not self.standing:
             self.standing.add(number)
-            await end(self.brokers[number])
-            await asyncio.sleep(self.chance.uniform(0, 2))
-            if port is not None:
-                self.brokers[number].move(port)
-            await self.brokers[number].__aenter__()
+            with self._noting(end.__name__, BROKER_AWAY, f"broker {number}"):
+                await end(self.brokers[number])
+                await asyncio.sleep(self.chance.uniform(0, 2))
+                if port is not None:
+                    self.brokers[number].move(port)
+                await self.brokers[number].__aenter__()
             self.standing.discard(number)
 
     async def stop_broker(self) -> None:
         number = self.chance.randrange(2)
         if not self.standing:
             self.standing.add(number)
-            self.brokers[number].signal(signal.SIGSTOP)
-            await asyncio.sleep(self.chance.choice(self.stands_s))
-            self.brokers[number].signal(signal.SIGCONT)
+            with self._noting("freeze", BROKER_STOOD, f"broker {number}"):
+                self.brokers[number].signal(signal.SIGSTOP)
+                await asyncio.sleep(self.chance.choice(self.stands_s))
+                self.brokers[number].signal(signal.SIGCONT)
             self.standing.discard(number)
 
     def spawn(self, event: str) -> None:
@@ -367,7 +379,7 @@ HARSH = ("kill", "freeze", "partition", "kill_broker", "stop_broker")
 
 
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    outcome = Outcome(figures={"events": {}, "sent": 0, "twice": 0, "excused": 0, "missing": 0})
+    outcome = Outcome(figures={"events": {}, "sent": 0, "twice": 0, "in_two_hands": {}, "missing": 0})
     is_short = limit.count is not None and limit.count <= SHORT_COUNT
     world = World(folder, random.Random(seed), outcome, STANDS_S[:1] if is_short else STANDS_S)
     uvloop.run(_run(limit, world))
@@ -399,6 +411,7 @@ async def _run(limit: Limit, world: World) -> None:
         kinds = Counter(type(member).__name__ for member in world.started)
         outcome.figures |= {"events": dict(events), "kinds": dict(kinds)}
         outcome.figures |= {"sent": len(world.sent), "twice": twice, "missing": missing}
+        outcome.figures["in_two_hands"] = dict(world.overlaps.causes)
         await asyncio.gather(*(member.kill() for member in world.started if member.runs))
 
 
