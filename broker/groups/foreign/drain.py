@@ -167,6 +167,12 @@ class Drain:
         elif reader in self.waiting:
             self.due[reader] = until_s, False
 
+    def prolong(self, seconds: float) -> None:
+        """The broker stood still: nobody could come further."""
+        self.due = {reader: (until_s + seconds, asked) for reader, (until_s, asked) in self.due.items()}
+        self.since_s = {item: began_s + seconds for item, began_s in self.since_s.items()}
+        self.began_s += seconds
+
     def standing(self, now_s: float, *, was_asked: bool) -> list[Session | None]:
         """The readers that stand, and were asked about it or were not; None is the whole drain."""
         due = [(key, *self.due[key]) for key in self._stand_alone]

@@ -26,7 +26,7 @@ from ....protocol.agreement import Members
 from ....protocol.bodies import Route
 from ....protocol.headers import AgreeOnMembers, PullMessage
 from ....protocol.work import Work
-from ...config import LIMITS, LimitExceeded, Limits
+from ...config import LIMITS, STANDSTILL_S, LimitExceeded, Limits
 from ...messages.held_pulls import HeldPulls, Until
 from ...running.engine import Engine
 from ...sessions.session import Session
@@ -284,12 +284,16 @@ class Draining:
     def _look_later(self, name: str, drain: Drain) -> None:
         # A drain that goes on may do so, but not for ever: behind it the group's change waits.
         due_s = min(drain.due_s, drain.oldest_s + self._limits.drain_max_s)
-        delay_s = max(due_s - self._clock.monotonic_s(), 0.0)
-        drain.set_timer(self._clock.call_later(delay_s, self._look, name, drain))
-
-    def _look(self, name: str, drain: Drain) -> None:
-        """Asks who stands how far it is, and gives up who stands on."""
         now_s = self._clock.monotonic_s()
+        drain.set_timer(self._clock.call_later(max(due_s - now_s, 0.0), self._look, name, drain, max(due_s, now_s)))
+
+    def _look(self, name: str, drain: Drain, due_s: float) -> None:
+        """Asks who stands how far it is, and gives up who stands on. due_s: the time at which this was to be."""
+        now_s = self._clock.monotonic_s()
+        if now_s - due_s > STANDSTILL_S:  # the pulls that came meanwhile have not been read yet
+            drain.prolong(now_s - due_s)
+            self._look_later(name, drain)
+            return
         for key in drain.standing(now_s, was_asked=False):
             drain.due[key] = self._until_s(), True
             for session in list(drain.waiting) if key is None else [key]:

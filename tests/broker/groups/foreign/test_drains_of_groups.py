@@ -202,6 +202,17 @@ async def test_a_reader_that_stands_is_asked_and_given_up(world: World) -> None:
     assert not world.draining.is_draining("g", "t", 2)
 
 
+async def test_a_broker_that_stood_still_waits_for_readers_as_long_as_it_would_have(world: World) -> None:
+    """Their pulls lie in its sockets when its timer goes off."""
+    await reader(world)
+    await world.joins("c2")
+    world.clock.advance(60.0)
+    world.clock.passes(0.0)
+    assert world.draining.is_pending("g")
+    world.clock.passes(world.limits.drain_limit_s + 0.1)
+    assert not world.draining.is_pending("g")
+
+
 async def test_a_reader_that_goes_on_is_waited_for_but_not_for_ever(world: World) -> None:
     one = await reader(world)
     two = await world.joins("c2")
