@@ -43,7 +43,8 @@ from .groups.history import History
 from .groups.members import ConsumerGroup, ConsumerGroups
 from .groups.modes import RequestModes
 from .groups.notifications import Notifications
-from .groups.owning.locks import Around, Locks
+from .groups.owning.lock import Around
+from .groups.owning.locks import Locks
 from .groups.owning.offsets import Offsets
 from .groups.owning.progress import GroupProgress
 from .groups.owning.watch import Watch
@@ -234,6 +235,7 @@ class Broker:
             is_anothers=self._is_anothers,
             queues_of=self.topics.queues_of,
             end_of=self._end_of,
+            on_unread=self.offsets.mark,
         )
         return Locks(self.history, path, self.clock, around, self.generation, self.limits)
 

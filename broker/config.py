@@ -195,6 +195,7 @@ SAVE_LOCKS_DELAY_S: Final = 0.05  # how soon leases that have ended by themselve
 FREED_AT_ONCE: Final = 1024  # leases that have ended, in one line of the journal
 DRAIN_ROUNDS: Final = 20  # a reader that pulls one queue that it loses so often, and another not, has dropped the other
 TOLD_AGAIN: Final = 5  # how often a foreign member is told again that does not ask for the list of members
+KNOWN_AFTER_S: Final = 35.0  # after a start; by then every foreign member has sent a heartbeat, due every 30 s
 DROPPED_AFTER_S: Final = 1.0  # one that pulls such a queue later than this after it was told has not dropped it
 RELOOK_S: Final = 30.0  # by then a foreign member has asked for the list of members by itself: it does so every 20 s
 ORPHAN_S: Final = 5.0  # how long nobody may read a queue before that is named

@@ -13,6 +13,7 @@ common      how long to go on, and the outcome
 __main__    runs one by its name
 
 _attacks, _client, _forged, _fuzz   attackers, a client without a socket, made bytes
+_overlaps   messages in two hands, and what had happened before
 _guided, _member, _process   processes: libFuzzer, a member, a broker
 _http2, _sharers, _strange_calls   clients of gRPC, and of both doors
 _incidents, _well   clusters: ill and well

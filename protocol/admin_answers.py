@@ -14,6 +14,7 @@ from .bodies import read_queue
 from .group_config import GroupConfig, read_group
 from .queue import Queue
 from .schema import answers
+from .subscription import TAG
 
 
 class MemberConnection(NamedTuple):
@@ -92,12 +93,14 @@ def decode_all_producers(data: Any) -> dict[str, tuple[MemberConnection, ...]]:
 
 
 class Running(NamedTuple):
-    """A member's report on itself. `commit_offsets` has the queues that it owns, `versions` those of its subscriptions."""
+    """A member's report on itself. `commit_offsets` has the queues that it owns, `versions` those of its subscriptions,
+    `kinds` TAG or SQL92."""
 
     subscriptions: Mapping[str, str]
     commit_offsets: Mapping[Queue, int]
     properties: Mapping[str, str]
     versions: Mapping[str, int]
+    kinds: Mapping[str, str]
 
 
 @answers("running consumer")
@@ -113,6 +116,7 @@ def decode_running(data: Any) -> Running:
         },
         {str(name): str(value) for name, value in (data.get("properties") or {}).items()},
         {str(item["topic"]): int(item.get("subVersion") or 0) for item in subscriptions},
+        {str(item["topic"]): str(item.get("expressionType") or TAG) for item in subscriptions},
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rocketlet.broker.consuming.commits import Commits
+from rocketlet.broker.consuming.pulling import Pulling
+from rocketlet.broker.groups.owning.readers import Readers
 from rocketlet.broker.pops.book import Book
 from rocketlet.broker.pops.deadlines import Deadlines
 from rocketlet.broker.pops.deliveries import QueueDeliveries
@@ -16,6 +18,9 @@ from rocketlet.broker.pops.pools import Pools
 from rocketlet.broker.pops.pops import Pops
 from rocketlet.broker.pops.states import Delivery
 from rocketlet.broker.pops.values import AckStatus, Changed
+from rocketlet.broker.sessions.session import Session
+from rocketlet.broker.store.ledger import LeaseKey
+from rocketlet.protocol.headers import PullMessage
 
 
 def _ack_forgotten(self: Book, deliveries: QueueDeliveries, done: Iterable[Delivery]) -> None:
@@ -77,6 +82,14 @@ def _any_commit(self: Commits, *arguments: Any, may_be_tool: bool = True) -> str
     return _fence(self, *arguments)
 
 
+def _reader_forgotten(self: Readers, key: LeaseKey, client_id: str) -> None:
+    """A restarted broker does not know which queues foreign members read."""
+
+
+def _any_pull(self: Pulling, session: Session, header: PullMessage) -> None:
+    """A client without a heartbeat reads by the subscription of any member."""
+
+
 POP_FAULTS: dict[str, list[tuple[type, str, Any]]] = {
     "pop-ack-forgotten": [(Book, "acknowledged", _ack_forgotten)],
     "pop-any-commit": [(Commits, "fence_fault", _any_commit)],
@@ -85,4 +98,6 @@ POP_FAULTS: dict[str, list[tuple[type, str, Any]]] = {
     "pop-early": [(Pops, "change", _early)],
     "pop-not-emptied": [(Division, "_settle", _settled_at_once)],
     "pop-out-of-order": [(Pops, "_is_in_order", _no_order)],
+    "pop-any-pull": [(Pulling, "_check_member", _any_pull)],
+    "pop-reader-forgotten": [(Readers, "note", _reader_forgotten)],
 }

@@ -178,11 +178,18 @@ class Acl:
 
     def may_publish(self, session: Session, topic: str) -> bool:
         """Whether the account that a session asked as last may send to a topic."""
+        return self._may(session, topic, Permission.PUB)
+
+    def may_subscribe(self, session: Session, topic: str) -> bool:
+        """Whether it may read the topic."""
+        return self._may(session, topic, Permission.SUB)
+
+    def _may(self, session: Session, topic: str, permission: Permission) -> bool:
         known = session.known
         if not isinstance(known, Known):
             return False
         account = self.file.policy.accounts.get(known.access_key)
-        return known.is_white or (account is not None and (known.trusts(account) or account.may(topic, Permission.PUB)))
+        return known.is_white or (account is not None and (known.trusts(account) or account.may(topic, permission)))
 
     def note_refusal(self, session: Session, request: str, fault: Unauthorized) -> None:
         """Counts a refused request, and logs it if it is news."""

@@ -54,7 +54,9 @@ class CheckedPulls:
         """A pull that has passed every check since the generation was read; None if one of them is made each time: while
         queues of the group move, and for filters that are parsed anew when others need their room."""
         group, topic, queue_id = place = header[:3]
-        if self._pops.pools or self._draining.is_moving(group, session) or self._locks.former_end(*place) is not None:
+        if self._pops.pools or self._draining.is_moving(group, session):
+            return None
+        if self._locks.awaits_readers(group) or self._locks.former_end(*place) is not None:
             return None
         if subscription is not None and subscription.kind == SQL92:
             return None

@@ -34,15 +34,17 @@ class Commits:
         """Why this client may not say how far a group is in a queue; None if it may. may_be_tool: an administrator asks like
         that. Members that pull do not: their commits come with pulls, or one-way. They are known by that as long as a
         broker that was started again has no heartbeat of them."""
-        if self._pops.pools and self._pops.is_apart(group, queue[0]):
-            found = self._groups.get(group)
-            if not may_be_tool or (found is not None and session in found.members):
-                return f"clients of the group {group} pop {queue[0]}, and only they say how far it has come"
+        is_member = self._is_member(session, group)
+        if self._pops.pools and self._pops.is_apart(group, queue[0]) and (is_member or not may_be_tool):
+            return f"clients of the group {group} pop {queue[0]}, and only they say how far it has come"
+        if not may_be_tool and not is_member:
+            self._locks.heard_reader(group, *queue, session)
         fault = self._locks.commit_fault(group, queue, session, epoch)
         allotment = self._draining.allotment
         if fault is None and group in allotment.bound and allotment.is_bystander(group, session, *queue):
             return f"{queue[0]}:{queue[1]} is another's; this member does not read it"
-        if fault is None and offset < (self._offsets.get(group, queue[0], queue[1]) or 0):
+        goes_back = fault is None and offset < (self._offsets.get(group, queue[0], queue[1]) or 0)
+        if goes_back and (self.is_foreign_member(session, group) or not (is_member or may_be_tool)):
             return self._stale_fault(session, group, queue, offset)
         return fault
 
@@ -71,14 +73,16 @@ class Commits:
         """Why a foreign member's commit that goes back is refused; None if it is not. Only who reads the queue may go back:
         others have loaded their offset before somebody else came further, and say it when they drop the queue. An
         administrator is no member and may go back."""
-        if not self.is_foreign_member(session, group):
-            return None
         if self._offsets.is_behind_owner(group, *queue, offset):
             return f"{offset} is behind what the last owner of {queue[0]}:{queue[1]} has committed"
         if self._watch.reader(group, *queue) is not session:
             committed = f"{self._offsets.get(group, *queue)}, which the group has committed of {queue[0]}:{queue[1]}"
             return f"{offset} is behind {committed}; this member does not read it"
         return None
+
+    def _is_member(self, session: Session, group: str) -> bool:
+        found = self._groups.get(group)
+        return found is not None and session in found.members
 
     def is_foreign_member(self, session: Session, group: str) -> bool:
         """Whether Apache's push consumer is at the other end, as a member of the group."""

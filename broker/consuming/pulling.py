@@ -50,6 +50,7 @@ from .versions import Versions
 log = structlog.get_logger("rocketlet.pulls")
 
 _new_tuple = tuple.__new__
+_SAID_SOON = (Reason.SUBSCRIPTION_NOT_LATEST, Reason.UNKNOWN_MEMBER)
 
 
 Fault = Refusal | StoreError | MessageError | LimitExceeded
@@ -85,17 +86,20 @@ class Pulling:
         self._versions = Versions(parts.groups, parts.clients)
         self.checked = CheckedPulls(parts, commits)
 
-    def pull(self, pull: Pull, attempt: int = 1) -> Pulled | None:
-        """Returns the outcome, or None if it comes later. Raises Refusal, LimitExceeded, and the store's errors for
-        damage."""
+    def pull(self, pull: Pull, ask_who: Callable[[], None] | None = None, attempt: int = 1) -> Pulled | None:
+        """Returns the outcome, or None if it comes later. `ask_who` asks a client that has sent no heartbeat who it is.
+        Raises Refusal, LimitExceeded, and the store's errors for damage."""
         session, header, _, _ = pull
         try:
             # In the order of Apache's PullMessageProcessor: clients react to the first fault.
             self._check_group_and_topic(header)
+            self._check_member(session, header)
             subscription = self._subscription(session, header)
         except Refusal as refusal:
-            if refusal.reason is Reason.SUBSCRIPTION_NOT_LATEST and attempt < SUBSCRIPTION_LOOKS:
-                if attempt == 1:
+            if refusal.reason in _SAID_SOON and attempt < SUBSCRIPTION_LOOKS:
+                if refusal.reason is Reason.UNKNOWN_MEMBER and ask_who is not None:
+                    ask_who()
+                elif attempt == 1:
                     self._versions.ask(session, header.consumer_group)
                 if self._hold(pull, SUBSCRIPTION_LOOK_S, partial(self._look_again, attempt=attempt + 1)):
                     return None
@@ -180,7 +184,7 @@ class Pulling:
             return
         outcome: Pulled | Fault | None
         try:
-            outcome = self.pull(pull, attempt)
+            outcome = self.pull(pull, attempt=attempt)
         except (Refusal, StoreError, MessageError, LimitExceeded) as fault:
             outcome = fault
         if outcome is not None:
@@ -193,6 +197,9 @@ class Pulling:
             return self._wait(pull, DRAINING_WAIT_S)
         group = self._groups.get(header.consumer_group)
         member = group.members.get(session) if group else None
+        if member is None and self._locks.awaits_readers(header.consumer_group):
+            is_anothers = self._locks.has_lease(header.consumer_group, header.topic, header.queue_id, session)
+            return is_anothers and self._wait(pull, OTHERS_QUEUE_WAIT_S)
         if group is None or member is None or member.data.strategy or member.data.message_model != "CLUSTERING":
             return False
         wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
@@ -279,6 +286,20 @@ class Pulling:
             raise Refusal(
                 Reason.ILLEGAL,
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] readQueueNums:[{topic.read_queues}]",
+            )
+
+    def _check_member(self, session: Session, header: PullMessage) -> None:
+        """A push consumer whose heartbeat has not come yet, on a new connection or after a restart of the broker. Apache's
+        broker takes the subscription of any member for it (ConsumerManager.findSubscriptionData); here its queue may be
+        another's by now."""
+        group = self._groups.get(header.consumer_group)
+        if not header.sys_flag & codes.PULL_SUSPEND or (group is not None and session in group.members):
+            return
+        self._locks.heard_reader(*header[:3], session)
+        if not header.sys_flag & codes.PULL_SUBSCRIPTION and self._locks.last_reader(*header[:3]) is not None:
+            raise Refusal(
+                Reason.UNKNOWN_MEMBER,
+                f"the consumer's subscription not exist, send a heartbeat of {header.consumer_group} first",
             )
 
     def _subscription(self, session: Session, header: PullMessage) -> Subscription | None:

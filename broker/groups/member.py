@@ -20,7 +20,8 @@ Shape = frozenset[tuple[str, str]]  # topics and expressions
 @dataclass(slots=True, eq=False)
 class Member:
     """One client's membership in one group. Times are of the monotonic clock, in seconds. topics: its subscribed ones,
-    without the retry topic that all members have. has_pulled: though the group's members are to pop."""
+    without the retry topic that all members have. has_pulled: though the group's members are to pop. is_presumed: it has
+    sent no heartbeat, and its id is that of the queue's last reader."""
 
     client_id: str
     connection: Session
@@ -35,6 +36,7 @@ class Member:
     has_news: bool = False
     sees_others: bool = False  # other numbers of queues than before
     has_pulled: bool = False
+    is_presumed: bool = False
 
     @property
     def is_foreign(self) -> bool:

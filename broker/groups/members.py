@@ -34,6 +34,7 @@ from .sticky import StickyShares
 log = structlog.get_logger("rocketlet.groups")
 
 _NOWHERE: Mapping[str, int] = {}
+_NOBODY: Mapping[Session, Member] = {}
 
 
 class ConsumerGroup:
@@ -302,6 +303,11 @@ class ConsumerGroups:
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(list(self._groups.values()))
+
+    def members_of(self, name: str) -> Mapping[Session, Member]:
+        """The members of a group by session; none if there is no such group."""
+        group = self._groups.get(name)
+        return group.members if group is not None else _NOBODY
 
     def admit(self, connection: Session, client_id: str, groups: Iterable[str]) -> None:
         """Raises LimitExceeded if a client may not be a member of all these groups: 256, each with 10,000 members; Refusal

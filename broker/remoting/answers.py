@@ -42,6 +42,7 @@ _CODES: Mapping[Reason, int] = {
     Reason.ILLEGAL: ResponseCode.SYSTEM_ERROR,
     Reason.BAD_EXPRESSION: ResponseCode.SUBSCRIPTION_PARSE_FAILED,
     Reason.NOT_SUBSCRIBED: ResponseCode.SUBSCRIPTION_NOT_EXIST,
+    Reason.UNKNOWN_MEMBER: ResponseCode.SUBSCRIPTION_NOT_EXIST,
     Reason.SUBSCRIPTION_NOT_LATEST: ResponseCode.SUBSCRIPTION_NOT_LATEST,
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
 }

@@ -22,6 +22,8 @@ class Reason(Enum):
     """The subscription's expression cannot be read."""
     NOT_SUBSCRIBED = auto()
     """No member of the group subscribes to the topic, or the group has none."""
+    UNKNOWN_MEMBER = auto()
+    """It reads a queue that a member of the group has read, and has sent no heartbeat."""
     SUBSCRIPTION_NOT_LATEST = auto()
     """The client names a later version of its subscription than its last heartbeat."""
     BUSY = auto()

@@ -14,6 +14,7 @@ The file is a list, and so is each line of the journal:
 
     [group, topic, queue id, client id, epoch]        a lease
     [group, topic, queue id, client id, epoch, end]   where its queue ended when a later run began; null: its owner has pulled
+    [group, topic, queue id, client id, epoch, true]  no lease: a foreign member reads the queue
     [group, topic, queue id, epoch]                   it has ended
     [boot id, epoch]                                  what follows was written since this start of the machine (empty: by
                                                       a broker that was stopped), beside a file of this epoch at least
@@ -56,11 +57,13 @@ def boot_id() -> str:
 
 
 class Former(NamedTuple):
-    """A lease of a run before. `end`: where its queue ended when a run began in which its owner has not pulled."""
+    """A lease of a run before. `end`: where its queue ended when a run began in which its owner has not pulled.
+    `is_reader`: it is no lease; a foreign member read the queue."""
 
     client_id: str
     epoch: int
     end: int | None = None
+    is_reader: bool = False
 
 
 def _changes(value: Any) -> list[Any]:
@@ -152,6 +155,9 @@ class Ledger:
             case [str(client_id), int(epoch)]:
                 if epoch > saved_epoch:
                     self.leases[key] = Former(client_id, epoch)
+            case [str(client_id), int(epoch), True]:
+                if epoch > saved_epoch:
+                    self.leases[key] = Former(client_id, epoch, is_reader=True)
             case [int(epoch)]:
                 if key in self.leases and self.leases[key].epoch == epoch:
                     del self.leases[key]
@@ -171,6 +177,10 @@ class Ledger:
         """To be written before the answer."""
         self._changes.append([*key, client_id, epoch])
 
+    def read_by(self, key: LeaseKey, client_id: str, epoch: int) -> None:
+        """To be written before a foreign member gets messages."""
+        self._changes.append([*key, client_id, epoch, True])
+
     def unlocked(self, key: LeaseKey, epoch: int) -> None:
         """To be written before the answer."""
         self._changes.append([*key, epoch])
@@ -181,7 +191,7 @@ class Ledger:
 
     def ended_at(self, key: LeaseKey, former: Former) -> None:
         """To be written before anything is appended to the queue."""
-        self._changes.append([*key, *former])
+        self._changes.append([*key, former.client_id, former.epoch, former.end])
 
     def pulled(self, key: LeaseKey, client_id: str, epoch: int) -> None:
         """To be written before the answer: messages that the owner reads from now on would otherwise be repeated."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from rocketlet.protocol import bodies
+from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import retry_topic
+from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Node, Wire, create_topic
@@ -41,3 +43,10 @@ async def handled(wire: Wire, queue: int, offset: int) -> None:
 def members_of(node: Node) -> int:
     group = node.broker.groups.get("g")
     return len(group.members) if group else 0
+
+
+async def locks(wire: Wire, client_id: str, queue_id: int) -> bool:
+    """Whether one of ours gets the lock that it asks for."""
+    request = LockRequest(client_id, "g", (Queue("t", "broker-a", queue_id),), True)
+    answer = await wire.call(RequestCode.LOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
+    return bool(group_bodies.decode_locked(answer.body))

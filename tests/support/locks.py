@@ -7,7 +7,8 @@ from pathlib import Path
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import LIMITS, Limits
 from rocketlet.broker.groups.history import History
-from rocketlet.broker.groups.owning.locks import Around, Locks
+from rocketlet.broker.groups.owning.lock import Around
+from rocketlet.broker.groups.owning.locks import Locks
 from rocketlet.broker.sessions.session import Session
 
 

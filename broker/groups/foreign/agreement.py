@@ -207,6 +207,11 @@ class Agreement:
         group = self._groups.get(name)
         return group is not None and broker_name in group.peers and group.peers[broker_name].agrees
 
+    def differs(self, name: str) -> bool:
+        """Whether another broker that can be asked has not said yet that it knows the same members."""
+        group = self._groups.get(name)
+        return group is not None and any(not peer.is_away and not peer.agrees for peer in group.peers.values())
+
     def is_reached(self, name: str) -> bool:
         """Whether everybody may be told. From then on nothing is waited for until the next change."""
         group = self._groups.get(name)

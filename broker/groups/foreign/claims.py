@@ -51,7 +51,7 @@ class Claims:
         for queue_id in range(here):
             place = topic, queue_id
             owner = owners[queue_id] if owners else None
-            for session in (*claims.get(queue_id, ()), *self._last_reader(group, place, claims)):
+            for session in (*claims.get(queue_id, ()), *self._last_reader(group, place)):
                 member = group.members.get(session)
                 if member is not None and member.client_id != owner:
                     yield place, session
@@ -68,10 +68,9 @@ class Claims:
                 if has_list and session not in claims.get(queue_id, ()):
                     yield place, session
 
-    def _last_reader(self, group: ConsumerGroup, place: QueueKey, claims: Readers) -> Iterator[Session]:
-        """The session that pulled last, unless a list that it was given since says that the queue is another's."""
+    def _last_reader(self, group: ConsumerGroup, place: QueueKey) -> Iterator[Session]:
+        """The session that pulled last, unless it was given a list by which the queue is its own or another's. One that was
+        given none has read since before a restart."""
         reader = self._watch.reader(group.name, *place)
-        if reader is not None and reader in group.foreign:
-            had = self._given.of(group.name, reader)
-            if had is ALONE or (had is None and place[1] not in claims):
-                yield reader
+        if reader in group.foreign and self._given.of(group.name, reader) in (ALONE, None):
+            yield reader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, MutableMapping
 
 from ...clock import Clock
-from ...config import DROPPED_AFTER_S, TOLD_AGAIN
+from ...config import DROPPED_AFTER_S, KNOWN_AFTER_S, TOLD_AGAIN
 from ...sessions.session import Session
 from ..members import ConsumerGroup, ConsumerGroups
 from ..owning.watch import Watch
@@ -37,6 +37,7 @@ class Notices:
         self._agreement = agreement
         self._clock = clock
         self._tell = tell
+        self._knows_all_s = clock.monotonic_s() + KNOWN_AFTER_S
         self._settled: dict[str, frozenset[str]] = {}  # the members when the last drain was over
 
     def is_kept_back(self, group: str, session: Session) -> bool:
@@ -59,12 +60,15 @@ class Notices:
 
     def given(self, group: ConsumerGroup, session: Session) -> list[str]:
         """The list of members that a member gets. A reader that is being drained gets the one that it had; it drops queues
-        by the list that it gets here."""
+        by the list that it gets here. None after a restart, as long as other brokers may know more members: by a list without
+        those it would take queues that they read."""
         members = group.list_for(session)
         member = group.foreign.get(session)
         if member is None:
             return members.ids
         drain = self._drains.get(group.name)
+        if self._may_miss_members() and self._agreement.differs(group.name):
+            return []
         had = self._allotment.given.of(group.name, session)
         if drain is not None and not self._may_know(group.name, drain, session, self._agreement.lets_tell):
             drain.kept[session] = None  # whatever it was told before
@@ -76,6 +80,10 @@ class Notices:
         if had is not members:
             self._agreement.gave(group.name, member.client_id)
         return members.told(member.client_id)
+
+    def _may_miss_members(self) -> bool:
+        """Whether there may be members from before a restart that have not been heard of yet."""
+        return self._watch.is_restarted and self._clock.monotonic_s() < self._knows_all_s
 
     def when_sure(self, name: str, session: Session, go_on: Callable[[], None]) -> bool:
         """Whether a member's question for the list waits, because another broker may have given it a newer one than is known

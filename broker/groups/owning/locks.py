@@ -7,14 +7,14 @@ socket closes, ended when it is not renewed in time, and checked at every commit
 A member that was refused is told as soon as the queue is free.
 
 Leases are on the disk (`ledger`). After a restart of the broker, a member that comes back in time gets the same epoch and
-continues as if nothing had happened.
+continues as if nothing had happened. Queues that foreign members read are kept for them (`readers`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import structlog
@@ -23,56 +23,20 @@ from ....protocol.group_bodies import LockRequest
 from ....protocol.queue import Queue
 from ....protocol.work import LOOKS, Work
 from ...clock import Clock
-from ...config import HANDOVER_LEASE_S, LEASE_SWEEP_S, LIMITS, LOCK_LEASE_S, PLACE_BYTES, STANDSTILL_S, Limits
+from ...config import HANDOVER_LEASE_S, LEASE_SWEEP_S, LIMITS, PLACE_BYTES, STANDSTILL_S, Limits
 from ...running.jobs import Job
 from ...sessions.generation import Generation
 from ...sessions.session import Session
 from ...store.ledger import Change, Former, LeaseKey, Ledger
 from ..history import History
+from .lock import Around, Lock, is_its_own, is_lease, lines_of
+from .readers import Readers
 
 log = structlog.get_logger("rocketlet.groups")
 
 
-@dataclass(slots=True)
-class Lock:
-    """`connection` is None after a restart, and when the broker has closed it, until the client has come back.
-    `former_end`: of a lease from a run before, where its queue ended when a run began, and 0 if its topic was deleted; until
-    its owner has pulled."""
-
-    client_id: str
-    connection: Session | None
-    epoch: int
-    handover: bool
-    renewed_s: float
-    has_pulled: bool = False
-    has_committed: bool = False
-    former_end: int | None = None
-    waiters: dict[Session, None] = field(default_factory=dict)
-
-    def is_over(self, now_s: float) -> bool:
-        return now_s - self.renewed_s > (HANDOVER_LEASE_S if self.handover else LOCK_LEASE_S)
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """The functions by which locks ask and tell others.
-
-    `on_free(connection, group)` is called for each member that waited for a queue that is free now, `on_change` when there is
-    something to save. `is_held_back(group, topic, queue_id)`: whether nobody may take a queue yet. `is_anothers(group,
-    connection, topic, queue_id)`: whether a foreign member claims what is not its own. `queues_of(topic)`: how many queues
-    there are; others are not locked. `end_of(topic, queue_id)`: where a queue ends.
-    """
-
-    on_free: Callable[[Session, str], None]
-    on_change: Callable[[], None]
-    is_held_back: Callable[[str, str, int], bool]
-    is_anothers: Callable[[str, Session, str, int], bool]
-    queues_of: Callable[[str], int]
-    end_of: Callable[[str, int], int]
-
-
 class Locks:
-    """`refused` counts locks beyond the limits."""
+    """`refused` counts locks beyond the limits. is_restarted: queues had readers or owners in a run before."""
 
     def __init__(
         self,
@@ -96,6 +60,7 @@ class Locks:
         self._is_held_back = around.is_held_back
         self._is_anothers = around.is_anothers
         self._queues_of = around.queues_of
+        self._on_unread = around.on_unread
         self._waiting = 0  # places in all lines
         self.refused = 0
         self._history = history
@@ -107,12 +72,18 @@ class Locks:
         self._awake_s = since_s = clock.monotonic_s()
         self._held_until_s = -math.inf if ledger.is_known else since_s + HANDOVER_LEASE_S
         self._is_closed = False
+        self.is_restarted = ledger.epoch > 0
+        self._readers = Readers(ledger, self._next_epoch, limits)
         for key, former in ledger.leases.items():
             end = around.end_of(*key[1:])
-            if former.end is None or end < former.end:
+            if not former.is_reader and (former.end is None or end < former.end):
                 former = former._replace(end=end)
                 ledger.ended_at(key, former)
-            self._locks[key] = Lock(former.client_id, None, former.epoch, True, since_s, former_end=former.end)
+            lock = Lock(former.client_id, None, former.epoch, True, since_s, former_end=former.end)
+            lock.is_awaited = former.is_reader
+            if lock.is_awaited:
+                self._readers.awaits(key)
+            self._locks[key] = lock
             self._of_group.setdefault(key[0], {})[key] = None
         ledger.write()
         ledger.leases.clear()
@@ -124,12 +95,17 @@ class Locks:
         if self._clock.monotonic_s() >= self._held_until_s:
             yield from self._ledger.saving(self._leases, closes=closes)
 
+    def _next_epoch(self) -> int:
+        self._epoch += 1
+        return self._epoch
+
     def _leases(self) -> tuple[Iterator[Change], int]:
         """The leases as they are now, also if they are looked at later."""
         locks = list(self._locks.items())
         # Apache's locks are not kept: its broker forgets them, too (RebalanceLockManager), and its clients lock
         # again within 20 s.
-        return (line for key, lock in locks if lock.handover for line in _lines(key, lock)), self._epoch
+        leases = (line for key, lock in locks if lock.handover for line in lines_of(key, lock))
+        return itertools.chain(leases, self._readers.lines()), self._epoch
 
     def lock(self, request: LockRequest, connection: Session, *, has_had: bool = False) -> dict[Queue, int]:
         """Locks or renews queues that are free or the client's own. Returns the queues that it holds now, with their
@@ -152,7 +128,7 @@ class Locks:
         lock = self._locks.get(key)
         if lock is not None and not lock.is_over(now_s):
             epoch = request.epochs.get(queue)
-            if lock.client_id == request.client_id and _is_its_own(lock, connection, epoch):
+            if lock.client_id == request.client_id and is_its_own(lock, connection, epoch):
                 lock.renewed_s = now_s
                 if lock.connection is not connection:
                     self._forget_key(lock.connection, key)
@@ -311,7 +287,7 @@ class Locks:
     def topic_deleted(self, topic: str) -> Job[None]:
         """Its messages are gone: if it is made anew, other messages get their offsets. This holds at once; the job writes
         it down."""
-        keys = [key for key, lock in self._locks.items() if key[1] == topic and lock.handover]
+        keys = [key for key, lock in self._locks.items() if key[1] == topic and is_lease(lock)]
         for key in keys:
             self._locks[key].former_end = 0
         self._on_change()
@@ -381,10 +357,58 @@ class Locks:
 
     def leases_of(self, client_id: str) -> dict[LeaseKey, int]:
         """The epochs of a client's queues."""
-        return {key: lock.epoch for key, lock in self._locks.items() if lock.handover and lock.client_id == client_id}
+        locks = self._locks.items()
+        return {key: lock.epoch for key, lock in locks if is_lease(lock) and lock.client_id == client_id}
 
     def __len__(self) -> int:
         return len(self._locks)
+
+    # Foreign members that read
+
+    def note_reader(self, group: str, topic: str, queue_id: int, client_id: str) -> None:
+        """A foreign member reads a queue: it is kept for that one over a restart."""
+        self._readers.note((group, topic, queue_id), client_id)
+
+    def forget_reader(self, group: str, topic: str, queue_id: int) -> None:
+        self._readers.forget((group, topic, queue_id))
+
+    def lose_reader(self, group: str, topic: str, queue_id: int) -> None:
+        """The connection of the queue's reader has closed."""
+        self._readers.lose((group, topic, queue_id))
+
+    def last_reader(self, group: str, topic: str, queue_id: int) -> str | None:
+        """The id of the foreign member that read the queue last, also in a run before; None if it has let go of it."""
+        lock = self._locks.get((group, topic, queue_id))
+        return lock.client_id if lock is not None and lock.is_awaited else self._readers.last((group, topic, queue_id))
+
+    def awaits_readers(self, group: str) -> bool:
+        """Whether queues of the group wait for their readers from before a restart."""
+        return group in self._readers.awaited
+
+    def misses_readers(self, group: str) -> bool:
+        """Whether readers of the group, from before a restart or with a connection that has closed, are not back yet."""
+        return self._readers.misses(group)
+
+    def heard_reader(self, group: str, topic: str, queue_id: int, connection: Session) -> None:
+        """A client that is no member has pulled or committed a queue, which may wait for its reader."""
+        if group not in self._readers.awaited:
+            return
+        key = (group, topic, queue_id)
+        lock = self._locks.get(key)
+        if lock is not None and lock.is_awaited and lock.connection in (None, connection):
+            lock.connection, lock.renewed_s = connection, self._clock.monotonic_s()
+            self._note_key(connection, key)
+
+    def readers_back(self, group: str, client_id: str) -> list[tuple[str, int]]:
+        """A client is a member again: the queues that it has read since before. Those that waited for it are free now."""
+        back = self._readers.back(group, client_id)
+        if group in self._readers.awaited:
+            locks = ((key, self._locks[key]) for key in self._of_group[group])
+            awaited = [key for key, lock in locks if lock.is_awaited and lock.client_id == client_id]
+            for key in awaited:
+                self._free(key, "reader back")
+            back += awaited
+        return [key[1:] for key in back]
 
     def is_locked(self, group: str, topic: str, queue_id: int) -> bool:
         return (group, topic, queue_id) in self._locks
@@ -447,34 +471,19 @@ class Locks:
             self._on_free(waiter, key[0])
 
     def _note(self, event: str, key: LeaseKey, lock: Lock) -> None:
+        if lock.is_awaited:
+            self._readers.came(key, lock.client_id, lock.epoch, is_back=event == "reader back")
+            self._on_unread(*key)
+            self._on_change()
+            return
         if not lock.handover:
             return
         if event == "locked":
             self._ledger.granted(key, lock.client_id, lock.epoch)
+            self._readers.leased(key)
         elif event == "unlocked":
             self._ledger.unlocked(key, lock.epoch)
         else:
             self._ledger.freed(key, lock.epoch)
         self._on_change()
         self._history.changed_hands(event, key, lock.client_id, lock.epoch)
-
-
-def _is_its_own(lock: Lock, connection: Session, epoch: int | None) -> bool:
-    """Whether a client of the owner's id is the owner, or Apache's locks, which know only the id.
-
-    An id alone may be copied, or of a client whose former socket has not closed yet: it has to wait. A client that names
-    the epoch was granted it, and may come by another connection; requests on its former one may arrive later, and must not
-    bring the lease back there. A renewal by an epoch that has ended must fail: its sender would go on reading what another
-    had meanwhile (decision 6). An owner from before a restart that does not name its epoch never heard of it, and gets
-    another.
-    """
-    if lock.connection is connection or not lock.handover:
-        return epoch in (None, lock.epoch)
-    return epoch == lock.epoch and (lock.connection is None or lock.connection.number < connection.number)
-
-
-def _lines(key: LeaseKey, lock: Lock) -> Iterator[Change]:
-    """The lines in which the ledger keeps a lease."""
-    yield *key, lock.client_id, lock.epoch
-    if lock.former_end is not None:
-        yield *key, lock.client_id, lock.epoch, lock.former_end

@@ -71,19 +71,27 @@ class Watch:
         now_s = self._clock.monotonic_s()
         self.readers[key] = (connection, last, now_s)
         self._locks.note_pull(group, topic, queue_id)
+        found = self._groups.get(group)
+        members = found.members if found else {}
+        if connection in members and members[connection].is_foreign:
+            self._locks.note_reader(group, topic, queue_id, members[connection].client_id)
         is_back = connection is before and last is not None and now_s - since_s < MAX_HOLD_S
-        if is_back and not self._locks.is_owner(group, topic, queue_id, connection):
-            found = self._groups.get(group)
-            members = found.members if found else {}
-            if connection in members and last in members and _may_be_two(members[connection], members[last]):
-                self.double_readers += 1
-                both = f"{members[last].client_id} and {members[connection].client_id}"
-                self._name("two readers", group, members[connection].client_id, f"{topic}:{queue_id} is read by {both}")
+        if not is_back or self._locks.is_owner(group, topic, queue_id, connection):
+            return
+        if connection in members and last in members and _may_be_two(members[connection], members[last]):
+            self.double_readers += 1
+            both = f"{members[last].client_id} and {members[connection].client_id}"
+            self._name("two readers", group, members[connection].client_id, f"{topic}:{queue_id} is read by {both}")
 
     def reader(self, group: str, topic: str, queue_id: int) -> Session | None:
         """The connection that pulled last."""
         found = self.readers.get((group, topic, queue_id))
         return found[0] if found else None
+
+    @property
+    def is_restarted(self) -> bool:
+        """Whether queues had readers or owners in a run before."""
+        return self._locks.is_restarted
 
     def gave(self, connection: Session, group: str, topic: str, queue_id: int, offset: int) -> None:
         """A foreign reader was given messages up to there."""
@@ -99,6 +107,7 @@ class Watch:
         """The reader has handled everything of a queue that moves away from it."""
         if self.reader(group, topic, queue_id) is connection:
             self.readers[group, topic, queue_id] = (None, None, self._clock.monotonic_s())
+            self._locks.forget_reader(group, topic, queue_id)
 
     def let_all_go(self, connection: Session, group: str, topic: str) -> None:
         """The reader does not pull the topic any more."""
@@ -123,6 +132,8 @@ class Watch:
         connection.charge(-PLACE_BYTES * len(keys))
         for key in keys:
             last, before, since_s = self.readers.get(key, (None, None, 0.0))
+            if last is connection:
+                self._locks.lose_reader(*key)
             last, before = (None if item is connection else item for item in (last, before))
             if last is None and before is None:
                 self.readers.pop(key, None)

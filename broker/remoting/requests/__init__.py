@@ -8,6 +8,7 @@ recalls       RECALL_MESSAGE
 searches      QUERY_MESSAGE, VIEW_MESSAGE_BY_ID
 transactions  END_TRANSACTION
 membership    heartbeats, member lists, locks
+strangers     members that pull before their heartbeat
 agreement     what other brokers say of groups with foreign members
 offsets       a group's offsets, and where queues begin and end
 topics        the settings of topics

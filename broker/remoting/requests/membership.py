@@ -31,6 +31,8 @@ log = structlog.get_logger("rocketlet.groups")
 def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     try:
         beat = _beat_of(connection, frame.body)
+        if connection.beat is None:
+            _forget_presumed(broker, connection, beat)
         _check(broker, connection, beat)
         broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
     except Exception as error:
@@ -38,13 +40,39 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
         is_news = connection.is_news("heartbeat_refused")
         broker.refusals.note(connection.peer, client_id, groups, str(error), is_news=is_news)
         raise
-    for consumer in beat.consumers:
-        broker.groups.heartbeat(connection, beat.client_id, consumer, frame.language, frame.version)
-        broker.locks.join(connection, consumer.group)
-        broker.notifications.heard(connection, consumer.group)
+    _take(broker, connection, beat, frame.language, frame.version)
     if connection.beat is None or connection.beat[1] is not beat:
         connection.keep_beat((frame.body, beat))
     return answer(frame)
+
+
+def introduced(broker: Broker, connection: Connection, beat: bodies.Heartbeat, language: int, version: int) -> None:
+    """A client becomes a member by what it has answered, as by a heartbeat of its own; that one may give another id. Raises
+    Refused, Refusal, LimitExceeded."""
+    _check(broker, connection, beat)
+    broker.clients.heartbeat(connection, beat.client_id, (), language, version)
+    _take(broker, connection, beat, language, version)
+    for consumer in beat.consumers:
+        broker.groups.members_of(consumer.group)[connection].is_presumed = True
+
+
+def _forget_presumed(broker: Broker, connection: Connection, beat: bodies.Heartbeat) -> None:
+    """The client says who it is."""
+    for consumer in beat.consumers:
+        member = broker.groups.members_of(consumer.group).get(connection)
+        if member is not None and member.is_presumed:
+            member.is_presumed = False
+            if member.client_id != beat.client_id:
+                broker.groups.leave(connection, consumer.group)
+
+
+def _take(broker: Broker, connection: Connection, beat: bodies.Heartbeat, language: int, version: int) -> None:
+    for consumer in beat.consumers:
+        broker.groups.heartbeat(connection, beat.client_id, consumer, language, version)
+        for place in broker.locks.readers_back(consumer.group, beat.client_id):
+            broker.watch.pulled(connection, consumer.group, *place)  # it handles messages of the queue since before
+        broker.locks.join(connection, consumer.group)
+        broker.notifications.heard(connection, consumer.group)
 
 
 def _check(broker: Broker, connection: Connection, beat: bodies.Heartbeat) -> None:
@@ -113,6 +141,7 @@ def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> B
             unfinished = 0
             for place in broker.watch.read_by(connection, header.consumer_group):
                 broker.offsets.mark(header.consumer_group, *place)  # the next one may have loaded its offset before
+                broker.locks.forget_reader(header.consumer_group, *place)
                 committed = broker.offsets.get(header.consumer_group, *place) or 0
                 unfinished += max(broker.watch.given(connection, header.consumer_group, *place) - committed, 0)
             if unfinished:
@@ -148,7 +177,10 @@ def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffe
 def _list_given(broker: Broker, connection: Connection, frame: Frame, name: str) -> Buffers:
     """The answer to a member that shares the queues of all its topics out by one list."""
     group = broker.groups.get(name)
-    return _listed(frame, name, broker.draining.notices.given(group, connection) if group is not None else [])
+    # A reader that is not known again yet would drop its queues, with messages of them in its handlers.
+    if group is None or (connection not in group.members and broker.locks.misses_readers(name)):
+        return _listed(frame, name, [])
+    return _listed(frame, name, broker.draining.notices.given(group, connection))
 
 
 def _listed(frame: Frame, name: str, client_ids: list[str]) -> Buffers:

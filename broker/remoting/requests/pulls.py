@@ -18,6 +18,7 @@ from ...consuming.pulling import Fault, Pull
 from ...sessions.refusal import Refusal
 from ..answers import Buffers, answer, refused, reply_type, small
 from ..connection import Connection
+from .strangers import ask_who
 
 _PYTHON: Final = int(Language.PYTHON)  # Python 3.11 takes 0.2 us to find a member of an enum
 # with Apache's names of what its store finds (GetMessageStatus)
@@ -44,7 +45,7 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     limit = header.max_msg_nums if is_ours else min(header.max_msg_nums, FOREIGN_PULL_MESSAGES)
     generation = broker.generation.number
     pull = Pull(connection, header, limit, lambda: partial(_answer, connection, small(frame)))
-    pulled = broker.pulling.pull(pull)
+    pulled = broker.pulling.pull(pull, lambda: ask_who(broker, connection, frame, header[:3]))
     if pulled is None:
         return None
     if pulled.outcome is Outcome.FOUND:

@@ -12,7 +12,8 @@ from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.members import ConsumerGroups
 from rocketlet.broker.groups.modes import RequestModes
-from rocketlet.broker.groups.owning.locks import Around, Locks
+from rocketlet.broker.groups.owning.lock import Around
+from rocketlet.broker.groups.owning.locks import Locks
 from rocketlet.broker.groups.owning.offsets import Offsets
 from rocketlet.broker.groups.owning.watch import Watch
 from rocketlet.broker.groups.settings import GroupConfigs

@@ -108,7 +108,9 @@ async def test_several_changes_in_a_row(two: Two) -> None:
     await told(one.b, "c1", "c2")
 
 
-async def test_a_broker_that_restarts_is_waited_for_no_more_than_it_knows(two: Two, nodes: Nodes) -> None:
+async def test_a_broker_that_restarts_is_waited_for_until_the_reader_from_before_has_handled_all(
+    two: Two, nodes: Nodes
+) -> None:
     one, newcomer = await reading(two), await two.member("c2")
     await newcomer.joins()
     await told(newcomer.a, "c1", "c2")
@@ -118,6 +120,9 @@ async def test_a_broker_that_restarts_is_waited_for_no_more_than_it_knows(two: T
     for member in (one, newcomer):
         member.b = await two.connect(again.address)
         await join(member.b, member.client_id)
+    await told(newcomer.b, "c1", "c2")
+    assert await members(one.a) == ["c1"]
+    await handles(one.b)
     await told(one.a, "c1", "c2")
     await told(one.b, "c1", "c2")
 

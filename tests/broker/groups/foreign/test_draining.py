@@ -16,7 +16,7 @@ from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.queue import Queue
 
 from ....conftest import PATIENCE_S, Connect, Node, Wire, create_topic, eventually
-from ....support.draining import FLAGS, handled, members_of, reading
+from ....support.draining import FLAGS, handled, locks, members_of, reading
 from ....support.requests import SUBSCRIBED, join, members, pull, routes_known_later, send
 
 pytestmark = pytest.mark.limits(drain_limit_s=3600.0)  # no drain ends because the machine is busy
@@ -64,13 +64,6 @@ async def test_long_handlers_are_waited_for_only_so_long(node: Node, wire: Wire,
     await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     assert await members(wire) == ["c1", "c2"]
     assert await members(two) == ["c1", "c2"]
-
-
-async def locks(wire: Wire, client_id: str, queue_id: int) -> bool:
-    """Whether one of ours gets the lock that it asks for."""
-    request = LockRequest(client_id, "g", (Queue("t", "broker-a", queue_id),), True)
-    answer = await wire.call(RequestCode.LOCK_BATCH_MQ, body=group_bodies.encode_lock_request(request))
-    return bool(group_bodies.decode_locked(answer.body))
 
 
 async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(

@@ -16,7 +16,8 @@ from rocketlet.broker.config import (
     Limits,
 )
 from rocketlet.broker.groups.history import History
-from rocketlet.broker.groups.owning.locks import Around, Locks
+from rocketlet.broker.groups.owning.lock import Around
+from rocketlet.broker.groups.owning.locks import Locks
 from rocketlet.broker.running.jobs import run
 from rocketlet.broker.sessions.generation import Generation
 from rocketlet.broker.sessions.session import Session
