@@ -156,7 +156,8 @@ async def _try(address: str, topic: str, chance: random.Random, outcome: Outcome
             await producer.send(topic, body)
     handler, is_orderly = Handler(chance), chance.random() < 0.3
     options: dict[str, Any] = {"start": "first", "concurrency": chance.randint(1, 4), "orderly": is_orderly}
-    options["suspend_queue_s"] = 0.01
+    if is_orderly:
+        options["suspend_queue_s"] = 0.01
     if chance.random() < 0.3:
         consumer = Consumer(
             address, f"g-{topic}", topic, handler.batch, batch_size=chance.randint(2, 8), **options, limits=LIMITS

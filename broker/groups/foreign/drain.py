@@ -225,9 +225,10 @@ class Drain:
         """When the drain began that is waited for longest. Each queue moves by itself in a drain that takes long."""
         return min(self.since_s.values(), default=self.began_s) if self.is_long else self.began_s
 
-    def since(self, limit_s: float) -> list[tuple[Session, QueueKey]]:
-        """The items that have been drained since then, or for longer."""
-        return [item for item, began_s in self.since_s.items() if began_s <= limit_s]
+    def since(self, now_s: float, most_s: float) -> list[tuple[Session, QueueKey]]:
+        """The items that have been drained for `most_s` or longer. A sum, as where the look for them falls due: a difference
+        rounds otherwise, and the look would find nothing and fall due at once again."""
+        return [item for item, began_s in self.since_s.items() if began_s + most_s <= now_s]
 
     def has(self, place: QueueKey) -> bool:
         """Whether a reader that loses the queue still handles messages of it."""

@@ -302,7 +302,7 @@ class Draining:
         is_old = drain.oldest_s + self._limits.drain_max_s <= now_s
         if drain.moves_singly:
             given_up = [(key, place) for key in stand if key is not None for place in drain.waiting[key]]
-            given_up += drain.since(now_s - self._limits.drain_max_s) if is_old else []
+            given_up += drain.since(now_s, self._limits.drain_max_s) if is_old else []
             if given_up:
                 self._give_up(name, drain, dict.fromkeys(given_up))
         elif stand or is_old:

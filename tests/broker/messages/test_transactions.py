@@ -178,6 +178,10 @@ async def test_checks_that_fell_due_while_no_broker_ran_are_one_question(nodes: 
     assert [half.checks for half in node.broker.transactions._halves.values()] == [1]
     for _ in range(2):
         await wire.call(RequestCode.END_TRANSACTION, end(sent, COMMIT, from_transaction_check=True))
-    clock.advance(86_400)
+    clock.advance(86_400)  # a connection that says nothing for so long is closed
+    wire = await connect(node.address)
+    await wire.call(RequestCode.HEART_BEAT, body=bodies.encode_heartbeat(Heartbeat("c", producer_groups=("p",))))
+    clock.advance(node.config.transaction_sweep_s)
+    await node.broker.turns.done()
     assert [item.body for item in await found(wire)] == [b"pay"]
     assert not any(frame.code == RequestCode.CHECK_TRANSACTION_STATE for frame in wire.requests)

@@ -134,7 +134,7 @@ def test_queues_of_a_long_drain_are_as_old_as_each_of_them(one: Connection) -> N
     assert drain.oldest_s == 100.0
     drain.is_long = True
     assert drain.oldest_s == 101.0
-    assert (drain.since(101.0), drain.since(100.9)) == ([(one, A)], [])
+    assert (drain.since(131.0, 30.0), drain.since(130.9, 30.0)) == ([(one, A)], [])
     drain.finish(one, A)
     assert drain.oldest_s == 100.0
     assert not drain.moves_singly
