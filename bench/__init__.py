@@ -9,6 +9,7 @@ churn, kills, rolls, members   members that come, go, are killed and are replace
 start, restart, testkit   until a broker is ready, also over what it has stored, and in a test suite
 brokers, growth, crowd, command   cost by brokers, by size, of 1,000 groups, of a command
 cpu, cpu_paths, steps   the cost of each path, against a table
+ways   the functions and files of each path, and how state is spread
 spark, spark_job, spark_planning, spark_soak, spark_soak_job   the Spark source and sink
 versus      the demo with Java members on Apache's broker
 peers, kafka_broker, proxy, five_client   the systems beside which we measure, as processes

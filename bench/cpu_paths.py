@@ -204,6 +204,16 @@ def of_spark(broker: Broker) -> list[CodePath]:
     return [CodePath("Spark: decode", count, decode)]
 
 
+async def started(folder: Path, stack: AsyncExitStack, taps: Taps | None = None) -> tuple[Server, Broker]:
+    config = BrokerConfig(data_dir=folder, address=ADDRESS, name="broker-a", vip_channel=False)
+    routes = Routes()
+    broker = Broker(config, routes)
+    server = Server(Listening("127.0.0.1", PORT), broker=broker, routes=routes, taps=taps or Taps())
+    with Process("broker").running():  # the simulated network knows servers by their processes
+        await stack.enter_async_context(server)
+    return server, broker
+
+
 @asynccontextmanager
 async def paths(folder: Path, meter: Meter) -> AsyncIterator[list[CodePath]]:
     """All of them, ready to run. A client's path does not count the broker's work."""
@@ -213,13 +223,8 @@ async def paths(folder: Path, meter: Meter) -> AsyncIterator[list[CodePath]]:
             with meter.paused():
                 super().data_received(data)
 
-    config = BrokerConfig(data_dir=folder, address=ADDRESS, name="broker-a", vip_channel=False)
-    routes = Routes()
-    broker = Broker(config, routes)
     async with AsyncExitStack() as stack:
-        server = Server(Listening("127.0.0.1", PORT), broker=broker, routes=routes, taps=Taps(Unseen))
-        with Process("broker").running():  # the simulated network knows servers by their processes
-            await stack.enter_async_context(server)
+        server, broker = await started(folder, stack, Taps(Unseen))
         for topic in (TOPIC, "batches", "singly"):
             broker.topics.put(TopicConfig(topic, 1, 1), 0)
         found = of_broker(server, meter)
