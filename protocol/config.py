@@ -30,6 +30,8 @@ SENT_PROPERTY_BYTES: Final = MAX_PROPERTY_BYTES - RETRY_ROOM_BYTES
 MAX_BATCH_ENTRIES: Final = 65_536  # messages of a batch
 MAX_KEPT_TAG_CHARS: Final = 64  # hashes of longer tags are not remembered
 MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # a body, decompressed
+INFLATED_PIECE_BYTES: Final = 65_536  # read, or made, in one piece of work of a broker that decompresses a body
+GZIP_MEMBER_BYTES: Final = 4096  # counted for each member of a gzip body, beside its bytes
 
 # Bodies of requests and answers
 

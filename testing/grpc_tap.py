@@ -43,7 +43,7 @@ class GrpcTap:
             self.clients[call.client_id] = call.session
             if self.is_frozen(call):
                 self._frozen.setdefault(call.client_id, deque()).append((call, message))
-            elif message is None or self._passes(call, message):
+            elif not isinstance(message, bytes) or self._passes(call, message):
                 passed.append((call, message))
         while passed:  # the door serves as much as a turn allows
             self._serve(passed)

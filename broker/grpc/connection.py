@@ -19,6 +19,7 @@ from ...protocol.http2.connection import Aborted, Http2, Opened
 from ...protocol.http2.flow import Stream
 from ...protocol.http2.frames import ErrorCode
 from ...protocol.http2.hpack import encode
+from ...protocol.work import Work
 from ..config import STREAM_BYTES
 from ..listening.carrier import Carrier
 from ..sessions.callers import Callers
@@ -26,7 +27,7 @@ from .calls import Call, Method
 
 log = structlog.get_logger("rocketlet.grpc")
 
-Ready = deque[tuple[Call, bytes | None]]
+Ready = deque[tuple[Call, bytes | Work[None] | None]]
 
 _TEXT: Final = b"This port speaks gRPC (RocketMQ 5) and RocketMQ's remoting protocol, and no other kind of HTTP.\n"
 _NO_GRPC: Final = encode(
@@ -53,7 +54,8 @@ class Door(Protocol):
 
 
 class GrpcConnection(asyncio.Protocol):
-    """`ready`: messages that are read and wait for their turn, each with its call. None: the client sends no more of them."""
+    """`ready`: messages that are read and wait for their turn, each with its call, or work on one that has begun. None: the
+    client sends no more of them."""
 
     def __init__(self, door: Door, connection: Carrier) -> None:
         self.door = door

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -17,6 +18,7 @@ from google.protobuf.message import DecodeError
 from ...protocol.config import MAX_ID_CHARS
 from ...protocol.grpc import CallFault, Status
 from ...protocol.http2.flow import Stream
+from ...protocol.work import Work
 from ..access.acl import Acl
 from ..broker import Broker
 from ..clock import MACHINE
@@ -58,7 +60,7 @@ class Door:
         self.callers = broker.callers if broker is not None else Callers(MACHINE)
         self.now_s = MACHINE.monotonic_s
         if broker is not None:
-            self._hall = Hall(broker, GrpcClients(tell, self._gone, broker.limits), acl)
+            self._hall = Hall(broker, GrpcClients(partial(tell, broker.turns.do), self._gone, broker.limits), acl)
             self._sends = Sends(self._hall)
             self._methods = {f"/{SERVICE}/{name}".encode(): method for name, method in METHODS.items()}
             self.now_s = broker.clock.monotonic_s
@@ -103,14 +105,17 @@ class Door:
                     continue
                 if sends.staged and call.method.name != SEND:
                     sends.settle()
-                self._serve(call, message)
+                work = self._continue(call, message) if isinstance(message, Generator) else self._serve(call, message)
+                if work is not None:
+                    ready.appendleft((call, work))
                 if time.perf_counter() > end_s:
                     return
         finally:  # staged messages belong to this read
             if sends.staged:
                 sends.settle()
 
-    def _serve(self, call: Call, message: bytes | None) -> None:
+    def _serve(self, call: Call, message: bytes | None) -> Work[None] | None:
+        """Serve the call; return the work that is left to be done in pieces."""
         method = call.method
         assert self._hall is not None
         try:
@@ -125,8 +130,7 @@ class Door:
                 authorize(self._acl, call, request)
             if method.name == SEND:
                 assert self._sends is not None
-                self._sends.stage(call, request)
-                return
+                return self._sends.stage(call, request)
             response = method.handler(self._hall, call, request)
             if asyncio.iscoroutine(response):
                 self._answer_later(call, response)
@@ -134,6 +138,18 @@ class Door:
                 call.answer(response)
         except Exception as error:
             self._fault(call, error)
+        return None
+
+    def _continue(self, call: Call, work: Work[None]) -> Work[None] | None:
+        """Do the next piece of the work on a call; return the work that is left."""
+        try:
+            next(work)
+        except StopIteration:
+            return None
+        except Exception as error:
+            self._fault(call, error)
+            return None
+        return work
 
     def _answer_later(self, call: Call, response: Coroutine[Any, Any, Any]) -> None:
         """Raises LimitExceeded."""

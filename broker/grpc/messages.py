@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from typing import Any, Final, NamedTuple
 
 from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB
-from ...protocol.compression import decompressed
+from ...protocol.compression import Inflater
 from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.message import MessageError, Record, decode_host
+from ...protocol.work import Work
 from ..config import (
     MAX_CONTEXT_CHARS,
     MAX_GROUP_KEY_BYTES,
@@ -60,7 +60,8 @@ _HIDDEN: Final = RESERVED | {
 
 
 class Sent(NamedTuple):
-    """A message that may be stored. `kind`: one of the four types; `group_key`: its message group, or empty."""
+    """A message that may be stored. `kind`: one of the four types; `group_key`: its message group, or empty. A body in
+    gzip is still as it was sent."""
 
     message_id: str
     properties: str
@@ -103,7 +104,7 @@ def checked(message: Any, topic: str, now_ms: int) -> Sent:
     for name, value in ((TRACE_CONTEXT, system.trace_context), (BORN_HOST, system.born_host)):
         if value and len(value) <= MAX_CONTEXT_CHARS and not has_control(value):  # otherwise it is left out
             found[name] = value
-    body, sys_flag = _plain(body, system.body_encoding)
+    sys_flag = SYS_COMPRESSED | SYS_COMPRESSION_ZLIB if system.body_encoding == GZIP else 0
     born = system.born_timestamp
     born_ms = born.seconds * 1000 + born.nanos // 1_000_000
     if not 0 < born_ms < 1 << 62:
@@ -168,26 +169,30 @@ def _group_key(found: dict[str, str], system: Any) -> str:
     return found.get(SHARDING_KEY, "")
 
 
-def _plain(body: bytes, encoding: int) -> tuple[bytes, int]:
-    """The body, and the sys flag of its compression. 4.9's consumers read zlib and not gzip, so that is taken out."""
-    if encoding != GZIP:
-        return body, 0
-    if body.startswith(_GZIP_MAGIC):
-        stream = zlib.decompressobj(wbits=31)
-        try:
-            plain = stream.decompress(body, MAX_BODY_BYTES)
-        except zlib.error:
-            plain = b""
-        if plain and stream.eof:
-            return plain, 0
-    return body, SYS_COMPRESSED | SYS_COMPRESSION_ZLIB
+def is_gzip(sent: Sent) -> bool:
+    return sent.sys_flag & SYS_COMPRESSED != 0 and sent.body.startswith(_GZIP_MAGIC)
+
+
+def decompressing(sent: Sent, inflater: Inflater) -> Work[Sent]:
+    """Return the message with its body decompressed, because 4.9's consumers read zlib and not gzip. One that cannot be
+    read stays as it is.
+
+    Raises:
+        SpentTooMuch: The messages of the call need too much work.
+    """
+    try:
+        body = yield from inflater.inflating_gzip(sent.body, MAX_BODY_BYTES)
+    except MessageError:
+        return sent
+    return sent._replace(body=body, sys_flag=0) if body else sent
 
 
 # To be delivered
 
 
-def fill(message: Any, record: Record, attempt: int, handle: str = "") -> None:
-    """Fills the message that a consumer gets from a record; it acknowledges by `handle`."""
+def filling(message: Any, record: Record, inflater: Inflater, attempt: int, handle: str = "") -> Work[None]:
+    """Fill the message that a consumer gets from a record, which it acknowledges by `handle`. A compressed body takes
+    several pieces."""
     found = props.decode(record.properties)
     topic = record.topic
     if topic.startswith(names.RETRY_PREFIX):
@@ -199,7 +204,7 @@ def fill(message: Any, record: Record, attempt: int, handle: str = "") -> None:
         if name not in _HIDDEN:
             message.user_properties[name] = value
     system = message.system_properties
-    _fill_body(message, system, record)
+    yield from _filling_body(message, system, record, inflater)
     _fill_properties(system, found, record)
     set_ms(system.born_timestamp, record.born_ms)
     set_ms(system.store_timestamp, record.store_ms)
@@ -211,12 +216,12 @@ def fill(message: Any, record: Record, attempt: int, handle: str = "") -> None:
         system.receipt_handle = handle
 
 
-def _fill_body(message: Any, system: Any, record: Record) -> None:
+def _filling_body(message: Any, system: Any, record: Record, inflater: Inflater) -> Work[None]:
     """Fills in the decompressed body: some clients can undo no compression, others only one kind."""
     body, encoding = record.body, _IDENTITY
     if record.sys_flag & SYS_COMPRESSED:
         try:
-            body = decompressed(body, record.sys_flag, MAX_BODY_BYTES)
+            body = yield from inflater.inflating(body, record.sys_flag, MAX_BODY_BYTES)
         except MessageError:
             encoding = GZIP
     message.body = body

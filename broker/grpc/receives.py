@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from ...protocol import properties as props
 from ...protocol.codes import PERM_READ, SYS_COMPRESSED
+from ...protocol.compression import Inflater
 from ...protocol.message import Record, decode_record
 from ...protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
 from ...protocol.work import Work, finish
@@ -34,7 +35,7 @@ from ..store.files import StoreError
 from .calls import Call, set_status
 from .codes import Code, Fault, refused
 from .hall import Hall
-from .messages import fill, set_ms
+from .messages import filling, set_ms
 from .names import group_of, topic_of
 from .schema import ReceiveMessageResponse
 
@@ -118,9 +119,9 @@ class Receiving:
             finish(sending)
 
     def _sending(self, wanted: list[tuple[Delivered, Record]]) -> Work[None]:
-        """Sends the messages of an answer, those that must be inflated one in a turn. Beyond the bytes that an answer may
-        have, they go back."""
-        size, takes = 0, self._takes_bytes()
+        """Send the messages of an answer, decompressed in pieces. Beyond the bytes that an answer may have, decompressed
+        or lost in the attempt, they go back."""
+        size, takes, inflater = 0, self._takes_bytes(), Inflater()
         for number, (delivered, record) in enumerate(wanted):
             if self.call.is_over:  # all of them have gone back
                 return
@@ -129,14 +130,15 @@ class Receiving:
                 self.hall.broker.pops.put_back(self.request.group, self.request.topic, rest)
                 break
             response = ReceiveMessageResponse()
-            fill(response.message, record, delivered.attempt, delivered.handle)
+            spent = inflater.spent_bytes
+            yield from filling(response.message, record, inflater, delivered.attempt, delivered.handle)
+            size += max(len(response.message.body), inflater.spent_bytes - spent)
+            if self.call.is_over:
+                return
             if response.ByteSize() > takes:
                 self._give_up(delivered, takes)
                 continue
             self.call.send(response)
-            size += len(response.message.body)
-            if record.sys_flag & SYS_COMPRESSED:
-                yield
         if not self.call.is_over:
             _send_time(self.hall, self.call)
 

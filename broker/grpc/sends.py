@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable
 from typing import Any
 
 import structlog
@@ -12,15 +11,17 @@ import structlog
 from ...protocol import names
 from ...protocol.bodies import TopicConfig
 from ...protocol.codes import PERM_WRITE
+from ...protocol.compression import Inflater, SpentTooMuch
 from ...protocol.config import MAX_CALL_BYTES
 from ...protocol.headers import SendMessage
+from ...protocol.work import Work
 from ..config import MAX_SEND_MESSAGES
 from ..messages.sending import Placed
 from ..store.files import StoreFull
 from .calls import Call, set_status
 from .codes import Code, Fault
 from .hall import Hall
-from .messages import GZIP, TRANSACTION, TYPE_NAMES, Sent, checked
+from .messages import TRANSACTION, TYPE_NAMES, Sent, checked, decompressing, is_gzip
 from .names import topic_of
 from .routes import accepted_types
 from .schema import SendMessageResponse
@@ -38,8 +39,12 @@ class Sends:
         self._sending = hall.broker.sending
         self.staged: _Answers = []
 
-    def stage(self, call: Call, request: Any) -> None:
-        """Raises Fault; nothing of the call is staged then."""
+    def stage(self, call: Call, request: Any) -> Work[None] | None:
+        """Stage the call's messages, or return the work that does so because their bodies are to be decompressed first.
+
+        Raises:
+            Fault: The messages are refused, and nothing of the call is staged.
+        """
         broker = self._hall.broker
         if not request.messages or len(request.messages) > MAX_SEND_MESSAGES:
             raise Fault(Code.MESSAGE_CORRUPTED, f"a call sends 1 to {MAX_SEND_MESSAGES} messages")
@@ -47,8 +52,27 @@ class Sends:
         if any(message.topic.name != name for message in request.messages):
             raise Fault(Code.MESSAGE_CORRUPTED, "the messages are of different topics")
         now_ms = broker.clock.time_ms()
-        sent = _all_checked(request.messages, name, now_ms)
+        sent = [checked(message, name, now_ms) for message in request.messages]
         topic = self._topic(name, sent)
+        if any(map(is_gzip, sent)):
+            return self._decompressing(call, name, sent)
+        self._stage(call, topic, sent)
+        return None
+
+    def _decompressing(self, call: Call, name: str, sent: list[Sent]) -> Work[None]:
+        """A body of 4 KB may inflate to 4 MiB, and one that is damaged takes as long: the bodies of a call may have as many
+        bytes, decompressed, as a call that is not compressed."""
+        inflater = Inflater(MAX_CALL_BYTES)
+        for number, item in enumerate(sent):
+            if is_gzip(item):
+                try:
+                    sent[number] = yield from decompressing(item, inflater)
+                except SpentTooMuch:
+                    reason = f"the bodies of one call inflate to more than {MAX_CALL_BYTES} bytes; send several calls"
+                    raise Fault(Code.MESSAGE_BODY_TOO_LARGE, reason) from None
+        self._stage(call, self._topic(name, sent), sent)
+
+    def _stage(self, call: Call, topic: TopicConfig, sent: list[Sent]) -> None:
         response = SendMessageResponse()
         set_status(response.status)
         mark = self._sending.mark()
@@ -93,22 +117,6 @@ class Sends:
         broker.when_kept(
             lambda: _answer(staged), lambda: _refuse(staged, str(broker.store.fault or "the disk does not keep it"))
         )
-
-
-def _all_checked(messages: Iterable[Any], topic: str, now_ms: int) -> list[Sent]:
-    """Raises Fault. A body of 4 KB may inflate to 4 MiB: so many bytes are inflated in one call as one may have that is
-    not compressed."""
-    found: list[Sent] = []
-    inflated = 0
-    for message in messages:
-        item = checked(message, topic, now_ms)
-        found.append(item)
-        if message.system_properties.body_encoding == GZIP:
-            inflated += len(item.body)
-            if inflated > MAX_CALL_BYTES and len(found) > 1:
-                reason = f"the bodies of one call inflate to more than {MAX_CALL_BYTES} bytes; send several"
-                raise Fault(Code.MESSAGE_BODY_TOO_LARGE, reason)
-    return found
 
 
 def _queue_of(topic: TopicConfig, sent: Sent, count: int) -> int:

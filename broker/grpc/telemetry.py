@@ -6,6 +6,7 @@ field: the Java client fails without a policy, producers without the exponential
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
@@ -14,6 +15,7 @@ from ...protocol.codes import Language
 from ...protocol.config import MAX_BODY_BYTES
 from ...protocol.group_config import GroupConfig
 from ...protocol.grpc import Status
+from ...protocol.work import Work
 from ..config import POLL_S, RECEIVE_BATCH, LimitExceeded
 from ..sessions.events import Event, OutcomeWanted
 from .calls import Call, set_status
@@ -23,7 +25,7 @@ from .hall import Hall
 from .names import group_of, topic_of
 from .needs import check_count
 from .schema import HeartbeatResponse, NotifyClientTerminationResponse, TelemetryCommand
-from .transactions import recovery
+from .transactions import asking
 
 log = structlog.get_logger("rocketlet.grpc")
 
@@ -151,8 +153,8 @@ def notify_termination(hall: Hall, call: Call, request: Any) -> Any:
     return response
 
 
-def tell(client: GrpcClient, event: Event) -> None:
+def tell(do: Callable[[Work[None]], object], client: GrpcClient, event: Event) -> None:
     """Tells a client of an event. Only producers hear something: of half messages whose outcome is not known."""
     call = client.stream
     if call is not None and not call.is_over and isinstance(event, OutcomeWanted):
-        call.send(recovery(event.half))
+        do(asking(call, event.half))

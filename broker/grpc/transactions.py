@@ -6,14 +6,16 @@ from typing import Any
 
 from ...protocol import properties as props
 from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_ROLLBACK
+from ...protocol.compression import Inflater
 from ...protocol.headers import EndTransaction
 from ...protocol.message import Record
+from ...protocol.work import Work
 from ..messages.properties import real_queue
 from ..store.files import StoreFull
 from .calls import Call, set_status
 from .codes import Code, Fault
 from .hall import Hall
-from .messages import fill
+from .messages import filling
 from .names import topic_of
 from .schema import EndTransactionResponse, TelemetryCommand
 
@@ -58,11 +60,12 @@ def _place(transaction_id: str) -> tuple[int, int]:
     return position, offset
 
 
-def recovery(half: Record) -> Any:
-    """Asks a producer for the outcome of a half message."""
+def asking(call: Call, half: Record) -> Work[None]:
+    """Ask a producer on its stream for the outcome of a half message."""
     command = TelemetryCommand()
     asked = command.recover_orphaned_transaction_command
-    fill(asked.message, half, 1)
+    yield from filling(asked.message, half, Inflater(), 1)
     asked.message.topic.name = props.find(half.properties, props.REAL_TOPIC) or ""
     asked.transaction_id = f"{half.physical_offset:016X}{half.queue_offset:016X}"
-    return command
+    if not call.is_over:
+        call.send(command)

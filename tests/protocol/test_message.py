@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import socket
 import sys
 import tracemalloc
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from rocketlet.protocol import message as m
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.checksum import crc32
-from rocketlet.protocol.compression import begin_of, compressed, decompressed
-from rocketlet.protocol.config import MAX_PROPERTY_BYTES
+from rocketlet.protocol.compression import Inflater, SpentTooMuch, begin_of, compressed, decompressed
+from rocketlet.protocol.config import GZIP_MEMBER_BYTES, INFLATED_PIECE_BYTES, MAX_PROPERTY_BYTES
 from rocketlet.protocol.subscription import SubscriptionError, java_hash, parse_subscription
+from rocketlet.protocol.work import finish
 
 VECTOR = bytes.fromhex(
     "00000064daa320a758932aac000000010000000700000000000000050000000000000100000000000000018bcfe568000a00000100001388"
@@ -241,6 +243,55 @@ def test_the_begin_of_a_body_is_inflated_and_no_more(kind: str, size: int) -> No
     assert peak < 2 * 1024 * 1024
     with pytest.raises(m.MessageError):
         begin_of(b"certainly not compressed", flag, size)
+
+
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=4), st.integers(0, 20))
+def test_all_members_of_a_gzip_body_are_decompressed_as_python_decompresses_them(
+    members: list[bytes], padding: int
+) -> None:
+    body = b"".join(map(gzip.compress, members)) + bytes(padding)
+    assert finish(Inflater().inflating_gzip(body, 2000)) == gzip.decompress(body) == b"".join(members)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        gzip.compress(bytes(300_001)),
+        gzip.compress(bytes(300_000))[:-8] + bytes(8),
+        gzip.compress(bytes(300_000))[:-9],
+        gzip.compress(bytes(300_000)) + b"no member",
+    ],
+    ids=["too large", "wrong checksum", "cut off", "something behind it"],
+)
+def test_a_body_that_cannot_be_decompressed_costs_what_came_out_of_it(body: bytes) -> None:
+    inflater = Inflater()
+    with pytest.raises(m.MessageError):
+        finish(inflater.inflating_gzip(body, 300_000))
+    assert inflater.spent_bytes >= 300_000
+    assert inflater.spent_bytes <= 300_000 + 2 * INFLATED_PIECE_BYTES + 2 * GZIP_MEMBER_BYTES
+
+
+@pytest.mark.parametrize("flag", [0x301, 0x101, 0x201])
+def test_damaged_bodies_of_all_kinds_are_counted_and_whole_ones_too(flag: int) -> None:
+    lz4_frame, zstandard = pytest.importorskip("lz4.frame"), pytest.importorskip("zstandard")
+    pack = {0x301: zlib.compress, 0x101: lz4_frame.compress, 0x201: zstandard.ZstdCompressor().compress}[flag]
+    inflater = Inflater()
+    assert finish(inflater.inflating(pack(bytes(300_000)), flag, 300_000)) == bytes(300_000)
+    assert inflater.spent_bytes == 300_000
+    with pytest.raises(m.MessageError):
+        finish(inflater.inflating(pack(bytes(300_001)), flag, 300_000))
+    assert inflater.spent_bytes >= 600_000
+
+
+def test_what_becomes_much_is_decompressed_in_pieces() -> None:
+    work = Inflater().inflating_gzip(gzip.compress(bytes(10 * INFLATED_PIECE_BYTES)), 1 << 22)
+    assert len(list(work)) >= 10
+
+
+def test_many_empty_members_are_work_too() -> None:
+    inflater = Inflater(10 * GZIP_MEMBER_BYTES)
+    with pytest.raises(SpentTooMuch):
+        finish(inflater.inflating_gzip(gzip.compress(b"") * 11, 1 << 22))
 
 
 @pytest.mark.parametrize(("module", "kind"), [("lz4.frame", 0x101), ("zstandard", 0x201)])

@@ -185,9 +185,11 @@ async def test_a_trace_context_that_is_too_long_is_left_out(node: Node, client: 
 
 async def test_gzip_is_taken_out_for_those_who_cannot_read_it(node: Node, client: GrpcClient) -> None:
     put(node, queues=1)
-    for body in (gzip.compress(b"plain"), b"neither"):
+    members = gzip.compress(b"one") + gzip.compress(b"two")
+    for body in (gzip.compress(b"plain"), b"neither", members, members + b"x"):
         await client.call("SendMessage", sending(message("t", body, body_encoding=2)))
-    assert [(record.body, record.sys_flag & 1) for record in stored(node)] == [(b"plain", 0), (b"neither", 1)]
+    found = [(record.body, record.sys_flag & 1) for record in stored(node)]
+    assert found == [(b"plain", 0), (b"neither", 1), (b"onetwo", 0), (members + b"x", 1)]
 
 
 async def test_a_full_disk_is_told(node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
