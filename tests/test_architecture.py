@@ -151,8 +151,6 @@ DISK_CALLS = frozenset(
     "stat".split()
 )
 
-MAX_PARAMETERS = 7  # parameters of a constructor
-MAX_LINES = 500  # files, tests and benchmarks too
 
 Sources = Mapping[str, str]
 
@@ -410,30 +408,6 @@ def test_a_touch_of_the_disk_is_found(sources: dict[str, str]) -> None:
         "broker.groups.planted imports shutil",
         "broker.messages.planted:2 calls write_text",
     ]
-
-
-def constructors(sources: Sources) -> Iterator[tuple[str, int]]:
-    """Each class of the broker with how many parameters it is made with."""
-    for module, text in sources.items():
-        for found in _nodes(text) if module.startswith("broker") else ():
-            if isinstance(found, ast.ClassDef):
-                for item in found.body:
-                    if isinstance(item, ast.FunctionDef) and item.name == "__init__":
-                        yield f"{module}.{found.name}", len(item.args.args) + len(item.args.kwonlyargs) - 1
-
-
-def test_what_a_part_of_the_broker_needs_can_be_read_at_a_glance(sources: Sources) -> None:
-    """More than that is handed in as one value, whose fields are described."""
-    assert {name: count for name, count in constructors(sources) if count > MAX_PARAMETERS} == {}
-
-
-def test_no_file_is_too_long_to_read() -> None:
-    """Looks at the folders that hold Python of ours; .venv and build results are beside them."""
-    folders = (*PACKAGES, *BESIDE)
-    lines = {path: path.read_text().count("\n") for folder in folders for path in (ROOT / folder).rglob("*.py")}
-    too_long = [str(path.relative_to(ROOT)) for path, count in lines.items() if count > MAX_LINES]
-    assert lines[Path(__file__)], "tests are looked at"
-    assert too_long == [], "split them by subject"
 
 
 def test_every_room_says_what_its_modules_are(sources: Sources) -> None:

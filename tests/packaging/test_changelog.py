@@ -1,4 +1,4 @@
-"""The changelog is for users: Keep a Changelog's sections, short bullets, and releases that fit a page."""
+"""The changelog is for users: Keep a Changelog's sections, and releases that fit a page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SECTIONS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 MAX_RELEASE_LINES = 60
-MAX_BULLET_WORDS = 15
 MAX_LINE_CHARACTERS = 140
 
 
@@ -25,12 +24,6 @@ def faults_of(text: str) -> list[str]:
         found = re.findall(r"^### (.+)$", release, re.MULTILINE)
         if len(found) != len(set(found)) or not set(found) <= set(SECTIONS):
             faults.append(f"{name} has the sections {found}; take each of {SECTIONS} once at most")
-        faults += [
-            f"{name}: more than {MAX_BULLET_WORDS} words: {line}"
-            for line in lines
-            if line.startswith("- ") and len(line.split()) - 1 > MAX_BULLET_WORDS
-        ]
-        faults += [f"{name}: a bullet is one line: {line}" for line in lines if line.startswith("  ")]
     return faults
 
 
@@ -43,8 +36,6 @@ def test_the_changelog_has_its_form() -> None:
     [
         ("## [1.0.0]\n### News\n", "sections"),
         ("## [1.0.0]\n### Added\n### Added\n", "sections"),
-        ("## [1.0.0]\n### Added\n- " + "word " * 16, "more than 15 words"),
-        ("## [1.0.0]\n### Added\n- a bullet\n  on two lines\n", "one line"),
         ("## [1.0.0]\n### Added\n" + "- a bullet\n" * 60, "has 62 lines"),
         ("x" * 141, "too long a line"),
     ],
