@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from .bodies import read_queue
+from .bodies import TopicConfig, read_queue, read_topic
 from .group_config import GroupConfig, read_group
 from .queue import Queue
 from .schema import answers
@@ -40,6 +40,18 @@ class GroupConnections(NamedTuple):
 def decode_groups(data: Any) -> dict[str, GroupConfig]:
     """GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
     return {str(name): read_group(item) for name, item in (data.get("subscriptionGroupTable") or {}).items()}
+
+
+@answers("group settings")
+def decode_group_tables(data: Any) -> dict[str, dict[str, Any]]:
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG, with the fields of each group as the broker wrote them."""
+    return {str(name): dict(item) for name, item in (data.get("subscriptionGroupTable") or {}).items()}
+
+
+@answers("topic settings")
+def decode_topic_config(data: Any) -> TopicConfig:
+    """GET_TOPIC_CONFIG."""
+    return read_topic(data)
 
 
 @answers("delay offsets")

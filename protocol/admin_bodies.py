@@ -137,7 +137,7 @@ def encode_consume_stats(items: Iterable[tuple[Queue, Progress]], tps: float) ->
 class ProgressColumns(NamedTuple):
     """A group's progress in the queues of a topic at a broker, by queue id: the fields of `Progress`, each in a list.
     `last_ms` is empty if nobody has asked for it. `lost`, `in_hand`: queue ids and counts, only of those where there are
-    some."""
+    some. `unreadable`: id, broker offset and consumer offset of queues with lag that may not be read any more."""
 
     topic: str
     broker_name: str
@@ -146,6 +146,7 @@ class ProgressColumns(NamedTuple):
     last_ms: list[int]
     lost: list[tuple[int, int]]
     in_hand: list[tuple[int, int]]
+    unreadable: list[tuple[int, int, int]]
 
 
 def encode_progress_columns(topics: Iterable[ProgressColumns]) -> Work[bytes]:
@@ -153,15 +154,18 @@ def encode_progress_columns(topics: Iterable[ProgressColumns]) -> Work[bytes]:
     times as much."""
     lost: list[tuple[str, str, int, int]] = []
     in_hand: list[tuple[str, str, int, int]] = []
+    unreadable: list[tuple[str, str, int, int, int]] = []
 
     def written() -> Iterator[bytes]:
         for columns in topics:
             lost.extend((columns.topic, columns.broker_name, *item) for item in columns.lost)
             in_hand.extend((columns.topic, columns.broker_name, *item) for item in columns.in_hand)
-            yield orjson.dumps(columns[:-2])
+            unreadable.extend((columns.topic, columns.broker_name, *item) for item in columns.unreadable)
+            yield orjson.dumps(columns[:-3])
 
     found = yield from listed(written())
-    return b'{"columns":[%b],"lost":%b,"inHand":%b}' % (found, orjson.dumps(lost), orjson.dumps(in_hand))
+    rest = {"lost": lost, "inHand": in_hand, "unreadable": unreadable}
+    return b'{"columns":[%b],%b' % (found, orjson.dumps(rest)[1:])
 
 
 def encode_all_consume_stats(
@@ -225,6 +229,7 @@ class ConsumeStatsShape(Shape):
     columns: list[tuple[Text, Text, Column, Column, Column]] | None = None
     lost: list[tuple[Text, Text, Long, Long]] | None = None
     in_hand: list[tuple[Text, Text, Long, Long]] | None = None
+    unreadable: list[tuple[Text, Text, Long, Long, Long]] | None = None
 
 
 _queue_key = msgspec.json.Decoder(QueueShape, strict=False)
@@ -246,6 +251,8 @@ def decode_consume_stats(data: ConsumeStatsShape) -> dict[Queue, Progress]:
         rows = zip(ends, offsets, times or repeat(0, len(ends)), strict=True)
         for queue_id, row in enumerate(rows):
             found[Queue(topic, broker_name, queue_id)] = Progress(*row)
+    for topic, broker_name, queue_id, end, offset in data.unreadable or ():
+        found[Queue(topic, broker_name, queue_id)] = Progress(end, offset, 0)
     for name, counts in (("lost", data.lost), ("in_hand", data.in_hand)):
         for topic, broker_name, queue_id, count in counts or ():
             queue = Queue(topic, broker_name, queue_id)

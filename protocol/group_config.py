@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -82,6 +83,12 @@ def _group(data: GroupShape) -> GroupConfig:
 
 def encode_group(group: GroupConfig) -> bytes:
     return orjson.dumps(group_json(group))
+
+
+def encode_altered(table: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
+    """Return a group's JSON object with changes by the field names of GroupConfig. Fields that only other brokers have stay
+    as they are. Raises BodyError."""
+    return orjson.dumps({**table, **group_json(replace(read_group(table), **changes))})
 
 
 @reads("subscription group", GroupShape)

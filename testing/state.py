@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..broker.broker import Broker
@@ -135,15 +136,30 @@ def timeline(broker: Broker, group: str) -> list[dict[str, Any]]:
 
 
 def create_topic(broker: Broker, topic: str, queues: int) -> None:
-    """Raises IllegalName, LimitExceeded."""
-    broker.topics.put(TopicConfig(topic, queues, queues), broker.store.end)
+    """Create a topic, or change its number of queues; its other settings stay.
+
+    Raises ValueError if messages would become unreadable; IllegalName, LimitExceeded."""
+    found = broker.topics.get(topic)
+    lost = sum(
+        queue.next - queue.begin
+        for queue_id in range(queues, found.read_queues if found is not None else 0)
+        if (queue := broker.store.queues.get((topic, queue_id))) is not None
+    )
+    if found is not None and lost:
+        raise ValueError(
+            f"queues is {queues}: {counted(lost, 'message')} of {topic} in queues {queues} to {found.read_queues - 1} would "
+            "become unreadable; create the topic with its queues before messages are sent"
+        )
+    wanted = TopicConfig(topic) if found is None else found
+    broker.topics.put(replace(wanted, read_queues=queues, write_queues=queues), broker.store.end)
 
 
 def create_group(broker: Broker, group: str) -> None:
-    """Creates a group with its retry topic, which a Java consumer otherwise learns of with its next look at the routes,
-    after 30 s."""
-    broker.group_configs.put(GroupConfig(group))
-    broker.topics.put(TopicConfig(names.retry_topic(group), 1, 1), broker.store.end)
+    """Create a group and its retry topic, unless they exist. A Java consumer otherwise finds its retry topic when it next
+    asks for routes, after 30 s. Raises IllegalName, LimitExceeded."""
+    if group not in broker.group_configs:
+        broker.group_configs.put(GroupConfig(group))
+    broker.topics.ensure(TopicConfig(names.retry_topic(group), 1, 1), broker.store.end)
 
 
 def take_lease(broker: Broker, group: str, topic: str, queue_id: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from typing import Any, Final, Self
 
 from ...protocol import admin_answers, admin_bodies, bodies, group_config, names
@@ -13,6 +15,7 @@ from ...protocol.admin_bodies import Departed, Progress, decode_topic_stats
 from ...protocol.bodies import BrokerData, TopicConfig
 from ...protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from ...protocol.config import MAX_TOPIC_QUEUES
+from ...protocol.counting import counted
 from ...protocol.frame import Ext, Frame
 from ...protocol.group_config import GroupConfig
 from ...protocol.headers import (
@@ -141,21 +144,91 @@ class AdminClient:
         self,
         name: str,
         *,
-        queues: int = TOPIC_QUEUES,
-        perm: int = PERM_READ | PERM_WRITE,
+        queues: int | None = None,
+        perm: int | None = None,
         brokers: Iterable[str] | None = None,
-    ) -> None:
-        """Creates a topic with so many queues on all brokers or on those named; default 4, as if a producer had made it.
-        Changes its settings if it exists. Raises ConfigError."""
+    ) -> dict[str, TopicConfig]:
+        """Create a topic on the brokers that do not have it, of all brokers or of those named. Return its settings there by
+        the brokers' names.
+
+        Brokers that have the topic keep their settings, which `change_topic` changes. Default `queues` and `perm`: those of
+        the brokers that have the topic, or 4 queues that may be written and read if no broker has it.
+
+        Raises:
+            ConfigError: the topic's name, the number of queues or the name of a broker is invalid.
+        """
         fault = names.topic_fault(name)
         if fault:
             raise ConfigError(f"topic: {fault}")
-        if queues < 1:
-            raise ConfigError(f"queues is {queues}; at least 1 is needed")
-        if queues > MAX_TOPIC_QUEUES:  # Apache's brokers take any number, and nobody could read the route
-            raise ConfigError(f"queues is {queues}; a topic may have {MAX_TOPIC_QUEUES} at a broker")
-        header = write(CreateTopic(name, queues, queues, perm))
-        await self._each(await self.masters(brokers), RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        route = await self._cluster.find_route(name)
+        there = {data.broker_name: data for data in route.queues} if route is not None else {}
+        if queues is None:
+            queues = max((data.read_queues for data in there.values()), default=TOPIC_QUEUES)
+        if perm is None:
+            perm = reduce(or_, (data.perm for data in there.values())) if there else PERM_READ | PERM_WRITE
+        _check_queues("queues", queues)
+        missing = {broker: at for broker, at in (await self.masters(brokers)).items() if broker not in there}
+        await self._each(missing, RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(name, queues, queues, perm)))
+        return {broker: TopicConfig(name, queues, queues, perm) for broker in sorted(missing)}
+
+    async def change_topic(
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        read_queues: int | None = None,
+        perm: int | None = None,
+        brokers: Iterable[str] | None = None,
+        allow_unreadable: bool = False,
+    ) -> dict[str, TopicConfig]:
+        """Change those settings of a topic that are given. Return all of them by the brokers' names.
+
+        Args:
+            queues: the number of queues that producers send to.
+            read_queues: the number of queues that consumers read, default `queues`. A topic gets fewer queues without loss in
+                two steps: first `queues=4, read_queues=8`, then `read_queues=4` when its groups have read queues 4 to 7.
+            perm: 6 to write and read, 4 to read only, 2 to write only.
+            brokers: the names of the brokers, default all that have the topic.
+            allow_unreadable: True to remove queues from the readable ones although messages are stored in them.
+
+        Raises:
+            TopicNotFound: no name server knows the topic.
+            ConfigError: a value is invalid, or messages would become unreadable.
+        """
+        topic = await self.topic(name)
+        masters = await self.masters(sorted(topic.config) if brokers is None else brokers)
+        missing = sorted(set(masters) - set(topic.config))
+        if missing:
+            raise ConfigError(f"brokers: {', '.join(missing)} does not have the topic {name}; create it there first")
+        changed = {broker: _changed(topic.config[broker], queues, read_queues, perm) for broker in masters}
+        unreadable = topic.unreadable(changed)
+        if unreadable and not allow_unreadable:
+            count = counted(sum(unreadable.values()), "message")
+            raise ConfigError(
+                f"read_queues: {count} in {', '.join(map(str, unreadable))} would become unreadable; lower `queues` alone, "
+                "wait until the groups have read these queues, then lower `read_queues` with allow_unreadable=True"
+            )
+        # Routes have neither filter type nor order, and 4.9's brokers, which do not know this request, lose both in any case.
+        told = await self._each(
+            masters,
+            RequestCode.GET_TOPIC_CONFIG,
+            write(TopicName(name)),
+            ignored=(ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
+        )
+        kept = {broker: body_of(answer, admin_answers.decode_topic_config) for broker, answer in told.items()}
+        for broker, config in changed.items():
+            kind = kept.get(broker, config)
+            header = CreateTopic(
+                name,
+                config.read_queues,
+                config.write_queues,
+                config.perm,
+                kind.filter_type,
+                config.sys_flag,
+                kind.order,
+            )
+            await self._ask(masters[broker], RequestCode.UPDATE_AND_CREATE_TOPIC, write(header))
+        return changed
 
     async def delete_topic(self, name: str) -> None:
         """Deletes a topic with its messages and offsets from every broker and from the name servers."""
@@ -270,24 +343,68 @@ class AdminClient:
         answers = await self._each(masters, RequestCode.GET_GROUP_HISTORY, header, ignored=ignored)
         return [body_of(answer, admin_answers.decode_report) for answer in answers.values()]
 
-    async def create_group(self, config: GroupConfig) -> None:
-        """Creates a group on all brokers, or replaces its settings."""
+    async def create_group(self, config: GroupConfig) -> list[str]:
+        """Create a group on the brokers that do not have it, and return their names.
+
+        If no broker has it, it gets `config`. Otherwise the brokers that have it keep their settings, which `change_group`
+        changes, and the others get a copy of them. Raises ConfigError if the group's name is invalid.
+        """
         fault = names.group_fault(config.name)
         if fault:
             raise ConfigError(f"group: {fault}")
-        body = group_config.encode_group(config)
-        await self._each(await self.masters(), RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
-
-    async def set_strict(self, group: str, strict: bool) -> list[str]:
-        """Says whether members whose subscriptions differ from the others' are refused. Returns the names of the brokers."""
         masters = await self.masters()
-        known = await self.group_configs(group, masters)
+        known = await self._group_tables(config.name, masters)
+        missing = {broker: at for broker, at in masters.items() if broker not in known}
+        body = group_config.encode_group(config)
+        if known:
+            body = group_config.encode_altered(known[min(known)], {})
+        await self._each(missing, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+        return sorted(missing)
+
+    async def change_group(
+        self,
+        name: str,
+        *,
+        consume_enable: bool | None = None,
+        retry_max_times: int | None = None,
+        retry_queues: int | None = None,
+        consume_orderly: bool | None = None,
+        strict: bool | None = None,
+    ) -> list[str]:
+        """Change those settings of a group that are given, on the brokers that have the group, and return their names.
+
+        Args:
+            consume_enable: False to give its members no messages.
+            retry_max_times: the number of retries before a message becomes a dead letter.
+            retry_queues: the number of queues of its retry topic.
+            consume_orderly: True to give clients that pop the messages of one message group in order.
+            strict: True to refuse members whose subscriptions differ from the others'.
+
+        Raises:
+            ConfigError: no broker knows the group.
+        """
+        given = {
+            "consume_enable": consume_enable,
+            "retry_max_times": retry_max_times,
+            "retry_queues": retry_queues,
+            "consume_orderly": consume_orderly,
+            "strict": strict,
+        }
+        changes = {field: value for field, value in given.items() if value is not None}
+        masters = await self.masters()
+        known = await self._group_tables(name, masters)
         if not known:
-            raise ConfigError(f"no broker knows the group {group}; `rocketlet groups list` shows all")
-        for broker, config in known.items():
-            body = group_config.encode_group(replace(config, strict=strict))
+            raise ConfigError(f"no broker knows the group {name}; `rocketlet groups list` shows all")
+        for broker, table in known.items():
+            body = group_config.encode_altered(table, changes)
             await self._ask(masters[broker], RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
         return sorted(known)
+
+    async def _group_tables(self, name: str, masters: Masters) -> dict[str, dict[str, Any]]:
+        """Return a group's settings as each broker has them, including fields that only later brokers have."""
+        answers = await self._each(masters, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        tables = {broker: body_of(answer, admin_answers.decode_group_tables) for broker, answer in answers.items()}
+        return {broker: table[name] for broker, table in tables.items() if name in table}
 
     async def delete_group(self, name: str, *, offsets: bool = True) -> None:
         """Deletes a group's settings, and with `offsets` also its offsets."""
@@ -486,6 +603,34 @@ class AdminClient:
     async def _ask(self, address: str, code: int, ext: Ext | None = None, body: bytes = b"") -> Frame:
         connection = await self._cluster.connection(address)
         return await connection.request(code, ext or {}, body, timeout_s=ADMIN_TIMEOUT_S)
+
+
+def _check_queues(option: str, count: int) -> None:
+    """Raises ConfigError. Apache's brokers take any number, but clients could not read the route of such a topic."""
+    if not 1 <= count <= MAX_TOPIC_QUEUES:
+        raise ConfigError(f"{option} is {count}; expected 1 to {MAX_TOPIC_QUEUES} for each broker")
+
+
+def _changed(config: TopicConfig, queues: int | None, read_queues: int | None, perm: int | None) -> TopicConfig:
+    """Return the settings with the given ones changed. Raises ConfigError."""
+    write_queues = config.write_queues
+    if queues is not None:
+        _check_queues("queues", queues)
+        write_queues = queues
+        read_queues = queues if read_queues is None else read_queues
+    if read_queues is not None:
+        _check_queues("read_queues", read_queues)
+        if read_queues < write_queues:
+            raise ConfigError(
+                f"read_queues is {read_queues} and producers send to {write_queues} queues; messages in the others would "
+                "not be delivered: lower `queues`, too"
+            )
+    return replace(
+        config,
+        write_queues=write_queues,
+        read_queues=config.read_queues if read_queues is None else read_queues,
+        perm=config.perm if perm is None else perm,
+    )
 
 
 def _reset_time(to: str | int) -> int:

@@ -24,6 +24,16 @@ class Topic:
     def messages(self) -> int:
         return sum(item.end - item.begin for item in self.ranges.values())
 
+    def unreadable(self, config: Mapping[str, TopicConfig]) -> dict[Queue, int]:
+        """Return the number of stored messages of each queue that is readable now and would not be with `config`."""
+        return {
+            queue: span.end - span.begin
+            for queue, span in self.ranges.items()
+            if span.end > span.begin
+            and queue.broker_name in config
+            and config[queue.broker_name].read_queues <= queue.queue_id < self.config[queue.broker_name].read_queues
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

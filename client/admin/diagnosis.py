@@ -290,12 +290,14 @@ def _of_topic(topic: Topic) -> Iterator[Finding]:
     for perm, verb in ((PERM_WRITE, "sent to"), (PERM_READ, "read")):
         if topic.config and not any(config.perm & perm for config in topic.config.values()):
             text = f"no broker lets it be {verb}"
-            cure = f"rocketlet topics create {topic.name} --perm 6"
+            cure = f"rocketlet topics set {topic.name} --perm 6"
             yield Finding(Harm.STANDS, "permission", topic.name, text, cure)
     for broker, config in topic.config.items():
         if config.read_queues < config.write_queues:
             text = f"{broker} writes to {config.write_queues} queues and lets {config.read_queues} be read"
-            cure = "make both numbers equal; messages in the others are not delivered"
+            cure = (
+                f"rocketlet topics set {topic.name} --read-queues {config.write_queues}: the others are not delivered"
+            )
             yield Finding(Harm.STANDS, "unreadable_queues", topic.name, text, cure)
 
 

@@ -112,6 +112,21 @@ def _standing(seen: Observed) -> Iterator[Finding]:
         yield Finding(Harm.STANDS, "unread_queues", name, text, cure)
 
 
+def _unreadable(seen: Observed) -> Iterator[Finding]:
+    """Find messages that wait in queues which members may not read, because the topic has fewer of them than before."""
+    of_topic: dict[str, list[Queue]] = {}
+    for queue, item in seen.later.items():
+        topic = seen.topics.get(queue.topic)
+        config = topic.config.get(queue.broker_name) if topic is not None else None
+        if config is not None and item.lag > 0 and queue.queue_id >= config.read_queues:
+            of_topic.setdefault(queue.topic, []).append(queue)
+    for name, queues in of_topic.items():
+        lag, count = sum(seen.later[queue].lag for queue in queues), max(queue.queue_id for queue in queues) + 1
+        text = f"{_some(queues)}: {_waiting(lag)}, and these queues may not be read any more"
+        cure = f"rocketlet topics set {name} --read-queues {count}, until the group has read them"
+        yield Finding(Harm.STANDS, "unreadable_messages", seen.group.name, text, cure)
+
+
 def suspects_of(before: Mapping[Queue, Progress], later: Mapping[Queue, Progress]) -> list[Queue]:
     """Queues in which messages wait that nobody has popped, and nothing was committed between two looks."""
     return [
@@ -265,6 +280,7 @@ OF_A_MOMENT = frozenset(("two_readers", "unread_queues", "idle_members"))
 _CHECKS: tuple[Callable[[Observed], Iterator[Finding]], ...] = (
     _lost,
     _standing,
+    _unreadable,
     _stuck,
     _full,
     _growing,

@@ -268,12 +268,16 @@ class Mirror:
             found = await self._target.topic(topic.name)
         except TopicNotFound:
             found = None
-        has = min((config.read_queues for config in found.config.values()), default=0) if found else 0
-        if found is None or set(found.config) != set(brokers) or has < count:
+        there = found.config if found is not None else {}
+        if set(there) != set(brokers):
             perm = max(config.perm for config in topic.config.values())
             if self._way is not Way.COPY:  # producers come when the last copy is there, and not between
                 perm &= ~PERM_WRITE
-            await self._target.create_topic(topic.name, queues=max(count, has), perm=perm)
+            most = max((config.read_queues for config in there.values()), default=0)
+            await self._target.create_topic(topic.name, queues=max(count, most), perm=perm)
+        short = [broker for broker, config in there.items() if config.read_queues < count]
+        if short:
+            await self._target.change_topic(topic.name, queues=count, brokers=short)
         return [
             Queue(topic.name, brokers[number % len(brokers)], number // len(brokers))
             for number in range(len(topic.ranges))

@@ -177,8 +177,7 @@ class Move:
         for name in topics:
             for broker, config in (await self._target.topic(name)).config.items():
                 if not config.perm & PERM_WRITE:
-                    perm, queues = config.perm | PERM_WRITE, config.write_queues
-                    await self._target.create_topic(name, queues=queues, perm=perm, brokers=[broker])
+                    await self._target.change_topic(name, perm=config.perm | PERM_WRITE, brokers=[broker])
 
     async def close(self) -> int:
         """The source takes no more messages, all that it has is copied, and the target takes messages; how many were copied.
@@ -189,8 +188,7 @@ class Move:
         for name in topics:
             for broker, config in (await self._source.topic(name)).config.items():
                 if config.perm & PERM_WRITE:
-                    perm, queues = config.perm & ~PERM_WRITE, config.write_queues
-                    await self._source.create_topic(name, queues=queues, perm=perm, brokers=[broker])
+                    await self._source.change_topic(name, perm=config.perm & ~PERM_WRITE, brokers=[broker])
         copied += await self._quieted()
         await self._open(topics)
         return copied
@@ -295,7 +293,8 @@ class Move:
             if there.get(topic, 0) < count:
                 raise ConfigError(
                     f"{count} messages of {topic} wait for {group} at the source, and {there.get(topic, 0)} over there: "
-                    "repeat this step; do not start its members there before"
+                    "repeat this step, and do not start its members there before. If `rocketlet doctor` finds messages in "
+                    "queues that may not be read any more, make the queues readable first"
                 )
         return sum(there.values())
 

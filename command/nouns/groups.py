@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from dataclasses import replace
+from typing import Final
 
 from ...client.admin.admin_client import AdminClient
+from ...client.errors import ConfigError
 from ...client.wire.side_by_side import side_by_side
 from ...protocol.counting import counted
 from ...protocol.group_config import GroupConfig
@@ -14,9 +15,11 @@ from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Output
 from .group_report import report
 
+ON_OFF: Final = ("on", "off")
+
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
-    verbs = noun(commands, "groups", "list, show, create and delete consumer groups")
+    verbs = noun(commands, "groups", "list, show, create, change and delete consumer groups")
     list_ = verb(verbs, "list", "list consumer groups with their members and lag", _list)
     list_.add_argument("--system", action="store_true", help="also those that RocketMQ makes for itself")
     show = verb(verbs, "show", "show a group: its members, who owns which queue, and what happened", _show)
@@ -25,19 +28,23 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     show.add_argument(
         "--follow", action="store_true", help="with --timeline: keep printing new events until you press Ctrl-C"
     )
-    create = verb(verbs, "create", "create a group, or change its settings", _create)
+    create = verb(verbs, "create", "create a group on the brokers that do not have it", _create)
     create.add_argument("group")
     create.add_argument("--retries", type=int, default=16, help="before a message is a dead letter (default: 16)")
     create.add_argument("--retry-queues", type=int, default=1, help="queues of its retry topic (default: 1)")
     create.add_argument(
-        "--consume", choices=("on", "off"), default="on", help="off: brokers give its members nothing (default: on)"
+        "--consume", choices=ON_OFF, default="on", help="off: brokers give its members nothing (default: on)"
     )
     create.add_argument(
         "--orderly", action="store_true", help="messages shared among members come in order by message group"
     )
-    strict = verb(verbs, "strict", "refuse members whose subscriptions differ from the others'", _strict)
-    strict.add_argument("group")
-    strict.add_argument("strict", choices=("on", "off"))
+    set_ = verb(verbs, "set", "change a group's settings", _set)
+    set_.add_argument("group")
+    set_.add_argument("--retries", type=int, help="before a message is a dead letter")
+    set_.add_argument("--retry-queues", type=int, help="queues of its retry topic")
+    set_.add_argument("--consume", choices=ON_OFF, help="off: brokers give its members nothing")
+    set_.add_argument("--orderly", choices=ON_OFF, help="messages shared among members come in order by message group")
+    set_.add_argument("--strict", choices=ON_OFF, help="refuse members whose subscriptions differ from the others'")
     delete = verb(verbs, "delete", "delete a group's settings and offsets", _delete)
     delete.add_argument("group")
     changing(delete)
@@ -75,22 +82,47 @@ async def _create(options: argparse.Namespace, admin: AdminClient, output: Outpu
         retry_queues=options.retry_queues,
         consume_orderly=options.orderly,
     )
-    known = (await admin.group_configs(options.group)).values()
-    if known:
-        config = replace(config, strict=any(item.strict for item in known))
-    await admin.create_group(config)
+    created = await admin.create_group(config)
+    for broker, found in sorted((await admin.group_configs(options.group)).items()):
+        is_new = broker in created
+        how = "is created" if is_new else "exists; `rocketlet groups set` changes it"
+        _print(output, broker, found, how, {"created": is_new})
+    return 0
+
+
+async def _set(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    if options.retries is options.retry_queues is options.consume is options.orderly is options.strict is None:
+        raise ConfigError("nothing to change; give --retries, --retry-queues, --consume, --orderly or --strict")
+    changed = await admin.change_group(
+        options.group,
+        retry_max_times=options.retries,
+        retry_queues=options.retry_queues,
+        consume_enable=_is_on(options.consume),
+        consume_orderly=_is_on(options.orderly),
+        strict=_is_on(options.strict),
+    )
+    configs = await admin.group_configs(options.group)
+    for broker in changed:
+        _print(output, broker, configs[broker], "is changed", {})
+    return 0
+
+
+def _is_on(value: str | None) -> bool | None:
+    return None if value is None else value == "on"
+
+
+def _print(output: Output, broker: str, config: GroupConfig, how: str, more: dict[str, object]) -> None:
+    settings = {
+        "retries": config.retry_max_times,
+        "retry_queues": config.retry_queues,
+        "consume": ON_OFF[not config.consume_enable],
+        "orderly": ON_OFF[not config.consume_orderly],
+        "strict": ON_OFF[not config.strict],
+    }
     if output.as_json:
-        output.json({"group": config.name, "retries": config.retry_max_times, "consume": options.consume})
-    output.text(f"the group {options.group} is set: {options.retries} retries, consumption {options.consume}")
-    return 0
-
-
-async def _strict(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    for broker in await admin.set_strict(options.group, options.strict == "on"):
-        if output.as_json:
-            output.json({"broker": broker, "group": options.group, "strict": options.strict})
-        output.text(f"{broker}: the group {options.group} is {'strict' if options.strict == 'on' else 'not strict'}")
-    return 0
+        output.json({"broker": broker, "group": config.name, **more, **settings})
+    has = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
+    output.text(f"{broker}: the group {config.name} {how}: {has}")
 
 
 async def _delete(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:

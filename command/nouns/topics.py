@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
 
 from ...client.admin.admin_client import AdminClient
 from ...client.config import TOPIC_QUEUES
+from ...client.errors import ConfigError, TopicNotFound
+from ...protocol.bodies import TopicConfig
 from ...protocol.counting import counted
+from ...protocol.queue import Queue
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
-from ..plumbing.output import Output, local_time
+from ..plumbing.output import Output, complain, local_time
+
+PERMS: Final = (0, 2, 4, 6)
+PERMS_HELP: Final = "6 to write and read, 4 to read only, 2 to write only"
 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
-    verbs = noun(commands, "topics", "list, show, create and delete topics")
+    verbs = noun(commands, "topics", "list, show, create, change and delete topics")
     list_ = verb(verbs, "list", "list topics", _list)
     list_.add_argument("--system", action="store_true", help="also those that RocketMQ makes for itself")
     show = verb(verbs, "show", "show a topic's queues and the groups that read it", _show)
     show.add_argument("topic")
-    create = verb(verbs, "create", "create a topic, or change its queues and permission", _create)
+    create = verb(verbs, "create", "create a topic on the brokers that do not have it", _create)
     create.add_argument("topic")
     create.add_argument(
-        "--queues", type=int, default=TOPIC_QUEUES, help=f"how many on each broker (default: {TOPIC_QUEUES})"
+        "--queues",
+        type=int,
+        help=f"queues on each broker (default: as on the brokers that have the topic, or {TOPIC_QUEUES})",
     )
-    create.add_argument(
-        "--perm", type=int, choices=(0, 2, 4, 6), default=6, help="6 reads and writes, 4 only reads, 2 only writes"
-    )
+    create.add_argument("--perm", type=int, choices=PERMS, help=f"{PERMS_HELP} (default: as there, or 6)")
     create.add_argument("--broker", action="append", help="only on this broker; may be given several times")
+    set_ = verb(verbs, "set", "change a topic's queues or permission", _set)
+    set_.add_argument("topic")
+    set_.add_argument("--queues", type=int, help="queues on each broker that producers send to")
+    set_.add_argument("--read-queues", type=int, help="queues on each broker that consumers read (default: --queues)")
+    set_.add_argument("--perm", type=int, choices=PERMS, help=PERMS_HELP)
+    set_.add_argument("--broker", action="append", help="only on this broker; may be given several times")
+    set_.add_argument(
+        "--allow-unreadable",
+        action="store_true",
+        help="remove queues from the readable ones although they have messages",
+    )
     delete = verb(verbs, "delete", "delete a topic with its messages and offsets", _delete)
     delete.add_argument("topic")
     changing(delete)
@@ -72,11 +92,87 @@ async def _show(options: argparse.Namespace, admin: AdminClient, output: Output)
 
 
 async def _create(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
-    await admin.create_topic(options.topic, queues=options.queues, perm=options.perm, brokers=options.broker)
-    if output.as_json:
-        output.json({"topic": options.topic, "queues": options.queues, "perm": options.perm})
-    output.text(f"the topic {options.topic} has {counted(options.queues, 'queue')} on each of its brokers")
+    try:
+        known = dict((await admin.topic(options.topic)).config)
+    except TopicNotFound:
+        known = {}
+    created = await admin.create_topic(options.topic, queues=options.queues, perm=options.perm, brokers=options.broker)
+    for broker, config in sorted({**known, **created}.items()):
+        has = counted(config.write_queues, "queue")
+        if output.as_json:
+            output.json({"broker": broker, "created": broker in created, **_settings(config)})
+        if broker in created:
+            output.text(f"{broker}: the topic {options.topic} is created with {has}")
+        else:
+            output.text(f"{broker}: the topic {options.topic} exists with {has}; `rocketlet topics set` changes it")
     return 0
+
+
+async def _set(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
+    if options.queues is options.read_queues is options.perm is None:
+        raise ConfigError("nothing to change; give --queues, --read-queues or --perm")
+    read_queues = options.queues if options.read_queues is None else options.read_queues
+    if read_queues is not None and not options.allow_unreadable:
+        topic = await admin.topic(options.topic)
+        brokers = options.broker or topic.config
+        wanted = {
+            name: replace(topic.config[name], read_queues=read_queues) for name in brokers if name in topic.config
+        }
+        unreadable = topic.unreadable(wanted)
+        if unreadable:
+            await _show_unreadable(admin, topic.name, unreadable, output)
+            return 1
+    changed = await admin.change_topic(
+        options.topic,
+        queues=options.queues,
+        read_queues=options.read_queues,
+        perm=options.perm,
+        brokers=options.broker,
+        allow_unreadable=options.allow_unreadable,
+    )
+    for broker, config in sorted(changed.items()):
+        if output.as_json:
+            output.json({"broker": broker, **_settings(config)})
+        has = counted(config.write_queues, "queue")
+        read = "" if config.read_queues == config.write_queues else f", consumers read {config.read_queues}"
+        output.text(f"{broker}: the topic {options.topic} has {has}{read} and permission {config.perm}")
+    return 0
+
+
+def _settings(config: TopicConfig) -> dict[str, object]:
+    return {
+        "topic": config.name,
+        "queues": config.write_queues,
+        "read_queues": config.read_queues,
+        "perm": config.perm,
+    }
+
+
+async def _show_unreadable(admin: AdminClient, topic: str, queues: Mapping[Queue, int], output: Output) -> None:
+    """Print the messages that would become unreadable, and how many of them each group has not read."""
+    groups = await admin.consumed_by(topic)
+    lags = {group: await admin.progress(group, topic, times=False) for group in groups}
+    rows = []
+    for queue, messages in queues.items():
+        unread = {
+            group: min(found[queue].lag, messages)
+            for group, found in lags.items()
+            if queue in found and found[queue].lag > 0
+        }
+        rows.append(
+            {
+                "topic": topic,
+                "broker": queue.broker_name,
+                "queue": queue.queue_id,
+                "messages": messages,
+                "unread": unread,
+            }
+        )
+    output.records(("broker", "queue", "messages", "unread"), rows)
+    complain(
+        f"{counted(sum(queues.values()), 'message')} would become unreadable: add --read-queues until the groups have read "
+        "these queues, or --allow-unreadable"
+    )
 
 
 async def _delete(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:

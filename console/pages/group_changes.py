@@ -50,6 +50,14 @@ async def put(request: Request, form: Form) -> Change:
 
     async def act() -> str:
         await admin.create_group(config)
+        if known:
+            await admin.change_group(
+                name,
+                retry_max_times=config.retry_max_times,
+                retry_queues=config.retry_queues,
+                consume_enable=config.consume_enable,
+                strict=config.strict,
+            )
         await console_of(request).groups.list(now=True)
         return f"The group {name} {'was changed' if known else 'was created'}: {_words(config)}."
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
@@ -162,24 +162,33 @@ async def put(request: Request, form: Form) -> Change:
     queues = form.number("queues", 4, least=1, most=MAX_TOPIC_QUEUES)
     perm = form.number("perm", 6, most=7)
     brokers = form.all("broker") or [broker.name for broker in await admin.brokers()]
-    known = name in await admin.topics(system=True)
+    topic = await admin.topic(name) if name in await admin.topics(system=True) else None
+    config = topic.config if topic is not None else {}
+    changed = {
+        broker: replace(config[broker], read_queues=queues, write_queues=queues)
+        for broker in brokers
+        if broker in config
+    }
+    unreadable = topic.unreadable(changed) if topic is not None else {}
 
     async def act() -> str:
         await admin.create_topic(name, queues=queues, perm=perm, brokers=brokers)
+        if changed:
+            await admin.change_topic(
+                name, queues=queues, perm=perm, brokers=list(changed), allow_unreadable=bool(unreadable)
+            )
         await console_of(request).topics.list(now=True)
-        done = "was changed to" if known else "was created with"
+        done = "was changed to" if changed else "was created with"
         has = counted(queues, "queue")
         return f"The topic {name} {done} {has} on {', '.join(brokers)}; clients may {PERMS.get(perm, perm)}."
 
     effects = [f"{counted(queues, 'queue')} on each of {', '.join(brokers)}. Clients may {PERMS.get(perm, perm)}."]
-    if known:
-        config = next(iter((await admin.topic(name)).config.values()), None)
-        if config and queues < config.read_queues:
-            effects.append(
-                f"It has {counted(config.read_queues, 'queue')} now: messages in those beyond {queues} will not be read."
-            )
-    question = f"Change the topic {name}?" if known else f"Create the topic {name}?"
-    return Change(question, act, f"/topics/{part(name)}", "Change it" if known else "Create it", effects)
+    if unreadable:
+        has = counted(sum(unreadable.values()), "message is", "messages are")
+        effects.append(f"{has} in queues beyond {queues}, which groups will not read.")
+    question = f"Change the topic {name}?" if changed else f"Create the topic {name}?"
+    button = "Change it" if changed else "Create it"
+    return Change(question, act, f"/topics/{part(name)}", button, effects, is_harmful=bool(unreadable))
 
 
 async def delete(request: Request, form: Form) -> Change:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Listening, Server
@@ -21,19 +23,25 @@ from rocketlet.client import (
 )
 from rocketlet.client.admin import replay
 from rocketlet.client.admin.admin_client import AdminClient
+from rocketlet.client.admin.diagnosis import Patience, diagnose
 from rocketlet.client.admin.offset_change import OffsetChange
 from rocketlet.client.config import LOCKS_MEAN_ORDER_VERSION
 from rocketlet.client.message import Message
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.admin_answers import GroupConnections, MemberConnection
+from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame
-from rocketlet.protocol.group_config import GroupConfig
+from rocketlet.protocol.group_config import GroupConfig, encode_altered
 from rocketlet.protocol.message import encode_host
 from rocketlet.protocol.queue import Queue
 from rocketlet.testing.ports import free_port
 
-from ..conftest import Node, Nodes, eventually
+from ..conftest import Connect, Node, Nodes, eventually
+from ..support.metrics import samples
+from ..support.requests import commit, send, value
+
+LAG = "rocketlet_group_lag"
 
 
 @pytest.fixture
@@ -58,7 +66,7 @@ async def test_a_topic_is_made_described_changed_and_deleted(node: Node, admin: 
     found = await admin.topic("orders")
     assert found.messages == 10
     assert sorted(found.ranges) == [Queue("orders", "broker-a", number) for number in range(3)]
-    await admin.create_topic("orders", queues=5)
+    await admin.change_topic("orders", queues=5)
     assert len((await admin.topic("orders")).ranges) == 5
     await admin.delete_topic("orders")
     assert await admin.topics() == []
@@ -66,11 +74,89 @@ async def test_a_topic_is_made_described_changed_and_deleted(node: Node, admin: 
         await admin.topic("orders")
 
 
+async def test_created_topic_keeps_its_settings_and_gets_its_queue_count_on_new_brokers(nodes: Nodes) -> None:
+    node = await nodes.start()
+    async with AdminClient(node.address) as admin:
+        assert list(await admin.create_topic("orders", queues=8, perm=4)) == ["broker-a"]
+        assert await admin.create_topic("orders", queues=2, perm=6) == {}
+        other = await nodes.start(name="broker-b", name_servers=(node.address,))
+        created = await admin.create_topic("orders")
+    kept, copied = node.broker.topics.get("orders"), other.broker.topics.get("orders")
+    assert kept is not None
+    assert (kept.read_queues, kept.write_queues, kept.perm) == (8, 8, 4)
+    assert created == {"broker-b": copied}
+    assert copied == kept
+
+
+async def test_change_of_a_topic_leaves_the_settings_that_are_not_named(node: Node, admin: AdminClient) -> None:
+    before = TopicConfig("orders", 4, 4, 6, "MULTI_TAG", 2, message_type="FIFO")
+    node.broker.topics.put(before, node.broker.store.end)
+    await admin.change_topic("orders", perm=4)
+    assert node.broker.topics.get("orders") == replace(before, perm=4)
+    await admin.change_topic("orders", queues=6)
+    assert node.broker.topics.get("orders") == replace(before, perm=4, read_queues=6, write_queues=6)
+    await admin.change_topic("orders", queues=2, read_queues=6)
+    assert node.broker.topics.get("orders") == replace(before, perm=4, read_queues=6, write_queues=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"queues": 0}, "queues is 0; expected 1 to 65536"),
+        ({"read_queues": 65537}, "read_queues is 65537; expected 1 to 65536"),
+        ({"read_queues": 3}, "read_queues is 3 and producers send to 4 queues"),
+        ({"queues": 4, "brokers": ["broker-z"]}, "no broker is named broker-z"),
+    ],
+)
+async def test_invalid_change_of_a_topic_is_refused_and_changes_nothing(
+    node: Node, admin: AdminClient, settings: dict[str, Any], reason: str
+) -> None:
+    await admin.create_topic("orders")
+    before = node.broker.topics.get("orders")
+    with pytest.raises(ConfigError, match=reason):
+        await admin.change_topic("orders", **settings)
+    assert node.broker.topics.get("orders") == before
+
+
+async def test_topic_with_fewer_queues_counts_the_messages_that_are_not_readable_as_lag(
+    nodes: Nodes, connect: Connect
+) -> None:
+    node = await nodes.start(metrics_port=0)
+    wire = await connect(node.address)
+    async with AdminClient(node.address) as admin:
+        await admin.create_topic("t", queues=4)
+        for queue in range(4):
+            await commit(wire, 0, queue, group="reads")
+            await send(wire, queue_id=queue)
+        await commit(wire, 1, 3, group="reads")
+        with pytest.raises(ConfigError, match=r"2 messages in t@broker-a:2, t@broker-a:3 would become unreadable"):
+            await admin.change_topic("t", queues=2)
+        await admin.change_topic("t", queues=2, allow_unreadable=True)
+        await commit(wire, 0, 0, group="began-later")
+        wanted = {Queue("t", "broker-a", number): 1 for number in (0, 1, 2)}
+        assert {queue: item.lag for queue, item in (await admin.progress("reads")).items()} == wanted
+        table = value(await wire.call(Code.GET_CONSUME_STATS, {"consumerGroup": "reads", "topic": "t"}))["offsetTable"]
+        assert sum(item["brokerOffset"] - item["consumerOffset"] for item in table.values()) == 3
+        lag = {labels: count for (name, labels), count in (await samples(node)).items() if name == LAG}
+        assert lag == {
+            frozenset({("group", group), ("topic", "t")}): count for group, count in (("reads", 3), ("began-later", 2))
+        }
+        await admin.create_group(GroupConfig("reads"))
+        await admin.create_group(GroupConfig("began-later"))
+        findings = [one for one in await diagnose(admin, Patience(0, 0, 0)) if one.kind == "unreadable_messages"]
+        assert [(one.subject, one.cure) for one in findings] == [
+            ("reads", "rocketlet topics set t --read-queues 3, until the group has read them")
+        ]
+        await admin.change_topic("t", read_queues=3)
+        assert (await admin.topic("t")).messages == 3
+        assert not [one for one in await diagnose(admin, Patience(0, 0, 0)) if one.kind == "unreadable_messages"]
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "reason"),
     [
         ("a b", {}, "topic"),
-        ("t", {"queues": 0}, "at least 1"),
+        ("t", {"queues": 0}, "queues is 0; expected 1 to"),
         ("t", {"brokers": ["broker-z"]}, "no broker is named broker-z; known: broker-a"),
     ],
 )
@@ -178,16 +264,39 @@ async def test_messages_are_found_by_id_key_and_place(node: Node, admin: AdminCl
     assert odd == [b"1", b"3"]
 
 
-async def test_groups_are_made_strict_and_deleted(admin: AdminClient) -> None:
+async def test_groups_are_created_changed_and_deleted(admin: AdminClient) -> None:
     with pytest.raises(ConfigError, match="no broker knows the group g"):
-        await admin.set_strict("g", True)
-    await admin.create_group(GroupConfig("g", retry_max_times=3))
-    assert await admin.set_strict("g", True) == ["broker-a"]
-    config = (await admin.group("g")).config["broker-a"]
-    assert (config.strict, config.retry_max_times) == (True, 3)
+        await admin.change_group("g", strict=True)
+    assert await admin.create_group(GroupConfig("g", retry_max_times=3, consume_orderly=True)) == ["broker-a"]
+    assert await admin.change_group("g", strict=True, consume_enable=False) == ["broker-a"]
+    wanted = GroupConfig("g", retry_max_times=3, consume_orderly=True, strict=True, consume_enable=False)
+    assert await admin.group_configs("g") == {"broker-a": wanted}
+    assert await admin.create_group(GroupConfig("g")) == []
+    assert await admin.group_configs("g") == {"broker-a": wanted}
     await admin.delete_group("g")
     with pytest.raises(ConfigError, match="no broker knows the group g"):
         await admin.group("g")
+
+
+async def test_existing_group_is_copied_to_new_brokers(nodes: Nodes) -> None:
+    node = await nodes.start()
+    async with AdminClient(node.address) as admin:
+        await admin.create_group(GroupConfig("g", retry_max_times=3, strict=True))
+        await nodes.start(name="broker-b", name_servers=(node.address,))
+        assert await admin.create_group(GroupConfig("g")) == ["broker-b"]
+        configs = await admin.group_configs("g")
+    assert configs["broker-b"] == configs["broker-a"] == GroupConfig("g", retry_max_times=3, strict=True)
+
+
+def test_change_of_a_group_keeps_the_fields_of_other_brokers() -> None:
+    table = {
+        "groupName": "g",
+        "consumeTimeoutMinute": 7,
+        "retryMaxTimes": 5,
+        "groupRetryPolicy": {"type": "EXPONENTIAL"},
+    }
+    altered = orjson.loads(encode_altered(table, {"strict": True}))
+    assert altered == {**altered, **table, "strict": True}
 
 
 async def test_brokers_tell_their_state_and_take_settings(nodes: Nodes) -> None:

@@ -52,21 +52,23 @@ async def test_a_strict_group_refuses_other_subscriptions_and_says_what_to_chang
     monkeypatch.setattr(logs, "configure", lambda level: None)  # the broker of this process logs, too
     for topic in ("t", "u"):
         await create_topic(wire, topic)
-    strict = ("groups", "strict", "g", "on", "--nameserver", node.address)
+    strict = ("groups", "set", "g", "--strict", "on", "--nameserver", node.address)
     assert await asyncio.to_thread(main, strict) == 1
     assert "no broker knows the group g" in capsys.readouterr().err
     async with AdminClient(node.address) as admin:
         await admin.create_group(GroupConfig("g"))
     assert await asyncio.to_thread(main, strict) == 0
-    assert "the group g is strict" in capsys.readouterr().out
+    assert "strict on" in capsys.readouterr().out
     async with Consumer(node.address, "g", {"t": "A"}, Inbox()):
         for subscriptions in ({"u": "*"}, {"t": "B"}, {"t": "A", "u": "*"}):
-            with pytest.raises(BrokerRefused, match=r"the group g is strict.*groups strict g off"):
+            with pytest.raises(BrokerRefused, match=r"the group g is strict.*groups set g --strict off"):
                 async with Consumer(node.address, "g", subscriptions, Inbox()):
                     pass
         async with Consumer(node.address, "g", {"t": "A"}, Inbox()):
             pass
-        assert await asyncio.to_thread(main, ("groups", "strict", "g", "off", "--nameserver", node.address)) == 0
+        assert (
+            await asyncio.to_thread(main, ("groups", "set", "g", "--strict", "off", "--nameserver", node.address)) == 0
+        )
         async with Consumer(node.address, "g", {"u": "*"}, Inbox()) as consumer:
             await eventually(lambda: len(owned(consumer, "u")) == 4)
 

@@ -35,7 +35,7 @@ async def test_an_empty_cluster_says_that_it_is_empty(run: Run) -> None:
 
 
 async def test_a_topic_is_created_listed_shown_and_deleted(run: Run) -> None:
-    assert "has 3 queues" in (await run("topics", "create", "orders", "--queues", "3")).out
+    assert "is created with 3 queues" in (await run("topics", "create", "orders", "--queues", "3")).out
     (record,) = (await run("topics", "list", "--json")).records
     assert record == {
         "topic": "orders",
@@ -52,6 +52,31 @@ async def test_a_topic_is_created_listed_shown_and_deleted(run: Run) -> None:
     gone = await run("topics", "show", "orders")
     assert (gone.status, gone.out) == (1, "")
     assert gone.err.startswith("rocketlet: no name server knows the topic orders")
+
+
+async def test_topic_gets_fewer_queues_only_with_a_flag_that_allows_unreadable_messages(run: Run, node: Node) -> None:
+    await run("topics", "create", "orders", "--queues", "8")
+    async with Producer(node.address) as producer:
+        for number in range(16):
+            await producer.send("orders", b"%d" % number)
+    await run("groups", "create", "shop")
+    await run("offsets", "reset", "shop", "orders", "--to", "first", "--yes")
+    existing = await run("topics", "create", "orders", "--json")
+    of_topic = {"broker": "broker-a", "topic": "orders", "perm": 6}
+    assert existing.records == [{**of_topic, "created": False, "queues": 8, "read_queues": 8}]
+    refused = await run("topics", "set", "orders", "--queues", "2", "--json")
+    assert (refused.status, "12 messages would become unreadable: add --read-queues" in refused.err) == (1, True)
+    assert refused.records == [
+        {"topic": "orders", "broker": "broker-a", "queue": number, "messages": 2, "unread": {"shop": 2}}
+        for number in range(2, 8)
+    ]
+    drained = await run("topics", "set", "orders", "--queues", "2", "--read-queues", "8", "--json")
+    assert drained.records == [{**of_topic, "queues": 2, "read_queues": 8}]
+    allowed = await run("topics", "set", "orders", "--queues", "2", "--allow-unreadable")
+    assert allowed.out == "broker-a: the topic orders has 2 queues and permission 6\n"
+    assert [record["lag"] for record in (await run("groups", "list", "--json")).records] == [16]
+    nothing = await run("topics", "set", "orders")
+    assert (nothing.status, "give --queues, --read-queues or --perm" in nothing.err) == (1, True)
 
 
 async def test_nothing_is_deleted_without_a_yes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +251,14 @@ async def test_a_replay_holds_few_of_many_dead_letters_at_a_time(
 async def test_groups_and_brokers_are_listed_and_set(run: Run, node: Node) -> None:
     await run("groups", "create", "g", "--retries", "3")
     assert (await run("groups", "list", "--json")).records == [{"group": "g", "members": 0, "topics": [], "lag": 0}]
-    assert (await run("groups", "strict", "g", "on")).out == "broker-a: the group g is strict\n"
-    strict = await run("groups", "strict", "g", "off", "--json")
-    assert strict.records == [{"broker": "broker-a", "group": "g", "strict": "off"}]
+    assert "strict on" in (await run("groups", "set", "g", "--strict", "on", "--orderly", "on")).out
+    settings = {"broker": "broker-a", "group": "g", "retries": 3, "retry_queues": 1, "consume": "off", "orderly": "on"}
+    changed = await run("groups", "set", "g", "--strict", "off", "--consume", "off", "--json")
+    assert changed.records == [{**settings, "strict": "off"}]
+    created = await run("groups", "create", "g", "--json")
+    assert created.records == [{**settings, "strict": "off", "created": False}]
+    nothing = await run("groups", "set", "g")
+    assert (nothing.status, "give --retries, --retry-queues" in nothing.err) == (1, True)
     assert (await run("groups", "delete", "g", "--yes", "--json")).records == [{"group": "g", "change": "deleted"}]
     assert "there is no group" in (await run("groups", "list")).out
     (broker,) = (await run("brokers", "list", "--json")).records

@@ -44,12 +44,15 @@ async def test_a_topic_is_created_changed_and_deleted_after_a_question(site: Sit
     asked, done = await site.change("/new/topic", "/new/topic", topic="orders", queues="3", perm="6", broker="broker-a")
     assert "Create the topic orders?" in asked
     assert done == "The topic orders was created with 3 queues on broker-a; clients may send and read."
+    async with Producer(node.address) as producer:
+        for _ in range(3):
+            await producer.send("orders", b"x")
     asked, done = await site.change("/topics/orders/settings", "/new/topic", topic="orders", queues="2", perm="4")
-    assert "messages in those beyond 2 will not be read" in asked
+    assert "1 message is in queues beyond 2, which groups will not read" in asked
     assert "was changed to 2 queues" in done
     asked, done = await site.change("/topics/orders/settings", "/topics/orders/delete")
-    assert "0 messages are deleted for good" in asked
-    assert done == "The topic orders is deleted, with 0 messages."
+    assert "2 messages are deleted for good" in asked
+    assert done == "The topic orders is deleted, with 2 messages."
     async with AdminClient(node.address) as admin:
         assert await admin.topics() == []
     token = token_of(await site.get("/new/topic"))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.client import (
+    AdminClient,
     BrokerRefused,
     ConnectionFailed,
     Consumer,
@@ -204,6 +205,19 @@ async def test_a_frozen_client_stays_so_when_it_connects_again(rocketlet: Broker
     rocketlet.faults.remove()
     await rocketlet.until(lambda: rocketlet.members("g") == ["c1"])
     assert [request.client for request in rocketlet.requests_of("HEART_BEAT")] == ["c1"]
+
+
+async def test_topic_is_changed_only_as_long_as_its_messages_stay_readable(rocketlet: BrokerUnderTest) -> None:
+    rocketlet.create_topic("t", 2)
+    rocketlet.create_topic("t", 3)
+    async with Producer(rocketlet.address) as producer:
+        for _ in range(3):
+            await producer.send("t", b"x")
+    with pytest.raises(ValueError, match="1 message of t in queues 2 to 2 would become unreadable"):
+        rocketlet.create_topic("t", 2)
+    rocketlet.create_topic("t", 5)
+    async with AdminClient(rocketlet.address) as admin:
+        assert len((await admin.topic("t")).ranges) == 5
 
 
 async def test_a_message_is_stored_but_not_acknowledged(rocketlet: BrokerUnderTest) -> None:

@@ -74,6 +74,16 @@ class GroupProgress:
         offset = popped.lag_offset if popped is not None else self._offsets.get(group, topic, queue_id)
         return max(offset or 0, begin), max(begin - offset, 0) if offset is not None else 0
 
+    def _unreadable(self, group: str, topic: str) -> Iterator[tuple[int, ConsumeQueue, int]]:
+        """Yield queues that may not be read any more and have messages that the group has not committed, with its offset.
+
+        A group without an offset in such a queue has never been responsible for it."""
+        count = self._topics.queues_of(topic)
+        for queue_id, committed in sorted(self._offsets.of(group, topic).items()):
+            queue = self._store.queues.get((topic, queue_id))
+            if queue_id >= count and queue is not None and max(committed, queue.begin) < queue.next:
+                yield queue_id, queue, max(committed, queue.begin)
+
     def of(self, group: str, topic: str) -> Iterator[tuple[Queue, Progress]]:
         """How far a group is in the queues of a topic that the broker has. Each costs a read of the disk."""
         popped = self._popped(group, topic)
@@ -84,10 +94,14 @@ class GroupProgress:
             in_hand = of_queue.in_hand if of_queue is not None else 0
             progress = Progress(end, offset, self._last_ms(queue, offset), lost, in_hand)
             yield Queue(topic, self._broker_name, queue_id), progress
+        for queue_id, queue, offset in self._unreadable(group, topic):
+            progress = Progress(queue.next, offset, self._last_ms(queue, offset))
+            yield Queue(topic, self._broker_name, queue_id), progress
 
     def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:
         """Like `of`, in lists. Without `times` it reads nothing."""
-        found = ProgressColumns(topic, self._broker_name, [], [], [], [], [])
+        found = ProgressColumns(topic, self._broker_name, [], [], [], [], [], [])
+        found.unreadable.extend((queue_id, at.next, offset) for queue_id, at, offset in self._unreadable(group, topic))
         queues, popped = self._store.queues, self._popped(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
             queue, of_queue = queues.get((topic, queue_id)), popped.get(queue_id)
@@ -124,6 +138,10 @@ class GroupProgress:
                 oldest_ms = stored_ms if oldest_ms is None else min(oldest_ms, stored_ms)
             if number % SLICE == 0 or of_queue is not None:
                 yield
+        for _, queue, offset in self._unreadable(group, topic):
+            messages += queue.next - offset
+            stored_ms = self._store.store_time_ms(queue, offset)
+            oldest_ms = stored_ms if oldest_ms is None else min(oldest_ms, stored_ms)
         return Lag(messages, oldest_ms, in_hand)
 
     def noting_lost(self) -> Work[None]:
@@ -134,10 +152,9 @@ class GroupProgress:
                 if online is not None and topic not in online.topics:
                     continue  # its members do not subscribe to it any more
                 lost = 0
-                for queue_id in range(self._topics.queues_of(topic)):
+                for queue_id, offset in self._offsets.of(group, topic).items():
                     queue = self._store.queues.get((topic, queue_id))
-                    offset = self._offsets.get(group, topic, queue_id)
-                    if queue is not None and offset is not None:
+                    if queue is not None:
                         lost += max(queue.begin - max(offset, queue.former_begin), 0)
                     if queue_id % LOOKS == 0:
                         yield

@@ -123,7 +123,7 @@ def _strict_fault(broker: Broker, connection: Connection, consumer: ConsumerData
         return None
     return (
         f"the group {consumer.group} is strict: this client subscribes to {_spelled(wanted)}, {other.client_id} to "
-        f"{_spelled(other.shape)}; subscribe to the same, or use `rocketlet groups strict {consumer.group} off`"
+        f"{_spelled(other.shape)}; subscribe to the same, or use `rocketlet groups set {consumer.group} --strict off`"
     )
 
 
