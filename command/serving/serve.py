@@ -32,7 +32,7 @@ from ...broker.running.open_files import TooFewOpenFiles, raise_limit
 from ...broker.server import Listening, Server
 from ...broker.store.files import StoreError
 from ...client.arguments import parse_addresses
-from ...client.errors import RocketletError
+from ...client.errors import ConfigError, RocketletError
 from ...host.address import local_address
 from ...host.memory import keep_freed
 from ..config import STOP_S, SUPERVISOR_STOP_S
@@ -105,10 +105,14 @@ async def _served(run: Run, options: argparse.Namespace) -> int:
             "rocketlet: a broker, or --metrics-port, needs an extra: pip install 'rocketlet[broker]'", file=sys.stderr
         )
         return 1
+    if options.ignored_variables:
+        hint = "Kubernetes sets them for a service of this name; settings are not of the form tcp://host:port"
+        log.warning("variables_ignored", variables=options.ignored_variables, hint=hint)
     if problem := control.fault(options):
         print(f"rocketlet: {problem}", file=sys.stderr)
         return 1
     try:
+        _check_advertised(options)
         with console.reserved(options):
             keep_freed()
             async with Garbage():
@@ -118,6 +122,18 @@ async def _served(run: Run, options: argparse.Namespace) -> int:
     except OSError as error:
         print(f"rocketlet: {listening_fault(error, options.host, options.port)}", file=sys.stderr)
     return 1
+
+
+def _check_advertised(options: argparse.Namespace) -> None:
+    """Raises ConfigError: a broker looks up its advertised address, which is part of message ids."""
+    host = _told(options)[0] if hasattr(options, "advertise") else ""
+    if host:
+        try:
+            socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        except OSError:
+            raise ConfigError(
+                f"--advertise: the host name {host} is unknown; give a name that this machine can resolve"
+            ) from None
 
 
 async def _start(options: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """Options of servers from three places: the command line, then environment variables, then a TOML file.
 
 `--retain-hours 24` is `ROCKETLET_RETAIN_HOURS=24`, and `retain-hours = 24` in the file that `--config` or `ROCKETLET_CONFIG`
-names.
+names. A source of lower rank is not read where a higher one decides.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..config import OTHER_VARIABLES
 PREFIX: Final = "ROCKETLET_"
 _NOT_SETTINGS: Final = frozenset(("help", "config"))
 _OF_KUBERNETES: Final = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+_)").match
+_ADDRESS_OF_KUBERNETES: Final = re.compile(r"(tcp|udp|sctp)://\S+:\d+").fullmatch  # of a service, in ROCKETLET_PORT
 _NEAR: Final = 0.74  # likeness of two names: two of four letters may have changed places
 _TRUTHS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -51,12 +52,18 @@ class SettingsParser(argparse.ArgumentParser):
     def _take_defaults(self, environment: Mapping[str, str], arguments: Sequence[str]) -> None:
         path = _config_path(arguments) or environment.get(f"{PREFIX}CONFIG")
         from_file = self._read(Path(path)) if path else {}
+        ignored = sorted(name for name in environment if _is_of_kubernetes(name, environment[name]))
+        environment = {name: value for name, value in environment.items() if name not in ignored}
+        self.set_defaults(ignored_variables=ignored)
+        typed = _typed(arguments)
         for action in self._actions:
             name = _name(action)
             if name is None:
                 continue
             variable = PREFIX + name.replace("-", "_").upper()
-            if environment.get(variable):
+            if typed.intersection(action.option_strings):
+                pass
+            elif environment.get(variable):
                 self._set(action, environment[variable], f"${variable}")
             elif name in from_file:
                 self._set(action, from_file.pop(name), f"{path}: {name}")
@@ -82,7 +89,7 @@ class SettingsParser(argparse.ArgumentParser):
         import tomllib
 
         try:
-            found = tomllib.loads(path.read_text())
+            found = tomllib.loads(path.read_text("utf-8-sig"))
         except OSError as error:
             self.error(f"--config: {path} cannot be read: {error.strerror}")
         except ValueError as error:
@@ -99,6 +106,16 @@ class SettingsParser(argparse.ArgumentParser):
 
 
 _READING: Final[weakref.WeakSet[SettingsParser]] = weakref.WeakSet()
+
+
+def _is_of_kubernetes(variable: str, value: str) -> bool:
+    """True if Kubernetes set the variable for a service that is called rocketlet, or rocketlet-console."""
+    return variable.startswith(PREFIX) and _ADDRESS_OF_KUBERNETES(value) is not None
+
+
+def _typed(arguments: Sequence[str]) -> set[str]:
+    """Return the options of a command line."""
+    return {text.partition("=")[0] for text in arguments if text.startswith("-")}
 
 
 def _config_path(arguments: Sequence[str]) -> str | None:

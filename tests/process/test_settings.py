@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import socket
 import subprocess
@@ -74,6 +75,37 @@ def test_what_is_required_may_come_from_the_environment(monkeypatch: pytest.Monk
     assert parsed(monkeypatch, {"ROCKETLET_NAMESERVER": "h:1"}, "broker")["nameserver"] == "h:1"
 
 
+@pytest.mark.parametrize("typed", [("--port", "3000"), ("--port=3000",)])
+def test_source_of_lower_rank_is_not_checked_when_the_command_line_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, typed: tuple[str, ...]
+) -> None:
+    file = tmp_path / "rocketlet.toml"
+    file.write_text("port = 99999\nqueues = 'many'\nflush = 'never'\n")
+    environment = {"ROCKETLET_CONFIG": str(file), "ROCKETLET_PORT": "abc", "ROCKETLET_QUEUES": "3"}
+    found = parsed(monkeypatch, environment, "start", *typed, "--flush", "sync")
+    assert (found["port"], found["queues"], found["flush"]) == (3000, 3, "sync")
+
+
+def test_addresses_that_kubernetes_sets_are_ignored_and_logged_once(tmp_path: Path) -> None:
+    addresses = {
+        f"ROCKETLET_{name}": "tcp://10.0.0.7:9876"
+        for name in ("PORT", "NAMESERVER_PORT", "CONSOLE_PORT", "METRICS_PORT")
+    }
+    process = run(tmp_path, "--no-vip", "--config", str(tmp_path / "c.toml"), toml="\ufeffport = 0\n", **addresses)
+    assert process.stdout is not None
+    assert "ready" in process.stdout.readline()
+    process.terminate()
+    _, err = process.communicate(timeout=PATIENCE_S)
+    (line,) = [line for line in err.splitlines() if "variables_ignored" in line]
+    assert all(name in line for name in addresses)
+
+
+def test_advertised_host_that_is_unknown_is_named(tmp_path: Path) -> None:
+    process = run(tmp_path, "--port", "0", "--advertise", "nowhere.invalid:9876")
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, "--advertise: the host name nowhere.invalid is unknown" in err) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("text", "environment", "reason"),
     [
@@ -104,9 +136,12 @@ def test_wrong_settings_are_named_with_their_place(
     assert re.search(reason, capsys.readouterr().err)
 
 
-def run(tmp_path: Path, *options: str) -> subprocess.Popen[str]:
+def run(tmp_path: Path, *options: str, toml: str | None = None, **environment: str) -> subprocess.Popen[str]:
+    if toml is not None:
+        (tmp_path / "c.toml").write_text(toml)
     command = [sys.executable, "-m", "rocketlet.command.cli", "start", "--data", str(tmp_path / "data"), *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    of_process = {**os.environ, **environment}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=of_process)
 
 
 @pytest.mark.parametrize("host", [None, "0.0.0.0"])
