@@ -89,12 +89,10 @@ async def listening(port: int, timeout_s: float = 180.0, *, pid: int | None = No
 
 
 @asynccontextmanager
-async def rocketlet(
-    folder: Path, *options: str, program: tuple[str, ...] = ("-m", "rocketlet.command.cli")
-) -> AsyncIterator[Peer]:
+async def rocketlet(folder: Path, *options: str) -> AsyncIterator[Peer]:
     port = free_port()
     arguments = (
-        sys.executable, *program, "start", "--host", "127.0.0.1", "--port", str(port),
+        sys.executable, "-m", "rocketlet.command.cli", "start", "--host", "127.0.0.1", "--port", str(port),
         "--data", str(folder / "rocketlet"), "--log-level", "warning", *options,
     )  # fmt: skip
     async with process(arguments, folder / "rocketlet.log") as pid:

@@ -6,8 +6,7 @@ disk, files, power, kill, pop   disks that fail, damaged folders, power cuts, SI
 chaos, balance, handlers, waiting   members, Java members, handlers that do anything, messages that wait
 move        everybody moves to Apache's broker and back, with steps that are killed
 incidents   incidents of operators, and which tool names them
-mutants     small mistakes in the source, which tests must find
-planted     fixes taken out one by one, which campaigns must find
+faults      patches that plant faults, which campaigns must notice
 apache      the attacks of `exhaustion` on Apache's broker
 common      how long to go on, and the outcome
 __main__    runs one by its name
@@ -19,7 +18,5 @@ _http2, _sharers, _strange_calls   clients of gRPC, and of both doors
 _incidents, _well   clusters: ill and well
 _device, _ledger, _lost_end   a disk that fails, what a store acknowledged, the damage of a power cut
 _popped, _timed   messages that clients share, and that are sent to a time
-_checks, _operators, _reasons   tests in forks, mistakes, and why some may survive
-_removal, _removals, _request_removals, _shared_removals, _waiting_removals   fixes that can be taken out
 _subjects   the parsers whose cost is measured
 """

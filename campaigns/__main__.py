@@ -1,7 +1,7 @@
 """`python -m campaigns NAME [--seconds N | --count N] [--seed S] [--first] [--json]`; exits with 1 if it found a fault.
 
 A campaign is a module here with `run(limit, seed, folder) -> Outcome` and `DEFAULT_COUNT`. With `--json` the last line is an
-object with `campaign`, `tried`, `faults` (how many) and whatever the campaign measured. `--plant` takes a fix out first.
+object with `campaign`, `tried`, `faults` (how many) and whatever the campaign measured.
 How far it is, and each new fault, it says on standard error. Brokers and clients in this process log nothing: thousands meet
 what they should report.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import random
 import sys
 import tempfile
@@ -20,7 +19,6 @@ from pathlib import Path
 
 import structlog
 
-from ._removals import PLANT, REMOVALS, planted
 from .common import Limit, Outcome
 
 NAMES = sorted(
@@ -37,9 +35,7 @@ def main() -> int:
     print(f"{options.name}: seed {options.seed}", flush=True)
     logging.disable(logging.CRITICAL)
     structlog.configure(processors=[lambda *_: ""], logger_factory=structlog.ReturnLoggerFactory())
-    if options.plant:
-        os.environ[PLANT] = options.plant
-    with tempfile.TemporaryDirectory() as folder, planted(options.plant):
+    with tempfile.TemporaryDirectory() as folder:
         limit = Limit(count, options.seconds, options.only, ends_at_fault=options.first)
         outcome: Outcome = campaign.run(limit, options.seed, Path(folder))
     for fault, times in sorted(outcome.faults.items(), key=lambda item: -item[1]):
@@ -68,10 +64,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=int, default=random.randrange(1 << 32), help="what a found fault is found again by"
     )
-    parser.add_argument("--only", help="of `planted` one removal, of `exhaustion` one attack")
-    parser.add_argument(
-        "--plant", choices=sorted(REMOVALS), metavar="REMOVAL", help="take a fix out, which should be found"
-    )
+    parser.add_argument("--only", help="of `faults` one patch, of `exhaustion` one attack")
     parser.add_argument("--first", action="store_true", help="end with the first fault")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     return parser.parse_args()

@@ -16,8 +16,8 @@ from rocketlet.protocol.message import decode_records
 from tests.conftest import Wire
 
 from ._ledger import Place
-from ._removals import program
 
+PROGRAM = ("-m", "rocketlet.command.cli")
 READY_S = 60.0
 PIPE_BYTES = 1 << 30
 """How much of a process's unread output is kept. Behind a full pipe it would stand still."""
@@ -51,7 +51,7 @@ class BrokerProcess:
             str(self._folder),
         ]
         self._child = await asyncio.create_subprocess_exec(
-            sys.executable, *program(), *command, *self._options,
+            sys.executable, *PROGRAM, *command, *self._options,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, limit=PIPE_BYTES, preexec_fn=self._limit(),
         )  # fmt: skip
         assert self._child.stdout is not None

@@ -24,7 +24,6 @@ from bench.peers import Peer, rocketlet
 from tests.conftest import Wire
 
 from ._attacks import ATTACKS, QUEUES, TOPIC, connect, send
-from ._removals import program
 from .common import Limit, Outcome
 
 DEFAULT_COUNT = len(ATTACKS)
@@ -143,7 +142,7 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
     is_short = limit.count is not None and limit.count < DEFAULT_COUNT and limit.only is None
     options = ("--memory", f"{BUDGET_MIB}M", "--log-level", "error")
-    async with rocketlet(folder, *options, program=program()) as peer:
+    async with rocketlet(folder, *options) as peer:
         try:
             await attack_all(peer, outcome, limit, 0.05 if is_short else 1.0)
         except (OSError, TimeoutError) as error:

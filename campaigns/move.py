@@ -26,7 +26,6 @@ from bench.peers import Apache, compiled, java_options
 from tests.interop.systems import HEAP, SETTINGS
 
 from ._process import BrokerProcess
-from ._removals import program
 from .common import Limit, Outcome
 
 DEFAULT_COUNT = 1
@@ -206,7 +205,7 @@ class _Journey:
 
     async def _step(self, source: str, target: str, *options: str) -> None:
         """A step of the move: begun and killed, and at last left to end."""
-        command = [sys.executable, *program(), "move", "--from", source, "--to", target, *options]
+        command = [sys.executable, "-m", "rocketlet.command.cli", "move", "--from", source, "--to", target, *options]
         for kills_left in reversed(range(KILLS + 1)):
             process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             try:

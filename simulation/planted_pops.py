@@ -56,10 +56,6 @@ def _early(self: Pops, group: str, topic: str, handle: str, invisible_ms: int, *
     return _change(self, group, topic, handle, invisible_ms // 2, **options)
 
 
-def _no_order(self: Pops, group: str) -> bool:
-    return False
-
-
 _settle = Division._settle
 
 
@@ -97,7 +93,6 @@ POP_FAULTS: dict[str, list[tuple[type, str, Any]]] = {
     "pop-deadline-lost": [(Deadlines, "put", _deadline_lost)],
     "pop-early": [(Pops, "change", _early)],
     "pop-not-emptied": [(Division, "_settle", _settled_at_once)],
-    "pop-out-of-order": [(Pops, "_is_in_order", _no_order)],
     "pop-any-pull": [(Pulling, "_check_member", _any_pull)],
     "pop-reader-forgotten": [(Readers, "note", _reader_forgotten)],
 }

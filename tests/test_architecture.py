@@ -73,7 +73,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "adapters": "client",  # rocketlet.otel and rocketlet.taskiq
         "examples": "root spark testing",
         "bench": "broker client command demo simulation spark testing",
-        "campaigns": "bench broker client command console simulation testing tests",
+        "campaigns": "bench broker client command console testing tests",
         "simulation": "broker client tests",
         "web": "",
         "console": "client web",

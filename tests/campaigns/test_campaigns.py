@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from campaigns.__main__ import last_line
-from campaigns._removals import REMOVALS, planted
+from campaigns import faults
+from campaigns.__main__ import NAMES, last_line
 from campaigns.common import Outcome
 
 SHORT = {
@@ -34,18 +35,6 @@ SHORT = {
     "waiting": 15,
     "incidents": 4,
 }
-PLANTED = (
-    "roll-back",
-    "journal-synced",
-    "index-sums",
-    "names",
-    "marked",
-    "places-indexed",
-    "pop-synced",
-    "receives-ruled",
-    "blocks-ended",
-)
-"""Fixes that are taken out each time; the others by hand."""
 
 
 def campaign(*arguments: str) -> dict[str, Any]:
@@ -76,18 +65,10 @@ def test_frames_that_follow_the_code_find_nothing() -> None:
     assert last["covered"] > 0
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_campaign_finds_that_a_fix_is_missing(name: str) -> None:
-    last = campaign("planted", "--only", name, "--seed", "5", "--first")
-    assert (last["tried"], last["faults"]) == (1, 0)
-    assert last[name]["faults"] > 0
-
-
-@pytest.mark.parametrize("name", REMOVALS)
-def test_a_fix_can_be_taken_out_and_is_there_again(name: str) -> None:
-    changes = REMOVALS[name].changes
-    before = [getattr(change.owner, change.attribute, None) for change in changes]
-    with planted(name):
-        for change, real in zip(changes, before, strict=True):
-            assert getattr(change.owner, change.attribute) is not real
-    assert [getattr(change.owner, change.attribute, None) for change in changes] == before
+@pytest.mark.parametrize("path", faults.PATCHES, ids=lambda path: path.stem)
+def test_a_patch_that_plants_a_fault_applies_to_the_source(path: Path) -> None:
+    faults.apply(path, faults.ROOT, "--check")
+    fault = faults.read(path)
+    assert fault.text
+    assert fault.arguments[:2] == ("-m", "campaigns")
+    assert fault.arguments[2] in NAMES
