@@ -35,6 +35,7 @@ from ..config import (
     LimitExceeded,
 )
 from ..groups.foreign.draining import has_handled_all
+from ..groups.member import Member
 from ..messages.held_pulls import HeldPull, Until
 from ..messages.sql_filter import Filter
 from ..sessions.refusal import Reason, Refusal
@@ -195,18 +196,10 @@ class Pulling:
         session, header = pull.session, pull.header
         if self._draining.holds_back(session, header):
             return self._wait(pull, DRAINING_WAIT_S)
-        group = self._groups.get(header.consumer_group)
-        member = group.members.get(session) if group else None
-        if member is None and self._locks.awaits_readers(header.consumer_group):
-            is_anothers = self._locks.has_lease(header.consumer_group, header.topic, header.queue_id, session)
-            return is_anothers and self._wait(pull, OTHERS_QUEUE_WAIT_S)
-        if group is None or member is None or member.data.strategy or member.data.message_model != "CLUSTERING":
-            return False
         wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
-        if self._draining.allotment.is_anothers(group.name, session, header.topic, header.queue_id):
+        if self._draining.allotment.is_anothers(header.consumer_group, session, header.topic, header.queue_id):
             return self._wait(pull, wait_s, Until.TURN)
-        # It would get everything twice: foreign members see changes of the group late.
-        if self._locks.has_lease(group.name, header.topic, header.queue_id, session):
+        if self._is_leased_to_another(session, header):
             return self._wait(pull, OTHERS_QUEUE_WAIT_S)
         if self._draining.is_gated(session, header):
             held = self._waiting(pull, partial(self._go_through, attempt=attempt))
@@ -215,6 +208,19 @@ class Pulling:
                 held.answer()
             return True
         return False
+
+    def _is_leased_to_another(self, session: Session, header: PullMessage) -> bool:
+        """True if a Rocketlet member or the pop pool owns the queue, and this client would read it beside the owner. Foreign
+        members learn of changes of the group late. A client without a heartbeat may have been such a member before it lost
+        its connection. Rocketlet members lock a queue before they pull it, and broadcasting members share no queues."""
+        if not self._locks.has_lease(header.consumer_group, header.topic, header.queue_id, session):
+            return False
+        member = self._member(session, header)
+        return member is None or (not member.data.strategy and member.data.message_model == "CLUSTERING")
+
+    def _member(self, session: Session, header: PullMessage) -> Member | None:
+        group = self._groups.get(header.consumer_group)
+        return group.members.get(session) if group is not None else None
 
     def _wait(self, pull: Pull, wait_s: float, until: Until = Until.TIME) -> bool:
         """The pull gets nothing, when its wait is over; at once where it cannot be held."""
@@ -241,7 +247,10 @@ class Pulling:
         if committed is None or header.queue_offset >= committed:
             return None
         if self._offsets.is_behind_owner(*place, header.queue_offset):
-            return committed if self._commits.is_foreign_member(session, header.consumer_group) else None
+            member = self._member(session, header)
+            # Without a heartbeat, only a push consumer pulls without a subscription; others may read from any offset.
+            is_push = member.is_foreign if member is not None else not header.sys_flag & codes.PULL_SUBSCRIPTION
+            return committed if is_push else None
         return committed if self._draining.allotment.is_new_reader(place[0], session, *place[1:]) else None
 
     def _set_back_to(self, session: Session, header: PullMessage) -> int | None:
@@ -292,11 +301,13 @@ class Pulling:
         """A push consumer whose heartbeat has not come yet, on a new connection or after a restart of the broker. Apache's
         broker takes the subscription of any member for it (ConsumerManager.findSubscriptionData); here its queue may be
         another's by now."""
-        group = self._groups.get(header.consumer_group)
-        if not header.sys_flag & codes.PULL_SUSPEND or (group is not None and session in group.members):
+        if not header.sys_flag & codes.PULL_SUSPEND or self._member(session, header) is not None:
             return
-        self._locks.heard_reader(*header[:3], session)
-        if not header.sys_flag & codes.PULL_SUBSCRIPTION and self._locks.last_reader(*header[:3]) is not None:
+        place = header[:3]
+        self._locks.heard_reader(*place, session)
+        if header.sys_flag & codes.PULL_SUBSCRIPTION:
+            return  # it waits while the queue is leased (`_has_to_wait`)
+        if self._locks.last_reader(*place) is not None or self._locks.has_lease(*place, session):
             raise Refusal(
                 Reason.UNKNOWN_MEMBER,
                 f"the consumer's subscription not exist, send a heartbeat of {header.consumer_group} first",
@@ -353,6 +364,8 @@ class Pulling:
         place = (header.consumer_group, session, header.topic, header.queue_id)
         if self._draining.holds_back(session, header) or self._draining.allotment.is_anothers(*place):
             return _nothing_new(header)  # it has been drained of the queue since
+        if self._is_leased_to_another(session, header):
+            return _nothing_new(header)  # another member has locked the queue since
         if self._pops.pools and self._pops.pull_fault(session, header.consumer_group, header.topic) is not None:
             return _nothing_new(header)  # clients have begun to pop; its next pull is told so
         if self._store.queues.get((queue.topic, queue.queue_id)) is not queue:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import IDLE_LIMIT_S, LIMITS, SWEEP_INTERVAL_S
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol import bodies, group_config
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, TopicConfig
+from rocketlet.protocol.codes import PULL_COMMIT_OFFSET as COMMITS
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.extents import TopicExtent, decode_extents, encode_topics
 from rocketlet.protocol.group_config import GroupConfig
@@ -20,7 +22,7 @@ from rocketlet.protocol.subscription import parse_subscription
 from rocketlet.testing.ports import free_port
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ...support.requests import SUBSCRIBED, SUSPEND, beat, lock, members, pull, send
+from ...support.requests import SUBSCRIBED, SUSPEND, beat, join, lock, members, pull, send
 
 
 async def test_members_come_and_go_and_each_change_is_told(node: Node, connect: Connect) -> None:
@@ -149,6 +151,71 @@ async def test_a_foreign_member_gets_nothing_of_a_queue_that_one_of_ours_owns(no
     assert (await ours.call(RequestCode.PULL_MESSAGE, pull(flags=flags))).code == 0
     await lock(ours, "c1", code=RequestCode.UNLOCK_BATCH_MQ)
     assert (await foreign.call(RequestCode.PULL_MESSAGE, pull(flags=flags))).code == 0
+
+
+async def owned_by_one_of_ours(node: Node, connect: Connect) -> tuple[Wire, Wire]:
+    """Queue 0 of t has a message, and c1 its lease. Returns c1's connection, and that of a client without a heartbeat."""
+    ours, stranger = await connect(node.address), await connect(node.address)
+    await create_topic(ours, "t", 1)
+    await join(ours, "c1", strategy="AVG")
+    await send(ours, b"first")
+    await lock(ours, "c1")
+    return ours, stranger
+
+
+async def test_client_without_a_heartbeat_gets_nothing_from_a_leased_queue(node: Node, connect: Connect) -> None:
+    ours, stranger = await owned_by_one_of_ours(node, connect)
+    refused = await stranger.call(RequestCode.PULL_MESSAGE, pull(flags=SUSPEND, sub_version=1))
+    assert refused.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+    assert "send a heartbeat of g first" in (refused.remark or "")
+    waits = stranger.send(RequestCode.PULL_MESSAGE, pull(flags=SUSPEND, sub_version=1))
+    await stranger.request(RequestCode.GET_CONSUMER_RUNNING_INFO)
+    await beat(stranger, "c2")
+    answer = await stranger.answer(waits)
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "0"), "it is a member now"
+    assert (await ours.call(RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED | SUSPEND))).code == 0
+
+
+async def test_blocking_pull_with_its_own_subscription_gets_nothing_from_a_leased_queue(
+    node: Node, connect: Connect
+) -> None:
+    """As Java's pullBlockIfNotFound, and its push consumers with postSubscriptionWhenPull."""
+    ours, stranger = await owned_by_one_of_ours(node, connect)
+    flags = SUBSCRIBED | SUSPEND
+    answer = await stranger.call(RequestCode.PULL_MESSAGE, pull(flags=flags))
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "0")
+    assert (await stranger.call(RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED))).code == 0, "as tools and Spark read"
+    await lock(ours, "c1", code=RequestCode.UNLOCK_BATCH_MQ)
+    assert (await stranger.call(RequestCode.PULL_MESSAGE, pull(flags=flags))).code == 0
+
+
+@pytest.mark.parametrize("flags", [SUSPEND, SUBSCRIBED | SUSPEND])
+async def test_held_pull_gets_nothing_when_the_queue_is_leased_meanwhile(
+    nodes: Nodes, connect: Connect, flags: int
+) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    ours, stranger = await connect(node.address), await connect(node.address)
+    await create_topic(ours, "t", 1)
+    await join(ours, "c1", strategy="AVG")
+    waits = stranger.send(RequestCode.PULL_MESSAGE, pull(flags=flags, sub_version=1))
+    await eventually(lambda: any(connection.held_pulls for connection in node.server.connections))
+    await lock(ours, "c1")
+    await send(ours, b"first")
+    assert (await stranger.answer(waits)).code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_client_without_a_heartbeat_gets_nothing_that_an_owner_has_committed(
+    node: Node, connect: Connect
+) -> None:
+    """Its offset is from before its connection was lost. A pull that brings its subscription may read from anywhere."""
+    ours, stranger = await owned_by_one_of_ours(node, connect)
+    await send(ours, b"second")
+    await ours.call(RequestCode.PULL_MESSAGE, pull(offset=1, flags=SUBSCRIBED | SUSPEND | COMMITS, commit_offset=1))
+    await lock(ours, "c1", code=RequestCode.UNLOCK_BATCH_MQ)
+    answer = await stranger.call(RequestCode.PULL_MESSAGE, pull(flags=SUSPEND, sub_version=1))
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "1")
+    answer = await stranger.call(RequestCode.PULL_MESSAGE, pull(flags=SUBSCRIBED | SUSPEND))
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (0, "2")
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"clientID":1}', b'{"consumerDataSet":5,"clientID":"c"}', b"\xff\xfe"])

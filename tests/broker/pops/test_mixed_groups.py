@@ -16,6 +16,7 @@ from rocketlet.protocol.message import Record
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
 from ...support.handlers import Inbox
 from ...support.requests import ack, commit, join, popped, pull
+from ...support.requests import send as send_to
 
 
 @contextlib.asynccontextmanager
@@ -137,3 +138,21 @@ async def test_a_strangers_pull_that_waits_gets_nothing_of_what_is_popped(node: 
     await send(node, [b"two"])
     assert (await stranger.answer(waiting)).code == ResponseCode.PULL_NOT_FOUND
     assert [record.body for record in await popped(wire)] == [b"two"]
+
+
+async def test_client_without_a_heartbeat_gets_nothing_from_a_queue_of_the_pool(node: Node, connect: Connect) -> None:
+    wire, stranger = await connect(node.address), await connect(node.address)
+    await create_topic(wire, "t")
+    await popped(wire, initMode=0)
+    await join(wire, "c1", strategy="AVG")
+    queues = [queue for (_, queue), owner in node.broker.locks.owners("g").items() if owner == "(shared)"]
+    assert queues
+    for queue in queues:
+        await send_to(wire, queue=queue)
+        for flags, code in (
+            (PULL_SUSPEND, ResponseCode.SUBSCRIPTION_NOT_EXIST),
+            (PULL_SUSPEND | PULL_SUBSCRIPTION, ResponseCode.PULL_NOT_FOUND),
+        ):
+            answer = await stranger.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=flags, sub_version=1))
+            assert answer.code == code
+    assert len(await popped(wire)) == len(queues)
