@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined] # it is not in __all__
-from rocketlet.client import Consumer, Producer
+from rocketlet.client import Consumer, Producer, SharedConsumer
 from wrapt import wrap_function_wrapper
 
 from .spans import TracedHandlers, TracedSends
@@ -28,14 +28,18 @@ class RocketletInstrumentor(BaseInstrumentor):  # type: ignore[misc] # it has no
             init(*given, **named | {"middleware": [TracedSends(**providers), *named.get("middleware", ())]})
 
         def consuming(
-            init: Callable[..., None], consumer: Consumer, given: tuple[Any, ...], named: dict[str, Any]
+            init: Callable[..., None],
+            consumer: Consumer | SharedConsumer,
+            given: tuple[Any, ...],
+            named: dict[str, Any],
         ) -> None:
             group = given[1] if len(given) > 1 else named.get("group", "")
             init(*given, **named | {"middleware": [TracedHandlers(group, **providers), *named.get("middleware", ())]})
 
-        self._inits = {kind: kind.__init__ for kind in (Producer, Consumer)}
+        self._inits = {kind: kind.__init__ for kind in (Producer, Consumer, SharedConsumer)}
         wrap_function_wrapper("rocketlet.client.producer", "Producer.__init__", producing)
         wrap_function_wrapper("rocketlet.client.consumer", "Consumer.__init__", consuming)
+        wrap_function_wrapper("rocketlet.client.shared_consumer", "SharedConsumer.__init__", consuming)
 
     def _uninstrument(self, **options: Any) -> None:
         for kind, init in self._inits.items():

@@ -1,8 +1,9 @@
 """Middleware that records spans and metrics.
 
 A `send` is one span of kind PRODUCER; its context is put into the message. A handler for one message runs in a span of kind
-CONSUMER, a child of the sender's, so that a trace shows the whole way. A handler for a batch has a span with a link to each
-sender's. Names and attributes: OpenTelemetry's semantic conventions for messaging and for RocketMQ, version 1.37.
+CONSUMER, a child of the sender's, so that a trace shows the whole way, and with the sender's baggage. A handler for a batch
+has a span with a link to each sender's. Names and attributes: OpenTelemetry's semantic conventions for messaging and for
+RocketMQ, version 1.37.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 try:
-    from opentelemetry import metrics, propagate, trace
+    from opentelemetry import context, metrics, propagate, trace
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 except ModuleNotFoundError as missing:
     raise ImportError("rocketlet.otel needs OpenTelemetry: pip install 'rocketlet[otel]'") from missing
 
-from rocketlet.client import Message, Reject, RetryLater, Sending, SendResult
+from rocketlet.client import Message, Outgoing, Reject, RetryLater, Sending, SendResult
 from rocketlet.client.consuming.handling import Outcome
 
 SCOPE = "rocketlet"
@@ -59,9 +61,9 @@ class TracedSends:
             _measured(span, attributes, self._durations.record),
         ):
             self._sent.add(len(sending.messages), attributes)
-            context: dict[str, str] = {}
-            propagate.inject(context)
-            messages = tuple(replace(one, properties={**one.properties, **context}) for one in sending.messages)
+            carried: dict[str, str] = {}
+            propagate.inject(carried)
+            messages = tuple(replace(one, properties={**one.properties, **carried}) for one in sending.messages)
             result = await call(replace(sending, messages=messages))
             span.set_attribute(
                 "messaging.destination.partition.id", f"{result.queue.broker_name}:{result.queue.queue_id}"
@@ -72,7 +74,7 @@ class TracedSends:
 
 
 class TracedHandlers:
-    """Middleware of a `Consumer` of this group, for handlers of messages and of batches."""
+    """Middleware of a `Consumer` or `SharedConsumer` of this group, for handlers of messages and of batches."""
 
     def __init__(
         self,
@@ -100,9 +102,9 @@ class TracedHandlers:
             if sender.is_valid
         ]
         with (
+            _attached(None if isinstance(given, list) else senders[0]),
             self._tracer.start_as_current_span(
                 f"process {topic}",
-                context=None if isinstance(given, list) else senders[0],
                 kind=SpanKind.CONSUMER,
                 attributes={**attributes, **_of_received(given)},
                 links=links if isinstance(given, list) else (),
@@ -116,6 +118,19 @@ class TracedHandlers:
             if isinstance(outcome, RetryLater | Reject):
                 span.set_attribute("rocketlet.outcome", "retry" if isinstance(outcome, RetryLater) else "reject")
             return outcome
+
+
+@contextmanager
+def _attached(sender: context.Context | None) -> Iterator[None]:
+    """Make a sender's context the current one, including its baggage."""
+    if sender is None:
+        yield
+        return
+    token = context.attach(sender)
+    try:
+        yield
+    finally:
+        context.detach(token)
 
 
 @contextmanager
@@ -160,15 +175,24 @@ def _of_outgoing(sending: Sending) -> SpanAttributes:
         found["messaging.rocketmq.message.tag"] = one.tag
     if keys := one.keys:
         found["messaging.rocketmq.message.keys"] = tuple(keys.split() if isinstance(keys, str) else keys)
-    if one.delay_level:
-        found |= {
-            "messaging.rocketmq.message.type": "delay",
-            "messaging.rocketmq.message.delay_time_level": one.delay_level,
-        }
+    if sending.queue_key is not None:
+        found |= {"messaging.rocketmq.message.type": "fifo", "messaging.rocketmq.message.group": sending.queue_key}
     if sending.kind == "half":
         found["messaging.rocketmq.message.type"] = "transaction"
-    elif sending.queue_key is not None:
-        found |= {"messaging.rocketmq.message.type": "fifo", "messaging.rocketmq.message.group": sending.queue_key}
+    else:
+        found |= _delay_of(one)
+    return found
+
+
+def _delay_of(message: Outgoing) -> SpanAttributes:
+    """Return how long the broker keeps a message back; nothing for one that is delivered immediately."""
+    found: SpanAttributes = {}
+    if message.delay_level or message.delay or message.at is not None:
+        found["messaging.rocketmq.message.type"] = "delay"
+    if message.delay_level:
+        found["messaging.rocketmq.message.delay_time_level"] = message.delay_level
+    if isinstance(message.at, datetime):  # the producer has not checked the arguments yet
+        found["messaging.rocketmq.message.delivery_timestamp"] = int(message.at.timestamp() * 1000)
     return found
 
 

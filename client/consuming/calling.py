@@ -10,6 +10,7 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, cast
 
 Called = Callable[[Any], Awaitable[Any]]
@@ -46,7 +47,7 @@ class Calling:
         loop = asyncio.get_running_loop()
 
         async def in_thread(*arguments: Any) -> Any:
-            outcome, error = await loop.run_in_executor(executor, caught, handler, *arguments)
+            outcome, error = await loop.run_in_executor(executor, copy_context().run, caught, handler, *arguments)
             if error is not None:
                 raise error
             if inspect.isawaitable(outcome):

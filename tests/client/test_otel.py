@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import pytest
+from opentelemetry import baggage, trace
+from opentelemetry.context import attach, detach
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -14,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
-from rocketlet.client import BrokerRefused, Consumer, Message, Producer, RetryLater
+from rocketlet.client import BrokerRefused, Consumer, Message, Producer, RetryLater, SharedConsumer
 from rocketlet.otel import RocketletInstrumentor, TracedHandlers, TracedSends
 from rocketlet.testing import Broker, Fault
 
@@ -108,6 +111,84 @@ async def test_a_handler_continues_the_trace_of_the_sender(rocketlet: Broker, re
         (point,) = recorded.points(name)
         assert (point.count, point.attributes["messaging.destination.name"]) == (1, "orders")
     assert [point.value for point in recorded.points("messaging.client.sent.messages")] == [1]
+
+
+async def test_shared_consumer_records_a_span_of_each_attempt(rocketlet: Broker, recorded: Recorded) -> None:
+    attempts: list[int] = []
+    rocketlet.create_topic("orders")
+
+    def handle(message: Message) -> RetryLater | None:
+        attempts.append(message.attempt)
+        return RetryLater(delay=0.1) if len(attempts) == 1 else None
+
+    instrumentor = RocketletInstrumentor()
+    instrumentor.instrument(**recorded.providers)
+    try:
+        async with (
+            Producer(rocketlet.address) as producer,
+            SharedConsumer(rocketlet.address, "shop", "orders", handle, start="first"),
+        ):
+            await producer.send("orders", b"order")
+            await eventually(lambda: recorded.has("process orders", 2))
+    finally:
+        instrumentor.uninstrument()
+    (sent,) = recorded.spans("send orders")
+    for attempt, span in enumerate(recorded.spans("process orders"), 1):
+        assert span.parent is not None
+        assert span.parent.span_id == context(sent).span_id
+        assert (span.attributes or {})["rocketlet.message.delivery_attempt"] == attempt
+        assert (span.attributes or {})["messaging.consumer.group.name"] == "shop"
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["coroutine", "plain function"])
+async def test_handler_sees_the_baggage_and_the_span_of_its_sender(
+    rocketlet: Broker, recorded: Recorded, is_async: bool
+) -> None:
+    seen: list[tuple[object, int]] = []
+
+    def handle(message: Message) -> None:
+        seen.append((baggage.get_baggage("tenant"), trace.get_current_span().get_span_context().span_id))
+
+    async def handle_async(message: Message) -> None:
+        handle(message)
+
+    handler: Any = handle_async if is_async else handle
+    async with (
+        Consumer(
+            rocketlet.address, "shop", "orders", handler, middleware=[TracedHandlers("shop", **recorded.providers)]
+        ),
+        Producer(rocketlet.address, middleware=[TracedSends(**recorded.providers)]) as producer,
+    ):
+        token = attach(baggage.set_baggage("tenant", "north"))
+        await producer.send("orders", b"order")
+        detach(token)
+        await producer.send("orders", b"order")
+        await eventually(lambda: recorded.has("process orders", 2))
+    assert {tenant for tenant, _ in seen} == {"north", None}
+    assert {span for _, span in seen} == {context(span).span_id for span in recorded.spans("process orders")}
+
+
+@pytest.mark.parametrize(
+    ("delayed", "type_", "more"),
+    [
+        ({"delay": 60}, "delay", {}),
+        ({"delay": timedelta(seconds=60)}, "delay", {}),
+        ({"delay": 0}, "normal", {}),
+        ({"at": datetime(2000, 1, 1, tzinfo=UTC)}, "delay", {"delivery_timestamp": 946_684_800_000}),
+        ({"delay_level": 2}, "delay", {"delay_time_level": 2}),
+    ],
+)
+async def test_delayed_send_has_the_type_delay(
+    rocketlet: Broker, recorded: Recorded, delayed: dict[str, Any], type_: str, more: dict[str, int]
+) -> None:
+    async with Producer(rocketlet.address, middleware=[TracedSends(**recorded.providers)]) as producer:
+        await producer.send("orders", b"order", **delayed)
+    (sent,) = recorded.spans("send orders")
+    prefix = "messaging.rocketmq.message."
+    found = {
+        name.removeprefix(prefix): value for name, value in (sent.attributes or {}).items() if name.startswith(prefix)
+    }
+    assert found == {"type": type_, **more}
 
 
 async def test_a_batch_is_linked_to_each_sender(rocketlet: Broker, recorded: Recorded) -> None:
