@@ -20,7 +20,7 @@ from ...protocol.http2.flow import Stream
 from ...protocol.http2.frames import ErrorCode
 from ...protocol.http2.hpack import encode
 from ...protocol.work import Work
-from ..config import STREAM_BYTES
+from ..config import FIELD_FACTOR, PENDING_BYTES, STREAM_BYTES
 from ..listening.carrier import Carrier
 from ..sessions.callers import Callers
 from .calls import Call, Method
@@ -146,7 +146,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _forget(self, call: Call) -> None:
         self._unfinished_bytes -= call.reader.waiting_bytes
-        call.reader.waiting_bytes = 0
+        call.reader.clear()
 
     def _refuse_http(self, stream: Stream) -> None:
         answers = self.http2.answers
@@ -199,13 +199,11 @@ class GrpcConnection(asyncio.Protocol):
         data = http2.take()
         if data:
             connection.write([data])
-        held = (
-            http2.waiting_bytes
-            + http2.answers.pending_bytes
-            + self._unfinished_bytes
-            + len(http2.streams) * STREAM_BYTES
-            + len(self.ready) * STREAM_BYTES
-        )
+        answers, streams = http2.answers, len(http2.streams)
+        held = http2.waiting_bytes + self._unfinished_bytes + streams * STREAM_BYTES
+        held += answers.pending_bytes + answers.pending * PENDING_BYTES + answers.field_bytes * FIELD_FACTOR
+        if self.ready:
+            held += len(self.ready) * STREAM_BYTES + sum(len(message) for _, message in self.ready if message)
         if held != self._charged_bytes:
             connection.charge(held - self._charged_bytes)
             self._charged_bytes = held

@@ -17,7 +17,15 @@ from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
 from ...protocol.config import MAX_REQUEST_HEADER_BYTES
 from ...protocol.frame import Frame, FrameError, FrameReader
 from ...protocol.message import encode_host
-from ..config import HELD_PULL_BYTES, KEPT_BEAT_BYTES, KEPT_FRAME_BYTES, LARGE_HOLDING_BYTES, TURN_S, WRITE_HIGH_BYTES
+from ..config import (
+    HELD_PULL_BYTES,
+    KEPT_BEAT_BYTES,
+    KEPT_FIELD_BYTES,
+    KEPT_FRAME_BYTES,
+    LARGE_HOLDING_BYTES,
+    TURN_S,
+    WRITE_HIGH_BYTES,
+)
 from ..listening.client import Client, Decryption
 from ..running.turns import OneATurn
 from ..sessions.events import Event, Question
@@ -38,6 +46,10 @@ _UNREACHED = (
     errno.ENETUNREACH,
     errno.ENETDOWN,
 )  # the client need not know of these
+
+
+def _kept_bytes(frame: Frame) -> int:
+    return KEPT_FRAME_BYTES + KEPT_FIELD_BYTES * len(frame.ext) + len(frame.body)
 
 
 class Host(Protocol):
@@ -236,7 +248,7 @@ class Connection(Client):
 
     def held_bytes(self) -> int:
         """Bytes that wait here in both directions, and that others keep for the client."""
-        kept = sum(len(frame.body) + KEPT_FRAME_BYTES for frame in self.kept) if self.kept else 0
+        kept = sum(map(_kept_bytes, self.kept)) if self.kept else 0
         unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
         if self.records is not None:
             unread += self.records.held_bytes

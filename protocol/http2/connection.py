@@ -251,7 +251,9 @@ class Http2:
         if len(self.streams) >= MAX_STREAMS:
             self._count_reset()
             raise _StreamFault(stream_id, ErrorCode.REFUSED_STREAM)
-        stream = self.streams[stream_id] = Stream(stream_id, found, self.answers.stream_window, length)
+        size = self._decoder.list_bytes
+        stream = self.streams[stream_id] = Stream(stream_id, found, self.answers.stream_window, length, size)
+        self.answers.field_bytes += size
         self._events.append(Opened(stream))
         if flags & END_STREAM:
             self._end_request(stream, b"")

@@ -24,12 +24,13 @@ class Trailers:
 
 class Stream:
     """`call` is the owner's. `allowed`: bytes that the client may still send; `window`: that it takes; `content_left`: of
-    what content-length has promised, or -1."""
+    what content-length has promised, or -1. `field_bytes`: the size of its header fields."""
 
     __slots__ = (
         "allowed",
         "call",
         "content_left",
+        "field_bytes",
         "fields",
         "id",
         "is_answer_ended",
@@ -39,8 +40,9 @@ class Stream:
         "window",
     )
 
-    def __init__(self, stream_id: int, fields: Fields, window: int, content_left: int) -> None:
+    def __init__(self, stream_id: int, fields: Fields, window: int, content_left: int, field_bytes: int = 0) -> None:
         self.id = stream_id
+        self.field_bytes = field_bytes
         self.fields = fields
         self.window = window
         self.allowed = STREAM_WINDOW_BYTES
@@ -53,13 +55,14 @@ class Stream:
 
 class Answers:
     """The streams of a connection, and what goes out on them. `gone`: streams that are over, and whether the client may not
-    know yet. `pending_bytes` wait for the client's windows."""
+    know yet. `pending_bytes` wait for the client's windows, in `pending` pieces. `field_bytes`: the header fields of all
+    streams."""
 
     def __init__(self) -> None:
         self.out: list[bytes] = []
         self.streams: dict[int, Stream] = {}
         self.gone: dict[int, bool] = {}
-        self.pending_bytes = 0
+        self.pending_bytes = self.pending = self.field_bytes = 0
         self.data_frames = 0
         self.max_frame_bytes = frames.MIN_FRAME_BYTES
         self.stream_window = frames.DEFAULT_WINDOW_BYTES
@@ -86,12 +89,14 @@ class Answers:
         stream.pending.append(memoryview(data))
         stream.pending_bytes += size
         self.pending_bytes += size
+        self.pending += 1
         self._flush_stream(stream)
 
     def send_end(self, stream: Stream, block: bytes) -> None:
         """The end of an answer: a block of trailers, or of headers if nothing was sent before; an empty one ends the data."""
         if not stream.is_answer_ended:
             stream.pending.append(Trailers(block))
+            self.pending += 1
             self._flush_stream(stream)
 
     def open(self, increment: int) -> bool:
@@ -129,6 +134,8 @@ class Answers:
     def forget(self, stream: Stream, *, knows: bool) -> None:
         """A stream is over. knows: the client cannot send anything on it that it has not sent already."""
         del self.streams[stream.id]
+        self.field_bytes -= stream.field_bytes
+        self.pending -= len(stream.pending)
         self._waiting.pop(stream, None)
         self.pending_bytes -= stream.pending_bytes
         stream.is_answer_ended = True
@@ -151,6 +158,7 @@ class Answers:
             data = pending[0]
             if isinstance(data, Trailers):
                 pending.popleft()
+                self.pending -= 1
                 self._finish(stream, data.block)
                 return
             size = min(len(data), stream.window, self._window, self.max_frame_bytes)
@@ -168,6 +176,7 @@ class Answers:
             self.out.append(frames.encode(frames.DATA, 0, stream.id, data[:size]))
             if size == len(data):
                 pending.popleft()
+                self.pending -= 1
             else:
                 pending[0] = data[size:]
         self._waiting.pop(stream, None)

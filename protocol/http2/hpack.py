@@ -190,14 +190,16 @@ def huffman_decoded(data: bytes) -> bytes:
 
 
 class Decoder:
-    """Decodes the header blocks of one connection. Its table has the fields that earlier blocks added."""
+    """Decodes the header blocks of one connection. Its table has the fields that earlier blocks added. `list_bytes`: the
+    size of the last block's fields, as RFC 9113 counts."""
 
-    __slots__ = ("_limit_bytes", "_table", "_table_bytes")
+    __slots__ = ("_limit_bytes", "_table", "_table_bytes", "list_bytes")
 
     def __init__(self) -> None:
         self._table: list[Field] = []  # the newest last
         self._table_bytes = 0
         self._limit_bytes = HPACK_TABLE_BYTES
+        self.list_bytes = 0
 
     def decode(self, block: bytes) -> list[Field]:
         """The fields in order. Raises HpackError and HeadersTooLarge; the connection is of no use then."""
@@ -238,6 +240,7 @@ class Decoder:
             if left_bytes < 0:
                 raise HeadersTooLarge(f"the header fields are longer than {MAX_HEADER_LIST_BYTES} bytes")
             fields.append(field)
+        self.list_bytes = MAX_HEADER_LIST_BYTES - left_bytes
         return fields
 
     def _literal(self, block: bytes, position: int, index: int, mask: int) -> tuple[Field, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import hpack
 import pytest
 from hypothesis import given
@@ -30,6 +32,20 @@ def test_messages_come_whole_however_their_data_is_cut(messages: list[bytes], si
         data = data[size:]
     assert found == messages
     assert reader.waiting_bytes == 0
+
+
+def test_a_message_that_comes_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
+    reader, count = MessageReader(), 200_000
+    tracemalloc.start()
+    try:
+        reader.feed(b"\0" + (2 * count + 1).to_bytes(4, "big"))
+        for number in range(count):
+            reader.feed(number.to_bytes(2, "big", signed=False) if number < 65_536 else bytes((number & 0xFF, 1)))
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert reader.waiting_bytes == 2 * count + 5
+    assert kept_bytes < 1.25 * reader.waiting_bytes
 
 
 def test_the_largest_message_is_taken_and_a_larger_one_is_refused_by_its_prefix() -> None:
