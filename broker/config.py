@@ -21,8 +21,11 @@ MIN_MEMORY_BYTES: Final = 64 * 1024 * 1024  # connections may hold so much at le
 MEMORY_SWEEP_S: Final = 1.0  # between two counts of what connections hold
 LARGE_HOLDING_BYTES: Final = 65_536  # connections that hold less are not closed to make room
 STREAM_BYTES: Final = 2048  # counted for a gRPC call that is open, beside its messages
+FIELD_FACTOR: Final = 4  # for each byte of its header fields, as RFC 9113 counts them, so many are counted
+PENDING_BYTES: Final = 256  # counted for each message of an answer that waits for the client's window, beside its bytes
 MAX_ORPHANED_TOPICS: Final = 1_000  # topics of groups with orphaned queues that metrics name; the sum counts all
-KEPT_FRAME_BYTES: Final = 1024  # counted for a request that waits, beside its body
+KEPT_FRAME_BYTES: Final = 1024  # counted for a request that waits, beside its body and its fields
+KEPT_FIELD_BYTES: Final = 200  # counted for each field of its header
 HELD_PULL_BYTES: Final = 2048  # counted for a held pull
 MAX_CHECKED_PULLS: Final = 1_024  # a connection keeps so many, which need not be checked again
 MAX_CHECKED_SENDS: Final = 4_096  # queues of which the broker remembers that they take messages
@@ -171,9 +174,12 @@ CLIENT_GONE_S: Final = (  # how long after its last connection a client is gone;
 
 # Groups
 
+POPPER_BYTES: Final = 512  # counted for a client that pops, in each group and topic, beside its texts
+POOL_BYTES: Final = 1536  # counted for each group and topic that clients pop, for one of the clients
+DELIVERIES_BYTES: Final = 1024  # counted for each queue of it that they have popped, for the same client
 MEMBER_BYTES: Final = 1024  # counted for a membership, a producer's or a consumer's, against --memory
 SUBSCRIPTION_BYTES: Final = 512  # counted for each subscription, beside its expression
-TAG_BYTES: Final = 160  # counted for each tag of an expression
+TAG_BYTES: Final = 320  # counted for each tag of an expression, beside its text
 PLACE_BYTES: Final = 256  # counted for each queue that a member owns, sees, reads or waits for
 MOVING_BYTES: Final = 400  # counted for each queue that moves from a foreign member, until the change is over
 PROGRESS_S: Final = 0.5  # how often a broker says that a drain goes on, though no member is done
@@ -310,6 +316,7 @@ class Limits:
         2000  # the same for a group in order, with those behind others of their message group
     )
     max_attempt_ids: int = 10_000  # receives in order whose batches are given again to the same attempt
+    max_unused_pools: int = 1000  # groups and topics whose clients are gone, kept for 30 s; of more, the first ones end
     max_mixed: int = 1000  # groups and topics that some pull and others pop, of which it is known when that was said
 
     # Groups

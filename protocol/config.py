@@ -54,7 +54,8 @@ MAX_TOPIC_QUEUES: Final = 65_536  # queues of a topic at any one broker
 MAX_ROUTE_QUEUES: Final = 262_144  # queues of a topic at all brokers, in a route; a list of them takes 100 bytes each
 MAX_ID_CHARS: Final = 512  # client ids, strategies and addresses
 MAX_EXPRESSION_CHARS: Final = 65_536  # a subscription's expression
-MAX_EXPRESSION_TAGS: Final = 10_000  # different tags of an expression
+MAX_EXPRESSION_TAGS: Final = 1000  # different tags of an expression; to read them takes 1.5 ms
+MAX_SUMMARY_CHARS: Final = 1000  # an expression in reports, and where the expressions of members are compared
 MAX_STATUS_BYTES: Final = 262_144  # a client's offsets, which come only when they were asked for
 
 # HTTP/2 and gRPC

@@ -7,9 +7,10 @@ from functools import lru_cache
 from operator import mul
 from struct import unpack
 from typing import Final
+from zlib import crc32
 
 from . import properties as props
-from .config import MAX_EXPRESSION_CHARS, MAX_EXPRESSION_TAGS, MAX_KEPT_TAG_CHARS
+from .config import MAX_EXPRESSION_CHARS, MAX_EXPRESSION_TAGS, MAX_KEPT_TAG_CHARS, MAX_SUMMARY_CHARS
 
 ALL: Final = "*"
 TAG: Final = "TAG"
@@ -60,6 +61,15 @@ class Subscription:
     @property
     def takes_all(self) -> bool:
         return self.kind == TAG and self.expression == ALL
+
+    @property
+    def summary(self) -> str:
+        """The expression; of a long one its beginning, and what tells it apart from others that begin so."""
+        text = self.expression
+        if len(text) <= MAX_SUMMARY_CHARS:
+            return text
+        tail = f"... ({len(text)} characters, {crc32(text.encode('utf-8', 'surrogatepass')):08x})"
+        return text[: MAX_SUMMARY_CHARS - len(tail)] + tail
 
     def matches_code(self, code: int) -> bool:
         """Whether a message whose tag has this hash may match: the broker's filter."""

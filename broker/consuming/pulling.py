@@ -31,13 +31,13 @@ from ..config import (
     SCAN_WORDS,
     SUBSCRIPTION_LOOK_S,
     SUBSCRIPTION_LOOKS,
-    TAG_BYTES,
     LimitExceeded,
 )
 from ..groups.foreign.draining import has_handled_all
 from ..groups.member import Member
 from ..messages.held_pulls import HeldPull, Until
 from ..messages.sql_filter import Filter
+from ..sessions.memory import subscription_bytes
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.session import Session
 from ..store.consume_queue import ConsumeQueue
@@ -438,9 +438,9 @@ def _nothing_new(header: PullMessage) -> Pulled:
 
 
 def _held_bytes(header: PullMessage, subscription: Subscription | None, matches: Filter | None) -> int:
-    tags = len(subscription.tags) if subscription is not None else 0
+    parsed = subscription_bytes(subscription) if subscription is not None else 0
     words = matches.words if matches is not None else 0
-    return text_bytes(header) + TAG_BYTES * tags + FILTER_WORD_BYTES * words
+    return text_bytes(header) + parsed + FILTER_WORD_BYTES * words
 
 
 def text_bytes(header: PullMessage) -> int:

@@ -20,7 +20,7 @@ def finding_faults(members: list[Member], broker_name: str, queues_of: Callable[
     for number, member in enumerate(members, 1):
         for topic, subscription in member.subscriptions.items():
             topics[topic] += 1
-            expressions.setdefault(topic, {}).setdefault(subscription.expression, []).append(member.client_id)
+            expressions.setdefault(topic, {}).setdefault(subscription.summary, []).append(member.client_id)
         settings["message models"].setdefault(member.data.message_model, []).append(member.client_id)
         if member.data.strategy:
             settings["allocation strategies"].setdefault(member.data.strategy, []).append(member.client_id)

@@ -9,12 +9,13 @@ from typing import Final
 from ...protocol.bodies import ConsumerData
 from ...protocol.names import RETRY_PREFIX
 from ...protocol.subscription import Subscription
-from ..config import MEMBER_BYTES, PLACE_BYTES, SUBSCRIPTION_BYTES, TAG_BYTES
+from ..config import MEMBER_BYTES, PLACE_BYTES
+from ..sessions.memory import subscription_bytes
 from ..sessions.session import Session
 
 POPS: Final = "CONSUME_POP"  # the kind of a member that pops messages and pulls no queue
 
-Shape = frozenset[tuple[str, str]]  # topics and expressions
+Shape = frozenset[tuple[str, str]]  # topics and expressions, of long ones their summaries
 
 
 @dataclass(slots=True, eq=False)
@@ -84,13 +85,11 @@ class Member:
 
 
 def shape_of(subscriptions: Iterable[Subscription]) -> Shape:
-    return frozenset((item.topic, item.expression) for item in subscriptions)
+    return frozenset((item.topic, item.summary) for item in subscriptions)
 
 
 def size_of(data: ConsumerData) -> int:
     """About how many bytes a membership takes."""
-    texts = sum(len(item.expression) + TAG_BYTES * len(item.tags) for item in data.subscriptions)
     seen = len(data.queue_counts) + sum(map(len, data.queue_counts.values()))
-    return (
-        MEMBER_BYTES + SUBSCRIPTION_BYTES * len(data.subscriptions) + texts + PLACE_BYTES * (len(data.assigned) + seen)
-    )
+    subscriptions = sum(map(subscription_bytes, data.subscriptions))
+    return MEMBER_BYTES + subscriptions + PLACE_BYTES * (len(data.assigned) + seen)

@@ -80,8 +80,10 @@ class GrpcClient:
         """These clients cannot be asked, so the question gets no answer."""
 
     def charge(self, size: int) -> None:
-        self._charged_bytes += size
-        self.connection.charge(size)
+        """Nothing once the client is gone: then it has been given back what it was charged."""
+        if not self._is_gone:
+            self._charged_bytes += size
+            self.connection.charge(size)
 
     def is_news(self, event: str) -> bool:
         return self.connection.is_news(event)

@@ -203,7 +203,7 @@ class GrpcConnection(asyncio.Protocol):
         held = http2.waiting_bytes + self._unfinished_bytes + streams * STREAM_BYTES
         held += answers.pending_bytes + answers.pending * PENDING_BYTES + answers.field_bytes * FIELD_FACTOR
         if self.ready:
-            held += len(self.ready) * STREAM_BYTES + sum(len(message) for _, message in self.ready if message)
+            held += len(self.ready) * STREAM_BYTES + sum(len(item) for _, item in self.ready if isinstance(item, bytes))
         if held != self._charged_bytes:
             connection.charge(held - self._charged_bytes)
             self._charged_bytes = held

@@ -183,7 +183,8 @@ def _receive(hall: Hall, call: Call, request: Any) -> None:
         raise Fault(Code.CONSUMER_GROUP_NOT_FOUND, f"the group {group} does not exist: create it first")
     if not topic.perm & PERM_READ or not settings.consume_enable:
         raise Fault(Code.FORBIDDEN, f"the group {group} may not read {name} now")
-    hall.clients.hear(call).group = group
+    client = hall.clients.hear(call)
+    client.group = group
     asked_id = request.message_queue.id
     queue_id = asked_id if 0 <= asked_id < topic.read_queues else None
     wanted = PopRequest(
@@ -198,6 +199,7 @@ def _receive(hall: Hall, call: Call, request: Any) -> None:
         request.auto_renew,
         subscription,
         attempt_id=request.attempt_id[:MAX_ATTEMPT_CHARS] or None,
+        session=client,
     )
     if request.batch_size <= 0:
         end(hall, call, Code.MESSAGE_NOT_FOUND, "no messages were asked for")

@@ -24,7 +24,6 @@ from ...protocol.bodies import Route
 from ...protocol.group_bodies import LockRequest
 from ...protocol.pop_bodies import POP, SHARED_OWNER
 from ...protocol.queue import Queue
-from ...protocol.subscription import Subscription
 from ..clock import Timer
 from ..config import LIMITS, POOL_LEAVE_S, POOL_LOOK_S, Limits
 from ..groups.member import Member
@@ -254,6 +253,8 @@ class Division:
     def _seat(self, divided: Divided, pool: Pool, request: PopRequest) -> None:
         popping = divided.popping.setdefault(pool.topic, {})
         if request.client_id in popping:
+            if (seat := divided.seats.get(request.client_id)) is not None:
+                seat.pay_by(request.session)
             return
         group = self._groups.get(divided.name)
         members = group.members if group is not None else {}
@@ -266,7 +267,8 @@ class Division:
         seat = divided.seats.get(request.client_id)
         if seat is None:
             seat = divided.seats[request.client_id] = Seat(partial(self._told, divided.name))
-        seat.subscriptions[pool.topic] = request.subscription or Subscription(pool.topic)
+        seat.pay_by(request.session)
+        seat.subscriptions[pool.topic] = request.wanted
         self._heartbeat(divided, request.client_id, seat)
 
     def _heartbeat(self, divided: Divided, client_id: str, seat: Seat) -> None:
@@ -302,8 +304,11 @@ class Division:
         queues = [Queue(pool.topic, self._broker_name, number) for number in range(self._queues_of(pool.topic))]
         for queue in self._lease(divided, queues, has_had=True):
             pool.own(queue.queue_id)
-        for client_id in pool.clients:
-            self._seat(divided, pool, PopRequest(pool.group, pool.topic, client_id, 0, 0))
+        for client_id, popper in pool.clients.items():
+            wanted, session = popper.wanted, popper.session
+            self._seat(
+                divided, pool, PopRequest(pool.group, pool.topic, client_id, 0, 0, subscription=wanted, session=session)
+            )
         self._gained(pool)
         self._look_soon(divided)
 

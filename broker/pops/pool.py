@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import NamedTuple
 
 from ...protocol.subscription import Subscription
 from ..clock import Timer
-from ..config import LIMITS, POOL_IDLE_S, Limits
+from ..config import DELIVERIES_BYTES, LIMITS, POOL_BYTES, POOL_IDLE_S, POPPER_BYTES, Limits
+from ..sessions.session import Session
 from .deliveries import QueueDeliveries, Tally
 from .values import PopRequest, PopResult
 
@@ -54,17 +54,38 @@ class Wait:
             self._cancel(self)
 
 
-class Popper(NamedTuple):
-    """A client that pops: when it asked last, and for what."""
+class Popper:
+    """A client that pops: when it asked last, and for what. `session` pays for what is kept of it; None once that is gone."""
 
-    asked_s: float
-    subscription: Subscription
+    __slots__ = ("_charged_bytes", "asked_s", "client_id", "pool", "session", "wanted")
+
+    def __init__(self, pool: Pool, client_id: str) -> None:
+        self.pool = pool
+        self.client_id = client_id
+        self.asked_s = 0.0
+        self.wanted = Subscription(pool.topic)
+        self.session: Session | None = None
+        self._charged_bytes = 0
+
+    def take(self, wanted: Subscription, session: Session | None) -> None:
+        """The client asks for this now, on this session."""
+        if session is not self.session:
+            self.pay(0)
+            self.session = session
+        self.wanted = wanted
+        self.pay(POPPER_BYTES + len(self.client_id) + len(wanted.expression))
+
+    def pay(self, size: int) -> None:
+        if self.session is not None and size != self._charged_bytes:
+            self.session.charge(size - self._charged_bytes)
+        self._charged_bytes = size
 
 
 class Pool:
     """The pool of one group and topic. `queues`: the deliveries by queue id. `ready`: the queues that may have something,
     the one served longest ago first. `owned`: the queues that are the pool's; None: all. `leaving`: those of them that are to
-    be others', and since when (`division`). `is_in_order`: a client has asked for the messages in order."""
+    be others', and since when (`division`). `is_in_order`: a client has asked for the messages in order. `clients`: those
+    that pop, by id; one of them pays for what the pool keeps for all."""
 
     def __init__(self, group: str, topic: str, tally: Tally, limits: Limits = LIMITS) -> None:
         self._limits = limits
@@ -82,20 +103,30 @@ class Pool:
         self.is_cut = False  # the last look at the queues has ended early, and found nothing
         self.is_served_later = False
         self.is_in_order = False
+        self._payer: Session | None = None
+        self._paid_bytes = 0
 
     def is_used(self, now_s: float) -> bool:
         """Whether somebody waits, has messages, or asked lately."""
         is_fresh = now_s - self.used_s < POOL_IDLE_S
         return is_fresh or self.waits > 0 or any(item.unfinished for item in self.queues.values())
 
-    def note_client(self, request: PopRequest, now_s: float) -> None:
-        self.used_s = now_s
-        if request.client_id in self.clients or len(self.clients) < self._limits.max_members:
-            self.clients[request.client_id] = Popper(now_s, request.subscription or Subscription(self.topic))
+    def pay(self) -> None:
+        """Has a client's session pay for the pool and its queues; nobody can once all clients are gone."""
+        size = POOL_BYTES + len(self.group) + len(self.topic) + DELIVERIES_BYTES * len(self.queues)
+        if self._payer is None:
+            sessions = (popper.session for popper in self.clients.values())
+            self._payer = next((session for session in sessions if session is not None), None)
+        if self._payer is not None and size != self._paid_bytes:
+            self._payer.charge(size - self._paid_bytes)
+            self._paid_bytes = size
 
-    def forget_clients(self, before_s: float) -> None:
-        """Forgets the clients that have not asked since."""
-        self.clients = {client_id: item for client_id, item in self.clients.items() if item.asked_s >= before_s}
+    def stop_paying(self, session: Session | None) -> None:
+        """A client has gone, or the pool has; another client pays from now on, if there is one."""
+        if session is not None and self._payer is session:
+            session.charge(-self._paid_bytes)
+            self._payer, self._paid_bytes = None, 0
+            self.pay()
 
     def hold(self, wait: Wait) -> None:
         self._waiting.setdefault(wait.place, OrderedDict())[wait] = None

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import structlog
 
 from ...protocol.subscription import Subscription
-from ..config import LIMITS, Limits
+from ...protocol.work import SLICE, Work
+from ..config import LIMITS, POOL_IDLE_S, Limits
 from ..groups.owning.offsets import Offsets
 from ..groups.settings import GroupConfigs
 from ..messages.appender import Appender
 from ..messages.topics import Topics
+from ..sessions.session import Session
 from ..store.consume_queue import ConsumeQueue
 from .deliveries import QueueDeliveries, Tally
 from .handles import TOPIC_MARK, Handle, decode_handle
-from .pool import Pool
+from .pool import Pool, Popper
 from .records import KeptQueue
 from .states import Delivery
 from .values import AckStatus, Delivered, PopNumbers, PopRequest
@@ -43,6 +46,11 @@ class Pools:
         self._number = number
         self.all: dict[tuple[str, str], Pool] = {}
         self._of_topic: dict[str, dict[str, Pool]] = {}
+        self._of_group: dict[str, dict[str, Pool]] = {}
+        self._poppers: OrderedDict[Popper, None] = OrderedDict()  # the one that asked longest ago first
+        self._of_client: dict[str, dict[Popper, None]] = {}
+        self._of_session: dict[Session, dict[Popper, None]] = {}
+        self._unused: OrderedDict[Pool, None] = OrderedDict()  # without clients, in the order in which these have gone
         self._tallies: dict[str, Tally] = {}
 
     def find(self, group: str, topic: str) -> Pool | None:
@@ -63,6 +71,8 @@ class Pools:
     def make(self, group: str, topic: str) -> Pool:
         pool = self.all[group, topic] = Pool(group, topic, self._tallies.setdefault(group, Tally()), self._limits)
         self._of_topic.setdefault(topic, {})[group] = pool
+        self._of_group.setdefault(group, {})[topic] = pool
+        self._unused[pool] = None
         return pool
 
     def _begins(self, request: PopRequest) -> Iterator[tuple[ConsumeQueue, int]]:
@@ -101,6 +111,7 @@ class Pools:
     def _deliveries(self, pool: Pool, queue: ConsumeQueue, begin: int) -> QueueDeliveries:
         found = QueueDeliveries(self._number(), pool.group, queue, begin, self._store.fetch, pool.tally, self._limits)
         pool.queues[queue.queue_id] = found
+        pool.pay()
         return found
 
     def has_some(self, pool: Pool, request: PopRequest) -> bool:
@@ -168,8 +179,12 @@ class Pools:
     def refresh(self, deliveries: QueueDeliveries) -> None:
         """Something has become free in a queue."""
         pool = self.all.get((deliveries.group, deliveries.queue.topic))
-        if pool is not None and deliveries.queue.queue_id not in pool.ready:
+        if pool is None:
+            return
+        if deliveries.queue.queue_id not in pool.ready:
             pool.note(deliveries.queue.queue_id)
+        if not pool.clients:
+            self._unused[pool] = None
 
     def serving(self, deliveries: QueueDeliveries) -> Sequence[Pool]:
         """The pools that serve a queue."""
@@ -223,30 +238,112 @@ class Pools:
         found: dict[str, list[Subscription]] = {}
         for pool in self.of_group(group):
             for client_id, item in pool.clients.items():
-                found.setdefault(client_id, []).append(item.subscription)
+                found.setdefault(client_id, []).append(item.wanted)
         return found
 
+    def note_client(self, pool: Pool, request: PopRequest, now_s: float) -> bool:
+        """A client asks. True if its session has to be given to `losing` when it is gone."""
+        pool.used_s = now_s
+        popper = pool.clients.get(request.client_id)
+        if popper is None:
+            if len(pool.clients) >= self._limits.max_members:
+                return False
+            popper = pool.clients[request.client_id] = Popper(pool, request.client_id)
+            self._of_client.setdefault(request.client_id, {})[popper] = None
+            self._unused.pop(pool, None)
+        popper.asked_s = now_s
+        self._poppers[popper] = None
+        self._poppers.move_to_end(popper)
+        wanted = request.wanted
+        if popper.session is request.session and popper.wanted == wanted:
+            return False
+        former, session = popper.session, request.session
+        popper.take(wanted, session)
+        pool.pay()
+        if former is session or session is None:
+            return False
+        self._leave_session(popper, former)
+        is_new = session not in self._of_session
+        self._of_session.setdefault(session, {})[popper] = None
+        return is_new
+
+    def _leave_session(self, popper: Popper, session: Session | None) -> None:
+        if session is None:
+            return
+        poppers = self._of_session.get(session)
+        if poppers is not None and popper in poppers:
+            del poppers[popper]
+            if not poppers:
+                del self._of_session[session]
+        popper.pool.stop_paying(session)
+
+    def losing(self, session: Session) -> Work[None]:
+        """The session is gone: nobody pays for its clients any more. Those of divided pools are to keep their share while
+        they come back on another session, so they stay until `forget_client`."""
+        for number, popper in enumerate(self._of_session.pop(session, ()), 1):
+            if popper.session is session:
+                popper.session = None
+                popper.pool.stop_paying(session)
+                if popper.pool.owned is None:
+                    self._forget(popper)
+            if number % SLICE == 0:
+                yield
+
+    def _forget(self, popper: Popper) -> None:
+        pool = popper.pool
+        if pool.clients.get(popper.client_id) is not popper:  # forgotten already
+            return
+        del pool.clients[popper.client_id]
+        del self._poppers[popper]
+        of_client = self._of_client[popper.client_id]
+        del of_client[popper]
+        if not of_client:
+            del self._of_client[popper.client_id]
+        popper.pay(0)
+        self._leave_session(popper, popper.session)
+        if not pool.clients:
+            self._unused[pool] = None
+
     def forget_clients(self, before_s: float) -> None:
-        for pool in self.all.values():
-            pool.forget_clients(before_s)
+        """Forgets the clients that have not asked since."""
+        while self._poppers and (popper := next(iter(self._poppers))).asked_s < before_s:
+            self._forget(popper)
 
     def forget_client(self, client_id: str) -> None:
-        for pool in self.all.values():
-            pool.clients.pop(client_id, None)
+        for popper in list(self._of_client.get(client_id, ())):
+            self._forget(popper)
+
+    def unused(self, now_s: float) -> Iterator[Pool]:
+        """The pools that clients have left: each once, when nobody has popped it for a while, or too many wait for that."""
+        for pool in list(self._unused):
+            is_crowded = len(self._unused) > self._limits.max_unused_pools
+            if pool.clients or pool.waits:
+                del self._unused[pool]
+            elif pool.owned is None and (is_crowded or now_s - pool.used_s >= POOL_IDLE_S):
+                del self._unused[pool]
+                yield pool
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more pools without clients are kept than may be."""
+        return len(self._unused) > self._limits.max_unused_pools
 
     def of_group(self, group: str) -> list[Pool]:
-        return [pool for pool in self.all.values() if pool.group == group]
+        return list(self._of_group.get(group, {}).values())
 
     def of_topic(self, topic: str) -> list[Pool]:
         return list(self._of_topic.get(topic, {}).values())
 
     def drop(self, pool: Pool) -> None:
-        """The group or the topic is gone."""
+        """Nobody pops any more, or the group or the topic is gone."""
+        for popper in list(pool.clients.values()):
+            self._forget(popper)
+        self._unused.pop(pool, None)
         del self.all[pool.group, pool.topic]
-        pools = self._of_topic[pool.topic]
-        del pools[pool.group]
-        if not pools:
-            del self._of_topic[pool.topic]
+        for table, name, other in ((self._of_topic, pool.topic, pool.group), (self._of_group, pool.group, pool.topic)):
+            del table[name][other]
+            if not table[name]:
+                del table[name]
 
     # A restart
 

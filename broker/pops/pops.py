@@ -6,15 +6,19 @@ Acknowledgements are answered when they are on the disk, all those of one turn o
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Final
 
 import structlog
 
 from ...protocol.popped import reconsume_times_in
+from ...protocol.work import Work
 from ..clock import Clock
 from ..config import DEAD_LETTER_RETRY_S, LIMITS, MAX_POP_MESSAGES, POOL_SENT_BACK, POP_CLIENT_SILENT_S, Limits
 from ..running.jobs import Job, run
+from ..sessions.session import Session
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import StoreError, StoreFull
 from .batches import PopBatches
@@ -35,6 +39,8 @@ from .waits import Waits
 log = structlog.get_logger("rocketlet.pops")
 
 Answer = Callable[[PopResult], object]
+
+_OVER: Final = object()
 
 
 class Pops:
@@ -75,6 +81,7 @@ class Pops:
         self.changed = self._division.changed
         self.pull_fault = self._division.pull_fault
         self._is_stopped = False
+        self._losing: deque[Work[None]] = deque()
         self._take_over()
 
     def _take_over(self) -> None:
@@ -107,7 +114,8 @@ class Pops:
         if fault is not None:
             return _answered(wait, PopResult(Why.PULLED, fault=fault))
         pool = self._pools.get(request)
-        pool.note_client(request, self._clock.monotonic_s())
+        if self._pools.note_client(pool, request, self._clock.monotonic_s()) and request.session is not None:
+            request.session.on_lost(self._session_lost)
         pool.is_in_order = pool.is_in_order or request.in_order
         received = self._batches.again(request, self._give_again) or self._pop(pool, request)
         if received.why is Why.FOUND or request.wait_ms <= 0:
@@ -393,7 +401,37 @@ class Pops:
         for client_id in self._hands.silent():
             self.client_gone(client_id)
         self._pools.forget_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
+        self._leave_unused()
         self._division.look()
+
+    def _leave_unused(self) -> None:
+        """Keeps nothing of groups and topics that nobody pops any more, except messages that are not finished."""
+        touched = False
+        for pool in self._pools.unused(self._clock.monotonic_s()):
+            touched = True
+            for deliveries in [item for item in pool.queues.values() if not item.unfinished]:
+                self._settling.report(deliveries)
+                del pool.queues[deliveries.queue.queue_id]
+                self._book.yielded(deliveries, deliveries.next)
+                self._forget_deliveries(deliveries)
+            if not pool.queues:
+                self._pools.drop(pool)
+        if touched:
+            self._write_now()
+
+    def _session_lost(self, session: Session) -> None:
+        """A session is gone, perhaps with very many clients: they are forgotten in pieces."""
+        self._losing.append(self._pools.losing(session))
+        if len(self._losing) == 1:
+            self._soon(self._lose_some)
+
+    def _lose_some(self) -> None:
+        if next(self._losing[0], _OVER) is _OVER:
+            self._losing.popleft()
+        if self._pools.is_crowded:
+            self._leave_unused()
+        if self._losing and not self._is_stopped:
+            self._soon(self._lose_some)
 
     def heard(self, client_id: str) -> None:
         """Something was heard of a client, such as a heartbeat: messages in its hands are prolonged if it wants."""

@@ -32,6 +32,8 @@ class Seat:
         self.number = next(_numbers)
         self.subscriptions: dict[str, Subscription] = {}  # by topic: what its client pops
         self._told = told
+        self._session: Session | None = None
+        self._charged_bytes = 0
 
     def tell(self, event: Event) -> None:
         self._told()
@@ -40,7 +42,18 @@ class Seat:
         pass
 
     def charge(self, size: int) -> None:
-        pass  # its client is charged by its door
+        self._charged_bytes += size
+        if self._session is not None:
+            self._session.charge(size)
+
+    def pay_by(self, session: Session | None) -> None:
+        """The session of its client, which is charged for it."""
+        if session is not self._session:
+            if self._session is not None:
+                self._session.charge(-self._charged_bytes)
+            self._session = session
+            if session is not None:
+                session.charge(self._charged_bytes)
 
     def is_news(self, event: str) -> bool:
         return True

@@ -7,7 +7,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.subscription import Subscription
-from ..config import FILTER_WORD_BYTES, MAX_POP_BYTES, TAG_BYTES
+from ..config import FILTER_WORD_BYTES, MAX_POP_BYTES
+from ..sessions.memory import subscription_bytes
+from ..sessions.session import Session
 
 if TYPE_CHECKING:
     from ..messages.sql_filter import Filter
@@ -25,7 +27,7 @@ class PopRequest:
     receive with this id that are in flight are given again. from_first: a group that is new to the topic begins at its
     first message, not with the last one. from_end: it begins behind the last one. in_order: the group gets the topic in
     order from now on, as it does where its settings say so. max_bytes: of all records of an answer together; the first one
-    is always given.
+    is always given. session: it pays for what is kept of the client.
     """
 
     group: str
@@ -44,6 +46,13 @@ class PopRequest:
     from_end: bool = False
     in_order: bool = False
     max_bytes: int = MAX_POP_BYTES
+    session: Session | None = None
+
+    @property
+    def wanted(self) -> Subscription:
+        """The subscription as it is kept for reports."""
+        found = self.subscription
+        return Subscription(self.topic) if found is None else Subscription(self.topic, found.summary, kind=found.kind)
 
     @property
     def kept_bytes(self) -> int:
@@ -51,7 +60,7 @@ class PopRequest:
         subscription, matches = self.subscription, self.matches
         texts = len(self.group) + len(self.topic) + len(self.attempt_id or "")
         if subscription is not None:
-            texts += len(subscription.expression) + TAG_BYTES * len(subscription.tags)
+            texts += subscription_bytes(subscription)
         return texts + (FILTER_WORD_BYTES * matches.words if matches is not None else 0)
 
 

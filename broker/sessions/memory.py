@@ -9,14 +9,23 @@ room again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import getsizeof
 from typing import Protocol
 
 import structlog
 
+from ...protocol.subscription import Subscription
 from ...protocol.work import SLICE, Work
-from ..config import LARGE_HOLDING_BYTES
+from ..config import LARGE_HOLDING_BYTES, SUBSCRIPTION_BYTES, TAG_BYTES
 
 log = structlog.get_logger("rocketlet.memory")
+
+
+def subscription_bytes(subscription: Subscription) -> int:
+    """About how much memory a subscription takes. Characters beyond Latin-1 take two or four bytes."""
+    text = getsizeof(subscription.expression)
+    tags = len(subscription.tags)
+    return SUBSCRIPTION_BYTES + text + (text + TAG_BYTES * tags if tags else 0)
 
 
 class Holder(Protocol):

@@ -110,6 +110,7 @@ def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessag
         min(max(header.poll_time, 0), int(MAX_POLL_S * 1000)),
         queue_id=header.queue_id if header.queue_id >= 0 else None,
         is_strict=header.queue_id >= 0,
+        session=connection,
         in_order=header.order,
         subscription=subscription,
         matches=matches,
@@ -353,6 +354,7 @@ def notification(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         min(max(header.poll_time, 0), int(MAX_POLL_S * 1000)),
         queue_id=header.queue_id if header.queue_id >= 0 else None,
         is_strict=header.queue_id >= 0,
+        session=connection,
     )
     return _Notification(broker, connection, small(frame), request).begin()
 

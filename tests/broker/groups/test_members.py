@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import Any
 
 import pytest
@@ -227,7 +228,7 @@ def test_a_membership_counts_as_its_connection_s_until_it_ends(world: World) -> 
 def test_a_membership_is_as_large_as_what_is_kept_of_it() -> None:
     tags = tuple(Subscription("t", "a || b", frozenset({"a", "b"})) for _ in range(2))
     data = ConsumerData("g", subscriptions=tags)
-    assert size_of(data) == MEMBER_BYTES + 2 * (SUBSCRIPTION_BYTES + len("a || b") + 2 * TAG_BYTES)
+    assert size_of(data) == MEMBER_BYTES + 2 * (SUBSCRIPTION_BYTES + 2 * getsizeof("a || b") + 2 * TAG_BYTES)
     seen = ConsumerData("g", assigned=(Queue("t", "a", 0),), queue_counts={"a": {"t": 1, "u": 1}, "b": {"t": 1}})
     assert size_of(seen) == MEMBER_BYTES + PLACE_BYTES * (1 + 2 + 3)
 

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.config import MAX_POP_MESSAGES
-from rocketlet.broker.pops.values import Why
+from rocketlet.broker.config import MAX_POP_MESSAGES, POOL_IDLE_S, POP_CLIENT_SILENT_S
+from rocketlet.broker.pops.seats import Seat
+from rocketlet.broker.pops.values import AckStatus, Why
+from rocketlet.broker.sessions.session import Session
 
 from ...conftest import limits_of
 from .world import World, bodies, handles
+
+
+class Client(Seat):
+    """A client's session, which may be lost."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self._actions: list[Callable[[Session], None]] = []
+
+    def on_lost(self, action: Callable[[Session], None]) -> None:
+        self._actions.append(action)
+
+    def lose(self) -> None:
+        for action in self._actions:
+            action(self)
 
 
 @pytest.fixture
@@ -99,3 +117,44 @@ def test_what_retention_has_removed_is_finished_and_said(world: World, capsys: p
     assert bodies(world.receive()) == ["0-1"]
     assert "popped_message_gone" in capsys.readouterr().out
     assert world.offsets.get("g", "t", 0) == 1
+
+
+@pytest.mark.limits(max_unused_pools=1)
+def test_groups_that_nobody_pops_any_more_are_kept_for_a_while_and_no_more_of_them_than_that(world: World) -> None:
+    clients = [Client() for _ in range(3)]
+    for group, client in zip(("a", "b", "c"), clients, strict=True):
+        world.receive(group=group, client=group, session=client)
+    pools = world.state.pools
+    clients[0].lose()
+    world.turn()
+    assert set(pools) == {("a", "t"), ("b", "t"), ("c", "t")}
+    clients[1].lose()
+    world.turn()
+    assert set(pools) == {("b", "t"), ("c", "t")}
+    world.clock.advance(POOL_IDLE_S)
+    world.state.look_for_silent_clients()
+    assert set(pools) == {("c", "t")}, "its client may come back for two minutes"
+    world.clock.advance(POP_CLIENT_SILENT_S)
+    world.state.look_for_silent_clients()
+    assert not pools
+
+
+def test_a_group_whose_clients_are_gone_keeps_what_is_in_flight_and_goes_on_where_it_was(world: World) -> None:
+    session = Client()
+    fill(world, 2)
+    received = world.receive(invisible_ms=60_000, session=session)
+    world.ack(handles(received)[0])
+    fill(world, 1, queue=1)
+    world.ack(*handles(world.receive(session=session)))
+    session.lose()
+    world.advance(POOL_IDLE_S)
+    world.state.look_for_silent_clients()
+    assert list(world.state.popped("g", "t")) == [0], "nothing of the other queue is in flight"
+    assert world.ack(handles(received)[1]) == [AckStatus.DONE]
+    world.state.look_for_silent_clients()
+    assert not world.state.pools
+    assert [world.offsets.get("g", "t", queue) for queue in (0, 1)] == [2, 1]
+    fill(world, 1, queue=1)
+    world.kill()
+    world.open()
+    assert bodies(world.receive()) == ["1-0"]

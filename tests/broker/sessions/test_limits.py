@@ -10,7 +10,15 @@ import orjson
 import pytest
 import structlog
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.config import LARGE_HOLDING_BYTES, LIMITS, MOVING_BYTES, PLACE_BYTES, TOLD_AGAIN, Limits
+from rocketlet.broker.config import (
+    LARGE_HOLDING_BYTES,
+    LIMITS,
+    MOVING_BYTES,
+    PLACE_BYTES,
+    TAG_BYTES,
+    TOLD_AGAIN,
+    Limits,
+)
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.protocol import bodies, frame
@@ -291,7 +299,7 @@ async def test_the_texts_of_a_held_pull_count_as_its_connections(node: Node, wir
     ext = pull("t", flags=6, subscription=expression)
     one.send(encode(Frame(Code.PULL_MESSAGE, 1, ext | {"junk": "x" * 100_000}, b"x" * 100_000)))
     assert one.connection.held_pulls == 1
-    assert 100_000 < one.connection.charged_bytes < 200_000
+    assert 1000 * TAG_BYTES < one.connection.charged_bytes < 1000 * TAG_BYTES + 100_000
     one.send(encode(Frame(Code.PULL_MESSAGE, 1, pull("t", flags=6, subscription="x" * 65_537))))
     assert [item.code for item in one.received()] == [23]
     assert (await send(wire, tag="tag-1")).code == 0
