@@ -25,7 +25,7 @@ class Harm(IntEnum):
     """How much a finding hurts, worst first."""
 
     LOSS = 0  # messages are lost, or will be soon
-    STANDS = 1  # messages wait, and nobody handles them
+    STANDS = 1  # messages wait without progress; their handlers may be running
     TWICE = 2  # messages are handled more than once
     SLOW = 3
     RISK = 4
@@ -147,17 +147,22 @@ def _stuck(seen: Observed) -> Iterator[Finding]:
             of_owner.setdefault(owned[queue][0], []).append(queue)
     for owner, queues in sorted(of_owner.items()):
         lag, longest_s = sum(seen.later[queue].lag for queue in queues), max(seen.waiting_s[queue] for queue in queues)
-        idle = f"their owner {owner} has committed"
+        harm, idle = Harm.STANDS, f"their owner {owner} has committed"
         cure = "look at that member's log: a slow or blocked handler, a paused consumer, or a message retried for ever"
         if owner == SHARED_OWNER:
             in_hand = sum(seen.later[queue].in_hand for queue in queues)
-            idle = f"the members that share them, with {in_hand} of these in hand, have acknowledged"
-            cure = "look at those members' logs: slow or blocked handlers, or consumers that do not ask any more"
+            idle = f"the members that share them, with {in_hand} of these in flight, have acknowledged"
+            cure = "look at those members' logs: consumers that do not receive any more, or handlers that hang"
+            if in_hand:
+                harm, cure = (
+                    Harm.SLOW,
+                    "add members or concurrency if handlers need this long; if not, look at the members' logs",
+                )
         text = (
             f"{_some(queues)}: {_waiting(lag)}, the oldest for {longest_s:.0f} s, and {idle} nothing for "
             f"{seen.seconds:.0f} s"
         )
-        yield Finding(Harm.STANDS, "stuck_queue", seen.group.name, text, cure)
+        yield Finding(harm, "stuck_queue", seen.group.name, text, cure)
 
 
 def _full(seen: Observed) -> Iterator[Finding]:

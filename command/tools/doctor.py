@@ -14,7 +14,7 @@ from ..plumbing.output import Output
 
 _WORDS = {
     Harm.LOSS: "messages are lost or given up",
-    Harm.STANDS: "messages wait and nobody handles them",
+    Harm.STANDS: "messages wait without progress",
     Harm.TWICE: "messages are handled more than once",
     Harm.SLOW: "messages are handled late",
     Harm.RISK: "may hurt later",

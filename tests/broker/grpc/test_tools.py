@@ -8,7 +8,7 @@ import orjson
 import pytest
 from rocketlet.broker.listening.tls import Tls
 from rocketlet.client import AdminClient, Producer, SharedConsumer
-from rocketlet.client.admin.diagnosis import Patience, diagnose
+from rocketlet.client.admin.diagnosis import Harm, Patience, diagnose
 from rocketlet.command.nouns.group_report import report
 from rocketlet.command.plumbing.output import Output
 from rocketlet.console.group_watch import GroupWatch
@@ -77,8 +77,8 @@ async def test_messages_in_hand_are_no_stuck_queue_and_messages_that_nobody_take
         assert await diagnose(admin, AT_ONCE) == []
         await send(client, b"2")
         (finding,) = await diagnose(admin, AT_ONCE)
-        assert finding.kind == "stuck_queue"
-        assert "the members that share them, with 1 of these in hand, have acknowledged nothing" in finding.text
+        assert (finding.kind, finding.harm) == ("stuck_queue", Harm.SLOW)
+        assert "the members that share them, with 1 of these in flight, have acknowledged nothing" in finding.text
         await ack(client, *handles([first, *await receive(client)]))
         assert await diagnose(admin, AT_ONCE) == []
 
