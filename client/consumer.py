@@ -40,7 +40,7 @@ from .log import get_logger
 from .member.broadcast import Broadcast
 from .member.membership import Membership
 from .member.offsets import GroupOffsets, Position, begin_offset
-from .message import Message
+from .message import Message, record_fault
 from .options import ConsumerOptions, SeekPosition, check_models, most_retries
 from .receiving import Receiver
 from .sending.requests import is_awaited, reply_failure
@@ -240,7 +240,7 @@ class Consumer(Receiver):
         )
 
     def _failed(self, message: Message, reason: str) -> None:
-        if is_awaited(message):
+        if record_fault(message) is None and is_awaited(message):
             self._assignment.spawn(reply_failure(self._cluster, self.group, message, reason))
 
     @property

@@ -10,7 +10,15 @@ from typing import Literal, NamedTuple
 
 from ..protocol import properties as props
 from ..protocol.compression import begin_of, decompressed
-from ..protocol.message import Record, decode_host, decode_record, offset_in
+from ..protocol.message import (
+    MessageError,
+    Record,
+    decode_host,
+    decode_record,
+    offset_id_in,
+    offset_in,
+    physical_offset_in,
+)
 from ..protocol.queue import Queue
 from .lease import NO_LEASE, Lease
 
@@ -63,10 +71,11 @@ class Message:
 
     @property
     def record(self) -> Record:
-        """The message as it is stored. Raises MessageError if it cannot be read."""
+        """The message as it is stored, with U+FFFD for bytes of its properties that are not UTF-8. Raises MessageError if it
+        cannot be read."""
         stored = self._stored
         if isinstance(stored, bytes):
-            stored = self._stored = decode_record(stored)
+            stored = self._stored = decode_record(stored, 0, "replace")
         return stored
 
     @property
@@ -123,13 +132,24 @@ class Message:
 
     @property
     def message_id(self) -> str:
-        """The sender's unique key if it set one, the broker's offset id otherwise."""
-        return props.find(self.record.properties, props.UNIQUE_KEY) or self.record.offset_id
+        """The sender's unique key if it set one, the broker's offset id otherwise, or if the record cannot be read."""
+        try:
+            key = props.find(self.record.properties, props.UNIQUE_KEY)
+        except MessageError:
+            key = None
+        return key or self.offset_id
 
     @property
     def offset_id(self) -> str:
         """The broker's id: its address and the message's place in its log, as hex digits."""
-        return self.record.offset_id
+        stored = self._stored
+        return offset_id_in(stored) if isinstance(stored, bytes) else stored.offset_id
+
+    @property
+    def physical_offset(self) -> int:
+        """Its place in its broker's log."""
+        stored = self._stored
+        return physical_offset_in(stored) if isinstance(stored, bytes) else stored.physical_offset
 
     @property
     def queue_id(self) -> int:
@@ -173,4 +193,14 @@ class Message:
         return self.record.reconsume_times
 
     def __repr__(self) -> str:
-        return f"<Message {self.message_id} of {self.queue} at {self.queue_offset}, {len(self.record.body)} bytes>"
+        size = "unreadable" if record_fault(self) else f"{len(self.record.body)} bytes"
+        return f"<Message {self.message_id} of {self.queue} at {self.queue_offset}, {size}>"
+
+
+def record_fault(message: Message) -> str | None:
+    """Why a message's record cannot be read; None if it can."""
+    try:
+        _ = message.record
+    except MessageError as error:
+        return str(error)
+    return None

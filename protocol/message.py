@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv6Address, ip_address
 from struct import Struct
 from struct import error as StructError
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from . import properties as props
 from .checksum import crc32
@@ -142,8 +142,9 @@ class Record(NamedTuple):
         return not message_id or key is None or message_id in (key, self.offset_id)
 
 
-def decode_record(data: bytes, position: int = 0) -> Record:
-    """The record at `position`. Raises MessageError if it is not there or cut off."""
+def decode_record(data: bytes, position: int = 0, errors: Literal["strict", "replace"] = "strict") -> Record:
+    """The record at `position`. Raises MessageError if it is not there or cut off. `errors`: "replace" puts U+FFFD for bytes
+    of the topic and the properties that are not UTF-8, as Java does; Apache's brokers store such bytes."""
     try:
         head = _HEAD_V4
         if data[position + 39] & 0x30:
@@ -156,7 +157,8 @@ def decode_record(data: bytes, position: int = 0) -> Record:
         end = properties_at + (data[properties_at - 2] << 8 | data[properties_at - 1])
         if magic != MAGIC or end - position != size or end > len(data) or body_size < 0:
             raise MessageError(f"there is no message record at byte {position}")
-        topic, properties = data[topic_at : properties_at - 2].decode(), data[properties_at:end].decode()
+        topic = data[topic_at : properties_at - 2].decode("utf-8", errors)
+        properties = data[properties_at:end].decode("utf-8", errors)
         return Record._make((size, *fields[2:14], data[body_at : topic_at - 1], topic, properties))
     except (StructError, IndexError, UnicodeDecodeError):
         raise MessageError(f"the message record at byte {position} is cut off or garbled") from None
@@ -185,10 +187,11 @@ def places_in(data: bytes | memoryview, positions: Iterable[int]) -> list[tuple[
 
 
 def decode_records(data: bytes) -> Iterator[Record]:
-    """The records of a pull's body, in order. Raises MessageError for the first that cannot be read."""
+    """The records of a pull's body, in order, with U+FFFD for bytes that are not UTF-8. Raises MessageError for the first
+    that cannot be read."""
     position, end = 0, len(data)
     while position < end:
-        record = decode_record(data, position)
+        record = decode_record(data, position, "replace")
         position += record.size
         yield record
 
@@ -220,16 +223,29 @@ def offset_in(data: bytes) -> int:
     return int.from_bytes(data[20:28], "big")
 
 
+def physical_offset_in(data: bytes) -> int:
+    """The place in the commit log that a record's bytes name."""
+    return int.from_bytes(data[28:36], "big")
+
+
+def offset_id_in(data: bytes) -> str:
+    """The broker's id in a record's bytes."""
+    host_at = store_time_at(data) + 8
+    size = 20 if data[39] & SYS_STOREHOST_V6 else 8
+    return offset_id(data[host_at : host_at + size], physical_offset_in(data))
+
+
 def properties_in(data: bytes) -> str:
-    """The properties in a record's bytes. Raises MessageError if they are not there."""
+    """The properties in a record's bytes, with U+FFFD for bytes that are not UTF-8. Raises MessageError if they are not
+    there."""
     try:
         body_at = body_begin(data)
         topic_at = body_at + int.from_bytes(data[body_at - 4 : body_at], "big")
         text_at = topic_at + data[topic_at] + 3
         if text_at + (data[text_at - 2] << 8 | data[text_at - 1]) != len(data):
             raise MessageError("a message record has properties of another size than it says")
-        return data[text_at:].decode()
-    except (IndexError, UnicodeDecodeError):
+        return data[text_at:].decode("utf-8", "replace")
+    except IndexError:
         raise MessageError("a message record is cut off or garbled") from None
 
 

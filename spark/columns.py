@@ -17,7 +17,7 @@ from ..protocol.compression import decompressed
 from ..protocol.message import MessageError, decode_record
 from ..protocol.queue import Queue
 from .config import PLAIN_BYTES
-from .records import HEADERS, Array, Properties, RecordArrays
+from .records import HEADERS, Array, Properties, RecordArrays, readable
 from .schema import CREATE_TIME
 
 
@@ -33,13 +33,20 @@ class Rows:
     """A queue's records with offsets from `begin` up to `end`.
 
     tags: rows have one of them, if any is given. strict: a body that cannot be decompressed raises MessageError, which
-    names the offset; else it is null. Raises MessageError for bytes that are not records.
+    names the offset; else it is null. `unreadable`: the offsets of records that cannot be read, which are left out. Raises
+    MessageError for bytes that are not records.
     """
 
     def __init__(
         self, data: bytes, queue: Queue, begin: int, end: int, *, tags: Sequence[str] = (), strict: bool = True
     ) -> None:
-        records = RecordArrays(data)
+        self.unreadable: list[int] = []
+        try:
+            records = RecordArrays(data)
+        except MessageError:
+            at, unreadable = readable(data)
+            records = RecordArrays(data, at)
+            self.unreadable = [offset for offset in unreadable if begin <= offset < end]
         offsets = records.heads["queue_offset"].astype(np.int64)
         wanted = (offsets >= begin) & (offsets < end)
         if not wanted.all():
@@ -91,7 +98,7 @@ class Rows:
             return keys
         missing = keys.is_null()
         at = self.records.at[missing.to_numpy(zero_copy_only=False)].tolist()
-        ids = [decode_record(self.records.data, position).offset_id for position in at]
+        ids = [decode_record(self.records.data, position, "replace").offset_id for position in at]
         return pc.replace_with_mask(keys, missing, pa.array(ids, pa.string()))
 
     @cached_property
@@ -117,7 +124,7 @@ class Rows:
 
 
 def _plain(data: bytes, position: int, queue: Queue, strict: bool) -> bytes | None:
-    record = decode_record(data, position)
+    record = decode_record(data, position, "replace")
     try:
         return decompressed(record.body, record.sys_flag)
     except MessageError as error:

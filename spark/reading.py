@@ -134,6 +134,8 @@ def _batch(span: QueueRange, data: bytes, begin: int, end: int) -> pa.RecordBatc
         if span.mark.newest_ms and len(rows.offsets) and rows.records.store_ms[0] > span.mark.newest_ms:
             _told_lost(span, f"the messages from offset {rows.offsets[0]} on were {_MADE_LATER}")
             return None
+        if rows.unreadable:
+            _told_lost(span, f"the records at the offsets {rows.unreadable} cannot be read")
         return rows.batch(span.columns)
     except TooLarge:
         raise

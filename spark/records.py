@@ -25,6 +25,7 @@ from ..protocol.message import (
     MAGIC,
     MessageError,
     decode_record,
+    offset_in,
 )
 
 Array = Any  # numpy's and Arrow's arrays: Arrow ships no types
@@ -122,6 +123,21 @@ def _begins(data: bytes, octets: Array) -> Array:
     return at if is_chain and sizes.min() >= FIXED_BYTES else np.array(_walked(data), np.int64)
 
 
+def readable(data: bytes) -> tuple[Array, list[int]]:
+    """The positions of the records that can be read, and the queue offsets of the others. Raises MessageError where no record
+    can begin."""
+    at: list[int] = []
+    unreadable: list[int] = []
+    for position in _walked(data):
+        try:
+            decode_record(data, position, "replace")
+        except MessageError:
+            unreadable.append(offset_in(data[position : position + FIXED_BYTES]))
+        else:
+            at.append(position)
+    return np.array(at, np.int64), unreadable
+
+
 def _walked(data: bytes) -> list[int]:
     begins: list[int] = []
     size_at, at, end = _SIZE.unpack_from, 0, len(data)
@@ -141,7 +157,7 @@ def _garbled(data: bytes) -> MessageError:
     position = 0
     try:
         while position < len(data):
-            position += decode_record(data, position).size
+            position += decode_record(data, position, "replace").size
     except MessageError as error:
         return error
     return MessageError("the records cannot be read")

@@ -10,15 +10,26 @@ from ...protocol import properties as props
 from ...protocol.codes import RequestCode, ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.headers import LogOffset, PullMessageResult, QueryMessage, write
-from ...protocol.message import decode_host, decode_records
+from ...protocol.message import (
+    MessageError,
+    Record,
+    decode_host,
+    decode_record,
+    offset_id_in,
+    offset_in,
+    split_records,
+)
 from ...protocol.queue import Queue
 from ...protocol.subscription import Subscription
 from ..config import OFFSET_TIMEOUT_S, SEARCH_MESSAGES, SEARCH_TIMEOUT_S
 from ..errors import BrokerRefused, ConfigError
+from ..log import get_logger
 from ..message import Message
 from ..wire.answers import body_of, header_of
 from ..wire.cluster import Cluster
 from ..wire.pull_header import pull_header
+
+log = get_logger("rocketlet.admin")
 
 FOREVER_MS = (1 << 63) - 1
 
@@ -114,8 +125,22 @@ def _messages(answer: Frame, broker_name: str) -> list[Message]:
         Message(
             record, Queue(record.topic, broker_name, record.queue_id), _shown_topic(record.topic, record.properties)
         )
-        for record in body_of(answer, lambda body: list(decode_records(body)))
+        for record in body_of(answer, _readable)
     ]
+
+
+def _readable(body: bytes) -> list[Record]:
+    """The records that can be read; the others are logged and left out. Raises MessageError where none can begin."""
+    found = []
+    for data in split_records(body):
+        try:
+            found.append(decode_record(data, errors="replace"))
+        except MessageError as error:
+            log.warning(
+                "message_unreadable", message=offset_id_in(data), offset=offset_in(data), reason=str(error),
+                hint="it is left out",
+            )  # fmt: skip
+    return found
 
 
 def _shown_topic(topic: str, properties: str) -> str:

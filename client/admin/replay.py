@@ -55,7 +55,7 @@ async def _version(connection: Connection, message: Message) -> int:
 
 async def _hand_back(connection: Connection, message: Message, group: str) -> None:
     header = SendBack(
-        message.record.physical_offset,
+        message.physical_offset,
         group,
         SOONEST_LEVEL,
         message.message_id,

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from ..arguments import check_delay
 from ..config import DEAD_LETTER_LEVEL, MAX_INT, ClientLimits
-from ..errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
+from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, RocketletError
 from ..log import get_logger
-from ..message import Message
+from ..message import Message, record_fault
 from .calling import Calling
 from .crew import Crew
 from .process_queue import ProcessQueue, Run
@@ -260,7 +260,7 @@ class Workers:
         outcome: Outcome = None
         is_cancelled = is_handled = False
         try:
-            outcome = run.outcome if ended is None else self._outcome(run, ended)
+            outcome = run.outcome if ended is None else self._outcome(run, await self._of_readable(run, ended))
             is_handled = outcome is None or await self._returned(run, outcome)
             if is_handled:
                 process_queue.acknowledge(run)
@@ -313,10 +313,36 @@ class Workers:
         return cast("Outcome", await self._call.call([message] if self._takes_batches else message))
 
     async def _called(self, run: Run) -> Ended:
+        messages = [message for message in run.messages if not message.is_given_up]
+        if not messages:
+            return Ended(None)
         try:
-            return Ended(await self._call.call(run.messages if self._takes_batches else run.messages[0]))
+            return Ended(await self._call.call(messages if self._takes_batches else messages[0]))
         except BaseException as error:
             return Ended(None, error)
+
+    async def _of_readable(self, run: Run, ended: Ended) -> Ended:
+        """The end of a run's handler. If it has raised, messages whose records cannot be read become dead letters, and the
+        handler is called again with the others."""
+        if not isinstance(ended.error, Exception):
+            return ended
+        has_unreadable = False
+        for message in run.messages[run.done :]:
+            fault = None if message.is_given_up else record_fault(message)
+            if fault is None:
+                continue
+            hint = "it is a dead letter"
+            try:
+                await self._send_back(message, DEAD_LETTER_LEVEL, fault)
+            except BrokerRefused as error:
+                hint = f"it is skipped, because the broker does not take it back: {error}"
+            except RocketletError:
+                return ended  # the others cannot be sent back either: the run is tried again later
+            log.error(
+                "message_unreadable", queue=str(message.queue), offset=message.queue_offset, reason=fault, hint=hint
+            )
+            message.is_given_up = has_unreadable = True
+        return await self._called(run) if has_unreadable else ended
 
     def _outcome(self, run: Run, ended: Ended) -> Outcome:
         """The handler's outcome for a run. A result that is none means: again, later. Raises CancelledError if the worker
@@ -324,9 +350,10 @@ class Workers:
         error = ended.error or _fault_of(ended.result)
         if isinstance(error, KeyboardInterrupt | GeneratorExit):  # the latter: the loop is gone
             raise error
-        outcome = cast("Outcome", ended.result) if error is None else self._judge(run.messages, error)
+        messages = [message for message in run.messages if not message.is_given_up] or run.messages
+        outcome = cast("Outcome", ended.result) if error is None else self._judge(messages, error)
         if error is not None and not self._is_stopping:
-            log_failure(run.messages, error, outcome)
+            log_failure(messages, error, outcome)
             self._tell_failed(run, repr(error))
         if isinstance(outcome, Reject):
             self._tell_failed(run, outcome.reason or "it was given up")
@@ -385,7 +412,7 @@ class Workers:
         """Whether the queue may go on: the run is handled, or given up and kept as dead letters."""
         if run.tries <= self._max_tries:
             run.tries += 1
-            outcome = self._outcome(run, await self._called(run))
+            outcome = self._outcome(run, await self._of_readable(run, await self._called(run)))
             if outcome is None:
                 return True
             run.failure = outcome.reason

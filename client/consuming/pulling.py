@@ -19,7 +19,7 @@ from ...protocol.names import RETRY_PREFIX, TOOLS_GROUP
 from ...protocol.subscription import TAG, Subscription
 from ..config import PULL_HOLD_S, PULL_TIMEOUT_S, PullLimits
 from ..log import get_logger
-from ..message import Message
+from ..message import Message, record_fault
 from ..wire.cluster import Cluster
 from .process_queue import ProcessQueue, Pull
 
@@ -220,10 +220,18 @@ class Puller:
         subscription = self._subscriptions[topic]
         records = split_records(body)
         if subscription.tags and not subscription.takes_all and not topic.startswith(RETRY_PREFIX):
-            tags = subscription.tags
-            records = [record for record in records if props.find(properties_in(record), props.TAGS) in tags]
+            records = [record for record in records if _may_have_tag(record, subscription.tags)]
         messages = list(map(Message, records, repeat(queue), repeat(topic), repeat(process_queue.lease)))
         if topic.startswith(RETRY_PREFIX):
             for message in messages:
-                message.topic = message.origin
+                if record_fault(message) is None:
+                    message.topic = message.origin
         return messages
+
+
+def _may_have_tag(record: bytes, tags: frozenset[str]) -> bool:
+    """True if a record has one of these tags, or cannot be read: it is given up where it is handled."""
+    try:
+        return props.find(properties_in(record), props.TAGS) in tags
+    except MessageError:
+        return True

@@ -113,7 +113,7 @@ class Questions:
         if self._tried_now >= MAX_TRIED_AT_ONCE:
             connection.respond(frame, ResponseCode.SYSTEM_BUSY, remark=f"{MAX_TRIED_AT_ONCE} messages are being tried")
             return
-        record = decode_record(frame.body)
+        record = decode_record(frame.body, errors="replace")
         queue = Queue(record.topic, str(frame.ext.get("brokerName", "")), record.queue_id)
         self._tried_now += 1
         self._spawn(self._tried(connection, frame, Message(record, queue, record.topic)))

@@ -16,7 +16,7 @@ async def hand_back(
     """`tries`: how often it may be tried; None: as often as Apache's clients say. Raises RocketletError."""
     connection = await cluster.broker(message.queue.broker_name)
     header = SendBack(
-        message.record.physical_offset,
+        message.physical_offset,
         group,
         delay_level,
         message.message_id,

@@ -102,7 +102,7 @@ class Transactions:
             return
         try:
             header = read(CheckTransaction, frame.ext)
-            record = decode_record(frame.body)
+            record = decode_record(frame.body, errors="replace")
         except (HeaderError, MessageError) as error:
             log.error("transaction_check_unreadable", broker=connection.address, reason=str(error))
             return

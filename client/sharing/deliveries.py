@@ -12,13 +12,16 @@ from typing import Final
 from ...protocol import properties as props
 from ...protocol.frame import Frame
 from ...protocol.headers import read
-from ...protocol.message import offset_in, properties_in, split_records
+from ...protocol.message import MessageError, offset_in, properties_in, split_records
 from ...protocol.pop_headers import PopMessageResult
 from ...protocol.popped import POP_CK, Receipt, receipt_of, starts_of, tried_in
 from ...protocol.queue import Queue
 from ..lease import Lease, clock_s
+from ..log import get_logger
 from ..message import Message
 from ..wire.connection import Connection
+
+log = get_logger("rocketlet.consumer")
 
 _MARGIN: Final = 0.1  # the part of its time by which a message is ours for less than the broker says
 
@@ -60,12 +63,21 @@ class Asked:
 
 
 def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) -> tuple[list[SharedDelivery], int]:
-    """The messages of a receive, and about how many are left. Raises MessageError, HeaderError."""
+    """The messages of a receive, and about how many are left. A record that cannot be read is left to its broker, which
+    redelivers it and makes a dead letter of it in the end. Raises MessageError if it cannot be told where records begin, and
+    HeaderError."""
     result = read(PopMessageResult, answer.ext)
     starts, tried = starts_of(result.start_offset_info or ""), tried_in(result.order_count_info or "")
     found = []
     for record in split_records(answer.body):
-        text = props.find(properties_in(record), POP_CK)
+        try:
+            text = props.find(properties_in(record), POP_CK)
+        except MessageError as error:
+            log.error(
+                "message_unreadable", topic=topic, broker=broker_name, offset=offset_in(record), reason=str(error),
+                hint="its broker redelivers it until it is a dead letter",
+            )  # fmt: skip
+            continue
         message = Message(
             record, Queue(topic, broker_name, int.from_bytes(record[12:16], "big")), topic, Lease(0, ends_s)
         )

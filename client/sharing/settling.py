@@ -212,7 +212,7 @@ class Settling:
         message = delivery.message
         connection = await self._cluster.broker(delivery.receipt.broker_name)
         header = SendBack(
-            message.record.physical_offset,
+            message.physical_offset,
             self._group,
             DEAD_LETTER_LEVEL,
             message.message_id,

@@ -12,7 +12,8 @@ from unittest.mock import Mock
 import pytest
 from rocketlet.broker.cluster.link import Link
 from rocketlet.broker.listening.tls import Tls
-from rocketlet.client import Access, ConfigError, ConnectionFailed
+from rocketlet.client import Access, ConfigError, ConnectionFailed, Consumer, Message, SharedConsumer
+from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.config import MAX_OFFSETS_BYTES, MAX_TLS_FILE_BYTES, MAX_TRIED_AT_ONCE, ClientLimits, PullLimits
 from rocketlet.client.consuming.process_queue import ProcessQueue
 from rocketlet.client.consuming.pulling import Puller
@@ -26,12 +27,14 @@ from rocketlet.protocol.bodies import QueueData, Route, decode_route, encode_rou
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_ROUTE_QUEUES, MAX_TOPIC_QUEUES
 from rocketlet.protocol.frame import Frame, encode
-from rocketlet.protocol.message import encode_host, encode_record
+from rocketlet.protocol.message import encode_host, encode_record, offset_in, split_records
 from rocketlet.protocol.queue import Queue
 from rocketlet.protocol.schema import BodyError
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.subscription import parse_subscription, tag_code
 
+from ..conftest import Node, Wire, create_topic, eventually
 from ..support.certificates import Certificates
+from ..support.handlers import Inbox, fill
 
 QUEUE = Queue("t", "b", 0)
 HOST = encode_host("127.0.0.1", 1)
@@ -58,6 +61,75 @@ def test_a_route_has_so_many_queues_at_most() -> None:
     assert len(decode_route(encode_route(Route(tuple(most), ()))).queues) == brokers
     with pytest.raises(BodyError, match="are allowed"):
         decode_route(encode_route(Route((*most, QueueData("c", 0, 1, 6)), ())))
+
+
+# Records that cannot be read
+
+NOT_UTF_8 = b"TAGS\x01T\x02k\x01\xd6\xd0\x02"
+
+
+def store_raw(node: Node, properties: bytes) -> None:
+    """Stores a message in queue 0 of t with these bytes as its properties, as Apache's brokers do with those of a batch."""
+    appender = node.broker.appender
+    with appender.batch() as now_ms:
+        queue = node.broker.store.queue("t", 0)
+        code = tag_code(properties.decode(errors="replace"))
+        appender.stage(queue, b"raw", properties, code, 0, 0, now_ms, node.broker.store.store_host)
+
+
+@pytest.mark.parametrize("expression", ["*", "T"])
+@pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
+async def test_properties_that_are_not_utf_8_are_delivered_with_replaced_characters(
+    node: Node, wire: Wire, kind: Any, expression: str
+) -> None:
+    await create_topic(wire, "t", 1)
+    store_raw(node, NOT_UTF_8)
+    inbox = Inbox()
+    async with kind(node.address, "g", {"t": expression}, inbox, start="first"):
+        await fill(node, 1, tag="T")
+        await eventually(lambda: len(inbox.messages) == 2)
+    raw = next(message for message in inbox.messages if message.body == b"raw")
+    assert (raw.tag, raw.properties["k"]) == ("T", "\ufffd\ufffd")
+    async with AdminClient(node.address) as admin:
+        found = [piece async for piece in admin.read(Queue("t", "broker-a", 0), 0, 2, expression=expression)]
+        assert [message.body for message in found[0]] == [b"raw", b"0"]
+
+
+def damaged(record: bytes) -> bytes:
+    """The record with properties of another size than it has room for."""
+    size_at = record.rindex(b"\x01t") + 2
+    return record[:size_at] + b"\x7f\xff" + record[size_at + 2 :]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 5}, {"orderly": True}, {"orderly": True, "batch_size": 5}])
+async def test_a_record_that_cannot_be_read_is_a_dead_letter_or_skipped_and_stops_no_other(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], is_known: bool
+) -> None:
+    """is_known: the broker finds the message at the place that its record names."""
+    await create_topic(wire, "t", 1)
+    await fill(node, 5)
+
+    def split(data: bytes) -> list[bytes]:
+        records = split_records(data)
+        for number, record in enumerate(records):
+            if offset_in(record) == 2:
+                place = record[28:36] if is_known else b"\x7f" * 8
+                records[number] = damaged(record[:28] + place + record[36:])
+        return records
+
+    monkeypatch.setattr("rocketlet.client.consuming.pulling.split_records", split)
+    bodies: list[bytes] = []
+
+    async def handle(argument: Message | list[Message]) -> None:
+        got = [message.body for message in (argument if isinstance(argument, list) else [argument])]
+        bodies.extend(got)
+
+    async with Consumer(node.address, "g", "t", handle, start="first", **options):
+        await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 5)
+    assert sorted(bodies) == [b"0", b"1", b"3", b"4"]
+    dead = node.broker.store.queues.get(("%DLQ%g", 0))
+    assert (dead.next if dead is not None else 0) == is_known
 
 
 # Pulls that lead nowhere

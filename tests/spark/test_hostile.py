@@ -15,7 +15,7 @@ from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB
 from rocketlet.protocol.extents import TopicExtent, encode_extents
 from rocketlet.protocol.frame import Frame, FrameReader, encode
-from rocketlet.protocol.message import MessageError, encode_host, encode_record
+from rocketlet.protocol.message import MessageError, decode_record, encode_host, encode_record
 from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
@@ -96,6 +96,30 @@ async def test_large_bodies_that_do_not_come_in_order_are_refused(monkeypatch: p
     async with answering(answer) as address:
         with pytest.raises(MessageError, match="has more than"):
             await batches_of([Task((span_of(address),))])
+
+
+NOT_UTF_8 = b"k\x01\xd6\xd0\x02TAGS\x01T"
+
+
+@pytest.mark.parametrize("flags", [0, SYS_COMPRESSED | SYS_COMPRESSION_ZLIB])
+async def test_properties_that_are_not_utf_8_are_read_with_replaced_characters(flags: int) -> None:
+    body = zlib.compress(b"x") if flags else b"x"
+    record = encode_record(0, 0, 0, 0, flags, 0, HOST, 0, HOST, 0, 0, body, b"\x01t", NOT_UTF_8)
+    rows = columns.Rows(record, Queue("t", "b", 0), 0, 9).batch(("properties", "tags", "body", "messageId"))
+    (found,) = rows.to_pylist()
+    assert dict(found.pop("properties")) == {"k": "\ufffd\ufffd", "TAGS": "T"}
+    assert found == {"tags": "T", "body": b"x", "messageId": decode_record(record, 0, "replace").offset_id}
+
+
+async def test_unreadable_record_ends_the_task_or_is_left_out_when_losses_are_accepted() -> None:
+    first, middle, last = (records([b"x"], number) for number in range(3))
+    size_at = middle.rindex(b"\x01t") + 2
+    middle = middle[:size_at] + b"\x7f\xff" + middle[size_at + 2 :]  # properties larger than the record has room for
+    answer = Frame(0, ext=MOVED, body=first + middle + last)
+    async with answering(answer) as address:
+        with pytest.raises(DataLossError, match=r"offsets \[1\] cannot be read"):
+            await batches_of([Task((span_of(address),))])
+        assert await batches_of([Task((replace(span_of(address), fail_on_data_loss=False),))]) == [[0, 2]]
 
 
 async def extents_of(answer: Frame) -> dict[Queue, Extent]:
