@@ -14,7 +14,7 @@ from ..protocol.bodies import TopicConfig
 from ..protocol.codes import RequestCode
 from ..protocol.message import MessageError, encode_host
 from ..protocol.work import Work
-from .access.acl import Acl
+from .access.acl import Acl, account_name
 from .clock import MACHINE, Clock, Timer
 from .cluster.link import NameServers, signing
 from .cluster.peers import Peers
@@ -145,7 +145,7 @@ class Broker:
         sign = signing(acl.file, config.name_server_account) if acl and config.name_server_account else None
         self.callers = Callers(clock)
         self.turned_away = Recent(clock.monotonic_s)  # connections
-        self.clients = Clients(clock, acl.may_publish if acl else None, self.limits)
+        self.clients = Clients(clock, acl.may_publish if acl else None, self.limits, account_name)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
         self.peers = Peers(self.tls, sign, self.tasks, clock, self.limits)
 

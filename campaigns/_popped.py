@@ -10,7 +10,7 @@ from typing import Any
 
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.pops.values import AckStatus, Delivered, PopRequest, PopResult, Why
+from rocketlet.broker.pops.values import AckStatus, Delivered, PopClient, PopRequest, PopResult, Why
 from rocketlet.protocol.message import decode_record
 
 from ._ledger import Place, read_all
@@ -115,7 +115,7 @@ def _judge(outcomes: Any, found: list[str]) -> None:
 
 def _pop(broker: Broker, count: int) -> tuple[Delivered, ...]:
     received: list[PopResult] = []
-    broker.pops.receive(PopRequest(GROUP, TOPIC, "c", count, INVISIBLE_MS, from_first=True), received.append)
+    broker.pops.receive(PopRequest(GROUP, TOPIC, PopClient("c"), count, INVISIBLE_MS, from_first=True), received.append)
     assert received[0].why in (Why.FOUND, Why.NOTHING_NEW), received[0]
     return received[0].messages
 

@@ -16,7 +16,7 @@ from ..broker.clock import Clock
 from ..broker.grpc.calls import Call, Way
 from ..broker.grpc.connection import Ready
 from ..broker.grpc.door import ServeCalls
-from ..broker.listening.carrier import Carrier
+from ..broker.pops.values import PopClient
 from ..protocol.http2.flow import Stream
 from .faults import Fault, Faults, Seen
 from .tap import AFTER, BEFORE, PIECES_PER_S, Request
@@ -34,13 +34,13 @@ class GrpcTap:
         self._note = note
         self._frozen: dict[str, Ready] = {}
         self.unsent: dict[str, list[Callable[[], None]]] = {}
-        self.clients: dict[str, Carrier] = {}
+        self._calls: dict[str, Call] = {}  # the last one of each client
 
     def serve(self, ready: Ready) -> None:
         passed: Ready = deque()
         while ready:
             call, message = ready.popleft()
-            self.clients[call.client_id] = call.session
+            self._calls[call.client_id] = call
             if self.is_frozen(call):
                 self._frozen.setdefault(call.client_id, deque()).append((call, message))
             elif not isinstance(message, bytes) or self._passes(call, message):
@@ -81,10 +81,10 @@ class GrpcTap:
         for client_id in [client_id for client_id in self._frozen if client_id not in frozen]:
             self.serve(self._frozen.pop(client_id))
 
-    def living(self) -> list[str]:
+    def living(self) -> list[PopClient]:
         """The clients that are connected, but for those that a fault has frozen."""
-        self.clients = {name: session for name, session in self.clients.items() if not session.is_closed}
-        return [name for name in self.clients if name not in self._faults.frozen()]
+        self._calls = {name: call for name, call in self._calls.items() if not call.session.is_closed}
+        return [call.client for name, call in self._calls.items() if name not in self._faults.frozen()]
 
 
 class TappedAnswers:

@@ -300,8 +300,8 @@ class Rig:
             connection.active_s = now_s
         broker.groups.heard_from(living)
         broker.locks.renew(living)
-        for client_id in self._grpc_tap.living() if self._grpc_tap is not None else ():
-            broker.pops.heard(client_id)
+        for client in self._grpc_tap.living() if self._grpc_tap is not None else ():
+            broker.pops.heard(client)
 
 
 class _MortalBroker(RunningBroker):

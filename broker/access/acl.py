@@ -85,6 +85,14 @@ def shown_to(session: Session) -> Callable[[str], bool]:
     return lambda topic: account.may(topic, Permission.ANY)
 
 
+def account_name(session: Session) -> str:
+    """The access key of the account that a session is of, or asked as last; empty without one."""
+    known = session.known
+    if not isinstance(known, Known):
+        return ""
+    return known.identified.access_key if known.identified is not None else known.access_key
+
+
 class Acl:
     """`refused`: how many requests, by reason. `former`: how many proofs by an account's former secret, by account."""
 
@@ -170,10 +178,9 @@ class Acl:
 
     def has_changed(self, session: Session, before: Policy) -> bool:
         """Whether the account that a session asked as last is another one than under a former policy, or gone."""
-        known = session.known
-        if not isinstance(known, Known):
+        if not isinstance(session.known, Known):
             return False
-        key = known.identified.access_key if known.identified is not None else known.access_key
+        key = account_name(session)
         return before.accounts.get(key) != self.file.policy.accounts.get(key)
 
     def may_publish(self, session: Session, topic: str) -> bool:

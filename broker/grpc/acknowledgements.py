@@ -51,7 +51,7 @@ def ack_message(hall: Hall, call: Call, request: Any) -> None:
 
 def _heard(hall: Hall, call: Call) -> None:
     if hall.clients.is_heard(call):
-        hall.broker.pops.heard(call.client_id)
+        hall.broker.pops.heard(call.client)
 
 
 def change_invisible_duration(hall: Hall, call: Call, request: Any) -> Any:

@@ -12,6 +12,7 @@ from ...protocol.http2.flow import Stream
 from ..access.needs import Need
 from ..config import MAX_NAMED_CHARS
 from ..listening.carrier import Carrier
+from ..pops.values import PopClient
 from ..sessions.callers import Callers
 from .codes import OK_TEXT, Code
 
@@ -100,6 +101,12 @@ class Call:
     @property
     def client_id(self) -> str:
         return self.text(b"x-mq-client-id")
+
+    @property
+    def client(self) -> PopClient:
+        """The client whose call this is, as the shared state knows it."""
+        client_id = self.client_id
+        return PopClient(client_id, account_id=(self.account, client_id))
 
     def answer(self, response: Any) -> None:
         """The only message of an answer."""

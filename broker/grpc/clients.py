@@ -1,4 +1,4 @@
-"""The clients that this door has heard of, by their ids, and the stream on which the broker tells them things.
+"""The clients that this door has heard of, by their accounts and ids, and the stream on which the broker tells them things.
 
 A client says what it is in its settings, on a stream that stays open (Telemetry). Nothing depends on them: some clients send
 theirs again only five minutes after a restart of the broker.
@@ -18,6 +18,7 @@ from .codes import Code, Fault
 
 _numbers = itertools.count(1)
 Told = Callable[["GrpcClient", Event], None]
+_Key = tuple[str, str]  # account, client id
 
 
 class GrpcClient:
@@ -123,22 +124,20 @@ class GrpcClients:
         self._limits = limits
         self._told = told
         self._gone = gone
-        self._clients: dict[str, GrpcClient] = {}
-        self._of_connection: dict[Session, set[str]] = {}
+        self._clients: dict[_Key, GrpcClient] = {}
+        self._of_connection: dict[Session, set[_Key]] = {}
 
     def __iter__(self) -> Iterator[GrpcClient]:
         return iter(self._clients.values())
 
-    def get(self, client_id: str) -> GrpcClient | None:
-        return self._clients.get(client_id)
+    def get(self, account: str, client_id: str) -> GrpcClient | None:
+        return self._clients.get((account, client_id))
 
     def hear(self, call: Call) -> GrpcClient:
-        """The client, which is there as long as one of its connections. Raises Fault if its id is another account's, which
-        would be told what is meant for that, and if there are too many."""
-        client_id, connection = call.client_id, call.session
-        client = self._clients.get(client_id)
-        if client is not None and client.account != call.account:
-            raise Fault(Code.UNAUTHORIZED, "another account's client goes by this id; take another one")
+        """The client, which is there as long as one of its connections. Clients of two accounts that go by one id are two.
+        Raises Fault if there are too many."""
+        connection = call.session
+        client = self._clients.get((call.account, call.client_id))
         if client is None or connection not in client.connections:
             try:
                 client = self._take(client, call)
@@ -148,13 +147,12 @@ class GrpcClients:
         return client
 
     def is_heard(self, call: Call) -> bool:
-        """Whether the call is the client's whose id it bears."""
-        client = self._clients.get(call.client_id)
-        return client is not None and client.account == call.account
+        """Whether its client is known."""
+        return (call.account, call.client_id) in self._clients
 
     def _take(self, client: GrpcClient | None, call: Call) -> GrpcClient:
         """A client that is new to the connection."""
-        client_id, connection = call.client_id, call.session
+        key, connection = (call.account, call.client_id), call.session
         ids = self._of_connection.get(connection)
         if ids is not None and len(ids) >= self._limits.max_grpc_ids:
             raise LimitExceeded(f"a connection goes by {self._limits.max_grpc_ids} client ids at most")
@@ -163,30 +161,31 @@ class GrpcClients:
         elif len(self._clients) >= self._limits.max_grpc_clients:
             raise LimitExceeded(f"this broker knows {self._limits.max_grpc_clients} gRPC clients; close some")
         else:
-            client = self._clients[client_id] = GrpcClient(client_id, connection, call.account, self._told)
+            client = self._clients[key] = GrpcClient(call.client_id, connection, call.account, self._told)
         if ids is None:
             ids = self._of_connection[connection] = set()
             connection.on_lost(self._lost)
-        ids.add(client_id)
+        ids.add(key)
         return client
 
     def _lost(self, connection: Session) -> None:
-        for client_id in list(self._of_connection.get(connection, ())):
-            self.leave(client_id, connection)
+        for account, client_id in list(self._of_connection.get(connection, ())):
+            self.leave(account, client_id, connection)
         self._of_connection.pop(connection, None)
 
-    def leave(self, client_id: str, connection: Session) -> bool:
+    def leave(self, account: str, client_id: str, connection: Session) -> bool:
         """A client is not heard on a connection any more. Whether it is gone: nobody says good-bye for others, which are
         heard on connections of their own."""
-        client = self._clients.get(client_id)
+        key = (account, client_id)
+        client = self._clients.get(key)
         if client is None or client.connections.pop(connection, None) is None:
             return False
-        self._of_connection[connection].discard(client_id)
+        self._of_connection[connection].discard(key)
         if client.connections:
             if client.connection is connection:
                 client.move(next(iter(client.connections.values())))
             return False
-        del self._clients[client_id]
+        del self._clients[key]
         client.gone()
         self._gone(client)
         return True

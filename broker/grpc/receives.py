@@ -190,7 +190,7 @@ def _receive(hall: Hall, call: Call, request: Any) -> None:
     wanted = PopRequest(
         group,
         name,
-        call.client_id,
+        call.client,
         request.batch_size,
         invisible_ms,
         wait_ms,

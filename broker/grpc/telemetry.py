@@ -102,7 +102,7 @@ def _publish(hall: Hall, call: Call, client: GrpcClient, topics: tuple[str, ...]
     """A producer may be asked for the outcome of transactions: its group is the topic. Raises Fault."""
     language = _LANGUAGES.get(call.text(b"x-mq-language"), Language.OTHER)
     try:
-        hall.broker.clients.heartbeat(client, client.client_id, topics, int(language), _VERSION)
+        hall.broker.clients.heartbeat(client, client.client_id, topics, int(language), _VERSION, is_asked=False)
     except LimitExceeded as error:
         raise Fault(Code.TOO_MANY_REQUESTS, str(error)) from None
     client.topics = topics
@@ -135,7 +135,7 @@ def heartbeat(hall: Hall, call: Call, request: Any) -> Any:
     if request.client_type in (PUSH_CONSUMER, SIMPLE_CONSUMER):
         group = group_of(request.group)
         hall.clients.hear(call).group = group
-        hall.broker.pops.heard(call.client_id)
+        hall.broker.pops.heard(call.client)
     elif request.client_type == PRODUCER:
         client = hall.clients.hear(call)
         if client.topics:
@@ -146,8 +146,8 @@ def heartbeat(hall: Hall, call: Call, request: Any) -> Any:
 
 
 def notify_termination(hall: Hall, call: Call, request: Any) -> Any:
-    if hall.clients.leave(call.client_id, call.session):
-        hall.broker.pops.client_gone(call.client_id)
+    if hall.clients.leave(call.account, call.client_id, call.session):
+        hall.broker.pops.client_gone(call.client)
     response = NotifyClientTerminationResponse()
     set_status(response.status)
     return response

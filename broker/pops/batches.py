@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from ..config import LIMITS, Limits
 from .deliveries import QueueDeliveries
 from .states import Delivery, DeliveryState
-from .values import Delivered, PopRequest, PopResult, Why
+from .values import Delivered, PopClient, PopRequest, PopResult, Why
 
 Give = Callable[[QueueDeliveries, Delivery, PopRequest], Delivered | None]
-_Key = tuple[str, str, str, str]  # client, group, topic, attempt
+_Key = tuple[PopClient, str, str, str]  # client, group, topic, attempt
 
 
 class PopBatches:
@@ -44,4 +44,4 @@ class PopBatches:
 
 
 def _key(request: PopRequest) -> _Key:
-    return request.client_id, request.group, request.topic, request.attempt_id or ""
+    return request.client, request.group, request.topic, request.attempt_id or ""

@@ -32,7 +32,6 @@ class Book:
         self._defined: set[int] = set()
         self._yielded: list[int] = []  # since the offsets were saved last
         self._saved: list[int] = []  # before
-        self._clients: dict[str, int] = {}
         self._last = 0
         self.journal_bytes = POP_JOURNAL_BYTES  # beyond twice its size when it was written anew
         self._is_behind = False  # whether the file lacks something that was not acknowledged to anybody
@@ -45,7 +44,7 @@ class Book:
             hint = "start the release that wrote it, or remove it: messages in flight are then given again"
             raise StoreError(f"{self.frames.path} cannot be understood ({fault}); {hint}") from fault
         self._last = max(queues, default=0)
-        self._is_behind = bool(queues)  # numbers and clients of before are not known: a file of this run is written
+        self._is_behind = bool(queues)  # numbers of before are not known: a file of this run is written
         return list(queues.values())
 
     def next_number(self) -> int:
@@ -67,12 +66,9 @@ class Book:
             self.waiting(deliveries)
         first = taken[0].delivery
         self._define(deliveries)
-        client = self._client(first.client_id)
         popped = [(delivery.offset, delivery.attempts) for delivery, _ in taken]
         deadline_ms = self.wall_ms(first.deadline_s)
-        self._content.append(
-            records.pop(deliveries.number, deliveries.next, first.pop_ms, deadline_ms, client, _renewals(first), popped)
-        )
+        self._content.append(records.pop(deliveries.number, deliveries.next, first.pop_ms, deadline_ms, popped))
         deliveries.is_passed = False
 
     def waiting(self, deliveries: QueueDeliveries) -> None:
@@ -80,16 +76,13 @@ class Book:
         fresh, deliveries.fresh_behind = deliveries.fresh_behind, []
         self._define(deliveries)
         offsets = [(delivery.offset, 0) for delivery in fresh if delivery.state is DeliveryState.BEHIND]
-        number = deliveries.number
-        self._content.append(records.pop(number, deliveries.next, 0, 0, 0, records.NOT_RENEWED, offsets))
+        self._content.append(records.pop(deliveries.number, deliveries.next, 0, 0, offsets))
 
     def changed(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         self._define(deliveries)
         is_in_flight = delivery.state is DeliveryState.IN_FLIGHT
         deadline_ms = self.wall_ms(delivery.deadline_s) if is_in_flight else 0
-        self._content.append(
-            records.change(deliveries.number, delivery.offset, deadline_ms, delivery.attempts, _renewals(delivery))
-        )
+        self._content.append(records.change(deliveries.number, delivery.offset, deadline_ms, delivery.attempts))
 
     def acknowledged(self, deliveries: QueueDeliveries, done: Iterable[Delivery]) -> None:
         self._define(deliveries)
@@ -126,15 +119,6 @@ class Book:
         place = PoolPlace(self._identity_of(queue.topic), deliveries.group, queue.topic, queue.queue_id)
         return records.define(deliveries.number, place)
 
-    def _client(self, client_id: str) -> int:
-        if not client_id:
-            return 0
-        number = self._clients.get(client_id)
-        if number is None:
-            number = self._clients[client_id] = len(self._clients) + 1
-            self._content.append(records.client(number, client_id))
-        return number
-
     # Writing
 
     def write(self) -> None:
@@ -161,10 +145,9 @@ class Book:
         if is_short and not self._is_behind:
             return
         if not self._is_behind:
-            self.write()  # frames that refer to clients as they are known now
+            self.write()
         was_behind, self._is_behind = self._is_behind, False
         self._content.clear()
-        self._clients.clear()
         self._defined = {deliveries.number for deliveries in all_deliveries()}
         try:
             yield from self.frames.renewing(self._contents(all_deliveries()))
@@ -174,29 +157,18 @@ class Book:
 
     def _contents(self, all_deliveries: Iterable[QueueDeliveries]) -> Iterator[bytes]:
         """The state in frames. Events that come while they are made are appended behind them."""
-        clients: dict[str, int] = {}
         for deliveries in list(all_deliveries):
             frame = [self._definition(deliveries)]
             frame.append(records.base(deliveries.number, deliveries.next, deliveries.floor_ms))
             for delivery in list(deliveries.unfinished.values()):
-                number = clients.get(delivery.client_id, 0)
-                if delivery.client_id and not number:
-                    number = clients[delivery.client_id] = len(clients) + 1
-                    frame.append(records.client(number, delivery.client_id))
                 if delivery.state is not DeliveryState.ACKNOWLEDGED:
-                    frame.append(self._kept(deliveries, delivery, number))
+                    frame.append(self._kept(deliveries, delivery))
                 if len(frame) > _AT_ONCE:
                     yield b"".join(frame)
                     frame = []
             yield b"".join(frame)
 
-    def _kept(self, deliveries: QueueDeliveries, delivery: Delivery, client: int) -> bytes:
+    def _kept(self, deliveries: QueueDeliveries, delivery: Delivery) -> bytes:
         deadline_ms = self.wall_ms(delivery.deadline_s) if delivery.state is DeliveryState.IN_FLIGHT else 0
         popped = [(delivery.offset, delivery.attempts)]
-        return records.pop(
-            deliveries.number, deliveries.next, delivery.pop_ms, deadline_ms, client, _renewals(delivery), popped
-        )
-
-
-def _renewals(delivery: Delivery) -> int:
-    return min(delivery.renewals, records.MAX_RENEWALS)
+        return records.pop(deliveries.number, deliveries.next, delivery.pop_ms, deadline_ms, popped)

@@ -368,7 +368,6 @@ class QueueDeliveries:
                 offset, DeliveryState.IN_FLIGHT if found.deadline_ms else DeliveryState.VISIBLE
             )
             delivery.attempts, delivery.pop_ms = found.attempts, found.pop_ms
-            delivery.client_id, delivery.renewals = found.client_id, found.renewals
             delivery.deadline_s = to_monotonic_s(found.deadline_ms)
             delivery.since_s = to_monotonic_s(found.pop_ms)
             self._free(delivery)

@@ -39,7 +39,7 @@ from .pool import Pool
 from .pools import Pools
 from .seats import Seat
 from .states import DeliveryState
-from .values import PopRequest
+from .values import PopClient, PopRequest
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -68,8 +68,8 @@ class Divided:
 
     name: str
     owner: Seat
-    seats: dict[str, Seat] = field(default_factory=dict)
-    popping: dict[str, dict[str, str]] = field(default_factory=dict)
+    seats: dict[PopClient, Seat] = field(default_factory=dict)
+    popping: dict[str, dict[PopClient, str]] = field(default_factory=dict)
     epochs: dict[Queue, int] = field(default_factory=dict)
     is_looking: bool = False
     is_stale: bool = False
@@ -147,7 +147,7 @@ class Division:
             if fault is not None:
                 self._mixed.note(name, topic, fault)
                 return fault
-            if not self._is_pulled(name, topic, request.client_id):
+            if not self._is_pulled(name, topic, request.client):
                 return None
             pool = self._pools.get(request)
             pool.divide()
@@ -208,32 +208,34 @@ class Division:
         for divided in [] if self._is_stopped else list(self._divided.values()):
             for topic, popping in list(divided.popping.items()):
                 pool = self._pools.find(divided.name, topic)
-                for client_id in [item for item in popping if pool is None or item not in pool.clients]:
-                    del popping[client_id]
-                    self._leave_seat(divided, topic, client_id)
+                for client in [item for item in popping if pool is None or item not in pool.clients]:
+                    del popping[client]
+                    self._leave_seat(divided, topic, client)
             self._look_soon(divided)
 
     # Members that pull
 
-    def _is_pulled(self, name: str, topic: str, but: str = "") -> bool:
+    def _is_pulled(self, name: str, topic: str, but: PopClient | None = None) -> bool:
         """Whether members pull the topic, or will. but: a client that pops."""
         group = self._groups.get(name)
         pool = self._pools.find(name, topic)
-        clients = {*(pool.clients if pool is not None else ()), but}
+        popping = {
+            client.session for client in (*(pool.clients if pool is not None else ()), but) if client is not None
+        }
         if any(self._locks.is_locked(name, topic, queue_id) for queue_id in range(self._queues_of(topic))):
             return True
         return group is not None and any(
-            self._pulls(member, topic, clients) for member in group.members.values() if topic in member.subscriptions
+            self._pulls(member, topic, popping) for member in group.members.values() if topic in member.subscriptions
         )
 
-    def _pulls(self, member: Member, topic: str, clients: Container[str]) -> bool:
+    def _pulls(self, member: Member, topic: str, popping: Container[Session | None]) -> bool:
         """A remoting client that pops is a member, too. Before it does, nobody knows, where members are to pop."""
         if not _shares(member):
             return False
         if member.data.strategy or member.has_pulled:
             return True
         is_to_pop = self._modes.of(member.data.group, topic).mode == POP
-        return not is_to_pop and member.client_id not in clients
+        return not is_to_pop and member.connection not in popping
 
     def _fault(self, name: str, topic: str) -> str | None:
         """A reader that shares with nobody: there every one who pops would get the same."""
@@ -252,38 +254,39 @@ class Division:
 
     def _seat(self, divided: Divided, pool: Pool, request: PopRequest) -> None:
         popping = divided.popping.setdefault(pool.topic, {})
-        if request.client_id in popping:
-            if (seat := divided.seats.get(request.client_id)) is not None:
+        client = request.client
+        if client in popping:
+            if (seat := divided.seats.get(client)) is not None:
                 seat.pay_by(request.session)
             return
         group = self._groups.get(divided.name)
         members = group.members if group is not None else {}
-        listed = next((item.listed_id for item in members.values() if item.client_id == request.client_id), None)
-        popping[request.client_id] = listed or f"~{request.client_id}"
-        is_full = request.client_id not in divided.seats and len(members) >= self._limits.max_members
-        if is_full or (listed is not None and request.client_id not in divided.seats):
+        member = members.get(client.session) if client.session is not None else None
+        popping[client] = member.listed_id if member is not None else f"~{client.client_id}"
+        is_full = client not in divided.seats and len(members) >= self._limits.max_members
+        if is_full or (member is not None and client not in divided.seats):
             self._look_soon(divided)
             return
-        seat = divided.seats.get(request.client_id)
+        seat = divided.seats.get(client)
         if seat is None:
-            seat = divided.seats[request.client_id] = Seat(partial(self._told, divided.name))
+            seat = divided.seats[client] = Seat(partial(self._told, divided.name))
         seat.pay_by(request.session)
         seat.subscriptions[pool.topic] = request.wanted
-        self._heartbeat(divided, request.client_id, seat)
+        self._heartbeat(divided, client, seat)
 
-    def _heartbeat(self, divided: Divided, client_id: str, seat: Seat) -> None:
+    def _heartbeat(self, divided: Divided, client: PopClient, seat: Seat) -> None:
         data = seat.data(divided.name, self._strategy(self._groups.get(divided.name)))
-        self._groups.heartbeat(seat, client_id, data, 0, 0)
+        self._groups.heartbeat(seat, client.client_id, data, 0, 0)
         self._look_soon(divided)
 
-    def _leave_seat(self, divided: Divided, topic: str, client_id: str) -> None:
-        seat = divided.seats.get(client_id)
+    def _leave_seat(self, divided: Divided, topic: str, client: PopClient) -> None:
+        seat = divided.seats.get(client)
         if seat is None or seat.subscriptions.pop(topic, None) is None:
             return
         if seat.subscriptions:
-            self._heartbeat(divided, client_id, seat)
+            self._heartbeat(divided, client, seat)
         else:
-            del divided.seats[client_id]
+            del divided.seats[client]
             self._groups.leave(seat, divided.name)
 
     @staticmethod
@@ -304,10 +307,10 @@ class Division:
         queues = [Queue(pool.topic, self._broker_name, number) for number in range(self._queues_of(pool.topic))]
         for queue in self._lease(divided, queues, has_had=True):
             pool.own(queue.queue_id)
-        for client_id, popper in pool.clients.items():
+        for client, popper in pool.clients.items():
             wanted, session = popper.wanted, popper.session
             self._seat(
-                divided, pool, PopRequest(pool.group, pool.topic, client_id, 0, 0, subscription=wanted, session=session)
+                divided, pool, PopRequest(pool.group, pool.topic, client, 0, 0, subscription=wanted, session=session)
             )
         self._gained(pool)
         self._look_soon(divided)
@@ -353,10 +356,10 @@ class Division:
         group = self._groups.get(divided.name)
         wanted = self._wanted(divided, group, topic, route) if group is not None else set()
         strategy = self._strategy(group)
-        for client_id, seat in divided.seats.items():
+        for client, seat in divided.seats.items():
             member = group.members.get(seat) if group is not None else None
             if member is not None and member.data.strategy != strategy:
-                self._heartbeat(divided, client_id, seat)
+                self._heartbeat(divided, client, seat)
         now_s = self._clock.monotonic_s()
         for queue_id in pool.owned - wanted:
             pool.leave(queue_id, now_s)
@@ -423,7 +426,8 @@ class Division:
     def _others_pull(self, pool: Pool) -> bool:
         group = self._groups.get(pool.group)
         members = group.members.values() if group is not None else ()
-        return any(self._pulls(item, pool.topic, pool.clients) for item in members if pool.topic in item.subscriptions)
+        popping = {client.session for client in pool.clients}
+        return any(self._pulls(item, pool.topic, popping) for item in members if pool.topic in item.subscriptions)
 
     def _unlease(self, divided: Divided, queues: list[Queue]) -> None:
         epochs = {queue: divided.epochs.pop(queue) for queue in queues if queue in divided.epochs}
@@ -440,8 +444,8 @@ class Division:
         self._gained(pool)
 
     def _end(self, divided: Divided, pool: Pool) -> None:
-        for client_id in list(divided.popping.pop(pool.topic, ())):
-            self._leave_seat(divided, pool.topic, client_id)
+        for client in list(divided.popping.pop(pool.topic, ())):
+            self._leave_seat(divided, pool.topic, client)
         if not divided.popping and self._divided.get(divided.name) is divided:
             if divided.timer is not None:
                 divided.timer.cancel()

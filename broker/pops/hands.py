@@ -8,36 +8,39 @@ from ..clock import Clock
 from ..config import MAX_RENEWED_S, POP_CLIENT_SILENT_S, RENEWAL_STEPS_S
 from .deliveries import QueueDeliveries
 from .states import Delivery, DeliveryState
+from .values import PopClient
 
 
 class Hands:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._of: dict[str, dict[Delivery, QueueDeliveries]] = {}
-        self._heard_s: dict[str, float] = {}
+        self._of: dict[PopClient, dict[Delivery, QueueDeliveries]] = {}
+        self._heard_s: dict[PopClient, float] = {}
 
-    def heard(self, client_id: str) -> None:
+    def heard(self, client: PopClient) -> None:
         """Anything was heard of the client."""
-        if client_id in self._of:
-            self._heard_s[client_id] = self._clock.monotonic_s()
+        if client in self._of:
+            self._heard_s[client] = self._clock.monotonic_s()
 
     def give(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
-        client_id = delivery.client_id
-        if client_id not in self._of:
-            self._of[client_id] = {}
-            self._heard_s[client_id] = self._clock.monotonic_s()
-        self._of[client_id][delivery] = deliveries
+        client = delivery.client
+        assert client is not None, "only a client's delivery is prolonged"
+        if client not in self._of:
+            self._of[client] = {}
+            self._heard_s[client] = self._clock.monotonic_s()
+        self._of[client][delivery] = deliveries
 
     def take(self, delivery: Delivery) -> None:
         """Takes a delivery out of its client's hands, or ends its prolonging."""
         delivery.renewals = -1
-        held = self._of.get(delivery.client_id)
-        if held is not None and held.pop(delivery, None) is not None and not held:
-            del self._of[delivery.client_id], self._heard_s[delivery.client_id]
+        client = delivery.client
+        held = self._of.get(client) if client is not None else None
+        if client is not None and held is not None and held.pop(delivery, None) is not None and not held:
+            del self._of[client], self._heard_s[client]
 
     def prolonged_s(self, delivery: Delivery) -> float | None:
         """The new deadline of a delivery whose time is over; None if it is not prolonged."""
-        if delivery.renewals < 0 or not self._is_heard(delivery.client_id):
+        if delivery.renewals < 0 or delivery.client is None or not self._is_heard(delivery.client):
             return None
         now_s, end_s = self._clock.monotonic_s(), delivery.since_s + MAX_RENEWED_S
         if now_s >= end_s:
@@ -46,16 +49,16 @@ class Hands:
         delivery.renewals += 1
         return min(now_s + step_s, end_s)
 
-    def _is_heard(self, client_id: str) -> bool:
-        heard_s = self._heard_s.get(client_id)
+    def _is_heard(self, client: PopClient) -> bool:
+        heard_s = self._heard_s.get(client)
         return heard_s is not None and self._clock.monotonic_s() - heard_s < POP_CLIENT_SILENT_S
 
-    def silent(self) -> list[str]:
+    def silent(self) -> list[PopClient]:
         """The clients that nothing was heard of for too long."""
-        return [client_id for client_id in self._of if not self._is_heard(client_id)]
+        return [client for client in self._of if not self._is_heard(client)]
 
-    def of(self, client_id: str) -> Iterator[tuple[QueueDeliveries, Delivery]]:
+    def of(self, client: PopClient) -> Iterator[tuple[QueueDeliveries, Delivery]]:
         """The deliveries that the broker prolongs for a client."""
-        for delivery, deliveries in list(self._of.get(client_id, {}).items()):
+        for delivery, deliveries in list(self._of.get(client, {}).items()):
             if delivery.state is DeliveryState.IN_FLIGHT:
                 yield deliveries, delivery

@@ -11,7 +11,7 @@ from ..clock import Timer
 from ..config import DELIVERIES_BYTES, LIMITS, POOL_BYTES, POOL_IDLE_S, POPPER_BYTES, Limits
 from ..sessions.session import Session
 from .deliveries import QueueDeliveries, Tally
-from .values import PopRequest, PopResult
+from .values import PopClient, PopRequest, PopResult
 
 _arrivals = count()
 
@@ -57,11 +57,11 @@ class Wait:
 class Popper:
     """A client that pops: when it asked last, and for what. `session` pays for what is kept of it; None once that is gone."""
 
-    __slots__ = ("_charged_bytes", "asked_s", "client_id", "pool", "session", "wanted")
+    __slots__ = ("_charged_bytes", "asked_s", "client", "pool", "session", "wanted")
 
-    def __init__(self, pool: Pool, client_id: str) -> None:
+    def __init__(self, pool: Pool, client: PopClient) -> None:
         self.pool = pool
-        self.client_id = client_id
+        self.client = client
         self.asked_s = 0.0
         self.wanted = Subscription(pool.topic)
         self.session: Session | None = None
@@ -73,7 +73,7 @@ class Popper:
             self.pay(0)
             self.session = session
         self.wanted = wanted
-        self.pay(POPPER_BYTES + len(self.client_id) + len(wanted.expression))
+        self.pay(POPPER_BYTES + len(self.client.client_id) + len(wanted.expression))
 
     def pay(self, size: int) -> None:
         if self.session is not None and size != self._charged_bytes:
@@ -99,7 +99,7 @@ class Pool:
         self._waiting: dict[int | None, OrderedDict[Wait, None]] = {}
         self.waits = 0
         self.used_s = float("-inf")  # when somebody asked last
-        self.clients: dict[str, Popper] = {}
+        self.clients: dict[PopClient, Popper] = {}
         self.is_cut = False  # the last look at the queues has ended early, and found nothing
         self.is_served_later = False
         self.is_in_order = False

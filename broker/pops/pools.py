@@ -22,7 +22,7 @@ from .handles import TOPIC_MARK, Handle, decode_handle
 from .pool import Pool, Popper
 from .records import KeptQueue
 from .states import Delivery
-from .values import AckStatus, Delivered, PopNumbers, PopRequest
+from .values import AckStatus, Delivered, PopClient, PopNumbers, PopRequest
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -48,7 +48,7 @@ class Pools:
         self._of_topic: dict[str, dict[str, Pool]] = {}
         self._of_group: dict[str, dict[str, Pool]] = {}
         self._poppers: OrderedDict[Popper, None] = OrderedDict()  # the one that asked longest ago first
-        self._of_client: dict[str, dict[Popper, None]] = {}
+        self._of_client: dict[PopClient, dict[Popper, None]] = {}
         self._of_session: dict[Session, dict[Popper, None]] = {}
         self._unused: OrderedDict[Pool, None] = OrderedDict()  # without clients, in the order in which these have gone
         self._tallies: dict[str, Tally] = {}
@@ -126,7 +126,7 @@ class Pools:
     def peek(self, group: str, topic: str, queue_id: int | None, count: int) -> list[Delivered]:
         """The messages that would be popped next, as many as an answer may have, without handles. They stay where they are.
         Raises the errors of reading."""
-        request = PopRequest(group, topic, "", count, 0, queue_id=queue_id)
+        request = PopRequest(group, topic, PopClient(""), count, 0, queue_id=queue_id)
         pool = self.get(request)
         found: list[Delivered] = []
         size = 0
@@ -237,19 +237,19 @@ class Pools:
         """The clients that popped in the group in the last two minutes: what each wants, by client id."""
         found: dict[str, list[Subscription]] = {}
         for pool in self.of_group(group):
-            for client_id, item in pool.clients.items():
-                found.setdefault(client_id, []).append(item.wanted)
+            for item in pool.clients.values():
+                found.setdefault(item.client.client_id, []).append(item.wanted)
         return found
 
     def note_client(self, pool: Pool, request: PopRequest, now_s: float) -> bool:
         """A client asks. True if its session has to be given to `losing` when it is gone."""
         pool.used_s = now_s
-        popper = pool.clients.get(request.client_id)
+        popper = pool.clients.get(request.client)
         if popper is None:
             if len(pool.clients) >= self._limits.max_members:
                 return False
-            popper = pool.clients[request.client_id] = Popper(pool, request.client_id)
-            self._of_client.setdefault(request.client_id, {})[popper] = None
+            popper = pool.clients[request.client] = Popper(pool, request.client)
+            self._of_client.setdefault(request.client, {})[popper] = None
             self._unused.pop(pool, None)
         popper.asked_s = now_s
         self._poppers[popper] = None
@@ -291,14 +291,14 @@ class Pools:
 
     def _forget(self, popper: Popper) -> None:
         pool = popper.pool
-        if pool.clients.get(popper.client_id) is not popper:  # forgotten already
+        if pool.clients.get(popper.client) is not popper:  # forgotten already
             return
-        del pool.clients[popper.client_id]
+        del pool.clients[popper.client]
         del self._poppers[popper]
-        of_client = self._of_client[popper.client_id]
+        of_client = self._of_client[popper.client]
         del of_client[popper]
         if not of_client:
-            del self._of_client[popper.client_id]
+            del self._of_client[popper.client]
         popper.pay(0)
         self._leave_session(popper, popper.session)
         if not pool.clients:
@@ -309,8 +309,8 @@ class Pools:
         while self._poppers and (popper := next(iter(self._poppers))).asked_s < before_s:
             self._forget(popper)
 
-    def forget_client(self, client_id: str) -> None:
-        for popper in list(self._of_client.get(client_id, ())):
+    def forget_client(self, client: PopClient) -> None:
+        for popper in list(self._of_client.get(client, ())):
             self._forget(popper)
 
     def unused(self, now_s: float) -> Iterator[Pool]:

@@ -33,7 +33,7 @@ from .pool import Pool, Wait
 from .pools import Pools, PopSource
 from .settling import Acknowledging, Answered, Keeping
 from .states import Delivery, DeliveryState, Event
-from .values import AckStatus, Changed, Delivered, PopRequest, PopResult, Why
+from .values import AckStatus, Changed, Delivered, PopClient, PopRequest, PopResult, Why
 from .waits import Waits
 
 log = structlog.get_logger("rocketlet.pops")
@@ -85,13 +85,14 @@ class Pops:
         self._take_over()
 
     def _take_over(self) -> None:
-        """Takes over from the last run: handles stay good, and times go on."""
+        """Take over from the last run: handles stay valid, and deadlines stay as they are.
+
+        The broker extends none of these deliveries any more. It may have ended before their response reached the client,
+        which then knows nothing of them although its heartbeats go on."""
         for deliveries in self._pools.adopt(self._book.read(), self._book.monotonic_s):
             for delivery in deliveries.unfinished.values():
                 if delivery.state is DeliveryState.IN_FLIGHT:
                     self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
-                    if delivery.renewals >= 0:
-                        self._hands.give(deliveries, delivery)
         self._division.adopt()
         try:
             run(self._book.saving(self._pools.deliveries))
@@ -106,7 +107,7 @@ class Pops:
 
         An answer that did not reach its client goes back with `put_back`. Raises what reading raises (StoreError, OSError),
         and LimitExceeded for a group that has too many offsets."""
-        self._hands.heard(request.client_id)
+        self._hands.heard(request.client)
         wait = Wait(request, answer, self._waits.drop)
         if self._is_stopped:
             return _answered(wait, PopResult(Why.STOPPED))
@@ -183,7 +184,7 @@ class Pops:
                 self._hands.take(delivery)
         deliveries.hand_out(taken, now_ms)
         for delivery, _ in taken:
-            delivery.client_id, delivery.deadline_s, delivery.since_s = request.client_id, deadline_s, now_s
+            delivery.client, delivery.deadline_s, delivery.since_s = request.client, deadline_s, now_s
             delivery.is_delayed = False
             if request.auto_renew:
                 delivery.renewals = 0
@@ -398,8 +399,8 @@ class Pops:
 
     def look_for_silent_clients(self) -> None:
         """Messages in the hands of clients that went silent come again."""
-        for client_id in self._hands.silent():
-            self.client_gone(client_id)
+        for client in self._hands.silent():
+            self.client_gone(client)
         self._pools.forget_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
         self._leave_unused()
         self._division.look()
@@ -433,23 +434,27 @@ class Pops:
         if self._losing and not self._is_stopped:
             self._soon(self._lose_some)
 
-    def heard(self, client_id: str) -> None:
+    def heard(self, client: PopClient) -> None:
         """Something was heard of a client, such as a heartbeat: messages in its hands are prolonged if it wants."""
-        self._hands.heard(client_id)
+        self._hands.heard(client)
 
-    def client_gone(self, client_id: str) -> None:
+    def client_gone(self, client: PopClient) -> None:
         """The client has said good-bye or is not heard any more: its receives end, and messages that the broker prolongs
         for it come again at once. Those with a time of its own stay with it until then."""
-        self._pools.forget_client(client_id)
-        for wait in self._waits.of(client_id):
+        self._pools.forget_client(client)
+        for wait in self._waits.of(client):
             self._waits.end(wait, PopResult(Why.CLIENT_GONE))
         touched: dict[QueueDeliveries, None] = {}
-        for deliveries, delivery in self._hands.of(client_id):
+        for deliveries, delivery in self._hands.of(client):
             self._come_again(deliveries, delivery, "its last consumer has gone")
             touched[deliveries] = None
         for deliveries in touched:
             self._serve_all(deliveries)
         self._division.clients_gone()
+
+    def session_gone(self, session: Session) -> None:
+        """The same for the client at a remoting connection."""
+        self.client_gone(PopClient("", session=session))
 
     def sent_elsewhere(self, group: str, topic: str, queue_id: int | None = None) -> None:
         """Somebody has changed the group's offsets in a topic, or in one queue. Messages popped before can no longer be

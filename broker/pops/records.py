@@ -1,12 +1,13 @@
 """The records of deliveries on the disk, many in one frame of the journal. A restart replays them.
 
-All integers are big-endian. `number` stands for a group, topic and queue, `client` for a client id; both are told first.
+All integers are big-endian. `number` stands for a group, topic and queue, which are told first.
 
     D  number, size, identity of the topic \\0 group \\0 topic \\0 queue id
-    C  client, size, client id
-    P  number, next, pop ms, deadline ms, client, renewals, count, then offset and attempts of each: they are popped
+    P  number, next, pop ms, deadline ms, 0, -1, count, then offset and attempts of each: they are popped
     A  number, count, then the offset of each: they are finished
-    X  number, offset, deadline ms, attempts, renewals: it comes again then
+    X  number, offset, deadline ms, attempts, -1: it comes again then
+    C  number, size, text: not read. Earlier releases wrote client ids, and where -1 is, how often they had renewed a
+       delivery; they renew none of which these records say -1
     N  number, next: what lies before was looked at, and not wanted
     B  number, next, floor ms: nothing is unfinished, and no pop time is below the floor
     Y  number: members pull now, so the offset that was saved counts if it is higher
@@ -35,8 +36,7 @@ _BASE: Final = Struct(">cIQQ")
 _FORGET: Final = Struct(">cI")
 
 MAX_COUNT: Final = 0xFFFF  # in one record
-NOT_RENEWED: Final = -1
-MAX_RENEWALS: Final = 100  # beyond it they are not counted
+_NOT_RENEWED: Final = -1
 
 
 class PoolPlace(NamedTuple):
@@ -52,8 +52,6 @@ class StoredDelivery(NamedTuple):
     attempts: int
     pop_ms: int
     deadline_ms: int
-    client_id: str
-    renewals: int
 
 
 @dataclass(slots=True)
@@ -69,26 +67,14 @@ def define(number: int, place: PoolPlace) -> bytes:
     return _text(b"D", number, "\0".join((place.identity, place.group, place.topic, str(place.queue_id))))
 
 
-def client(number: int, client_id: str) -> bytes:
-    return _text(b"C", number, client_id)
-
-
 def _text(kind: bytes, number: int, text: str) -> bytes:
     data = text.encode()[:0xFFFF]
     return _TEXT.pack(kind, number, len(data)) + data
 
 
-def pop(
-    number: int,
-    next_offset: int,
-    pop_ms: int,
-    deadline_ms: int,
-    client_number: int,
-    renewals: int,
-    popped: Sequence[tuple[int, int]],
-) -> bytes:
+def pop(number: int, next_offset: int, pop_ms: int, deadline_ms: int, popped: Sequence[tuple[int, int]]) -> bytes:
     """popped: offsets and attempts, at most `MAX_COUNT`."""
-    head = _POP.pack(b"P", number, next_offset, pop_ms, deadline_ms, client_number, renewals, len(popped))
+    head = _POP.pack(b"P", number, next_offset, pop_ms, deadline_ms, 0, _NOT_RENEWED, len(popped))
     return head + b"".join([_POPPED.pack(offset, attempts) for offset, attempts in popped])
 
 
@@ -98,8 +84,8 @@ def ack(number: int, offsets: Sequence[int]) -> Iterator[bytes]:
         yield _ACK.pack(b"A", number, len(part)) + b"".join(map(_OFFSET.pack, part))
 
 
-def change(number: int, offset: int, deadline_ms: int, attempts: int, renewals: int) -> bytes:
-    return _CHANGE.pack(b"X", number, offset, deadline_ms, attempts, renewals)
+def change(number: int, offset: int, deadline_ms: int, attempts: int) -> bytes:
+    return _CHANGE.pack(b"X", number, offset, deadline_ms, attempts, _NOT_RENEWED)
 
 
 def passed(number: int, next_offset: int) -> bytes:
@@ -136,7 +122,6 @@ def replay(frames: Iterable[bytes]) -> dict[int, KeptQueue]:
 class _Replay:
     def __init__(self) -> None:
         self.queues: dict[int, KeptQueue] = {}
-        self._clients: dict[int, str] = {0: ""}
         self._kinds = {
             ord("D"): self._define,
             ord("C"): self._client,
@@ -168,17 +153,16 @@ class _Replay:
         return end
 
     def _client(self, frame: bytes, position: int) -> int:
-        number, text, end = self._text(frame, position)
-        self._clients[number] = text
+        _, _, end = self._text(frame, position)
         return end
 
     def _pop(self, frame: bytes, position: int) -> int:
-        _, number, next_offset, pop_ms, deadline_ms, by, renewals, count = _POP.unpack_from(frame, position)
+        _, number, next_offset, pop_ms, deadline_ms, _, _, count = _POP.unpack_from(frame, position)
         queue = self.queues[number]
         begin = position + _POP.size
         end = begin + count * _POPPED.size
         for offset, attempts in _POPPED.iter_unpack(frame[begin:end]):
-            queue.unfinished[offset] = StoredDelivery(attempts, pop_ms, deadline_ms, self._clients[by], renewals)
+            queue.unfinished[offset] = StoredDelivery(attempts, pop_ms, deadline_ms)
         queue.next = max(queue.next, next_offset)
         return int(end)
 
@@ -192,11 +176,11 @@ class _Replay:
         return int(end)
 
     def _change(self, frame: bytes, position: int) -> int:
-        _, number, offset, deadline_ms, attempts, renewals = _CHANGE.unpack_from(frame, position)
+        _, number, offset, deadline_ms, attempts, _ = _CHANGE.unpack_from(frame, position)
         unfinished = self.queues[number].unfinished
         kept = unfinished.get(offset)
         if kept is not None:
-            unfinished[offset] = kept._replace(deadline_ms=deadline_ms, attempts=attempts, renewals=renewals)
+            unfinished[offset] = kept._replace(deadline_ms=deadline_ms, attempts=attempts)
         return position + _CHANGE.size
 
     def _next(self, frame: bytes, position: int) -> int:

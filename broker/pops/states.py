@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from .records import NOT_RENEWED
+from .values import PopClient
 
 
 class DeliveryState(Enum):
@@ -61,7 +61,7 @@ class Delivery:
 
     __slots__ = (
         "attempts",
-        "client_id",
+        "client",
         "deadline_s",
         "entry",
         "is_delayed",
@@ -82,8 +82,8 @@ class Delivery:
         self.deadline_s = 0.0
         self.since_s = 0.0
         self.entry = -1
-        self.renewals = NOT_RENEWED
-        self.client_id = ""
+        self.renewals = -1
+        self.client: PopClient | None = None
         self.is_delayed = False
 
     def turn(self, event: Event) -> None:

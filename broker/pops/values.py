@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,10 +16,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class PopClient:
+    """A client that pops, by what its server has checked: the remoting connection, or the account and id of a gRPC client.
+
+    `client_id` is for people only. Any client may claim any id, so nothing is found by that text alone."""
+
+    client_id: str = field(compare=False)
+    session: Session | None = None
+    account_id: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PopRequest:
     """One receive. The door has checked names, permissions, and that topic and group exist.
 
-    client_id: the client that pops; its messages in flight are known by it. count: 1 to 32; more is cut. 0: it is only told
+    client: the client that pops; its messages in flight are known by it. count: 1 to 32; more is cut. 0: it is only told
     that there is something. invisible_ms: how long its messages are nobody else's. wait_ms: how long it waits for a
     message; 0: not at all. queue_id: the queue that is looked at first; None: none is preferred. is_strict: no other is
     looked at. auto_renew: the broker prolongs the time as long as it hears the client. subscription: None takes all.
@@ -32,7 +43,7 @@ class PopRequest:
 
     group: str
     topic: str
-    client_id: str
+    client: PopClient
     count: int
     invisible_ms: int
     wait_ms: int = 0

@@ -8,7 +8,7 @@ import structlog
 
 from ..clock import Clock
 from .pool import Pool, Wait
-from .values import Delivered, PopResult, Why
+from .values import Delivered, PopClient, PopResult, Why
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -20,14 +20,14 @@ class Waits:
         self._clock = clock
         self._put_back = put_back
         self._pools: dict[Wait, Pool] = {}
-        self._of: dict[str, dict[Wait, None]] = {}
+        self._of: dict[PopClient, dict[Wait, None]] = {}
 
     @property
     def count(self) -> int:
         return len(self._pools)
 
-    def of(self, client_id: str) -> list[Wait]:
-        return list(self._of.get(client_id, ()))
+    def of(self, client: PopClient) -> list[Wait]:
+        return list(self._of.get(client, ()))
 
     def all(self) -> list[Wait]:
         return list(self._pools)
@@ -36,7 +36,7 @@ class Waits:
         """Waits for a message, until its time is up."""
         pool.hold(wait)
         self._pools[wait] = pool
-        self._of.setdefault(wait.request.client_id, {})[wait] = None
+        self._of.setdefault(wait.request.client, {})[wait] = None
         wait_s = wait.request.wait_ms / 1000
         wait.timer = self._clock.call_later(wait_s, self.end, wait, PopResult(Why.NOTHING_NEW))
 
@@ -45,10 +45,10 @@ class Waits:
         if not wait.end():
             return
         self._pools.pop(wait).drop(wait)
-        waits = self._of[wait.request.client_id]
+        waits = self._of[wait.request.client]
         del waits[wait]
         if not waits:
-            del self._of[wait.request.client_id]
+            del self._of[wait.request.client]
 
     def end(self, wait: Wait, received: PopResult) -> None:
         """Answers a wait. A door that fails must not harm the sender of the message."""

@@ -80,7 +80,7 @@ class Connection(Client):
     its last heartbeat, and its content. `read_bytes` have come from the client, of TLS those that were decrypted; `records`
     has them decrypted. `broker_name`: of the broker that has said that it speaks here; `is_proving`: one is being asked.
     `receives`: those that wait for messages to pop.
-    `popping`: functions that hear that the client is gone, by client id. `pulls`: those that were checked."""
+    `pulls`: those that were checked."""
 
     __slots__ = (
         "_answering_bytes",
@@ -108,7 +108,6 @@ class Connection(Client):
         "kept",
         "known",
         "number",
-        "popping",
         "pulls",
         "receives",
     )
@@ -133,7 +132,6 @@ class Connection(Client):
         self.active_s = self.heard_s = 0.0
         self.counted_bytes = self.charged_bytes = self.held_pulls = self.read_bytes = 0
         self.pulls = KeptPulls()
-        self.popping: dict[str, Callable[[str], None]] = {}
         self.receives: set[Cancellable] = set()
         self.records: Decryption | None = None
         self._farewell: Callable[[], None] | None = None

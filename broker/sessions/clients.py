@@ -19,11 +19,16 @@ Answered = Callable[[Answer | None], None]
 
 class Clients:
     def __init__(
-        self, clock: Clock, may_publish: Callable[[Session, str], bool] | None = None, limits: Limits = LIMITS
+        self,
+        clock: Clock,
+        may_publish: Callable[[Session, str], bool] | None = None,
+        limits: Limits = LIMITS,
+        account_of: Callable[[Session], str] = lambda session: "",
     ) -> None:
         self._limits = limits
         self._clock = clock
         self._may_publish = may_publish
+        self._account_of = account_of
         self._producers: dict[str, dict[Session, ConnectedClient]] = {}
         self._by_id: dict[str, Session] = {}
         self._ids: dict[Session, frozenset[str]] = {}
@@ -34,16 +39,33 @@ class Clients:
         self._asking: Counter[Session] = Counter()
         self._waiting: dict[tuple[Session, int], tuple[Answered, Timer, Session]] = {}
 
-    def heartbeat(self, session: Session, client_id: str, groups: tuple[str, ...], language: int, version: int) -> None:
-        """Raises LimitExceeded beyond 16 client ids or 256 producer groups of one session."""
+    def heartbeat(
+        self,
+        session: Session,
+        client_id: str,
+        groups: tuple[str, ...],
+        language: int,
+        version: int,
+        *,
+        is_asked: bool = True,
+    ) -> None:
+        """Record a client and its producer groups. Unless `is_asked` is False, replies to that id go to the session from now
+        on, unless a session of another account has the id. Raises LimitExceeded beyond 16 client ids or 256 producer groups
+        of one session."""
         ids, known = self._ids.get(session, _NONE), self._groups.get(session, _NONE)
         if client_id not in ids or not known.issuperset(groups):
             self._take(session, client_id, groups)
-        self._by_id[client_id] = session
+        if is_asked and self._may_have(session, client_id):
+            self._by_id[client_id] = session
         if groups:
             info = ConnectedClient(client_id, session.peer, language, version, self._clock.time_ms())
             for group in groups:
                 self._producers.setdefault(group, {})[session] = info
+
+    def _may_have(self, session: Session, client_id: str) -> bool:
+        """A client that reconnects has another session. One of another account would get replies that are not its own."""
+        former = self._by_id.get(client_id, session)
+        return former is session or former.is_closed or self._account_of(former) == self._account_of(session)
 
     def _take(self, session: Session, client_id: str, groups: tuple[str, ...]) -> None:
         """A client id or a producer group that the session has not named before."""

@@ -23,7 +23,6 @@ from ...sessions.refusal import Refusal
 from ...store.files import StoreFull
 from ..answers import Buffers, Refused, answer, refused, small
 from ..connection import Connection
-from .pops import client_id_of
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -135,7 +134,7 @@ def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> B
     header = read(UnregisterClient, frame.ext)
     connection.keep_beat(None)
     if header.consumer_group:
-        broker.pops.client_gone(client_id_of(broker, connection, header.consumer_group))
+        broker.pops.session_gone(connection)
         is_foreign = broker.commits.is_foreign_member(connection, header.consumer_group)
         if is_foreign:
             unfinished = 0

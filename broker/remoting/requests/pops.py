@@ -44,7 +44,7 @@ from ...config import (
 )
 from ...pops.handles import TOPIC_MARK, encode_handle
 from ...pops.pool import Wait
-from ...pops.values import AckStatus, Delivered, PopRequest, PopResult, Why
+from ...pops.values import AckStatus, Delivered, PopClient, PopRequest, PopResult, Why
 from ...sessions.refusal import Refusal
 from ...store.consume_queue import ConsumeQueue
 from ...store.files import StoreError
@@ -104,7 +104,7 @@ def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessag
     request = PopRequest(
         header.consumer_group,
         header.topic,
-        client_id_of(broker, connection, header.consumer_group),
+        client_of(broker, connection, header.consumer_group),
         max(header.max_msg_nums, 1),
         header.invisible_time,
         min(max(header.poll_time, 0), int(MAX_POLL_S * 1000)),
@@ -137,13 +137,13 @@ def _pop_again(broker: Broker, connection: Connection, frame: Frame, header: Pop
         connection.write(reply)
 
 
-def client_id_of(broker: Broker, connection: Connection, group: str) -> str:
-    """The client that pops: the member of the group at that connection, else the only client there, else the connection."""
+def client_of(broker: Broker, connection: Connection, group: str) -> PopClient:
+    """The client that pops is the connection. Its id, for people, is that of the group's member there, or of the only
+    client there."""
     found = broker.groups.get(group)
     member = found.members.get(connection) if found else None
-    if member is not None:
-        return member.client_id
-    return broker.clients.only_id(connection) or f"{connection.peer}@{connection.number}"
+    client_id = member.client_id if member is not None else broker.clients.only_id(connection)
+    return PopClient(client_id or f"{connection.peer}@{connection.number}", session=connection)
 
 
 class _Receive:
@@ -160,8 +160,8 @@ class _Receive:
 
     def begin(self) -> Buffers | None:
         """The answer if there is one now."""
-        self._connection.popping[self._request.client_id] = self._broker.pops.client_gone
-        self._connection.on_lost(_gone)
+        self._connection.on_lost(_cancel_receives)
+        self._connection.on_lost(self._broker.pops.session_gone)
         wait = self._broker.pops.receive(self._request, self._answer)
         if wait.is_over:
             return self._now
@@ -209,11 +209,9 @@ def _record(message: Delivered) -> bytes:
     return with_attempts(message.record, message.attempt - 1, message.handle)
 
 
-def _gone(connection: Connection) -> None:
+def _cancel_receives(connection: Connection) -> None:
     for receive in list(connection.receives):
         receive.cancel()
-    for client_id, gone in connection.popping.items():
-        gone(client_id)
 
 
 def _subscription(header: PopMessage) -> Subscription | None:
@@ -263,7 +261,6 @@ def ack_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers
     queue = _queue(broker, header.topic, header.queue_id)
     if not (queue is not None and queue.begin <= header.offset <= queue.next):
         return answer(frame, ResponseCode.NO_MESSAGE, remark=_outside(header.topic, header.queue_id, header.offset))
-    broker.pops.heard(client_id_of(broker, connection, header.consumer_group))
     answered = partial(_answer_acks, connection, small(frame))
     broker.pops.ack(header.consumer_group, header.topic, [header.extra_info], answered)
     return None
@@ -348,7 +345,7 @@ def notification(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     request = PopRequest(
         header.consumer_group,
         header.topic,
-        client_id_of(broker, connection, header.consumer_group),
+        client_of(broker, connection, header.consumer_group),
         0,
         0,
         min(max(header.poll_time, 0), int(MAX_POLL_S * 1000)),

@@ -8,13 +8,14 @@ import pytest
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.clients import GrpcClient as GrpcSession
 from rocketlet.broker.grpc.table import METHODS
-from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.bodies import Heartbeat, TopicConfig, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
 
 from ...conftest import Node
 from ...support.accounts import ADMIN, SECRETS, AccountsFile, Wired, account, reload
 from ...support.accounts import SEND as HALF_OF_ADMIN
 from ...support.grpc_client import GrpcClient, message, resource, route, sending, signed
+from ...support.requests import reply
 from .conftest import Dial
 
 OK, UNAUTHORIZED = 20000, 40100
@@ -166,7 +167,7 @@ async def test_a_transaction_of_another_topic_is_not_ended_through_a_topic_that_
     assert guarded.broker.transactions.waiting == 1
 
 
-async def test_a_client_id_is_its_accounts(guarded: Node, dial: Dial, file: AccountsFile) -> None:
+async def test_clients_of_two_accounts_that_go_by_one_id_are_two(guarded: Node, dial: Dial, file: AccountsFile) -> None:
     """A client that goes by another's name would be asked for the outcome of its transactions, and shown them."""
     accounts = [account(ADMIN, admin=True), account("orders-key", topicPerms=["orders=PUB"])]
     file.rewrite(
@@ -176,15 +177,37 @@ async def test_a_client_id_is_its_accounts(guarded: Node, dial: Dial, file: Acco
     await publishes(honest, "orders", OK)
     (producer,) = guarded.broker.clients.producers("orders")
     stranger = await dial(guarded.address, authorization=authorization("readers-key"))
-    await publishes(stranger, "secret", UNAUTHORIZED)
+    await publishes(stranger, "secret", OK)
     beat = schema.HeartbeatRequest(group=resource("shipping"), client_type=2)
-    assert await code(stranger, "Heartbeat", beat) == UNAUTHORIZED
-    assert await code(stranger, "ReceiveMessage", RECEIVE) == UNAUTHORIZED
-    session = guarded.broker.clients.session_of(producer.client_id)
+    assert await code(stranger, "Heartbeat", beat) == OK
+    assert await code(stranger, "ReceiveMessage", RECEIVE) == 40401
+    bye = schema.NotifyClientTerminationRequest(group=resource("shipping"))
+    assert await code(stranger, "NotifyClientTermination", bye) == OK
+    session = guarded.broker.clients.any_producer("orders", "orders")
     assert isinstance(session, GrpcSession)
+    assert (session.client_id, session.account) == (producer.client_id, "orders-key")
     assert (session.topics, session.stream is not None, session.group) == (("orders",), True, "")
-    other = await dial(guarded.address, authorization=authorization("readers-key"), client_id="another@1")
-    await publishes(other, "secret", OK)
+
+
+async def test_replies_to_a_client_do_not_go_to_who_claims_its_id(
+    guarded: Node, dial: Dial, wired: Wired, file: AccountsFile
+) -> None:
+    waiting, thief = await wired("orders-key"), await wired("nobody-key")
+    body = encode_heartbeat(Heartbeat("me"))
+    for wire in (waiting, thief):
+        assert (await wire.call(RequestCode.HEART_BEAT, body=body)).code == 0
+    session = guarded.broker.clients.session_of("me")
+    claiming = await dial(guarded.address, authorization=authorization("orders-key"), client_id="me")
+    await publishes(claiming, "orders", OK)
+    assert session is not None
+    assert guarded.broker.clients.session_of("me") is session
+    admin = await wired(ADMIN)
+    opaque = admin.send(RequestCode.SEND_REPLY_MESSAGE_V2, reply("me"), b"pong")
+    waiting.write_answer(await waiting.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT))
+    assert (await admin.answer(opaque)).code == 0
+    back = await wired("orders-key")
+    assert (await back.call(RequestCode.HEART_BEAT, body=body)).code == 0
+    assert guarded.broker.clients.session_of("me") is not session, "its own client may reconnect"
 
 
 async def publishes(client: GrpcClient, topic: str, expected: int) -> None:

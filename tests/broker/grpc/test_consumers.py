@@ -19,13 +19,15 @@ from rocketlet.broker.config import (
 from rocketlet.broker.grpc import schema
 from rocketlet.client import Producer
 from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import decode_record
 
-from ...conftest import Node, Nodes, eventually
-from ...support.grpc_client import GrpcClient, message, resource, sending
+from ...conftest import Connect, Node, Nodes, eventually
+from ...support.grpc_client import CLIENT, GrpcClient, message, resource, sending
 from ...support.metrics import samples
+from ...support.requests import beat, pop
 from .conftest import Dial
 from .receives import ILLEGAL_HANDLE, NOTHING, OK, ack, begin, change, handles, joined, receive, received, request, send
 
@@ -372,6 +374,48 @@ async def test_a_client_that_loses_its_connection_may_come_back(node: Node, clie
     node.clock.advance(CLIENT_GONE_S)
     (again,) = await receive(client)
     assert again.body == held.body
+
+
+async def test_a_remoting_client_with_a_grpc_clients_id_ends_none_of_its_receives(
+    node: Node, client: GrpcClient, dial: Dial, connect: Connect
+) -> None:
+    """An account without rights took messages out of others' in-flight set, and 17 visits made dead letters of them."""
+    await joined(client)
+    await send(client, b"1")
+    (held,) = await receive(client, auto_renew=True)
+    call = begin(client, request(wait_ms=20_000))
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    node.broker.topics.put(TopicConfig("own", 1, 1), node.broker.store.end)
+    for _ in range(2):
+        wire = await connect(node.address)
+        await beat(wire, CLIENT, {"own": "*"}, "own")
+        assert (await wire.call(RequestCode.POP_MESSAGE, pop(consumerGroup="own", topic="own"))).code != 0
+        fields = {"clientID": CLIENT, "consumerGroup": "own"}
+        assert (await wire.call(RequestCode.UNREGISTER_CLIENT, fields)).code == 0
+        await wire.close()
+    await eventually(lambda: len(node.server.connections) == 1)
+    assert node.broker.pops.waiting == 1
+    other = await dial(node.address, client_id="other")
+    assert await receive(other) == []
+    await send(client, b"2")
+    _, (found,) = await received(call)
+    assert found.body == b"2"
+    assert (await ack(client, *handles([held]))).status.code == OK
+
+
+async def test_a_grpc_client_with_a_remoting_clients_id_ends_none_of_its_receives(
+    node: Node, client: GrpcClient, connect: Connect
+) -> None:
+    wire = await connect(node.address)
+    await beat(wire, CLIENT, group="own")
+    opaque = wire.send(RequestCode.POP_MESSAGE, pop(consumerGroup="own", pollTime=10_000))
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    await joined(client)
+    bye = schema.NotifyClientTerminationRequest(group=resource("g"))
+    assert (await client.call("NotifyClientTermination", bye)).status.code == OK
+    assert node.broker.pops.waiting == 1
+    await send(client, b"1")
+    assert (await wire.answer(opaque)).code == 0
 
 
 # In order

@@ -28,7 +28,7 @@ from rocketlet.protocol.config import MAX_BODY_BYTES, MAX_ID_CHARS, MAX_SUBSCRIP
 from rocketlet.protocol.recall_handle import RecallHandle
 
 from ...conftest import Connect, Node, Nodes, eventually
-from ...support.grpc_client import CLIENT, GrpcClient, message, resource, route, sending
+from ...support.grpc_client import GrpcClient, message, resource, route, sending
 from ...support.requests import send_v2
 from .conftest import Dial
 from .receives import OK, begin, joined, receive, received, request
@@ -210,7 +210,7 @@ async def test_settings_name_as_many_topics_as_a_client_may_have(node: Node, cli
     call = client.begin("Telemetry")
     call.send(schema.TelemetryCommand(settings=settings))
     assert (await call.next()).status.code == 40000
-    assert node.broker.clients.session_of(CLIENT) is None
+    assert node.broker.clients.all_producers() == {}
 
 
 async def test_a_client_that_publishes_to_too_many_topics_keeps_what_it_had(node: Node, client: GrpcClient) -> None:
@@ -220,7 +220,7 @@ async def test_a_client_that_publishes_to_too_many_topics_keeps_what_it_had(node
         call = client.begin("Telemetry")
         call.send(schema.TelemetryCommand(settings=settings))
         assert (await call.next()).status.code == expected
-    session = node.broker.clients.session_of(CLIENT)
+    session = node.broker.clients.any_producer("t0", "t0")
     assert isinstance(session, GrpcSession)
     assert session.topics == ("t0", "t1")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.config import POOL_LEAVE_S, POOL_SENT_BACK
-from rocketlet.broker.pops.values import AckStatus, Why
+from rocketlet.broker.pops.values import AckStatus, PopClient, Why
 from rocketlet.protocol.message import Record
 from rocketlet.protocol.properties import RETRY_TOPIC, find
 
-from .world import World, bodies, handles
+from .world import World, bodies, client_of, handles
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_members_that_pull_get_all_when_nobody_pops_any_more(world: World) -> No
     world.wait(client="p")
     world.unlock(puller, "a", 2, 3)
     assert owners(world)[2] == "(shared)"
-    world.state.client_gone("p")
+    world.state.client_gone(client_of("p"))
     assert world.lock(puller, "a", 0, 1, 2, 3) == {0, 1, 2, 3}
     found = world.members.get("g")
     assert found is not None
@@ -137,7 +137,7 @@ def test_members_that_pull_get_all_when_nobody_pops_any_more(world: World) -> No
 
 def test_members_that_pull_get_all_at_once_when_those_who_popped_have_gone_before(world: World) -> None:
     world.receive(client="p")
-    world.state.client_gone("p")
+    world.state.client_gone(client_of("p"))
     puller = world.join("a")
     assert world.lock(puller, "a", 0, 1, 2, 3) == {0, 1, 2, 3}
     assert world.state.pools == {}
@@ -193,7 +193,7 @@ def test_a_member_that_pops_needs_no_seat_and_is_the_last_in_the_list(world: Wor
     session.peer = "127.0.0.1:1"
     data = ConsumerData("g", "CONSUME_POP", subscriptions=(Subscription("t"),))
     world.members.heartbeat(session, "a", data, 0, 0)
-    world.receive(client="a")
+    world.receive(client=PopClient("a", session=session))
     world.join("b")
     found = world.members.get("g")
     assert found is not None
@@ -211,7 +211,7 @@ def test_what_was_acknowledged_behind_an_unfinished_message_comes_to_nobody_who_
     for handle in (first, third):
         world.state.change("g", "t", handle, 0)
     puller = world.join("a")
-    world.state.client_gone("p")
+    world.state.client_gone(client_of("p"))
     world.advance(POOL_LEAVE_S)
     assert world.lock(puller, "a", 0) == {0}
     assert world.offsets.get("g", "t", 0) == 4
@@ -228,7 +228,7 @@ def test_unfinished_messages_with_nothing_finished_behind_them_stay_where_they_a
     for handle in (first, *rest):
         world.state.change("g", "t", handle, 0)
     puller = world.join("a")
-    world.state.client_gone("p")
+    world.state.client_gone(client_of("p"))
     world.advance(POOL_LEAVE_S)
     assert world.lock(puller, "a", 0) == {0}
     assert world.offsets.get("g", "t", 0) == 2
@@ -245,7 +245,7 @@ def test_many_messages_are_sent_back_in_several_pieces(world: World) -> None:
     for handle in got[:-1]:
         world.state.change("g", "t", handle, 0)
     puller = world.join("a")
-    world.state.client_gone("p")
+    world.state.client_gone(client_of("p"))
     world.clock.advance(POOL_LEAVE_S)
     assert len(sent_back_to(world)) == POOL_SENT_BACK
     world.turn()
@@ -262,7 +262,7 @@ def test_nothing_is_sent_back_where_nobody_reads_it(world: World) -> None:
     world.ack(second)
     world.state.change("g", "t", first, 0)
     puller = world.join("a")
-    world.state.client_gone("p")
+    world.state.client_gone(client_of("p"))
     world.advance(POOL_LEAVE_S)
     assert world.lock(puller, "a", 0) == {0}
     assert world.offsets.get("g", "t", 0) == 0

@@ -90,14 +90,14 @@ async def test_the_broker_restarts_with_queues_of_both_kinds(nodes: Nodes, conne
     wire = await connect(node.address)
     await create_topic(wire, "t")
     (record,) = [await pop_one(node, wire)]
-    await join(wire, "c1")
+    await join(await connect(node.address), "c1")
     before = owners(node)
     assert before["(shared)"] >= 2
     await node.stop()
     node = await nodes.start()
     wire = await connect(node.address)
     assert owners(node) == before
-    await join(wire, "c1")
+    await join(await connect(node.address), "c1")
     assert (await wire.call(RequestCode.ACK_MESSAGE, ack(record))).code == 0
     while owners(node)["(shared)"] > 2:
         await popped(wire)

@@ -6,7 +6,7 @@ import pytest
 from rocketlet.broker.pops.values import AckStatus, PopRequest, PopResult, Why
 from rocketlet.protocol.subscription import Subscription
 
-from .world import World, bodies, handles
+from .world import World, bodies, client_of, handles
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_thousand_receives_whose_client_takes_none_of_their_answers_are_ended_
 
     ended: list[Why] = []
     for _ in range(1000):
-        world.state.receive(PopRequest("g", "t", "gone", 32, 10_000, 20_000), not_taken)
+        world.state.receive(PopRequest("g", "t", client_of("gone"), 32, 10_000, 20_000), not_taken)
     world.send("m")
     world.turn()
     assert ended == [Why.FOUND] * 1000
@@ -169,9 +169,9 @@ def test_what_the_broker_prolongs_stays_with_its_client_while_that_is_heard(worl
     got = world.wait(client="d", wait_ms=4 * 3600_000)
     for _ in range(100):
         world.advance(60)
-        world.state.heard("c")
+        world.state.heard(client_of("c"))
     assert not got
-    world.state.client_gone("c")
+    world.state.client_gone(client_of("c"))
     assert [message.attempt for message in got[0].messages] == [2]
 
 
@@ -181,7 +181,7 @@ def test_what_the_broker_prolongs_is_given_to_others_after_three_hours(world: Wo
     got = world.wait(client="d", wait_ms=4 * 3600_000)
     for _ in range(179):
         world.advance(60)
-        world.state.heard("c")
+        world.state.heard(client_of("c"))
     assert not got
     world.advance(60)
     assert bodies(got[0]) == ["m"]
@@ -300,7 +300,7 @@ def test_who_pops_is_known_for_two_minutes_or_until_it_leaves(world: World) -> N
     world.receive(client="a")
     world.receive(client="b")
     assert world.state.clients("g") == {"a": [Subscription("t")], "b": [Subscription("t")]}
-    world.state.client_gone("a")
+    world.state.client_gone(client_of("a"))
     assert world.state.clients("g") == {"b": [Subscription("t")]}
     world.advance(121)
     world.state.look_for_silent_clients()

@@ -25,7 +25,7 @@ from rocketlet.broker.pops.pools import PopSource
 from rocketlet.broker.pops.pops import Pops
 from rocketlet.broker.pops.seats import Seat
 from rocketlet.broker.pops.settling import Keeping
-from rocketlet.broker.pops.values import AckStatus, PopRequest, PopResult
+from rocketlet.broker.pops.values import AckStatus, PopClient, PopRequest, PopResult
 from rocketlet.broker.running.engine import Engine
 from rocketlet.broker.running.jobs import run
 from rocketlet.broker.running.turns import Turns
@@ -186,7 +186,12 @@ class World:
         """Receives at once: the messages that are there now."""
         got: list[PopResult] = []
         request = PopRequest(
-            rest.pop("group", "g"), rest.pop("topic", "t"), rest.pop("client", "c"), count, invisible_ms, **rest
+            rest.pop("group", "g"),
+            rest.pop("topic", "t"),
+            client_of(rest.pop("client", "c")),
+            count,
+            invisible_ms,
+            **rest,
         )
         self.state.receive(request, got.append)
         self.turn()
@@ -199,7 +204,7 @@ class World:
         request = PopRequest(
             rest.pop("group", "g"),
             rest.pop("topic", "t"),
-            rest.pop("client", "c"),
+            client_of(rest.pop("client", "c")),
             count,
             invisible_ms,
             wait_ms,
@@ -220,6 +225,11 @@ class World:
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self.turn()
+
+
+def client_of(client: str | PopClient) -> PopClient:
+    """A client of 5.x, by its id."""
+    return client if isinstance(client, PopClient) else PopClient(client, account_id=("", client))
 
 
 def bodies(received: PopResult) -> list[str]:
