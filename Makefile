@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed, this is " + sys.version.split()[0] + "; run `make PYTHON=python3.12 ...`")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,demo,bench,docs,fuzz,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,demo,bench,docs,dev]'
 	@touch $(STAMP)
 
 fmt: dev ## format the code and fix what the linter can fix

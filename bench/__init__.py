@@ -2,18 +2,17 @@
 
 Each program prints a table and takes `--json`; README.md has the figures.
 
-sends, five, java, foreign   acknowledged sends and pulls, by client
+sends, five, foreign   acknowledged sends and pulls, by client
 latency, latency_reader   from `send` to a handler of another process, under load
-drain, commits, mixed   a backlog consumed; commits that pulls carry; members with different subscriptions
-churn, kills, rolls, members   members that come, go, are killed and are replaced
+drain       a backlog consumed
+churn       members that come and go
 start, restart, testkit   until a broker is ready, also over what it has stored, and in a test suite
-brokers, growth, crowd, command   cost by brokers, by size, of 1,000 groups, of a command
 cpu, cpu_paths, steps   the cost of each path, against a table
 ways   the functions and files of each path, and how state is spread
-spark, spark_job, spark_planning, spark_soak, spark_soak_job   the Spark source and sink
+spark, spark_job   the Spark source and sink
 versus      the demo with Java members on Apache's broker
 peers, kafka_broker, proxy, five_client   the systems beside which we measure, as processes
-common, processes, pictures   options and tables, memory and processor time, curves
+common, processes   options and tables, memory and processor time
 readme      writes the figures into README.md
 __main__    all programs, one after the other
 """

@@ -6,9 +6,9 @@ import argparse
 import subprocess
 import sys
 
-from . import common, drain, java, sends, spark, start
+from . import common, drain, sends, spark, start
 
-PROGRAMS = {"sends": sends.NAMES, "drain": drain.NAMES, "start": start.NAMES, "java": java.NAMES, "spark": spark.NAMES}
+PROGRAMS = {"sends": sends.NAMES, "drain": drain.NAMES, "start": start.NAMES, "spark": spark.NAMES}
 
 
 def main() -> int:

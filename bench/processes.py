@@ -35,15 +35,6 @@ def used(pid: int) -> Used | None:
     return Used(pid, int(fields[1]), name, user + system, children_user + children_system, resident)
 
 
-def proportional_bytes(pid: int) -> int:
-    """A process's share of its resident memory: a page that n processes have counts for each with 1/n. 0 if it is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
-
-
 def cpu_s(pid: int) -> float:
     """CPU seconds of a process that runs, all of its threads, as finely as Linux counts."""
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")

@@ -32,7 +32,7 @@ MACHINES: Final = {
     "busy": "2 cores shared with other work: compare, do not count",
 }
 ALONE = ("least", "most")
-ORDER = ("sends", "drain", "latency", "foreign", "java", "start", "churn", "rolls", "mixed", "spark", "testkit")
+ORDER = ("sends", "drain", "latency", "foreign", "start", "churn", "spark", "testkit")
 COLUMNS = ("Apache", "JetStream")
 PAGE = FOLDER / "README.md"
 README = ROOT / "README.md"
@@ -44,13 +44,6 @@ FRONT = (  # program, path, what README.md calls it, beside whom
     ("churn", "handled twice, 50 ms handlers, 8 queues, 3 members", "handled twice in 40 joins and leaves", "Apache"),
     ("start", "ready", "start until the port answers", "Apache"),
     ("start", "memory, idle", "memory, idle", "Apache"),
-    ("java", "64 threads, sends of 1 KB", "sends of Apache's Java client", "Apache"),
-    (
-        "java",
-        "our Producer on Apache's broker, 64 sends of 1 KB at a time",
-        "our `Producer` on Apache's broker, 64 at a time",
-        "Apache's Java producer",
-    ),
     ("foreign", "pulls of 32, JSON headers, 16 in flight", "pulls of Apache's Java client, 16 at a time", "Apache"),
     ("spark", "rows read, 4 queues", "Spark reads 4 queues", "Kafka"),
     ("spark", "rows read, 64 queues", "Spark reads 64 queues", "Kafka"),
@@ -74,18 +67,11 @@ Apache's broker the client is ours, unless the row names another.
 
 ## Measure it yourself
 
-`make bench` runs `sends`, `drain`, `start`, `java` and `spark`; start the other programs by name. Each starts the systems
+`make bench` runs `sends`, `drain`, `start` and `spark`; start the other programs by name. Each starts the systems
 that it compares, measures them in turn and prints medians. It skips a system that is missing, and says so. `--help` says what
 a program takes, `--json` adds one JSON object as the last line, and `--only rocketlet,apache` chooses systems. Put figures
 that are to stay into `bench/results/`; `bench/readme.py` says in which form.
 """
-CURVES = """Both axes are logarithmic: a level line does not grow, a steady rise grows with its work. Nothing grows faster.
-
-![messages](pictures/growth-messages.svg)
-![queues](pictures/growth-queues.svg)
-![connections](pictures/growth-connections.svg)
-![groups](pictures/growth-groups.svg)
-![members](pictures/growth-members.svg)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +210,6 @@ def _section(program: str, measured: list[Row]) -> str:
     text = ast.get_docstring(ast.parse((FOLDER / f"{program}.py").read_text())) or ""
     left = [row for row in measured if not row.first]
     parts = [f"### `python -m bench.{program}`", text.split("\n\n")[0]]
-    parts += [CURVES] if program == "growth" else []
     return "\n\n".join([*parts, table(left)] if left else parts)
 
 

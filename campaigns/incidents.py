@@ -1,6 +1,5 @@
 """Incidents on real processes, one after the other: each must be named by `rocketlet doctor`, a metric, a log event and
-/readyz, as far as they can know of it, within its time, and nothing else may be named. `--only well` is a cluster without
-any, under load for `--seconds`: doctor, the shipped alerts and the log may name nothing.
+/readyz, as far as they can know of it, within its time, and nothing else may be named.
 
 A fault is: a tool that says nothing in time, or something else.
 """
@@ -19,14 +18,10 @@ from pathlib import Path
 
 import uvloop
 
-from . import _well as _well_cluster
 from ._incidents import INCIDENTS, Incident, Stage
 from .common import Limit, Outcome
 
 DEFAULT_COUNT = len(INCIDENTS)
-WELL = "well"
-WELL_S = 60.0
-LOOK_S = 1.0  # between two looks of the doctor at it
 BESIDE = {"expired": {"no_members"}}  # which had lost nothing if it had members
 
 
@@ -37,9 +32,6 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 
 
 async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
-    if limit.only == WELL:
-        await _well(limit.seconds or WELL_S, folder, outcome)
-        return
     names = [limit.only] if limit.only else list(INCIDENTS)
     for number in limit:
         name = names[number % len(names)]
@@ -107,33 +99,3 @@ async def doctor(stage: Stage) -> tuple[set[tuple[str, str]], str]:
     out, err = await child.communicate()
     found = [json.loads(line) for line in out.splitlines() if line.startswith(b"{")]
     return {(item["subject"], item["kind"]) for item in found}, err.decode()
-
-
-async def _well(seconds: float, folder: Path, outcome: Outcome) -> None:
-    """Each doctor looks as an operator does; Prometheus evaluates the shipped alerts all the time."""
-    async with AsyncExitStack() as stack:
-        stage = Stage(folder, stack)
-        await _well_cluster.started(stage)
-        async with _well_cluster.watched(stage) as alerts, _well_cluster.working(stage):
-            began_s = time.monotonic()
-            while time.monotonic() < began_s + seconds:
-                findings, text = await doctor(stage)
-                outcome.tried += 1
-                for subject, kind in sorted(findings):
-                    outcome.fault(f"well: doctor names {kind} of {subject}")
-                if text:
-                    outcome.fault(f"well: doctor says {text}")
-                await asyncio.sleep(LOOK_S)
-            for alert in sorted(await asyncio.to_thread(alerts.named, time.monotonic() - began_s)):
-                outcome.fault(f"well: the alert {alert} fired")
-            for line in _alarming(stage.log()):
-                outcome.fault(f"well: its log says {line}")
-            for process in ("a", "b"):
-                if (await _fetched(stage, process, "readyz"))[0] != 200:
-                    outcome.fault(f"well: {process} is not ready")
-
-
-def _alarming(log: str) -> set[str]:
-    """Its warnings and errors by event."""
-    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-    return {f"{line['level']} {line['event']}" for line in lines if line["level"] in ("warning", "error", "critical")}

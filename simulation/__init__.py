@@ -11,6 +11,6 @@ backlogs, violations   queues that nobody reads; the promises that were broken
 sharing     another run: of a group whose members share messages, or some do
 popping, hands  a model of a client that pops; what it has, and until when
 planted, planted_pops   faults of other designs, which the simulation must find
-rolls, scaling, weeks   programs: rolls of members, the cost of a join, weeks of virtual time
+rolls, weeks   programs: rolls of members, weeks of virtual time
 __main__    runs seeds
 """

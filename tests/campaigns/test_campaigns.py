@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,7 @@ SHORT = {
     "chaos": 6,
     "access": 2000,
     "cost": 300,
-    "handlers": 3,
     "forge": 60,
-    "waiting": 15,
     "incidents": 4,
 }
 
@@ -58,17 +55,10 @@ def test_the_last_line_is_one_line_whatever_it_quotes() -> None:
     assert orjson.loads(line)["frame"] == "a\x85b\u2028c"
 
 
-@pytest.mark.skipif(find_spec("atheris") is None, reason="needs the extra fuzz")
-def test_frames_that_follow_the_code_find_nothing() -> None:
-    last = campaign("guided", "--count", "2000")
-    assert (last["tried"], last["faults"]) == (2000, 0)
-    assert last["covered"] > 0
-
-
 @pytest.mark.parametrize("path", faults.PATCHES, ids=lambda path: path.stem)
 def test_a_patch_that_plants_a_fault_applies_to_the_source(path: Path) -> None:
     faults.apply(path, faults.ROOT, "--check")
     fault = faults.read(path)
     assert fault.text
-    assert fault.arguments[:2] == ("-m", "campaigns")
-    assert fault.arguments[2] in NAMES
+    assert fault.arguments[0] == "-m"
+    assert fault.arguments[1] == "pytest" or fault.arguments[2] in NAMES
