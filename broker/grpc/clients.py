@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from ..config import LIMITS, MEMBER_BYTES, LimitExceeded, Limits
 from ..listening.carrier import Carrier
+from ..pops.values import PopClient
 from ..sessions.events import Event, Question
 from ..sessions.session import Session
 from .calls import Call
@@ -44,6 +45,11 @@ class GrpcClient:
         self._is_gone = False
         self._lost: list[Callable[[Session], None]] = []
         self.charge(MEMBER_BYTES)
+
+    @property
+    def pop_client(self) -> PopClient:
+        """The client as the shared state knows it."""
+        return PopClient(self.client_id, account_id=(self.account, self.client_id))
 
     @property
     def peer(self) -> str:

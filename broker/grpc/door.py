@@ -24,7 +24,6 @@ from ..broker import Broker
 from ..clock import MACHINE
 from ..config import CLIENT_GONE_S, TURN_S, LimitExceeded
 from ..listening.carrier import Carrier
-from ..pops.values import PopClient
 from ..sessions.callers import Callers
 from ..sessions.refusal import Refusal
 from ..store.files import StoreError
@@ -72,11 +71,12 @@ class Door:
             broker = self._hall.broker
             broker.clients.drop(client)
             if client.group:
-                broker.clock.call_later(CLIENT_GONE_S, self._look_for, client.account, client.client_id)
+                broker.pops.connection_lost(client.pop_client, client.connection.heard_s)
+                broker.clock.call_later(CLIENT_GONE_S, self._look_for, client)
 
-    def _look_for(self, account: str, client_id: str) -> None:
-        if self._hall is not None and self._hall.clients.get(account, client_id) is None:
-            self._hall.broker.pops.client_gone(PopClient(client_id, account_id=(account, client_id)))
+    def _look_for(self, client: GrpcClient) -> None:
+        if self._hall is not None and self._hall.clients.get(client.account, client.client_id) is None:
+            self._hall.broker.pops.client_gone(client.pop_client)
 
     def turned_away(self, connection: Carrier, reason: str) -> None:
         if self._hall is not None:

@@ -57,6 +57,12 @@ class Hands:
         """The clients that nothing was heard of for too long."""
         return [client for client in self._of if not self._is_heard(client)]
 
+    def stop_renewing(self, client: PopClient, given_since_s: float) -> None:
+        """Messages that were given since then may not have reached the client: their deadlines stay."""
+        for delivery in self._of.get(client, ()):
+            if delivery.since_s >= given_since_s:
+                delivery.since_s = float("-inf")  # as if it had been extended for as long as may be
+
     def of(self, client: PopClient) -> Iterator[tuple[QueueDeliveries, Delivery]]:
         """The deliveries that the broker prolongs for a client."""
         for delivery, deliveries in list(self._of.get(client, {}).items()):

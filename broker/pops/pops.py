@@ -438,6 +438,11 @@ class Pops:
         """Something was heard of a client, such as a heartbeat: messages in its hands are prolonged if it wants."""
         self._hands.heard(client)
 
+    def connection_lost(self, client: PopClient, heard_s: float) -> None:
+        """A client that may come back has lost its connection, on which it was last heard then. What it was given since may
+        be lost, and is not prolonged any more."""
+        self._hands.stop_renewing(client, heard_s)
+
     def client_gone(self, client: PopClient) -> None:
         """The client has said good-bye or is not heard any more: its receives end, and messages that the broker prolongs
         for it come again at once. Those with a time of its own stay with it until then."""

@@ -376,6 +376,29 @@ async def test_a_client_that_loses_its_connection_may_come_back(node: Node, clie
     assert again.body == held.body
 
 
+@pytest.mark.parametrize("is_heard", [True, False])
+async def test_a_message_whose_answer_may_be_lost_with_its_connection_is_not_prolonged(
+    node: Node, client: GrpcClient, dial: Dial, is_heard: bool
+) -> None:
+    """The client comes back, sends heartbeats, and knows nothing of such a message."""
+    await joined(client)
+    await send(client, b"1")
+    other = await dial(node.address, client_id="other")
+    other.is_reading = False  # a window that it opens is heard, too
+    assert len(await receive(other, auto_renew=True)) == 1
+    node.clock.advance(1)
+    beat = schema.HeartbeatRequest(client_type=2, group=resource("g"))
+    if is_heard:
+        await other.call("Heartbeat", beat)
+    await other.close()
+    await eventually(lambda: len(node.server.connections) == 1)
+    other = await dial(node.address, client_id="other")
+    await other.call("Heartbeat", beat)
+    node.clock.advance(RENEWED_INVISIBLE_MS / 1000)
+    await other.call("Heartbeat", beat)
+    assert len(await receive(client)) == (0 if is_heard else 1)
+
+
 async def test_a_remoting_client_with_a_grpc_clients_id_ends_none_of_its_receives(
     node: Node, client: GrpcClient, dial: Dial, connect: Connect
 ) -> None:
