@@ -384,6 +384,7 @@ async def test_a_message_whose_answer_may_be_lost_with_its_connection_is_not_pro
     await joined(client)
     await send(client, b"1")
     other = await dial(node.address, client_id="other")
+    await other.call("QueryAssignment", schema.QueryAssignmentRequest(topic=resource("t"), group=resource("g")))
     other.is_reading = False  # a window that it opens is heard, too
     assert len(await receive(other, auto_renew=True)) == 1
     node.clock.advance(1)
