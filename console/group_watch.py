@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from ..client.admin.admin_client import AdminClient, Masters
-from ..client.admin.described import Group, Topic
+from ..client.admin.described import Group, Topic, are_broadcasting
 from ..client.admin.diagnosis import Finding, Observed, findings_of_group
 from ..client.admin.ownership import Event, changes, locked
 from ..client.errors import BrokerRefused, ConfigError, RocketletError
@@ -58,8 +58,9 @@ class Look:
     is_draining: bool = False
 
     @property
-    def lag(self) -> int:
-        return sum(max(item.lag, 0) for item in self.progress.values())
+    def lag(self) -> int | None:
+        """None for a broadcasting group: its members keep their own offsets."""
+        return None if are_broadcasting(self.connections) else sum(max(item.lag, 0) for item in self.progress.values())
 
     @property
     def in_hand(self) -> int:
@@ -115,6 +116,8 @@ class GroupWatch:
         )
         if not progress and not connections and not await self._admin.group_configs(self.group, masters):
             raise ConfigError(f"no broker knows the group {self.group}")
+        if are_broadcasting(connections):
+            progress = {}
         try:
             reports = await side_by_side(self._report, masters)
         except BrokerRefused as error:
@@ -200,7 +203,7 @@ class GroupWatch:
             points.append((ms, max(item.lag, 0)))
         for queue in self.lags.keys() - self.look.progress.keys():
             del self.lags[queue]
-        self.total.append((ms, self.look.lag))
+        self.total.append((ms, self.look.lag or 0))
 
     async def _judge(self) -> None:
         """Finds what `rocketlet doctor` would find in the group, from two looks some seconds apart."""

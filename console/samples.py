@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..client.admin.admin_client import AdminClient
+from ..client.admin.described import are_broadcasting
 from ..client.config import SHORT_LAG_S
 from ..client.errors import TopicNotFound
 from ..protocol import names
@@ -34,6 +35,7 @@ class GroupSample:
     topics: tuple[str, ...]
     lag: int
     queues: int = 0
+    broadcasts: bool = False  # its members keep their own offsets, and its lag is not known
     lags: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LAG_POINTS))
     reads: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LAG_POINTS))
 
@@ -49,6 +51,8 @@ class GroupSample:
     def caught_up(self) -> str:
         """When it will have no lag if it goes on as in the last CATCH_UP_S. A lag read in a moment is that of messages
         under way."""
+        if self.broadcasts:
+            return "–"
         if self.lag <= SHORT_LAG_S * (self.rate or 0):
             return "now"
         recent = [point for point in self.lags if point[0] >= self.lags[-1][0] - CATCH_UP_S * 1000]
@@ -61,6 +65,8 @@ class GroupSample:
 
     @property
     def state(self) -> str:
+        if self.broadcasts:
+            return "broadcasting"
         if not self.members:
             return "no members" if self.lag else "idle"
         return "consuming" if self.lag else "up to date"
@@ -100,9 +106,11 @@ def group_sample(
     }
     mine = tuple(sorted(topic for topic in topics if not topic.startswith(names.RETRY_PREFIX)))
     members = {member.client_id for known in connections.values() for member in known.members}
+    broadcasts = are_broadcasting(connections)
+    progress = {} if broadcasts else progress
     lag = sum(max(item.lag, 0) for item in progress.values())
     offsets = [item.consumer_offset for item in progress.values() if item.consumer_offset > 0]
-    sample = GroupSample(name, now_ms(), len(members), mine, lag, len(offsets))
+    sample = GroupSample(name, now_ms(), len(members), mine, lag, len(offsets), broadcasts)
     if before is not None:
         sample.lags.extend(before.lags)
         if before.queues == sample.queues:  # a queue's first offset may be anywhere: nothing that was read

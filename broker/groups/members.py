@@ -64,6 +64,11 @@ class ConsumerGroup:
     def message_model(self) -> str:
         return next(iter(self.members.values())).data.message_model
 
+    @property
+    def is_broadcasting(self) -> bool:
+        """True if every member gets every message: members keep their own offsets, and the group has none."""
+        return all(member.data.message_model == "BROADCASTING" for member in self.members.values())
+
     def subscription(self, connection: Session | None, topic: str) -> Subscription | None:
         """The subscription of this connection's member to a topic; for a stranger, the newest subscription of the group."""
         member = self.members.get(connection) if connection else None

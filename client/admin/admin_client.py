@@ -46,7 +46,7 @@ from ..wire.access import Access
 from ..wire.answers import body_of, header_of
 from ..wire.cluster import Cluster
 from . import message_search, replay
-from .described import Group, Topic
+from .described import Group, Topic, are_broadcasting
 from .offset_change import OffsetChange, To
 from .ownership import locked
 
@@ -268,7 +268,7 @@ class AdminClient:
         if not config and not connections and not progress:
             raise ConfigError(f"no broker knows the group {name}; `rocketlet groups list` shows all")
         owners = await self._owners(name, masters, connections)
-        return Group(name, config, connections, progress, owners)
+        return Group(name, config, connections, {} if are_broadcasting(connections) else progress, owners)
 
     async def group_configs(self, name: str, masters: Masters | None = None) -> dict[str, GroupConfig]:
         """A group's settings by broker name; empty if no broker has any."""

@@ -12,6 +12,12 @@ from ...protocol.group_config import GroupConfig
 from ...protocol.queue import Queue
 
 
+def are_broadcasting(connections: Mapping[str, GroupConnections]) -> bool:
+    """True if a group's members, by broker name, get every message each. They keep their own offsets. Offsets at a broker are
+    those of a time before."""
+    return bool(connections) and all(known.message_model == "BROADCASTING" for known in connections.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Topic:
     """`config` by broker name; `ranges`: what each queue holds; `messages`: how many that are."""
@@ -38,7 +44,7 @@ class Topic:
 @dataclass(frozen=True, slots=True)
 class Group:
     """`members` and `subscriptions` as its brokers know them, none if nobody is connected; `progress` by queue of every topic
-    in which the group has committed; `owners`: client id by queue."""
+    in which the group has committed, empty for a broadcasting group; `owners`: client id by queue."""
 
     name: str
     config: Mapping[str, GroupConfig]

@@ -42,7 +42,7 @@ from ..errors import ConnectionFailed, RequestTimeout, RocketletError
 from ..wire.side_by_side import side_by_side
 from .admin_client import AdminClient, Masters
 from .dead_letters import Marks, all_marks, dead_letters
-from .described import Group, Topic
+from .described import Group, Topic, are_broadcasting
 from .group_findings import (
     OF_A_MOMENT,
     Finding,
@@ -327,7 +327,7 @@ class _Watch:
         async with self._places:
             group, disagreements, full = await self._first(name)
         began_s = asyncio.get_running_loop().time()
-        if group.members:  # without any, nothing moves
+        if group.members and group.progress:  # else nothing moves
             await self._until_it_moves(group, began_s)
         async with self._places:
             seen = await self._second(group, disagreements, began_s)
@@ -385,6 +385,7 @@ class _Watch:
         reports = await self._admin.told(name, self._masters) if connections else []
         disagreements = {text for report in reports for text in report["disagreements"]}
         full = {text for report in reports for text in report["full"]}
+        progress = {} if are_broadcasting(connections) else progress
         group = Group(name, self._configs[name], connections, progress, locked(reports))
         return group, tuple(sorted(disagreements)), tuple(sorted(full))
 
@@ -402,10 +403,9 @@ class _Watch:
     async def _second(self, group: Group, disagreements: tuple[str, ...], began_s: float) -> Observed:
         later, running = group.progress, dict[str, Running]()
         if group.members:
-            later, running = await asyncio.gather(
-                self._admin.progress(group.name, masters=self._masters, times=False),
-                self._admin.running(group.name, self._masters, group.connections),
-            )
+            running = await self._admin.running(group.name, self._masters, group.connections)
+        if group.members and group.progress:
+            later = await self._admin.progress(group.name, masters=self._masters, times=False)
         seconds = max(asyncio.get_running_loop().time() - began_s, 0.001)
         subscribed = {topic for told in group.connections.values() for topic in told.subscriptions}
         subscribed |= {topic for member in running.values() for topic in member.subscriptions}

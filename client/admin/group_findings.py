@@ -18,7 +18,7 @@ from ...protocol.counting import counted
 from ...protocol.pop_bodies import SHARED_OWNER
 from ...protocol.queue import Queue
 from ..config import LEAST_LAG, OLDEST_VERSION, SHORT_LAG_S
-from .described import Group, Topic
+from .described import Group, Topic, are_broadcasting
 
 
 class Harm(IntEnum):
@@ -215,9 +215,7 @@ def _cure_of_lag(seen: Observed, name: str) -> str:
 
 def _twice(seen: Observed) -> Iterator[Finding]:
     group = seen.group.name
-    if seen.group.connections and any(
-        known.message_model == "BROADCASTING" for known in seen.group.connections.values()
-    ):
+    if are_broadcasting(seen.group.connections):
         return
     owned = _owned(seen)
     shared = [queue for queue, owners in owned.items() if len(owners) > 1]

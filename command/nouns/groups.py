@@ -7,6 +7,7 @@ import asyncio
 from typing import Final
 
 from ...client.admin.admin_client import AdminClient
+from ...client.admin.described import are_broadcasting
 from ...client.errors import ConfigError
 from ...client.wire.side_by_side import side_by_side
 from ...protocol.counting import counted
@@ -59,7 +60,7 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
         )
         members = {member.client_id for told in connections.values() for member in told.members}
         topics = sorted({queue.topic for queue in progress if not queue.topic.startswith("%")})
-        lag = sum(max(item.lag, 0) for item in progress.values())
+        lag = None if are_broadcasting(connections) else sum(max(item.lag, 0) for item in progress.values())
         return {"group": name, "members": len(members), "topics": topics, "lag": lag}
 
     names = await admin.groups(system=options.system)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...client.admin.admin_client import AdminClient
+from ...client.admin.described import are_broadcasting
 from ...client.config import SHORT_LAG_S
 from ...client.errors import RocketletError
 from ...client.wire.side_by_side import side_by_side
@@ -65,10 +66,13 @@ async def _look(admin: AdminClient) -> Look:
         look.topics.append({"topic": name, "messages": topic.messages, "last_message": local_time(last_ms)})
 
     async def of_group(name: str) -> None:
+        connections = await admin.connections(name, masters)
+        members = {item.client_id for known in connections.values() for item in known.members}
+        if are_broadcasting(connections):  # each keeps its own offsets
+            look.read[name] = 0
+            look.groups.append({"group": name, "members": len(members), "lag": None})
+            return
         progress = await admin.progress(name, masters=masters, times=False)
-        members = {
-            item.client_id for known in (await admin.connections(name, masters)).values() for item in known.members
-        }
         look.read[name] = sum(item.consumer_offset for item in progress.values())
         lag = sum(max(item.lag, 0) for item in progress.values())
         look.groups.append({"group": name, "members": len(members), "lag": lag})
@@ -83,11 +87,14 @@ def _show(output: Output, before: Look, look: Look) -> None:
     for row in look.topics:
         row["in_per_s"] = _rate(before.ends, look.ends, row["topic"], took_s)
     for row in look.groups:
+        if row["lag"] is None:
+            row["out_per_s"] = row["caught_up_in"] = None
+            continue
         row["out_per_s"] = _rate(before.read, look.read, row["group"], took_s)
         sent_per_s = row["out_per_s"] + (row["lag"] - _lag(before, row["group"], row["lag"])) / took_s
         row["caught_up_in"] = _caught_up(row["lag"], row["out_per_s"], row["out_per_s"] - sent_per_s)
     topics = sorted(look.topics, key=lambda row: (-row["in_per_s"], row["topic"]))[:MAX_TOP_ROWS]
-    groups = sorted(look.groups, key=lambda row: (-row["lag"], row["group"]))[:MAX_TOP_ROWS]
+    groups = sorted(look.groups, key=lambda row: (-(row["lag"] or 0), row["group"]))[:MAX_TOP_ROWS]
     if sys.stdout.isatty() and not output.as_json:
         print(_CLEAR, end="")
     output.records(_TOPICS, topics)
@@ -102,7 +109,7 @@ def _rate(before: dict[str, int], now: dict[str, int], name: str, took_s: float)
 
 
 def _lag(before: Look, group: str, default: int) -> int:
-    return next((int(row["lag"]) for row in before.groups if row["group"] == group), default)
+    return next((int(row["lag"] or 0) for row in before.groups if row["group"] == group), default)
 
 
 def _caught_up(lag: int, out_per_s: int, gains_per_s: float) -> str:

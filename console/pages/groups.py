@@ -181,6 +181,8 @@ def _queue_rows(watch: GroupWatch, form: Form) -> list[QueueRow]:
 def _queue_row(watch: GroupWatch, queue: Queue) -> QueueRow:
     progress = watch.look.progress.get(queue)
     owner = watch.look.owners.get(queue, "")
+    if watch.look.lag is None:
+        return QueueRow(queue, "every member", None, None, None, None, 0)
     colour = watch.colour(owner) if owner else None
     if progress is None:
         return QueueRow(queue, owner, colour, None, None, None, 0)

@@ -15,7 +15,7 @@ from ..samples import GroupSample
 from .brokers import rows_of_brokers
 from .groups import new_dead
 
-_TROUBLE = {"no members": 0, "consuming": 1, "up to date": 2, "idle": 3}
+_TROUBLE = {"no members": 0, "consuming": 1, "up to date": 2, "broadcasting": 2, "idle": 3}
 """The worst first; dead letters come between the first and the second."""
 
 

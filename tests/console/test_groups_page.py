@@ -151,3 +151,18 @@ async def test_the_first_page_shows_what_is_in_trouble_first(site: Site, node: N
             html = await site.get("/overview")
     assert html.index("b-rejects") < html.index("a-well")
     assert "broker-a up" in plain(html)
+
+
+async def test_a_broadcasting_group_shows_no_lag_and_no_queue_without_an_owner(site: Site, node: Node) -> None:
+    inbox = Inbox()
+    async with (
+        Producer(node.address) as producer,
+        Consumer(node.address, "news", "orders", inbox, start="first", broadcasting=True),
+    ):
+        await producer.send("orders", b"x")
+        await eventually(lambda: len(inbox.messages) == 1)
+        page = await site.text("/groups/news")
+        assert "messages waiting –" in page
+        assert "queues without an owner 0" in page
+        assert "every member" in page
+        assert "news broadcasting 1 orders –" in await site.text("/groups")

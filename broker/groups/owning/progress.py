@@ -148,6 +148,8 @@ class GroupProgress:
         """Names the groups that had not committed the messages of deleted segments."""
         for group in self.groups():
             online = self._groups.get(group)
+            if online is not None and online.is_broadcasting:
+                continue
             for topic in self._offsets.topics_of(group):
                 if online is not None and topic not in online.topics:
                     continue  # its members do not subscribe to it any more
@@ -169,7 +171,10 @@ class GroupProgress:
         return sorted({group.name for group in self._groups} | self._offsets.groups())
 
     def topics_of(self, group: str) -> list[str]:
-        """The topics in which a group has an offset, and those its members subscribe to."""
+        """Return the topics in which a group has an offset, and those its members subscribe to; none for a broadcasting
+        group, whose members keep their own offsets."""
         online = self._groups.get(group)
+        if online is not None and online.is_broadcasting:
+            return []
         names = dict.fromkeys([*self._offsets.topics_of(group), *(online.topics if online else ())])
         return [name for name in names if self._topics.get(name) is not None]

@@ -175,7 +175,7 @@ class Watch:
         unread: list[_Key] = []
         looks = 0
         for group in self._groups:
-            for topic in sorted(group.topics):
+            for topic in () if group.is_broadcasting else sorted(group.topics):
                 if self._is_popped(group.name, topic):
                     continue
                 for queue_id in range(self._queues_of(topic)):

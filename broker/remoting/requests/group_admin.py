@@ -193,7 +193,7 @@ def correction_offset(broker: Broker, connection: Connection, frame: Frame) -> W
 def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """CLONE_GROUP_OFFSET: a group begins where another one is."""
     header = read(CloneOffset, frame.ext)
-    topics = [header.topic] if header.topic else broker.progress.topics_of(header.src_group)
+    topics = [header.topic] if header.topic else broker.offsets.topics_of(header.src_group)
     for topic in topics:
         for queue_id, offset in broker.offsets.of(header.src_group, topic).items():
             broker.offsets.put(header.dest_group, topic, queue_id, offset)

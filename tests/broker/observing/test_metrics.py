@@ -246,3 +246,29 @@ async def test_queues_that_nobody_reads_are_told_by_group_and_topic_up_to_a_limi
     assert [line.partition("} ")[2] for line in told if 'topic="most"' in line and 'group="g"' in line] == ["3.0"]
     (total,) = [line for line in text.splitlines() if line.startswith("rocketlet_orphaned_queues{")]
     assert total.endswith(f" {MAX_ORPHANED_TOPICS + 4}.0")
+
+
+async def test_a_broadcasting_group_has_no_lag_whatever_it_committed_before(nodes: Nodes) -> None:
+    """Its members keep their own offsets. The one that the broker has is of a time before."""
+    node = await nodes.start(metrics_port=0)
+    inbox = Inbox()
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"before")
+        async with Consumer(node.address, "g", "t", inbox, start="first"):
+            await eventually(lambda: len(inbox.messages) == 1)
+        await producer.send("t", b"now")
+        async with Consumer(node.address, "g", "t", inbox, start="first", broadcasting=True) as consumer:
+            await consumer.assigned()
+            await eventually(lambda: len(inbox.messages) == 3)
+            found = await samples(node)
+            async with AdminClient(node.address) as admin:
+                assert (await admin.group("g")).lag == 0
+                (report,) = await admin.history("g")
+                assert report["lag"] == []
+                findings = await diagnose(admin, Patience(0.0, 0.0, 0.0))
+    by_offsets = {
+        "rocketlet_group_lag", "rocketlet_group_oldest_seconds", "rocketmq_message_accumulation", "rocketmq_consumer_offset",
+        "rocketmq_group_get_latency_by_storetime",
+    }  # fmt: skip
+    assert not [(name, labels) for name, labels in found if name in by_offsets and ("group", "g") in labels]
+    assert not [finding for finding in findings if finding.subject == "g"]

@@ -240,3 +240,11 @@ def test_after_a_look_at_very_many_queues_the_watch_rests(tmp_path: Path) -> Non
     before = dict(world.watch._unread_s)
     world.looks(0.1)
     assert len(world.watch._unread_s) == len(before) + QUEUES
+
+
+def test_no_queue_of_a_broadcasting_group_is_called_unread(world: World) -> None:
+    world.joins(model="BROADCASTING")
+    for _ in range(2):
+        finish(world.watch.looking())
+        world.clock.advance(ORPHAN_S)
+    assert world.watch.orphans == 0
