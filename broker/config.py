@@ -14,12 +14,14 @@ REGION: Final = "DefaultRegion"
 # Connections
 
 MAX_CONNECTIONS: Final = 10_000  # fewer if the process may not open as many files
-ADDRESS_SHARE: Final = 0.5  # the share of connections that one client address may have; loopback may have all
+# the share that one client address may have of connections, waiting requests and long ones; loopback may have all
+ADDRESS_SHARE: Final = 0.5
 # the share of the machine's or container's memory that connections may hold together, without --memory
 MEMORY_SHARE: Final = 0.25
 MIN_MEMORY_BYTES: Final = 64 * 1024 * 1024  # connections may hold so much at least
 MEMORY_SWEEP_S: Final = 1.0  # between two counts of what connections hold
-LARGE_HOLDING_BYTES: Final = 65_536  # connections that hold less are not closed to make room
+LARGE_HOLDING_BYTES: Final = 65_536  # to make room, connections that hold more are closed first
+ROOM_SHARE: Final = 32  # where only smaller ones can be closed, a part of the budget is made free
 STREAM_BYTES: Final = 2048  # counted for a gRPC call that is open, beside its messages
 FIELD_FACTOR: Final = 4  # for each byte of its header fields, as RFC 9113 counts them, so many are counted
 PENDING_BYTES: Final = 256  # counted for each message of an answer that waits for the client's window, beside its bytes

@@ -283,14 +283,24 @@ class Server:
 
     def _refusal(self, connection: Connection) -> tuple[str, int]:
         """Why another connection is not taken, and the limit; empty if it may be."""
-        if len(self._connections) >= self.max_connections:
+        if len(self._connections) >= self.max_connections and not self._make_room(connection.address):
             return "there are too many; raise `ulimit -n`, or close idle clients", self.max_connections
         of_address = int(self.max_connections * ADDRESS_SHARE)
         if self._of_address[connection.address] >= of_address and not is_loopback(connection.address):
             return "one address has too many", of_address
-        if self.memory.is_full:
-            return "connections hold more than --memory allows", self.memory.budget_bytes
         return "", 0
+
+    def _make_room(self, newcomer: str) -> bool:
+        """Ends the connection that was silent for longest, of the address that has most; False if that has hardly more than
+        the newcomer's address."""
+        address = max(self._of_address, key=lambda item: self._of_address[item])
+        if self._of_address[address] <= self._of_address[newcomer] + 1:
+            return False
+        found = (item for item in self._connections if item.address == address and not item.is_closed)
+        silent = min(found, key=lambda item: item.heard_s, default=None)
+        if silent is not None:
+            silent.abort()
+        return silent is not None
 
     def closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)

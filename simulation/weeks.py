@@ -93,7 +93,7 @@ class Weeks(World):
             "connections": len(server.connections),
             "groups": len(list(broker.groups)),
             "locks": len(broker.locks),
-            "held_pulls": broker.held_pulls._count,
+            "held_pulls": broker.held_pulls.count,
             "files": sum(path.is_file() for path in node.folder.rglob("*")),
             "state_bytes": sum(path.stat().st_size for path in node.folder.glob("*") if _is_state(path)),
         }

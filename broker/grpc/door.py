@@ -26,6 +26,7 @@ from ..config import CLIENT_GONE_S, TURN_S, LimitExceeded
 from ..listening.carrier import Carrier
 from ..sessions.callers import Callers
 from ..sessions.refusal import Refusal
+from ..sessions.shares import Shares
 from ..store.files import StoreError
 from .authentication import authorize
 from .calls import Call, Method, set_status
@@ -56,7 +57,7 @@ class Door:
         self._hall: Hall | None = None
         self._sends: Sends | None = None
         self._methods: Mapping[bytes, Method] = {}
-        self._answering = 0
+        self._answering = Shares(broker.limits.max_answering if broker is not None else 0)
         self.callers = broker.callers if broker is not None else Callers(MACHINE)
         self.now_s = MACHINE.monotonic_s
         if broker is not None:
@@ -125,8 +126,6 @@ class Door:
                 raise Fault(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing")
             if len(call.client_id) > MAX_ID_CHARS:
                 raise Fault(Code.BAD_REQUEST, f"the client id has more than {MAX_ID_CHARS} characters")
-            if crowding := call.session.crowding:
-                raise Fault(Code.TOO_MANY_REQUESTS, crowding)
             if self._acl is not None and request is not None:
                 authorize(self._acl, call, request)
             if method.name == SEND:
@@ -155,11 +154,11 @@ class Door:
     def _answer_later(self, call: Call, response: Coroutine[Any, Any, Any]) -> None:
         """Raises LimitExceeded."""
         assert self._hall is not None
-        most = self._hall.broker.limits.max_answering
-        if self._answering >= most:
+        address = call.session.address
+        if not self._answering.has_room(address):
             response.close()
-            raise LimitExceeded(f"{most} long requests are being answered; try again later")
-        self._answering += 1
+            raise LimitExceeded(f"{self._answering.count} long requests are being answered; try again later")
+        self._answering.take(address)
         self._hall.broker.tasks.spawn(self._answer(call, response))
 
     async def _answer(self, call: Call, response: Coroutine[Any, Any, Any]) -> None:
@@ -168,7 +167,7 @@ class Door:
         except Exception as error:
             self._fault(call, error)
         finally:
-            self._answering -= 1
+            self._answering.give_back(call.session.address)
 
     def _fault(self, call: Call, error: Exception) -> None:
         """The answer to a call that cannot be served: the client's fault, a full disk's, or a defect of ours."""

@@ -14,6 +14,7 @@ from ..config import LIMITS, Limits
 from ..running.turns import Turns
 from ..sessions.refusal import Reason, Refusal
 from ..sessions.session import Session
+from ..sessions.shares import Shares
 from .sql_filter import Filter, FilterError, parsing
 
 log = structlog.get_logger("rocketlet.filters")
@@ -30,7 +31,7 @@ class Filters:
         self._known: dict[str, Filter | str] = {}
         self._known_words = 0
         self._asked: dict[str, list[tuple[Session, Callable[[], None], int]]] = {}
-        self._waiting = 0
+        self._waiting = Shares(limits.max_unparsed)
         self.failed = 0
 
     def find(self, expression: str) -> Filter | None:
@@ -45,10 +46,10 @@ class Filters:
     def when_parsed(self, session: Session, expression: str, action: Callable[[], None], size: int) -> None:
         """Calls `action` when `find` knows the expression, unless the session is gone by then. size: bytes of the waiting
         requests. Raises Refusal if too much waits."""
-        if self._waiting >= self._limits.max_unparsed:
+        if not self._waiting.has_room(session.address):
             text = f"{self._limits.max_unparsed} requests wait for their SQL92 filter to be parsed; try again later"
             raise Refusal(Reason.BUSY, text)
-        self._waiting += 1
+        self._waiting.take(session.address)
         session.charge(size)
         if expression in self._asked:
             self._asked[expression].append((session, action, size))
@@ -66,7 +67,7 @@ class Filters:
             found = f"the filter {expression[:200]!r} cannot be read"
         self._keep(expression, found)
         for session, action, size in self._asked.pop(expression):
-            self._waiting -= 1
+            self._waiting.give_back(session.address)
             session.charge(-size)
             if not session.is_closed:
                 self._turns.call(action)

@@ -19,6 +19,7 @@ from ..clock import Clock, Timer
 from ..config import LIMITS, Limits
 from ..running.turns import Turns
 from ..sessions.session import Session
+from ..sessions.shares import Shares
 from ..store.consume_queue import ConsumeQueue
 
 log = structlog.get_logger("rocketlet.pulls")
@@ -86,19 +87,25 @@ class HeldPulls:
         self._turns = turns
         self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
         self._of: dict[Session, dict[HeldPull, None]] = {}
-        self._count = 0
+        self._shares = Shares(limits.max_held_pulls)
         self._is_stopped = False
 
+    @property
+    def count(self) -> int:
+        """How many pulls are held."""
+        return self._shares.count
+
     def hold(self, pull: HeldPull, wait_s: float) -> bool:
-        """Holds a pull; False if 100,000 are held already, and when the broker stops."""
-        if self._count >= self._limits.max_held_pulls or self._is_stopped:
+        """Holds a pull; False if too many are held already, and when the broker stops."""
+        address = pull.session.address
+        if not self._shares.has_room(address) or self._is_stopped:
             return False
         if pull.until is Until.MESSAGE:
             self._held.setdefault(pull.queue, {})[pull] = None
         self._of.setdefault(pull.session, {})[pull] = None
         pull.session.held_pulls += 1
         pull.session.charge(pull.size)
-        self._count += 1
+        self._shares.take(address)
         pull.timer = self._clock.call_later(wait_s, self._turns.call, self.let_go, pull)
         return True
 
@@ -136,7 +143,7 @@ class HeldPulls:
         _take_out(self._of, pull.session, pull)
         pull.session.held_pulls -= 1
         pull.session.charge(-pull.size)
-        self._count -= 1
+        self._shares.give_back(pull.session.address)
         if pull.timer is not None:
             pull.timer.cancel()
 

@@ -17,9 +17,9 @@ _arrivals = count()
 
 
 class Wait:
-    """A receive that waits. `cancel` when its client has gone away or does not want an answer any more."""
+    """A receive that waits. `address`: its client's. `cancel` when that has gone away or does not want an answer any more."""
 
-    __slots__ = ("_answer", "_cancel", "arrival", "is_over", "request", "timer")
+    __slots__ = ("_answer", "_cancel", "address", "arrival", "is_over", "request", "timer")
 
     def __init__(
         self, request: PopRequest, answer: Callable[[PopResult], object], cancel: Callable[[Wait], object]
@@ -27,6 +27,7 @@ class Wait:
         self.request = request
         self.arrival = next(_arrivals)
         self.is_over = False
+        self.address = ""
         self.timer: Timer | None = None
         self._answer = answer
         self._cancel = cancel

@@ -76,7 +76,7 @@ class Pops:
         self.popped = self._pools.popped
         self.numbers, self.full = self._pools.numbers, self._pools.full
         self._settling = Acknowledging(self._book, self._offsets, clock, keeping.when_kept, self._soon, self._freed)
-        self._waits = Waits(clock, self.put_back)
+        self._waits = Waits(clock, self.put_back, limits.max_waiting_receives)
         self._division = Division(broker_name, members, self._pools, self._let_go, self._gained, self._yield, limits)
         self.changed = self._division.changed
         self.pull_fault = self._division.pull_fault
@@ -121,7 +121,7 @@ class Pops:
         received = self._batches.again(request, self._give_again) or self._pop(pool, request)
         if received.why is Why.FOUND or request.wait_ms <= 0:
             return _answered(wait, received)
-        if self._waits.count >= self._limits.max_waiting_receives:
+        if not self._waits.has_room(request.session):
             return _answered(wait, PopResult(Why.TOO_MANY_WAIT))
         self._waits.hold(pool, wait)
         if pool.is_cut:

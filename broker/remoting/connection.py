@@ -13,7 +13,7 @@ from typing import Protocol, cast
 import structlog
 
 from ...protocol.bodies import Heartbeat
-from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
+from ...protocol.codes import ResponseCode
 from ...protocol.config import MAX_REQUEST_HEADER_BYTES
 from ...protocol.frame import Frame, FrameError, FrameReader
 from ...protocol.message import encode_host
@@ -230,7 +230,7 @@ class Connection(Client):
         self.charged_bytes += size
         if not size or self._transport is None or self._transport.is_closing():
             return
-        if size > LARGE_HOLDING_BYTES:
+        if self.charged_bytes + self.held_pulls * HELD_PULL_BYTES - self.counted_bytes > LARGE_HOLDING_BYTES:
             self._host.memory.count(self)
         else:
             self._host.memory.mark(self)
@@ -259,28 +259,11 @@ class Connection(Client):
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def _serve(self, frames: list[Frame]) -> None:
-        if self._host.memory.is_full:
-            self._refuse(frames)
-            return
         try:
             self._host.serve(self, frames)
         except Exception:  # a defect of ours: the client that met it connects again, nobody else notices
             log.exception("connection_closed_requests_failed", peer=self.peer)
             self.abort()
-
-    @property
-    def crowding(self) -> str:
-        """Why no request is served now; empty if they are."""
-        memory = self._host.memory
-        if not memory.is_full:
-            return ""
-        return f"system busy: connections hold {memory.used_bytes} bytes; --memory allows no more, try again"
-
-    def _refuse(self, frames: list[Frame]) -> None:
-        remark = self.crowding
-        for frame in frames:
-            if not frame.flag & (RESPONSE_FLAG | ONEWAY_FLAG):
-                self.write(answer(frame, ResponseCode.SYSTEM_BUSY, remark=remark))
 
     def write(self, buffers: Buffers) -> None:
         """Writes all buffers in one go; does nothing on a closed connection."""

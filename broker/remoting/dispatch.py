@@ -30,6 +30,7 @@ from ..running.histogram import Histogram
 from ..running.turns import Turns
 from ..sessions.refusal import Refusal
 from ..sessions.session import is_loopback
+from ..sessions.shares import Shares
 from ..store.files import StoreError, StoreFull
 from ..store.flusher import Flusher
 from .answers import Buffers, Refused, Reply, answer, refused, small
@@ -74,7 +75,6 @@ class Dispatch:
         admin_is_local: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
-        self._max_answering = limits.max_answering
         self._handlers: dict[int, tuple[Handler, Rule]] = {}
         if routes is not None:
             for code, (name_server_handler, rule) in NAME_SERVER_REQUESTS.items():
@@ -88,7 +88,7 @@ class Dispatch:
         self._flusher = broker.flusher if broker is not None else None
         self._acl = acl
         self._turns = turns
-        self._answering = 0
+        self._answering = Shares(limits.max_answering)
         self._admin_is_local = admin_is_local
         self._records = broker.store if broker is not None else None
         self._sends = Sends(broker) if broker is not None else None
@@ -170,13 +170,13 @@ class Dispatch:
         """The first request takes long: it is answered in turns, and the others wait behind it."""
         frame, *behind = frames
         connection.hold(behind, len(frame.body))
-        self._answering += 1
+        self._answering.take(connection.address)
         self._turns.do(self._work(connection, frame, work))
 
     def _begin(self, connection: Connection, frame: Frame, answering: Coroutine[Any, Any, Buffers]) -> None:
         """The request waits for something else than its turn: it is answered then, others meanwhile."""
         assert self._broker is not None
-        self._answering += 1
+        self._answering.take(connection.address)
         size = KEPT_FRAME_BYTES + len(frame.body)
         connection.charge(size)
         task = self._broker.tasks.spawn(self._wait(connection, small(frame), size, answering))
@@ -191,7 +191,7 @@ class Dispatch:
         except Exception as error:
             reply = self._fault(connection, frame, error)
         finally:
-            self._answering -= 1
+            self._answering.give_back(connection.address)
             connection.charge(-size)
         self._write(connection, frame, reply, written)
 
@@ -273,7 +273,7 @@ class Dispatch:
         except Exception as error:
             reply = self._fault(connection, frame, error)
         finally:
-            self._answering -= 1
+            self._answering.give_back(connection.address)
         self._write(connection, frame, reply, written)
         connection.go_on()
 
@@ -295,24 +295,22 @@ class Dispatch:
             if self._flusher is not None:
                 return self._handle_synced(self._flusher, connection, frame, handler)
             reply = handler(connection, frame)
-            return reply if self._answering < self._max_answering else self._refuse_long(reply)
+            return reply if type(reply) is list else self._admitted(connection, reply)
         except Exception as error:
             self._forget_staged()
             return self._fault(connection, frame, error)
 
-    def _refuse_long(self, reply: Reply) -> Reply:
+    def _admitted(self, connection: Connection, reply: Reply) -> Reply:
         """Beyond the limit, passes only answers that are ready. The work of others has not begun. Raises LimitExceeded."""
-        if reply is None or isinstance(reply, list):
+        if reply is None or isinstance(reply, list) or self._answering.has_room(connection.address):
             return reply
         reply.close()
-        raise LimitExceeded(f"{self._max_answering} long requests are being answered; try again later")
+        raise LimitExceeded(f"{self._answering.count} long requests are being answered; try again later")
 
     def _handle_synced(self, flusher: Flusher, connection: Connection, frame: Frame, handler: Handler) -> Reply:
         """Handles a request with `--flush sync`: if it stored something, its answer waits until that is on the device."""
         written = flusher.written
-        reply = handler(connection, frame)
-        if self._answering >= self._max_answering:
-            reply = self._refuse_long(reply)
+        reply = self._admitted(connection, handler(connection, frame))
         if not isinstance(reply, list) or flusher.written == written:
             return reply
         self._write(connection, frame, reply, written)

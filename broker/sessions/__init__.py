@@ -6,6 +6,7 @@ refusal  why a client does not get what it asks for
 generation  rises when something has changed that checks look at
 clients  producers by group, and what the broker asks of clients
 memory   the memory that all of them together may take
+shares   limits of which each address has a share
 recent   recent refusals
 callers  connections of clients of 5.x, and what they were answered
 reports  logs clients' faults, within limits

@@ -1,14 +1,16 @@
 """The memory of all connections together: half frames, requests that wait, answers that nobody reads, held pulls.
 
 A connection counts itself when it holds something large; a sweep counts the others that have read or written since, so that
-idle ones cost nothing. Beyond the budget, connections that hold much are closed, those first that were silent for longest;
-small ones stay. If that is not enough, because very many hold a little, requests are refused with a reason until there is
-room again.
+idle ones cost nothing. Beyond the budget, the address whose connections hold most together loses some of them, until another
+address holds more or there is room: first those that hold much, of these the one that was silent for longest first, then the
+others by what they hold. So nobody takes another address's share, neither by one large request nor by very many small ones.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from heapq import heapify, heappop, heapreplace
 from sys import getsizeof
 from typing import Protocol
 
@@ -16,7 +18,7 @@ import structlog
 
 from ...protocol.subscription import Subscription
 from ...protocol.work import SLICE, Work
-from ..config import LARGE_HOLDING_BYTES, SUBSCRIPTION_BYTES, TAG_BYTES
+from ..config import LARGE_HOLDING_BYTES, ROOM_SHARE, SUBSCRIPTION_BYTES, TAG_BYTES
 
 log = structlog.get_logger("rocketlet.memory")
 
@@ -33,12 +35,20 @@ class Holder(Protocol):
 
     counted_bytes: int
     heard_s: float
-    peer: str
+
+    @property
+    def address(self) -> str:
+        """The client's, without the port."""
+        ...
 
     def held_bytes(self) -> int: ...
 
     def is_changing(self) -> bool:
         """Whether it will hold less by itself, as when its client reads."""
+        ...
+
+    def is_news(self, event: str) -> bool:
+        """Whether the log does not have this event of the client's address yet; it counts as logged then."""
         ...
 
     def abort(self) -> None: ...
@@ -54,25 +64,20 @@ class Memory:
         # answer, so it is the table's own.
         self.mark: Callable[[Holder], object] = self._marked.setdefault
         self._changing: dict[Holder, None] = {}  # those that this sweep has counted, and the next one will
-        self._large: dict[Holder, None] = {}
-        self._is_used_up = False
-
-    @property
-    def is_full(self) -> bool:
-        return self.used_bytes > self.budget_bytes
+        self._holding: dict[Holder, None] = {}
 
     def count(self, holder: Holder) -> None:
         """Counts a connection whose memory has changed."""
         self._marked[holder] = None
         self._recount(holder)
-        if self.is_full:
+        if self.used_bytes > self.budget_bytes:
             self._make_room()
 
     def forget(self, holder: Holder) -> None:
         """The connection is gone."""
         self.used_bytes -= holder.counted_bytes
         holder.counted_bytes = 0
-        for table in (self._marked, self._changing, self._large):
+        for table in (self._marked, self._changing, self._holding):
             table.pop(holder, None)
 
     def sweeping(self) -> Work[None]:
@@ -88,39 +93,62 @@ class Memory:
             self._recount(holder)
         self._marked |= self._changing
         self._changing.clear()
-        if self.is_full:
+        if self.used_bytes > self.budget_bytes:
             self._make_room()
-        else:
-            self._is_used_up = False
 
     def _recount(self, holder: Holder) -> None:
         held = holder.held_bytes()
         self.used_bytes += held - holder.counted_bytes
         holder.counted_bytes = held
-        if held > LARGE_HOLDING_BYTES:
-            self._large[holder] = None
+        if held:
+            self._holding[holder] = None
         else:
-            self._large.pop(holder, None)
+            self._holding.pop(holder, None)
 
     def _make_room(self) -> None:
-        for holder in sorted(self._large, key=lambda holder: holder.heard_s):
-            self._recount(holder)
-            if not self.is_full:
-                return
-            if holder not in self._large:
+        """When only small ones can be closed, some more than needed, so that it is not to be done again for each read."""
+        victims: dict[str, list[Holder]] = {}
+        sums: Counter[str] = Counter()
+        for holder in self._holding:
+            address = holder.address
+            victims.setdefault(address, []).append(holder)
+            sums[address] += holder.counted_bytes
+        for holders in victims.values():
+            holders.sort(key=_order)
+        closed: dict[str, list[Holder]] = {}
+        largest = [(-size, address) for address, size in sums.items()]
+        heapify(largest)
+        limit = self.budget_bytes
+        while self.used_bytes > limit and largest:
+            _, address = largest[0]
+            if not victims[address]:
+                heappop(largest)
                 continue
-            log.warning(
-                "connection_closed_memory",
-                peer=holder.peer,
-                held_bytes=holder.counted_bytes,
-                used_bytes=self.used_bytes,
-                hint="connections hold more than --memory allows; this one was silent for longest",
-            )
-            self.closed += 1
-            holder.abort()
-            self.forget(holder)
-            if not self.is_full:
-                return
-        if not self._is_used_up:  # once, not for each read until there is room again
-            self._is_used_up = True
-            log.error("memory_used_up", used_bytes=self.used_bytes, hint="requests are refused until clients have read")
+            holder = victims[address].pop()
+            before = holder.counted_bytes
+            self._recount(holder)
+            sums[address] += holder.counted_bytes - before
+            if self.used_bytes > limit and holder.counted_bytes:
+                if holder.counted_bytes <= LARGE_HOLDING_BYTES:
+                    limit = self.budget_bytes - self.budget_bytes // ROOM_SHARE
+                closed.setdefault(address, []).append(holder)
+                sums[address] -= holder.counted_bytes
+                holder.abort()
+                self.forget(holder)
+            heapreplace(largest, (-sums[address], address))
+        for address, holders in closed.items():
+            self.closed += len(holders)
+            if holders[0].is_news("connection_closed_memory"):
+                log.warning(
+                    "connection_closed_memory",
+                    address=address,
+                    connections=len(holders),
+                    used_bytes=self.used_bytes,
+                    hint="connections hold more than --memory allows, and most of it is held for this address",
+                )
+
+
+def _order(holder: Holder) -> tuple[bool, float]:
+    """The first to be closed is the last one."""
+    size = holder.counted_bytes
+    return (True, -holder.heard_s) if size > LARGE_HOLDING_BYTES else (False, size)

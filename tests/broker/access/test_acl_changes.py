@@ -24,11 +24,11 @@ async def test_a_pull_that_is_held_ends_when_its_account_changes(
     }  # fmt: skip
     held = removed.send(RequestCode.PULL_MESSAGE, pull)
     also_held = sender.send(RequestCode.PULL_MESSAGE, pull | {"consumerGroup": "admins"})
-    await eventually(lambda: guarded.broker.held_pulls._count == 2)
+    await eventually(lambda: guarded.broker.held_pulls.count == 2)
     file.rewrite([item for item in ACCOUNTS if item["accessKey"] != "readers-key"])
     guarded.clock.advance(RELOAD_INTERVAL_S)
     assert (await removed.answer(held)).code == ResponseCode.PULL_NOT_FOUND
-    assert guarded.broker.held_pulls._count == 1, "nobody else's ends"
+    assert guarded.broker.held_pulls.count == 1, "nobody else's ends"
     assert (await sender.call(RequestCode.SEND_MESSAGE_V2, ext | {"e": queue.queue_id}, b"after")).code == 0
     assert (await sender.answer(also_held)).code == 0
     assert "No acl config" in ((await removed.call(RequestCode.PULL_MESSAGE, pull)).remark or "")

@@ -183,14 +183,6 @@ async def test_an_answer_that_nobody_reads_counts_until_it_is_taken(node: Node, 
     assert node.server.memory.used_bytes == 0
 
 
-async def test_nothing_is_served_when_all_memory_is_used(node: Node, client: GrpcClient) -> None:
-    budget_bytes, node.server.memory.budget_bytes = node.server.memory.budget_bytes, -1
-    answer = await client.call("QueryRoute", route("t"))
-    assert (answer.status.code, "--memory" in answer.status.message) == (42900, True)
-    node.server.memory.budget_bytes = budget_bytes
-    assert (await client.call("QueryRoute", route("t"))).status.code == 20000
-
-
 async def test_a_client_that_breaks_the_protocol_is_told_why(node: Node, client: GrpcClient) -> None:
     client.transport.write(b"\0\0\0\6\0\0\0\0\0")  # PING without its 8 bytes
     await asyncio.wait_for(client.is_lost.wait(), 60)

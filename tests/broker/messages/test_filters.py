@@ -83,13 +83,13 @@ async def test_what_waits_for_a_filter_counts_and_a_client_that_is_gone_is_forgo
     leaving = await connect(node.address)
     for asking in (wire, leaving):
         asking.send(Code.PULL_MESSAGE, filtered("a = 1", flags=SUBSCRIBED | SUSPEND))
-    await eventually(lambda: node.broker.filters._waiting == 2)
+    await eventually(lambda: node.broker.filters._waiting.count == 2)
     connections = list(node.server._connections)
     assert all(connection.charged_bytes > len("a = 1") for connection in connections)
     await leaving.close()
     await eventually(lambda: len(node.server._connections) == 1)
     slow.let_parse()
-    await eventually(lambda: not node.broker.filters._waiting)
+    await eventually(lambda: not node.broker.filters._waiting.count)
     await eventually(lambda: [connection.held_pulls for connection in connections].count(1) == 1)
     assert not node.broker.filters._asked
 

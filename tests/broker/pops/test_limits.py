@@ -102,7 +102,9 @@ def test_a_group_in_order_looks_past_so_many_messages(world: World) -> None:
 
 @pytest.mark.limits(max_waiting_receives=2)
 def test_no_more_receives_wait_than_that(world: World) -> None:
-    waits = [world.wait() for _ in range(3)]
+    client = Client()
+    client.address = "127.0.0.1"
+    waits = [world.wait(session=client) for _ in range(3)]
     assert [got[0].why if got else None for got in waits] == [None, None, Why.TOO_MANY_WAIT]
     world.advance(20)
     assert [got[0].why for got in waits[:2]] == [Why.NOTHING_NEW] * 2

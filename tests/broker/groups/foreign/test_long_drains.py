@@ -99,7 +99,7 @@ async def test_a_reader_that_is_busy_with_a_queue_that_it_keeps_is_waited_for(
     for queue in (0, 1):
         await handled(wire, queue, 1)
     held = two.send(RequestCode.PULL_MESSAGE, pull(queue=3, offset=1, flags=FLAGS))
-    await eventually(lambda: node.broker.held_pulls._count == 1)
+    await eventually(lambda: node.broker.held_pulls.count == 1)
     node.clock.advance(LIMITS.drain_limit_s / 2)
     assert (await two.answer(held)).code == ResponseCode.PULL_NOT_FOUND, "it is asked how far it is"
     await handled(two, 3, 1)
