@@ -7,7 +7,10 @@ theirs again only five minutes after a restart of the broker.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
+
+import structlog
 
 from ..config import LIMITS, MEMBER_BYTES, LimitExceeded, Limits
 from ..listening.carrier import Carrier
@@ -16,6 +19,8 @@ from ..sessions.events import Event, Question
 from ..sessions.session import Session
 from .calls import Call
 from .codes import Code, Fault
+
+log = structlog.get_logger("rocketlet.grpc")
 
 _numbers = itertools.count(1)
 Told = Callable[["GrpcClient", Event], None]
@@ -141,7 +146,7 @@ class GrpcClients:
 
     def hear(self, call: Call) -> GrpcClient:
         """The client, which is there as long as one of its connections. Clients of two accounts that go by one id are two.
-        Raises Fault if there are too many."""
+        Raises Fault if the client's address or connection has too many."""
         connection = call.session
         client = self._clients.get((call.account, call.client_id))
         if client is None or connection not in client.connections:
@@ -164,7 +169,7 @@ class GrpcClients:
             raise LimitExceeded(f"a connection goes by {self._limits.max_grpc_ids} client ids at most")
         if client is not None:
             client.connections[connection] = connection
-        elif len(self._clients) >= self._limits.max_grpc_clients:
+        elif len(self._clients) >= self._limits.max_grpc_clients and not self._make_room(connection):
             raise LimitExceeded(f"this broker knows {self._limits.max_grpc_clients} gRPC clients; close some")
         else:
             client = self._clients[key] = GrpcClient(call.client_id, connection, call.account, self._told)
@@ -173,6 +178,29 @@ class GrpcClients:
             connection.on_lost(self._lost)
         ids.add(key)
         return client
+
+    def _make_room(self, newcomer: Session) -> bool:
+        """Forgets clients of the address that has most of them, of its connection that goes by most ids: those that called
+        longest ago. False if the newcomer's address or connection would then have more. A client that is forgotten is known
+        again by its next call."""
+        sums: Counter[str] = Counter()
+        for connection, ids in self._of_connection.items():
+            sums[connection.address] += len(ids)
+        address = max(sums, key=lambda item: sums[item])
+        crowded, ids = max(
+            ((connection, ids) for connection, ids in self._of_connection.items() if connection.address == address),
+            key=lambda item: len(item[1]),
+        )
+        own = len(self._of_connection.get(newcomer, ()))
+        if sums[newcomer.address] + 1 >= sums[address] if newcomer.address != address else own + 1 >= len(ids):
+            return False
+        oldest = sorted(ids, key=lambda key: self._clients[key].heard_s)
+        for account, client_id in oldest[: max(len(ids) // 2, 1)]:
+            self.leave(account, client_id, crowded)
+        if newcomer.is_news("grpc_clients_forgotten"):
+            hint = f"this broker knows {self._limits.max_grpc_clients} gRPC clients, and most are of this address"
+            log.warning("grpc_clients_forgotten", address=address, clients=sums[address], hint=hint)
+        return len(self._clients) < self._limits.max_grpc_clients
 
     def _lost(self, connection: Session) -> None:
         for account, client_id in list(self._of_connection.get(connection, ())):

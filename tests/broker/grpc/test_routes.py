@@ -10,6 +10,7 @@ from rocketlet.broker.grpc import schema
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.testing.ports import free_port
+from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, eventually
 from ...support.grpc_client import GrpcClient, resource, route, settle
@@ -213,6 +214,25 @@ async def test_a_broker_knows_so_many_clients(node: Node, dial: Dial, client: Gr
     assert (await client.call("Heartbeat", beat, x_mq_client_id="c0")).status.code == OK
     await client.call("NotifyClientTermination", schema.NotifyClientTerminationRequest(), x_mq_client_id="c0")
     assert (await client.call("Heartbeat", beat, x_mq_client_id="c2")).status.code == OK
+
+
+@pytest.mark.limits(max_grpc_clients=6)
+async def test_a_client_with_very_many_ids_takes_nobody_elses_place(node: Node, dial: Dial, client: GrpcClient) -> None:
+    """20,000 ids of one client, with or without rights, kept all new clients away."""
+    settings = schema.Settings(client_type=1)
+    settings.publishing.topics.add(name="t")
+    await settle(client, settings)
+    greedy = await dial(node.address)
+    beat = schema.HeartbeatRequest(client_type=3, group=resource("g"))
+    codes = [(await greedy.call("Heartbeat", beat, x_mq_client_id=f"c{number}")).status.code for number in range(6)]
+    assert codes == [OK] * 5 + [42900]
+    with capture_logs() as logs:
+        for number in range(4):
+            other = await dial(node.address)
+            assert (await other.call("Heartbeat", beat, x_mq_client_id=f"other-{number}")).status.code == OK
+    assert [entry["address"] for entry in logs if entry["event"] == "grpc_clients_forgotten"] == ["127.0.0.1"]
+    assert [item.client_id for item in node.broker.clients.producers("t")] == ["host@1@0@test"]
+    assert (await greedy.call("Heartbeat", beat, x_mq_client_id="c0")).status.code == 42900
 
 
 async def test_a_connection_goes_by_so_many_ids(client: GrpcClient) -> None:
