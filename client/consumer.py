@@ -19,11 +19,7 @@ from .arguments import (
     takes,
     with_retries,
 )
-from .config import (
-    MAX_INT,
-    At,
-    PullLimits,
-)
+from .config import At, PullLimits
 from .consuming.assignment import Assignment
 from .consuming.calling import Calling
 from .consuming.commits import Commits
@@ -34,7 +30,7 @@ from .consuming.handling import BatchHandler, Handler, Handling, MessageHandler,
 from .consuming.process_queue import ProcessQueue, Run
 from .consuming.pulling import Puller, check_filters
 from .consuming.questions import Questions
-from .consuming.returning import hand_back
+from .consuming.returning import RetryLimit, hand_back
 from .errors import ConfigError
 from .log import get_logger
 from .member.broadcast import Broadcast
@@ -129,7 +125,7 @@ class Consumer(Receiver):
         self._options = options = chosen(ConsumerOptions, options)
         check_handler(handler, decode, options["middleware"], takes_batches=batch_size is not None)
         check_models(options)
-        self._max_reconsume_times = most_retries(options, handler)
+        self._max_reconsume_times = max_reconsume_times = most_retries(options, handler)
         limits = batch_limits(batch_size, options["pull"], options["batch_wait_s"])
         self._broadcasting = options["broadcasting"]
         subscribed = with_retries(group, parse_subscriptions(subscriptions), broadcasting=self._broadcasting)
@@ -150,6 +146,7 @@ class Consumer(Receiver):
         )
         self._membership = self._make_membership()
         self._commits = self._make_commits()
+        self._retry_limit = RetryLimit(self._cluster, group, max_reconsume_times)
         self._questions = Questions(self._cluster, self, self._assignment.spawn)
         self._workers: Workers | None = None
 
@@ -211,7 +208,7 @@ class Consumer(Receiver):
     def _make_deliveries(self) -> Deliveries:
         return Deliveries(
             orderly=self._orderly,
-            max_tries=self._max_tries,
+            retry_limit=self._retry_limit.at,
             suspend_queue_s=self._options["suspend_queue_s"],
             send_back=self._send_back,
             on_acknowledged=self._acknowledged,
@@ -226,7 +223,6 @@ class Consumer(Receiver):
             self._takes_batches,
             self._concurrency,
             self._orderly,
-            self._max_tries,
             self._options["suspend_queue_s"],
             retry.outcome_by_level if retry is not None else None,
         )
@@ -234,6 +230,7 @@ class Consumer(Receiver):
             Calling(handler, self._concurrency, self._options["middleware"], inner),
             handling,
             send_back=self._send_back,
+            retry_limit=self._retry_limit.at,
             on_acknowledged=self._acknowledged,
             on_failed=self._failed,
             limits=self._cluster.limits,
@@ -242,11 +239,6 @@ class Consumer(Receiver):
     def _failed(self, message: Message, reason: str) -> None:
         if record_fault(message) is None and is_awaited(message):
             self._assignment.spawn(reply_failure(self._cluster, self.group, message, reason))
-
-    @property
-    def _max_tries(self) -> int:
-        """How often a message in order is tried. Its member counts, not the broker."""
-        return MAX_INT if self._max_reconsume_times is None else self._max_reconsume_times
 
     async def _end(self) -> None:
         if self._deliveries is not None:

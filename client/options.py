@@ -78,7 +78,7 @@ class MemberOptions(TypedDict, total=False):
     ]
     max_reconsume_times: Annotated[
         int | None,
-        Option("how often a message is tried again. Default: the group's setting, which is 16 at first.", None, _TRIES),
+        Option("how often a message is retried. Default: the group's setting, which is 16 at first.", None, _TRIES),
     ]
     retry: Annotated[
         RetryPolicy | None,

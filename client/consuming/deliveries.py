@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 from ..config import DEAD_LETTER_LEVEL
@@ -39,7 +39,8 @@ class Hand:
 
 
 class Deliveries:
-    """`send_back(message, delay_level, reason)` hands a message to the broker; `on_acknowledged(process_queue)`. `orderly`:
+    """`send_back(message, delay_level, reason)` hands a message to the broker; `retry_limit(broker_name)`: how often one is
+    retried in order; `on_acknowledged(process_queue)`. `orderly`:
     a queue has one run in hand at most, and one that is to be retried holds it. Middleware that is a DeliveryWatch is told
     of messages that are handed out."""
 
@@ -47,17 +48,17 @@ class Deliveries:
         self,
         *,
         orderly: bool,
-        max_tries: int,
         suspend_queue_s: float,
         send_back: SendBack,
+        retry_limit: Callable[[str], Awaitable[int]],
         on_acknowledged: Callable[[ProcessQueue], None],
         middleware: Sequence[object] = (),
     ) -> None:
         self._watches = [layer for layer in middleware if isinstance(layer, DeliveryWatch)]
         self._orderly = orderly
-        self._max_tries = max_tries
         self._suspend_queue_s = suspend_queue_s
         self._send_back = send_back
+        self._retry_limit = retry_limit
         self._on_acknowledged = on_acknowledged
         self._line: deque[ProcessQueue] = deque()
         self._lined_up: set[ProcessQueue] = set()
@@ -211,8 +212,10 @@ class Deliveries:
             await self._send_back(message, outcome.delay_level, outcome.reason)
             self._end(message, hand, run, outcome)
             return
+        limit = await self._retry_limit(message.queue.broker_name)
+        hand, run = self._held(message)  # else it was settled otherwise meanwhile
         run.tries += 1
-        if run.tries > self._max_tries:
+        if run.tries > limit:
             await self.reject(message, Reject(outcome.reason))
             return
         self._taken_from(hand)

@@ -105,12 +105,11 @@ class Ended(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Handling:
     """How handlers are run: `concurrency` at once, with lists of messages or with one each, in order or not. In order a
-    failed message is tried `max_tries` times, and holds up its queue for `suspend_queue_s` each time."""
+    failed message holds up its queue for `suspend_queue_s` each time."""
 
     takes_batches: bool
     concurrency: int
     orderly: bool
-    max_tries: int
     suspend_queue_s: float
     judge: Judge | None = None
 
@@ -118,8 +117,9 @@ class Handling:
 class Workers:
     """Runs the handler over the messages that are put in.
 
-    `send_back(message, delay_level, reason)` hands a message to the broker to be retried; `on_acknowledged(process_queue)`;
-    `on_failed(message, reason)`: its handler raised, or gave it up.
+    `send_back(message, delay_level, reason)` hands a message to the broker to be retried; `retry_limit(broker_name)`: how
+    often one is retried in order; `on_acknowledged(process_queue)`; `on_failed(message, reason)`: its handler raised, or gave
+    it up.
     """
 
     def __init__(
@@ -128,6 +128,7 @@ class Workers:
         handling: Handling,
         *,
         send_back: SendBack,
+        retry_limit: Callable[[str], Awaitable[int]],
         on_acknowledged: Callable[[ProcessQueue], None],
         on_failed: Callable[[Message, str], None],
         limits: ClientLimits,
@@ -137,11 +138,11 @@ class Workers:
         self._takes_batches = handling.takes_batches
         self._concurrency = handling.concurrency
         self._orderly = handling.orderly
-        self._max_tries = handling.max_tries
         self._suspend_queue_s = handling.suspend_queue_s
         self._on_failed = on_failed
         self._limits = limits
         self._send_back = send_back
+        self._retry_limit = retry_limit
         self._on_acknowledged = on_acknowledged
         self._line: deque[ProcessQueue] = deque()  # those with something to hand out take turns
         self._lined_up: set[ProcessQueue] = set()  # in line; in order also with a worker, or waiting for another try
@@ -410,13 +411,14 @@ class Workers:
 
     async def _is_handled_in_order(self, run: Run) -> bool:
         """Whether the queue may go on: the run is handled, or given up and kept as dead letters."""
-        if run.tries <= self._max_tries:
+        broker_name = run.process_queue.queue.broker_name
+        if not run.tries or run.tries <= await self._retry_limit(broker_name):
             run.tries += 1
             outcome = self._outcome(run, await self._of_readable(run, await self._called(run)))
             if outcome is None:
                 return True
             run.failure = outcome.reason
-            if isinstance(outcome, RetryLater) and run.tries <= self._max_tries:
+            if isinstance(outcome, RetryLater) and run.tries <= await self._retry_limit(broker_name):
                 return False
         return await self._returned(run, Reject(run.failure))
 

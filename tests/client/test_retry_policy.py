@@ -9,13 +9,16 @@ from rocketlet.client import (
     AdminClient,
     ConfigError,
     Consumer,
+    GroupConfig,
     Message,
     Producer,
     PullLimits,
     RetryPolicy,
     SharedConsumer,
 )
+from rocketlet.client.config import ClientLimits
 from rocketlet.protocol.queue import Queue
+from rocketlet.testing import Broker, Fault
 
 from ..conftest import Node, Wire, create_topic, eventually
 
@@ -173,3 +176,100 @@ def test_a_wait_is_for_batches_and_short(wait_s: Any) -> None:
         Consumer("127.0.0.1:1", "g", "t", batch_size=2, batch_wait_s=wait_s)
     with pytest.raises(ConfigError, match="batch_wait_s: 1 is for a consumer with a batch_size"):
         Consumer("127.0.0.1:1", "g", "t", batch_wait_s=1)
+
+
+# The group's limit
+
+IN_ORDER: dict[str, Any] = {"orderly": True, "suspend_queue_s": 0.001, "start": "first"}
+
+
+async def set_retries(rocketlet: Broker, retries: int) -> None:
+    rocketlet.create_topic("t", 1)
+    async with AdminClient(rocketlet.address) as admin:
+        await admin.create_group(GroupConfig("g", retry_max_times=retries))
+
+
+class Failing:
+    """A handler that fails for the body `bad`."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def __call__(self, message: Message) -> None:
+        self.bodies.append(message.body)
+        if message.body == b"bad":
+            raise ValueError("no")
+
+
+async def handle_bad_and_good(rocketlet: Broker, **options: Any) -> list[bytes]:
+    """Returns the bodies in the order in which the handler got them, when it got the good message."""
+    handler = Failing()
+    async with Producer(rocketlet.address) as producer, Consumer(rocketlet.address, "g", "t", handler, **options):
+        for body in (b"bad", b"good"):
+            await producer.send("t", body)
+        await eventually(lambda: b"good" in handler.bodies)
+    return handler.bodies
+
+
+async def test_consumer_retries_as_often_as_the_groups_settings_say(rocketlet: Broker) -> None:
+    await set_retries(rocketlet, 2)
+    handler = Failing()
+
+    def is_dead() -> bool:
+        rocketlet.clock.advance(60)
+        return len(rocketlet.dead_letters("g")) == 1
+
+    async with Producer(rocketlet.address) as producer, Consumer(rocketlet.address, "g", "t", handler, start="first"):
+        await producer.send("t", b"bad")
+        await eventually(is_dead)
+    assert handler.bodies == [b"bad"] * 3
+
+
+@pytest.mark.parametrize("code", [None, "REQUEST_CODE_NOT_SUPPORTED"])
+async def test_message_in_order_is_retried_as_often_as_the_groups_settings_say(
+    rocketlet: Broker, code: str | None
+) -> None:
+    """code: the answer of brokers of 4.9, which tell the settings of all groups only."""
+    await set_retries(rocketlet, 2)
+    if code is not None:
+        rocketlet.faults.add(Fault.answer("GET_SUBSCRIPTIONGROUP_CONFIG", response=code))
+    assert await handle_bad_and_good(rocketlet, **IN_ORDER) == [b"bad"] * 3 + [b"good"]
+    assert len(rocketlet.dead_letters("g")) == 1
+
+
+async def test_message_in_order_is_retried_16_times_when_the_settings_cannot_be_read(
+    rocketlet: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    await set_retries(rocketlet, 2)
+    rocketlet.faults.add(Fault.answer("GET_SUBSCRIPTIONGROUP_CONFIG", response="NO_PERMISSION"))
+    assert await handle_bad_and_good(rocketlet, **IN_ORDER) == [b"bad"] * 17 + [b"good"]
+    assert "group_settings_unknown" in caplog.text
+
+
+async def test_message_in_order_is_retried_by_new_settings_when_they_are_asked_for_again(rocketlet: Broker) -> None:
+    await set_retries(rocketlet, 16)
+    handler, limits = Failing(), ClientLimits(group_settings_s=0.0)
+    async with (
+        AdminClient(rocketlet.address) as admin,
+        Producer(rocketlet.address) as producer,
+        Consumer(rocketlet.address, "g", "t", handler, limits=limits, orderly=True, suspend_queue_s=0.2, start="first"),
+    ):
+        await producer.send("t", b"bad")
+        await eventually(lambda: len(handler.bodies) == 1)
+        await admin.change_group("g", retry_max_times=1)
+        await eventually(lambda: len(rocketlet.dead_letters("g")) == 1)
+    assert len(handler.bodies) < 17
+
+
+async def test_message_in_order_without_a_handler_is_retried_as_often_as_the_groups_settings_say(
+    rocketlet: Broker,
+) -> None:
+    await set_retries(rocketlet, 1)
+    async with Producer(rocketlet.address) as producer, Consumer(rocketlet.address, "g", "t", **IN_ORDER) as consumer:
+        for body in (b"bad", b"good"):
+            await producer.send("t", body)
+        for body in (b"bad", b"bad", b"good"):
+            message = await consumer.receive()
+            assert message.body == body
+            await consumer.retry(message)
+    assert len(rocketlet.dead_letters("g")) == 1
