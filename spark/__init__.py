@@ -66,7 +66,8 @@ except ModuleNotFoundError as missing:
     found = importlib.util.find_spec("pyspark") and f", and this is {importlib.metadata.version('pyspark')}"
     raise ImportError(f"rocketlet.spark needs PySpark 4{found or ''}: pip install 'rocketlet[spark]'") from missing
 
-from .config import STOP_LOOK_S, STOP_TIMEOUT_S
+from .checkpoint import group_of
+from .config import HOLD_RENEWAL_S, STOP_LOOK_S, STOP_TIMEOUT_S
 from .failures import known_within
 from .format import RocketletDataSource, lacking
 from .lag import lag
@@ -106,20 +107,25 @@ def register(spark: SparkSession) -> None:
 
 def stop(query: StreamingQuery, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """Stops a query between two batches: none begins any more, and the one that runs ends first, so that no message of it is
-    handed out again. Other queries of the same groups in this driver begin no batch meanwhile.
+    handed out again. Other queries of the same groups in this driver begin no batch meanwhile; before the first batch of the
+    query is done, no query of this format does. A batch of other formats may have begun when the query is stopped.
 
-    Raises TimeoutError if the batch takes longer; the query then goes on. Raises RuntimeError without `register`."""
+    Raises TimeoutError if the batch takes longer; the query then goes on. Raises RuntimeError without `register`, and for a
+    query of Spark Connect."""
+    if not hasattr(query, "_jsq"):
+        raise RuntimeError(
+            "rocketlet.spark.stop cannot stop a query of Spark Connect between two batches, because its driver is elsewhere: "
+            "call query.stop(); with membership, other members may handle its last batch again"
+        )
     ledger = next(iter(_ledgers.values()), None)
     if ledger is None:
         raise RuntimeError("rocketlet.spark.stop needs rocketlet.spark.register(spark) before the query is started")
-    held: set[str] = set()
+    hold = _Hold(ledger, query)
     end_s = time.monotonic() + timeout_s
     try:
         while query.isActive:
-            for group in _groups_of(query) - held:
-                ledger.hold(group, on=True)
-                held.add(group)
-            if held and not query.status["isTriggerActive"]:
+            hold.renew()
+            if not query.status["isTriggerActive"] or hold.is_passed:
                 break
             if time.monotonic() > end_s:
                 raise TimeoutError(
@@ -128,17 +134,43 @@ def stop(query: StreamingQuery, timeout_s: float = STOP_TIMEOUT_S) -> None:
             time.sleep(STOP_LOOK_S)
         query.stop()
     finally:
-        for group in held:
-            ledger.hold(group, on=False)
+        hold.release()
 
 
-def _groups_of(query: StreamingQuery) -> set[str]:
-    """The groups of which the query's sources are members, by its progress; none before the first batch is done."""
-    from .listener import member_offset
+class _Hold:
+    """Keeps the sources of a query from beginning a batch. Spark tells which they are with the first batch that is done."""
 
-    progress: Any = query.lastProgress
-    told = json.loads(progress.json)["sources"] if progress else []
-    return {offset["$"]["group"] for source in told if (offset := member_offset(source["endOffset"])) is not None}
+    def __init__(self, ledger: Ledger, query: StreamingQuery) -> None:
+        self._ledger = ledger
+        self._query = query
+        self._groups: set[str] = set()
+        self._renewed_s = float("-inf")
+        self._begun = query.lastProgress
+        self.is_passed = False
+        """True if sources of other formats, which cannot be held, have finished a batch since the hold began."""
+
+    def renew(self) -> None:
+        progress: Any = self._query.lastProgress
+        told = json.loads(progress.json)["sources"] if progress else []
+        found = [group_of(source["endOffset"]) for source in told]
+        groups = {group for group in found if group is not None}
+        self.is_passed = None in found and progress.batchId != getattr(self._begun, "batchId", None)
+        now_s = time.monotonic()
+        if groups == self._groups and now_s < self._renewed_s + HOLD_RENEWAL_S:
+            return
+        self._renewed_s = now_s
+        self._groups |= groups
+        for group in self._groups:
+            self._ledger.hold(group)
+        if told:
+            self._ledger.release_all()
+        else:
+            self._ledger.hold_all()
+
+    def release(self) -> None:
+        self._ledger.release_all()
+        for group in self._groups:
+            self._ledger.release(group)
 
 
 def _make_known(spark: SparkSession) -> None:

@@ -109,6 +109,13 @@ def from_offset(offset: Mapping[str, Any]) -> Batch:
         raise ValueError(f"the checkpoint holds no offset of this source: {offset!r} ({error})") from None
 
 
+def group_of(offset: Any) -> str | None:
+    """Return the group of a logged offset, which may be empty; None if it is of another source."""
+    about = offset.get(_ABOUT) if isinstance(offset, dict) else None
+    group = about.get("group") if isinstance(about, dict) else None
+    return group if isinstance(group, str) else None
+
+
 def _ranges(offset: Mapping[str, Any]) -> dict[Queue, Range]:
     return {
         Queue(topic, broker_name, int(queue_id)): _range(text)

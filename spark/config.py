@@ -41,6 +41,9 @@ SAMPLE_MESSAGES: Final = 32  # messages of each queue, whose size stands for the
 MAX_PATIENCE_STEP_S: Final = 10.0  # so much counts at most between two failures
 END_PATIENCE_S: Final = 5.0  # how long a stopped query waits for the driver's word on its last batch
 LEDGER_LOOK_S: Final = 0.01  # between two looks into the ledger
+LEDGER_WATCH_S: Final = 0.2  # between two looks whether a running batch is finished, long before the next trigger
+HOLD_S: Final = 10.0  # after which a hold of `rocketlet.spark.stop` ends that its driver does not renew
+HOLD_RENEWAL_S: Final = 1.0  # between two renewals of a hold
 STOP_TIMEOUT_S: Final = 600.0  # how long `rocketlet.spark.stop` waits for a batch
 STOP_LOOK_S: Final = 0.002  # between two looks whether a query is idle: an idle trigger rests for 10 ms
 

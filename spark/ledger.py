@@ -2,7 +2,8 @@
 
 Spark tells a Python source that a batch is finished only when it asks for the next one: not when the query is stopped
 before that. A listener in the driver's own Python process hears it at once, and notes it here, in a folder that the driver
-makes and the planner reads. The planner of a stopped query looks here before it leaves the group. There is one file for
+makes and the planner reads. Its name has the JVM's id and start time: a container may start again with the same ids and the
+same /tmp. The planner of a stopped query looks here before it leaves the group. There is one file for
 each source of each run of a query: several queries of a driver, or several sources of one, may be members of one group.
 """
 
@@ -18,10 +19,14 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from .config import LEDGER_LOOK_S
+from ..client.log import get_logger
+from .config import HOLD_S, LEDGER_LOOK_S
 
 PREFIX: Final = "rocketlet-spark-"
 ENDED: Final = "ended"
+HOLD: Final = "hold"
+
+log = get_logger("rocketlet.spark")
 
 
 class Ledger:
@@ -33,13 +38,13 @@ class Ledger:
     @classmethod
     def made(cls, jvm: int) -> Ledger:
         """A new one for the queries of a driver's JVM, in a folder that only this user can read."""
-        return cls(Path(tempfile.mkdtemp(prefix=f"{PREFIX}{jvm}-")))
+        return cls(Path(tempfile.mkdtemp(prefix=f"{PREFIX}{jvm}-{_started(jvm)}-")))
 
     @classmethod
     def found(cls) -> Ledger | None:
         """The ledger of the JVM which this process works for, an ancestor; None if its driver makes none."""
         for process in _ancestors():
-            for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{process}-*"):
+            for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{process}-{_started(process)}-*"):
                 if folder.stat().st_uid == os.getuid():
                     return cls(folder)
         return None
@@ -55,16 +60,34 @@ class Ledger:
         new.write_text(json.dumps([offset, has_ended]))
         os.replace(new, path)
 
-    def hold(self, group: str, *, on: bool) -> None:
-        """While this is on, no query of the group in this driver begins a batch."""
-        path = self._folder / f"{_prefix(group)}hold"
-        if on:
-            path.touch()
-        else:
-            path.unlink(missing_ok=True)
+    def hold(self, group: str) -> None:
+        """Keep the queries of a group in this driver from beginning a batch for 10 s, or until `release`."""
+        (self._folder / f"{_prefix(group)}{HOLD}").touch()
+
+    def hold_all(self) -> None:
+        """Like `hold`, for the queries of all groups."""
+        (self._folder / HOLD).touch()
+
+    def release(self, group: str) -> None:
+        (self._folder / f"{_prefix(group)}{HOLD}").unlink(missing_ok=True)
+
+    def release_all(self) -> None:
+        (self._folder / HOLD).unlink(missing_ok=True)
 
     def is_held(self, group: str) -> bool:
-        return (self._folder / f"{_prefix(group)}hold").exists()
+        """Return True while a hold is in force. Remove one that its driver has not renewed, and log it."""
+        return any(self._is_in_force(self._folder / name) for name in (f"{_prefix(group)}{HOLD}", HOLD))
+
+    def _is_in_force(self, path: Path) -> bool:
+        try:
+            age_s = abs(time.time() - path.stat().st_mtime)  # the clock may have been set back
+        except OSError:
+            return False
+        if age_s <= HOLD_S:
+            return True
+        path.unlink(missing_ok=True)
+        log.warning("hold_expired", hint="rocketlet.spark.stop ended without releasing its query, which goes on")
+        return False
 
     def note_end(self) -> None:
         """A query has ended that has finished nothing."""
@@ -78,14 +101,17 @@ class Ledger:
         end_s = time.monotonic() + patience_s
         ended = self._read(ENDED)
         while time.monotonic() < end_s and self._folder.exists():
-            notes = [note for _, note in self._notes(group)]
-            if any(offset == planned for offset, _ in notes):
+            if self.has_noted(group, planned):
                 return True
-            own = [has_ended for offset, has_ended in notes if offset == before]
+            own = [has_ended for _, (offset, has_ended) in self._notes(group) if offset == before]
             if any(own) or (not own and self._read(ENDED) != ended):
                 return False
             time.sleep(LEDGER_LOOK_S)
         return False
+
+    def has_noted(self, group: str, planned: dict[str, Any]) -> bool:
+        """Return True if Spark has finished a batch."""
+        return any(offset == planned for _, (offset, _) in self._notes(group))
 
     def forget(self, group: str) -> None:
         """Removes the notes of earlier queries of the group."""
@@ -107,6 +133,15 @@ class Ledger:
 
 def _prefix(group: str) -> str:
     return f"{quote(group, safe='')}@"
+
+
+def _started(process: int) -> str:
+    """Return the start time of a process, in ticks of the kernel: a later process with the same id has another one. Empty
+    where there is no /proc."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
 
 
 def _ancestors() -> Iterator[int]:

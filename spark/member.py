@@ -249,7 +249,11 @@ class QueryMember:
                 async with asyncio.timeout(self._release_timeout_s):
                     await reading.finished.wait()
             except TimeoutError:
-                log.warning("batch_still_running", queue=str(queue), hint="its rows will be delivered again")
+                hint = (
+                    "its rows will be delivered again: raise releaseTimeoutMs above the time of a batch; without "
+                    "rocketlet.spark.register, and with Spark Connect, also above the trigger interval"
+                )
+                log.warning("batch_still_running", queue=str(queue), hint=hint)
         done = reading.done if reading.reset_to is None else reading.reset_to
         return None if done == reading.committed else done
 

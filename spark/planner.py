@@ -17,9 +17,10 @@ import uvloop
 from ..client.errors import ConnectionFailed, RocketletError
 from ..client.log import get_logger
 from ..protocol.queue import Queue
-from .checkpoint import EMPTY, Batch, Mark, Part, part_of
-from .config import CALL_TIMEOUT_S, IDLE_INTERVAL_S
+from .checkpoint import EMPTY, Batch, Mark, Part, part_of, to_offset
+from .config import CALL_TIMEOUT_S, IDLE_INTERVAL_S, LEDGER_WATCH_S
 from .extents import NOTHING, Seen
+from .ledger import Ledger
 from .loss import made_anew, outside
 from .options import ReadOptions
 from .patience import Patience
@@ -38,9 +39,18 @@ class Planner:
     """
 
     def __init__(
-        self, share: Share, options: ReadOptions, resumed: Batch, *, min_rows: int = 0, max_delay_s: float = 0.0
+        self,
+        share: Share,
+        options: ReadOptions,
+        resumed: Batch,
+        *,
+        is_unfinished: bool = False,
+        ledger: Ledger | None = None,
+        min_rows: int = 0,
+        max_delay_s: float = 0.0,
     ) -> None:
-        """resumed: the newest batch in the checkpoint; empty for a new one. min_rows, max_delay_s: what a batch waits for."""
+        """resumed: the newest batch in the checkpoint; empty for a new one. is_unfinished: Spark runs it again. ledger: where
+        the driver notes finished batches. min_rows, max_delay_s: what a batch waits for."""
         self._share = share
         self._options = options
         self._min_rows = min_rows
@@ -52,7 +62,10 @@ class Planner:
         self._served_last = max((queue for queue, (begin, end) in resumed.ranges.items() if begin < end), default=None)
         self._seen = Seen()
         self._batch = EMPTY
+        self._running = resumed if is_unfinished else EMPTY
         self._done = EMPTY
+        self._ledger = ledger if share.is_member else None
+        self._watching: asyncio.Task[None] | None = None
         self._targets: dict[Queue, int] | None = None
         self._idle_until_s = 0.0
         self._patience = Patience(options.poll_timeout_s)
@@ -84,8 +97,7 @@ class Planner:
 
     def finish(self, batch: Batch) -> None:
         """Spark has finished this batch."""
-        self._call(self._share.finish(batch))
-        self._done = batch
+        self._call(self._finish(batch))
 
     def plan(self, max_rows: int | None = None, max_bytes: int | None = None) -> Batch | None:
         """The next batch; None if there is nothing new. A query that ends by itself waits for brokers that are away: for
@@ -111,8 +123,8 @@ class Planner:
 
     @property
     def planned(self) -> Batch | None:
-        """The batch that was planned last, until it is finished."""
-        return None if self._batch in (EMPTY, self._done) else self._batch
+        """The batch that Spark runs, until it is finished."""
+        return None if self._running in (EMPTY, self._done) else self._running
 
     @property
     def done(self) -> Batch:
@@ -144,7 +156,7 @@ class Planner:
 
     def close(self) -> None:
         try:
-            self._call(self._share.close())
+            self._call(self._close())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=5)
@@ -159,6 +171,29 @@ class Planner:
         except BaseException:
             await self._view.close()
             raise
+        if self._ledger is not None:
+            self._watching = asyncio.create_task(self._watch(self._ledger))
+
+    async def _close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        await self._share.close()
+
+    async def _finish(self, batch: Batch) -> None:
+        self._done = batch
+        await self._share.finish(batch)
+
+    async def _watch(self, ledger: Ledger) -> None:
+        """Finish a batch as soon as the driver has noted its end. Spark calls `latestOffset`, which says so too, at the next
+        trigger only: until then the group's offsets would be stale, and its queues could not be handed over."""
+        while True:
+            await asyncio.sleep(LEDGER_WATCH_S)
+            batch = self.planned
+            if batch is not None and ledger.has_noted(self._options.group, to_offset(batch)):
+                try:
+                    await self._finish(batch)
+                except RocketletError as error:  # `latestOffset` finishes it, or fails
+                    log.warning("commit_failed", group=self._options.group, reason=str(error))
 
     # Batches
 
@@ -183,6 +218,7 @@ class Planner:
         self._batch = Batch(
             ranges, dict(self._course.marks), self._share.is_member, self._options.group, self._course.rewound
         )
+        self._running = self._batch
         return self._batch
 
     def _end(self, queue: Queue, seen: Seen) -> int:

@@ -85,7 +85,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._ledger = Ledger.found()
             if self._ledger is not None:
                 self._ledger.forget(options.read.group)
-            self._planner = _planner(options, resumed, is_unfinished)
+            self._planner = _planner(options, resumed, is_unfinished, self._ledger)
             if self._is_bounded:
                 self._planner.set_targets()
         return self._planner
@@ -205,7 +205,9 @@ class _WithRows(RocketletStreamReader, SimpleReader):  # type: ignore[misc]
         return None if rows is None else iter(rows)
 
 
-def _planner(options: StreamOptions, resumed: Batch, is_unfinished: bool = False) -> Planner:
+def _planner(
+    options: StreamOptions, resumed: Batch, is_unfinished: bool = False, ledger: Ledger | None = None
+) -> Planner:
     from .planner import Planner
 
     share: Share
@@ -217,4 +219,12 @@ def _planner(options: StreamOptions, resumed: Batch, is_unfinished: bool = False
         from .standalone import Standalone
 
         share = Standalone(options.read, resumed)
-    return Planner(share, options.read, resumed, min_rows=options.min_rows, max_delay_s=options.max_delay_s)
+    return Planner(
+        share,
+        options.read,
+        resumed,
+        is_unfinished=is_unfinished,
+        ledger=ledger,
+        min_rows=options.min_rows,
+        max_delay_s=options.max_delay_s,
+    )

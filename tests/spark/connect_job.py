@@ -33,6 +33,12 @@ def main(address: str, checkpoint: str) -> None:
         spark.read.format("rocketlet").options(nameServer=address, topic="t", minPartitions="x").load().count()
     except Exception as error:
         print(str(error).splitlines()[0])
+    running = rows.writeStream.format("noop").option("checkpointLocation", f"{checkpoint}2").start()
+    try:
+        rocketlet.spark.stop(running)
+    except RuntimeError as error:
+        print(error)
+    running.stop()
     spark.stop()
 
 

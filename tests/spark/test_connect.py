@@ -19,4 +19,5 @@ def test_reads_streams_and_writes_work_with_spark_connect(address: str, tmp_path
     said = output([sys.executable, program, address, str(tmp_path / "c")]).splitlines()
     assert "pyspark.sql.connect.session 100 100 5" in said
     assert any("the option minPartitions is 'x'" in line for line in said)
+    assert any(line.startswith("rocketlet.spark.stop cannot stop a query of Spark Connect") for line in said)
     assert committed(address, "g") == 100

@@ -3,6 +3,7 @@ were."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -17,9 +18,12 @@ from rocketlet.protocol.headers import CreateTopic, ResetOffset, UpdateOffset, w
 from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.checkpoint import EMPTY, Batch
+from rocketlet.spark.checkpoint import EMPTY, Batch, to_offset
 from rocketlet.spark.failures import DataLossError
+from rocketlet.spark.ledger import Ledger
+from rocketlet.spark.options import stream_options
 from rocketlet.spark.planner import Planner
+from rocketlet.spark.source import _planner
 
 from .conftest import StoppableBroker
 from .planners import BOTH, delete_topic, member_of, opened, read_all, request
@@ -335,6 +339,36 @@ def test_a_retired_broker_leaves_the_checkpoint_usable(address: str) -> None:
 
 
 # Resets
+
+
+@pytest.mark.parametrize("is_rerun", [False, True], ids=["planned", "run again"])
+def test_batch_is_finished_as_soon_as_the_driver_has_noted_it(address: str, tmp_path: Path, is_rerun: bool) -> None:
+    """Spark's next trigger may be hours away, and another member waits for the queues."""
+    fill(address, range(400))
+    with opened(address, True) as planner:
+        batch = planner.plan()
+    assert batch is not None
+    ledger = Ledger(tmp_path)
+    options = stream_options({"nameServer": address, "topic": "t", "group": "g", "releaseTimeoutMs": "600000"})
+    planner = _planner(options, batch if is_rerun else EMPTY, is_rerun, ledger)
+    try:
+        if not is_rerun:
+            planner.finish(EMPTY)
+            batch = planner.plan()
+            assert batch is not None
+        assert planner.planned == batch
+        ledger.note("g", "run", 0, json.loads(json.dumps(to_offset(batch))))
+        wait_for(lambda: committed(address, "g") == 400)
+        assert planner.planned is None
+        with opened(address, True) as other:
+            wait_for(lambda: sum(queue.topic == "t" for queue in other.progress()[1]) == QUEUES // 2)
+            again = other.plan()
+            assert again is None or rows_of(again) == 0, "nothing comes again"
+        planner.finish(batch)
+        fill(address, range(40))
+        wait_for(lambda: (more := planner.plan()) is not None and rows_of(more) == 40)
+    finally:
+        planner.close()
 
 
 def reset(address: str, offset_ms: int) -> None:

@@ -7,11 +7,14 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
+from rocketlet.client import Message
+from rocketlet.sync import Consumer
 
-from .running import MARKS, Sink, committed, fill, report, stream, wait_for
+from .running import MARKS, QUEUES, Sink, committed, fill, report, stream, wait_for
 
 pytestmark = MARKS
 import rocketlet.spark
@@ -96,14 +99,80 @@ def test_a_query_that_is_stopped_within_a_batch_ends_behind_it(
 
 def test_a_stop_that_takes_too_long_lets_the_query_go_on(spark: SparkSession, address: str, tmp_path: Path) -> None:
     fill(address, range(100))
-    sink = Sink()
-    writer = stream(spark, address, "g").writeStream.foreachBatch(sink)
+    sink, begun, may_end = Sink(), threading.Event(), threading.Event()
+
+    def slow(rows: DataFrame, batch: int) -> None:
+        begun.set()
+        assert may_end.wait(180)
+        sink(rows, batch)
+
+    writer = stream(spark, address, "g").writeStream.foreachBatch(slow)
     query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
+    assert begun.wait(180)
     with pytest.raises(TimeoutError, match="has not ended for -1 s"):
         rocketlet.spark.stop(query, timeout_s=-1)
+    may_end.set()
     fill(address, range(100, 200))
     wait_for(lambda: len(sink.numbers) == 200)
     query.stop()
+
+
+@pytest.mark.parametrize("kind", ["standalone", "rate"])
+def test_query_that_is_no_member_is_stopped_after_its_batch(
+    spark: SparkSession, address: str, tmp_path: Path, kind: str
+) -> None:
+    fill(address, range(400))
+    begun, may_end = threading.Event(), threading.Event()
+    batches: list[int] = []
+
+    def sink(rows: DataFrame, batch: int) -> None:
+        if rows.count():
+            batches.append(batch)
+            begun.set()
+            assert may_end.wait(180)
+
+    frame = (
+        stream(spark, address, "", membership="false", maxRowsPerTrigger="100")
+        if kind == "standalone"
+        else spark.readStream.format("rate").option("rowsPerSecond", "1000").load()
+    )
+    query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "c")).start()
+    assert begun.wait(180)
+    with ThreadPoolExecutor(1) as operator:
+        stopped = operator.submit(rocketlet.spark.stop, query)
+        may_end.set()
+        stopped.result(180)
+    assert not query.isActive
+    assert kind == "rate" or finished(tmp_path / "c") == 100 * len(batches)
+
+
+def test_query_that_has_begun_nothing_is_stopped(spark: SparkSession, address: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    frame = spark.readStream.format("text").load(str(tmp_path / "in"))
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).start()
+    rocketlet.spark.stop(query, timeout_s=180)
+    assert not query.isActive
+
+
+def test_finished_batch_is_committed_and_handed_over_long_before_the_next_trigger(
+    spark: SparkSession, address: str, tmp_path: Path
+) -> None:
+    fill(address, range(400))
+    sink = Sink()
+    frame = stream(spark, address, "g", releaseTimeoutMs="600000")
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "c"))
+    query = writer.trigger(processingTime="10 hours").start()
+    try:
+        wait_for(lambda: len(sink.numbers) == 400)
+        wait_for(lambda: committed(address, "g") == 400)
+        with Consumer(address, "g", "t", lambda message: service.append(message)) as consumer:
+            service: list[Message] = []
+            wait_for(lambda: sum(queue.topic == "t" for queue in consumer.assignment()) == QUEUES // 2)
+            fill(address, range(400, 500))
+            wait_for(lambda: len(service) == 50)
+    finally:
+        query.stop()
+    assert not {int(message.body) for message in service} & set(range(400)), "rows of the batch came again"
 
 
 def planner_pid(address: str, group: str) -> int:
@@ -146,6 +215,45 @@ def test_the_ledger_says_what_was_finished_and_when_nothing_more_comes(tmp_path:
     assert ledger.finished("g/%", one, {}, 5)
     ledger.remove()
     assert not ledger.finished("g/%", one, {}, 60), "the driver has ended"
+
+
+def test_ledger_of_a_former_process_with_the_same_id_is_not_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a container that is started again with its /tmp: the JVM has the same id."""
+    monkeypatch.setattr("os.getppid", lambda: 1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with monkeypatch.context() as former:
+        former.setattr("rocketlet.spark.ledger._started", lambda process: "17")
+        Ledger.made(1).hold("g")
+    assert Ledger.found() is None
+    Ledger.made(1)
+    found = Ledger.found()
+    assert found is not None
+    assert not found.is_held("g")
+
+
+def test_hold_ends_when_its_driver_does_not_renew_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(tmp_path)
+    for hold, release in (
+        (ledger.hold_all, ledger.release_all),
+        (partial(ledger.hold, "g"), partial(ledger.release, "g")),
+    ):
+        hold()
+        assert ledger.is_held("g")
+        release()
+        assert not ledger.is_held("g")
+        hold()
+        with monkeypatch.context() as later:
+            later.setattr("rocketlet.spark.ledger.HOLD_S", -1.0)
+            assert not ledger.is_held("g")
+        assert not ledger.is_held("g"), "it is gone"
+        assert len([text for text in caplog.messages if text.startswith("hold_expired")]) == 1
+        caplog.clear()
+    ledger.hold("h")
+    assert not ledger.is_held("g")
 
 
 def test_the_ledger_of_a_driver_that_is_process_1_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
