@@ -160,6 +160,7 @@ SMALL_CLIENT_BYTES: Final = (
 )  # the largest message that clients of Node, .NET and Rust take, with properties
 MAX_GROUP_KEY_BYTES: Final = 63  # the name of a message group
 MAX_MESSAGE_ID_CHARS: Final = 255  # a message id, which clients choose
+MAX_TIMESTAMP_MS: Final = 253_402_300_799_999  # the latest time in a response, the end of the year 9999
 MAX_CONTEXT_CHARS: Final = 1024  # a message's trace context, and the name of its host; longer ones are left out
 MAX_RECOVERY_S: Final = 3600  # the latest time to ask for a transaction's outcome
 DEADLINE_MARGIN_S: Final = 0.1  # how long before a client's deadline a waiting receive is answered

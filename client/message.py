@@ -18,6 +18,7 @@ from ..protocol.message import (
     offset_id_in,
     offset_in,
     physical_offset_in,
+    tried,
 )
 from ..protocol.queue import Queue
 from .lease import NO_LEASE, Lease
@@ -185,12 +186,12 @@ class Message:
     @property
     def attempt(self) -> int:
         """The number of this try in the group, from 1."""
-        return self.record.reconsume_times + 1
+        return self.reconsume_times + 1
 
     @property
     def reconsume_times(self) -> int:
         """How often the group has tried this message before; 0 the first time."""
-        return self.record.reconsume_times
+        return tried(self.record.reconsume_times)
 
     def __repr__(self) -> str:
         size = "unreadable" if record_fault(self) else f"{len(self.record.body)} bytes"

@@ -35,6 +35,8 @@ MAX_HEAD_BYTES: Final = 112  # before a body, with both hosts IPv6
 FIXED_BYTES: Final = 91  # a record without body, topic and properties, both hosts IPv4
 MAX_RECORD_BYTES: Final = FIXED_BYTES + 24 + MAX_BODY_BYTES + 127 + MAX_PROPERTY_BYTES
 
+MAX_RECONSUME_TIMES: Final = 0x7FFF_FFFF  # a signed integer of 32 bits
+
 _HEADS: Final = {(born, store): Struct(f">iIIiiqqiq{born}sq{store}siqi") for born in (8, 20) for store in (8, 20)}
 _HEAD_V4: Final = _HEADS[8, 8]
 _pack_v4: Final = _HEAD_V4.pack
@@ -67,6 +69,11 @@ def decode_host(data: bytes) -> tuple[str, int]:
         return ".".join(map(str, data[:4])), port
     address = IPv6Address(bytes(data[:-4]))
     return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else str(address), port
+
+
+def tried(reconsume_times: int) -> int:
+    """Return a number of earlier attempts that every client and every protocol takes. Any client may store any number."""
+    return min(max(reconsume_times, 0), MAX_RECONSUME_TIMES)
 
 
 def host_flags(born_host: bytes, store_host: bytes) -> int:

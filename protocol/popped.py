@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from .codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from .config import MAX_PROPERTY_BYTES
-from .message import CHECKSUM_BYTES, CHECKSUM_MARK, MessageError
+from .message import CHECKSUM_BYTES, CHECKSUM_MARK, MessageError, tried
 from .names import retry_topic
 
 POP_CK: Final = "POP_CK"
@@ -42,7 +42,7 @@ def with_attempts(record: bytes, reconsume_times: int, handle: str) -> bytes:
         (
             size.to_bytes(4, "big"),
             record[4:times_at],
-            reconsume_times.to_bytes(4, "big"),
+            tried(reconsume_times).to_bytes(4, "big"),
             record[times_at + 4 : size_at],
             len(text).to_bytes(2, "big"),
             text,
@@ -56,7 +56,7 @@ def reconsume_times_in(record: bytes) -> int:
         raise MessageError("a message record is cut off")
     flags = record[39]
     at = 72 + (_LONGER if flags & SYS_BORNHOST_V6 else 0) + (_LONGER if flags & SYS_STOREHOST_V6 else 0)
-    return int.from_bytes(record[at : at + 4], "big", signed=True)
+    return tried(int.from_bytes(record[at : at + 4], "big", signed=True))
 
 
 class Receipt(NamedTuple):

@@ -18,6 +18,7 @@ from ..config import (
     MAX_MESSAGE_ID_CHARS,
     MAX_RECOVERY_S,
     MAX_TIMER_DELAY_MS,
+    MAX_TIMESTAMP_MS,
     MAX_USER_PROPERTIES,
     MAX_USER_PROPERTY_BYTES,
 )
@@ -107,7 +108,7 @@ def checked(message: Any, topic: str, now_ms: int) -> Sent:
     sys_flag = SYS_COMPRESSED | SYS_COMPRESSION_ZLIB if system.body_encoding == GZIP else 0
     born = system.born_timestamp
     born_ms = born.seconds * 1000 + born.nanos // 1_000_000
-    if not 0 < born_ms < 1 << 62:
+    if not 0 < born_ms <= MAX_TIMESTAMP_MS:
         born_ms = now_ms
     return Sent(system.message_id, props.encode(found), body, sys_flag, born_ms, kind, group_key)
 
@@ -237,7 +238,7 @@ def _fill_properties(system: Any, found: dict[str, str], record: Record) -> None
     if keys := found.get(props.KEYS):
         system.keys.extend(keys.split(" "))
     due = found.get(TIMER_DELIVER_MS, "")
-    if due.isdecimal() and len(due) < 16:
+    if due.isdecimal() and len(due) <= 19:
         set_ms(system.delivery_timestamp, int(due))
     if group_key := found.get(SHARDING_KEY):
         system.message_group = group_key
@@ -252,6 +253,8 @@ def _fill_properties(system: Any, found: dict[str, str], record: Record) -> None
 
 
 def set_ms(timestamp: Any, time_ms: int) -> None:
+    """Any client may store any number as a time, and protobuf's libraries raise beyond the year 9999."""
+    time_ms = min(max(time_ms, 0), MAX_TIMESTAMP_MS)
     timestamp.seconds, timestamp.nanos = time_ms // 1000, time_ms % 1000 * 1_000_000
 
 

@@ -5,16 +5,17 @@ The answer is a stream: a status, the messages, the time. Messages of an answer 
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+import structlog
+
 from ...protocol import properties as props
 from ...protocol.codes import PERM_READ, SYS_COMPRESSED
 from ...protocol.compression import Inflater
-from ...protocol.message import Record, decode_record
+from ...protocol.message import MessageError, Record, decode_record
 from ...protocol.subscription import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
 from ...protocol.work import Work, finish
 from ..config import (
@@ -27,6 +28,7 @@ from ..config import (
     RECEIVE_AGAIN_S,
     RENEWED_INVISIBLE_MS,
     SMALL_CLIENT_BYTES,
+    LimitExceeded,
 )
 from ..pops.pool import Wait
 from ..pops.values import Delivered, PopRequest, PopResult, Why
@@ -38,6 +40,8 @@ from .hall import Hall
 from .messages import filling, set_ms
 from .names import group_of, topic_of
 from .schema import ReceiveMessageResponse
+
+log = structlog.get_logger("rocketlet.grpc")
 
 _TAG, _SQL = 1, 2
 _TEXT_BYTES: Final = 1024  # counted for a receive that waits for its filter, beside the expression
@@ -103,7 +107,7 @@ class Receiving:
         if not received.messages:
             end(self.hall, self.call, code, received.fault or received.why.value)
             return
-        records = [(delivered, decode_record(delivered.record)) for delivered in received.messages]
+        records = self._decoded(received.messages)
         wanted = [pair for pair in records if _is_wanted(self.request.subscription, pair[1])]
         if len(wanted) < len(records):
             self._pass([pair[0] for pair in records if pair not in wanted])
@@ -118,6 +122,15 @@ class Receiving:
         else:
             finish(sending)
 
+    def _decoded(self, messages: tuple[Delivered, ...]) -> list[tuple[Delivered, Record]]:
+        found: list[tuple[Delivered, Record]] = []
+        for delivered in messages:
+            try:
+                found.append((delivered, decode_record(delivered.record)))
+            except MessageError as error:
+                self._give_up(delivered, f"it cannot be decoded: {error}")
+        return found
+
     def _sending(self, wanted: list[tuple[Delivered, Record]]) -> Work[None]:
         """Send the messages of an answer, decompressed in pieces. Beyond the bytes that an answer may have, decompressed
         or lost in the attempt, they go back."""
@@ -131,12 +144,20 @@ class Receiving:
                 break
             response = ReceiveMessageResponse()
             spent = inflater.spent_bytes
-            yield from filling(response.message, record, inflater, delivered.attempt, delivered.handle)
+            try:
+                yield from filling(response.message, record, inflater, delivered.attempt, delivered.handle)
+            except Exception as error:  # one message must not keep the others from their client
+                log.exception("message_not_written", group=self.request.group, topic=self.request.topic)
+                self._give_up(delivered, f"it cannot be written for clients of gRPC: {type(error).__name__}: {error}")
+                continue
             size += max(len(response.message.body), inflater.spent_bytes - spent)
             if self.call.is_over:
                 return
             if response.ByteSize() > takes:
-                self._give_up(delivered, takes)
+                language = self.call.text(b"x-mq-language")
+                self._give_up(
+                    delivered, f"a client of {language} takes {takes} bytes with properties; send smaller bodies"
+                )
                 continue
             self.call.send(response)
         if not self.call.is_over:
@@ -146,15 +167,15 @@ class Receiving:
         """The largest message that the client takes. A larger one would end its call, with all others, again and again."""
         return SMALL_CLIENT_BYTES if self.call.text(b"x-mq-language").upper() in _SMALL_CLIENTS else math.inf
 
-    def _give_up(self, delivered: Delivered, takes: float) -> None:
-        reason = (
-            f"a client of {self.call.text(b'x-mq-language')} takes {takes} bytes with properties; send smaller bodies"
-        )
+    def _give_up(self, delivered: Delivered, reason: str) -> None:
+        """Dead-letter a message that the client cannot get. If that fails, the message is redelivered at its deadline."""
         request = self.request
-        with contextlib.suppress(StoreError):  # it comes again
+        try:
             self.hall.broker.pops.to_dead_letters(
                 request.group, request.topic, delivered.handle, reason, lambda outcomes: None
             )
+        except (StoreError, LimitExceeded) as error:
+            log.error("dead_letter_failed", group=request.group, topic=request.topic, reason=str(error))
 
     def _pass(self, passed: list[Delivered]) -> None:
         """Their tags have the hash of one that was asked for, and are others."""

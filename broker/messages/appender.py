@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ...protocol.message import Record
+from ...protocol.message import Record, tried
 from ..store.consume_queue import ConsumeQueue
 from ..store.store import Store
 
@@ -61,6 +61,6 @@ class Appender:
             record.sys_flag if sys_flag is None else sys_flag,
             record.born_ms,
             record.born_host,
-            record.reconsume_times if reconsume_times is None else reconsume_times,
+            tried(record.reconsume_times if reconsume_times is None else reconsume_times),
             prepared_offset,
         )

@@ -13,7 +13,7 @@ from ...protocol.bodies import TopicConfig
 from ...protocol.config import MAX_PROPERTY_BYTES, SENT_PROPERTY_BYTES
 from ...protocol.group_config import GroupConfig
 from ...protocol.headers import SendBack, SendMessage
-from ...protocol.message import Record
+from ...protocol.message import Record, tried
 from ...protocol.subscription import tag_code
 from ..config import MAX_NAMED_CHARS, MAX_REASON_CHARS, MAX_RETRY_QUEUES
 from ..sessions.refusal import Reason, Refusal
@@ -83,7 +83,7 @@ class Retries:
         limit = settings.retry_max_times if header.max_reconsume_times is None else header.max_reconsume_times
         given_up = record.reconsume_times >= limit or header.delay_level < 0
         # Each try waits a level longer, from 3 (10 s) on: SendMessageProcessor.asyncConsumerSendMsgBack.
-        level = 0 if given_up else self._delays.level(header.delay_level or 3 + record.reconsume_times)
+        level = 0 if given_up else self._delays.level(header.delay_level or 3 + tried(record.reconsume_times))
         text = sent_back(record, _reason(header, record, given_up=given_up))
         if level and not _has_room(
             header.group, text, level

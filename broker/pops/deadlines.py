@@ -10,10 +10,14 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 
+import structlog
+
 from ..clock import Clock, Timer
-from ..config import EXPIRED_AT_ONCE, STANDSTILL_S
+from ..config import DEAD_LETTER_RETRY_S, EXPIRED_AT_ONCE, STANDSTILL_S
 from .deliveries import QueueDeliveries
 from .states import Delivery, DeliveryState
+
+log = structlog.get_logger("rocketlet.pops")
 
 _MIN_ENTRIES = 1024
 _Entry = tuple[float, int, QueueDeliveries, Sequence[Delivery]]
@@ -92,7 +96,21 @@ class Deadlines:
                     else:
                         self.put(deliveries, (item,), item.deadline_s)
             if due:
-                self._expire(deliveries, due)
+                self._expire_all(deliveries, due, now_s)
+
+    def _expire_all(self, deliveries: QueueDeliveries, due: list[Delivery], now_s: float) -> None:
+        """Whatever raises, no delivery is without a deadline."""
+        try:
+            self._expire(deliveries, due)
+        except Exception:
+            log.exception(
+                "deliveries_not_expired", group=deliveries.group, topic=deliveries.queue.topic, count=len(due)
+            )
+            left = [item for item in due if item.state is DeliveryState.IN_FLIGHT and item.deadline_s <= now_s]
+            for item in left:
+                item.deadline_s = now_s + DEAD_LETTER_RETRY_S
+            if left:
+                self.put(deliveries, left, now_s + DEAD_LETTER_RETRY_S)
 
     def stop(self) -> None:
         self._is_stopped = True

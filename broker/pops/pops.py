@@ -13,14 +13,25 @@ from typing import Final
 
 import structlog
 
+from ...protocol.message import tried
 from ...protocol.popped import reconsume_times_in
 from ...protocol.work import Work
 from ..clock import Clock
-from ..config import DEAD_LETTER_RETRY_S, LIMITS, MAX_POP_MESSAGES, POOL_SENT_BACK, POP_CLIENT_SILENT_S, Limits
+from ..config import (
+    DEAD_LETTER_RETRY_S,
+    LIMITS,
+    MAX_POP_MESSAGES,
+    POOL_SENT_BACK,
+    POP_CLIENT_SILENT_S,
+    LimitExceeded,
+    Limits,
+)
 from ..running.jobs import Job, run
+from ..sessions.recent import Recent
+from ..sessions.reports import Reports
 from ..sessions.session import Session
 from ..store.consume_queue import ConsumeQueue
-from ..store.files import StoreError, StoreFull
+from ..store.files import Damaged, StoreError, StoreFull
 from .batches import PopBatches
 from .book import Book
 from .deadlines import Deadlines
@@ -37,6 +48,8 @@ from .values import AckStatus, Changed, Delivered, PopClient, PopRequest, PopRes
 from .waits import Waits
 
 log = structlog.get_logger("rocketlet.pops")
+
+_UNBURIED_HINT = "the messages stay in flight, and are tried again every second; free disk space, or delete topics"
 
 Answer = Callable[[PopResult], object]
 
@@ -61,6 +74,8 @@ class Pops:
         self._clock = clock
         self._soon = keeping.soon
         self._hands = Hands(clock)
+        self._unburied, self._reports = Recent(clock.monotonic_s), Reports(clock.monotonic_s)
+        self.unburied = self._unburied.texts
         self._letters = Letters(topics, appender, self._settings, members.groups)
         self._deadlines = Deadlines(clock, self._expire)
         self._batches = PopBatches(limits)
@@ -198,7 +213,7 @@ class Pops:
         delivery, record = taken
         queue = deliveries.queue
         handle = encode_handle(self._broker_name, queue.queue_id, delivery.offset, delivery.pop_ms, invisible_ms)
-        attempt = delivery.attempts + reconsume_times_in(record)
+        attempt = max(tried(delivery.attempts + reconsume_times_in(record)), 1)
         return Delivered(record, queue.topic, queue.queue_id, delivery.offset, attempt, handle, delivery.pop_ms)
 
     def _give_again(self, deliveries: QueueDeliveries, delivery: Delivery, request: PopRequest) -> Delivered | None:
@@ -325,11 +340,23 @@ class Pops:
             return
         try:
             self._letters.bury(deliveries, delivery, f"tried {delivery.attempts} times; {reason}")
-        except StoreError as error:
-            log.error("dead_letter_failed", group=deliveries.group, reason=str(error))
+        except Damaged:  # nobody can read it, and the next receive drops it with a log event
+            self._release(deliveries, delivery)
+        except Exception as error:
+            self._not_buried(deliveries, error)
             self._prolong(deliveries, delivery, self._clock.monotonic_s() + DEAD_LETTER_RETRY_S)
-            return
-        self._done((deliveries, delivery))
+        else:
+            self._done((deliveries, delivery))
+
+    def _not_buried(self, deliveries: QueueDeliveries, error: Exception) -> None:
+        """A dead letter cannot be stored, such as on a full disk or with a full table of topics: `doctor` says so while it
+        goes on, and the log every ten minutes."""
+        group, reason = deliveries.group, str(error)
+        self._unburied.note((group, reason), f"{group}: {reason}")
+        if not isinstance(error, StoreError | LimitExceeded):
+            log.error("dead_letter_failed", group=group, reason=reason, exc_info=error)
+        elif self._reports.is_due(f"{group}:", reason):
+            log.error("dead_letter_failed", group=group, reason=reason, hint=_UNBURIED_HINT)
 
     def _release(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         if delivery.renewals >= 0:
@@ -385,7 +412,7 @@ class Pops:
             for delivery in left[:POOL_SENT_BACK]:
                 self._letters.send_back(deliveries, delivery)
                 self._done((deliveries, delivery))
-        except StoreError as error:
+        except (StoreError, LimitExceeded) as error:
             log.error("send_back_failed", group=deliveries.group, reason=str(error))
             return False
         return bool(left)

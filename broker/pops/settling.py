@@ -106,12 +106,15 @@ class Acknowledging:
         self._is_writing = False
         acked, self._acked = self._acked, {}
         waiting, self._waiting = self._waiting, []
-        for deliveries, done in acked.items():
-            self._book.acknowledged(deliveries, done)
         try:
+            for deliveries, done in acked.items():
+                self._book.acknowledged(deliveries, done)
             self._book.write()
-        except StoreFull as error:
-            log.error("acknowledgements_refused", reason=str(error), count=len(waiting))
+        except Exception as error:  # whatever it is, nothing stays acknowledged without an answer
+            is_full = isinstance(error, StoreFull)
+            log.error(
+                "acknowledgements_refused", reason=str(error), count=len(waiting), exc_info=None if is_full else error
+            )
             for deliveries, done in acked.items():
                 for delivery in done:
                     deliveries.refuse(delivery)
@@ -129,7 +132,10 @@ class Acknowledging:
         """Says how far groups have come, where everybody looks for that."""
         touched, self._touched = self._touched, {}
         for deliveries in touched:
-            self.report(deliveries)
+            try:
+                self.report(deliveries)
+            except Exception:
+                log.exception("offset_not_reported", group=deliveries.group, topic=deliveries.queue.topic)
 
     def report(self, deliveries: QueueDeliveries) -> None:
         committed = deliveries.committed

@@ -146,6 +146,7 @@ async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, fl
         *_repeats(broker.name, status),
         *_unauthorized(broker.name, status),
         *_turned_away(broker.name, status),
+        *_unburied(broker.name, status),
         *_failed_calls(broker.name, status),
         *_certificates(broker.name, status),
         *_damaged(broker.name, status),
@@ -229,6 +230,14 @@ def _turned_away(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
     for text in _told(status, "turnedAway", list):
         cure = "if that is a client of yours: change what the reason names, in the client or at the broker's start"
         yield Finding(Harm.RISK, "connections_refused", broker, f"it turns connections away, from {text}", cure)
+
+
+def _unburied(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
+    """Messages that were tried often enough, and whose dead letters cannot be stored."""
+    for text in _told(status, "unburied", list):
+        what = f"it cannot store dead letters of the group {text}; their messages stay in flight"
+        cure = "free disk space, or delete topics that nobody uses; the broker retries every second"
+        yield Finding(Harm.STANDS, "dead_letters_refused", broker, what, cure)
 
 
 def _failed_calls(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:

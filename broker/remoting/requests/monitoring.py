@@ -168,6 +168,7 @@ def _ours(broker: Broker) -> dict[str, Any]:
         "refusedHeartbeats": _json(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]),
         "repeats": _json({**broker.repeats.recent(), "away": broker.draining.agreement.away()}),
         "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),
+        "unburied": _json(broker.pops.unburied()[-MAX_NAMED_MEMBERS:]),
         "turnedAway": _json([*broker.tls.turned_away(), *broker.turned_away.texts()][-MAX_NAMED_MEMBERS:]),
         "failedCalls": _json(broker.callers.failed()[-MAX_NAMED_MEMBERS:]),
         "certificates": _json({path.name: int(at_s) for path, at_s in broker.tls.expires_s.items()}),

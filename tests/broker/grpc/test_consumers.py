@@ -9,25 +9,30 @@ import pytest
 from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import (
     CLIENT_GONE_S,
+    DEAD_LETTER_RETRY_S,
     MAX_ACKS,
     MAX_INVISIBLE_MS,
     MAX_POLL_S,
     MIN_INVISIBLE_MS,
     RECEIVE_AGAIN_S,
     RENEWED_INVISIBLE_MS,
+    LimitExceeded,
 )
-from rocketlet.broker.grpc import schema
-from rocketlet.client import Producer
+from rocketlet.broker.grpc import receives, schema
+from rocketlet.broker.grpc.messages import filling
+from rocketlet.client import AdminClient, Producer
+from rocketlet.client.admin.diagnosis import Patience, diagnose
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.group_config import GroupConfig
-from rocketlet.protocol.message import decode_record
+from rocketlet.protocol.message import Record, decode_record
+from rocketlet.protocol.work import Work
 
 from ...conftest import Connect, Node, Nodes, eventually
 from ...support.grpc_client import CLIENT, GrpcClient, message, resource, sending
 from ...support.metrics import samples
-from ...support.requests import beat, pop
+from ...support.requests import beat, pop, popped, send_v2
 from .conftest import Dial
 from .receives import ILLEGAL_HANDLE, NOTHING, OK, ack, begin, change, handles, joined, receive, received, request, send
 
@@ -230,6 +235,121 @@ async def test_who_would_ask_again_at_once_is_refused_late(node: Node, client: G
     assert call.messages.empty()
     node.clock.advance(RECEIVE_AGAIN_S)
     assert await received(call) == (42900, [])
+
+
+EXTREMES = (0, -1, 2**31 - 1, -(2**31), 2**31, 2**63 - 1, -(2**63), 2**63, 253_402_300_800_000)
+TEXTS = ("", " ", "x", "-1", "²", "\U0001f600", "a  b", "999999999999999", str(2**63 - 1), "9" * 30)
+PROPERTIES = (
+    "RECONSUME_TIME UNIQ_KEY KEYS TAGS __SHARDINGKEY TRACE_CONTEXT __BORNHOST CONSUME_START_TIME INNER_NUM 1ST_POP_TIME "
+    "POP_CK MAX_RECONSUME_TIMES DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID INSTANCE_ID REAL_TOPIC RETRY_TOPIC PGROUP "
+    "TRAN_MSG DELAY TIMER_DELIVER_MS TIMER_OUT_MS BORN_TIMESTAMP CLUSTER MSG_TYPE"
+).split()
+
+
+async def test_no_value_that_a_remoting_client_may_send_keeps_messages_from_others(
+    nodes: Nodes, dial: Dial, connect: Connect
+) -> None:
+    """One that was sent with 2**31 - 1 retries failed each receive that had it in its batch, and lost the rest of the
+    batch when it was to become a dead letter. Java's client raises for a time beyond the year 9999."""
+    node = await nodes.start(clock=MovableClock(stands=True))
+    node.broker.topics.put(TopicConfig("t", 1, 1), node.broker.store.end)
+    client, wire = await dial(node.address), await connect(node.address)
+    await joined(client)
+    assert await popped(wire, consumerGroup="h") == []
+    for group in ("g", "h"):
+        node.broker.group_configs.put(GroupConfig(group, retry_max_times=0))
+    for field in "dfghjkl":
+        for value in EXTREMES:
+            await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(**{field: value}), b"%s=%d" % (field.encode(), value))
+    for name in PROPERTIES:
+        for text in TEXTS:
+            await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(i=f"{name}\x01{text}\x02"), f"{name}={text}".encode())
+    count = node.broker.store.queue("t", 0).next
+    assert count > 100
+    found: list[Any] = []
+    while more := await receive(client):
+        found += more
+    assert len(found) == count
+    for item in found:
+        system = item.system_properties
+        for time in (system.born_timestamp, system.store_timestamp, system.delivery_timestamp):
+            time.ToDatetime()
+    records = []
+    while got := await popped(wire, consumerGroup="h", invisibleTime=30_000):
+        records += got
+    assert len(records) == count
+    assert all(record.reconsume_times >= 0 for record in records)
+    node.clock.advance(31)
+    await eventually(lambda: node.broker.store.queue("%DLQ%h", 0).next == count)
+    await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == count)
+
+
+async def test_no_value_that_a_grpc_client_may_send_keeps_messages_from_others(
+    node: Node, client: GrpcClient, connect: Connect
+) -> None:
+    wire = await connect(node.address)
+    assert await popped(wire, consumerGroup="h") == []
+    await joined(client)
+    for name in ("born_timestamp", "delivery_timestamp", "orphaned_transaction_recovery_duration"):
+        for seconds in (0, -1, 2**31, -(2**63), 2**63 - 1, 253_402_300_800):
+            for nanos in (0, -1, 2**31 - 1, -(2**31)):
+                sent = message("t", name.encode(), message_id=f"{name}-{seconds}-{nanos}")
+                field = getattr(sent.system_properties, name)
+                field.seconds, field.nanos = seconds, nanos
+                await client.call("SendMessage", sending(sent))
+    node.clock.advance(1)
+    count = sum(node.broker.store.queue("t", number).next for number in range(2))
+    assert count > 24
+    records: list[Any] = []
+    while got := await popped(wire, consumerGroup="h", queueId=0) + await popped(wire, consumerGroup="h", queueId=1):
+        records += got
+    found: list[Any] = []
+    while more := await receive(client):
+        found += more
+    assert len(found) == len(records) == count
+    assert all(0 <= record.born_ms < 253_402_300_800_000 for record in records)
+    for item in found:
+        item.system_properties.born_timestamp.ToDatetime()
+
+
+async def test_a_message_that_cannot_be_written_is_a_dead_letter_and_the_others_come(
+    node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await joined(client)
+    await send(client, b"1", b"odd", b"3")
+
+    def failing(found: Any, record: Record, *rest: Any) -> Work[None]:
+        if record.body == b"odd":
+            raise OverflowError("a value that nobody thought of")
+        return filling(found, record, *rest)
+
+    monkeypatch.setattr(receives, "filling", failing)
+    assert sorted(item.body for item in await receive(client)) == [b"1", b"3"]
+    letter = decode_record(b"".join(node.broker.store.fetch(node.broker.store.queue("%DLQ%g", 0), 0, 1).pieces))
+    assert (letter.body, "nobody thought of" in letter.properties) == (b"odd", True)
+
+
+@pytest.mark.limits(max_topics=20)
+async def test_messages_stay_in_flight_while_the_table_of_topics_has_no_room_for_dead_letters(
+    node: Node, client: GrpcClient
+) -> None:
+    """They were never given again until a restart."""
+    node.broker.group_configs.put(GroupConfig("g", retry_max_times=0))
+    await joined(client)
+    await send(client, *(b"%d" % number for number in range(10)))
+    assert len(await receive(client, invisible_ms=10_000)) == 10
+    with pytest.raises(LimitExceeded):
+        for number in range(21):
+            node.broker.topics.put(TopicConfig(f"more-{number}", 1, 1), node.broker.store.end)
+    node.clock.advance(11)
+    assert node.broker.pops.unfinished("g") == 10
+    async with AdminClient(node.address) as admin:
+        (finding,) = [one for one in await diagnose(admin, Patience(0, 0, 0)) if one.kind == "dead_letters_refused"]
+    assert "g: this broker takes 20 topics" in finding.text
+    node.broker.topics.delete("more-0", node.broker.store.end)
+    node.clock.advance(DEAD_LETTER_RETRY_S)
+    await eventually(lambda: node.broker.pops.unfinished("g") == 0)
+    assert node.broker.store.queue("%DLQ%g", 0).next == 10
 
 
 # Acknowledging

@@ -3,6 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rocketlet.broker.config import DEAD_LETTER_RETRY_S
+from rocketlet.broker.pops.deliveries import QueueDeliveries
+from rocketlet.broker.pops.letters import Letters
+from rocketlet.broker.pops.states import Delivery
 from rocketlet.broker.pops.values import AckStatus, PopRequest, PopResult, Why
 from rocketlet.protocol.subscription import Subscription
 
@@ -131,6 +135,45 @@ def test_a_dead_letter_that_a_client_asks_for_twice_is_one(world: World) -> None
     world.turn()
     assert got == [AckStatus.DONE] * 3
     assert len(world.receive(group="undertaker", topic="%DLQ%g").messages) == 1
+
+
+def test_one_message_that_fails_loses_no_other_of_its_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.group("g", retry_max_times=0)
+    for number in range(5):
+        world.send(f"m{number}")
+    bury, broken = Letters.bury, {2}
+
+    def failing(letters: Letters, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
+        if delivery.offset in broken:
+            raise ValueError("a value that nobody thought of")
+        bury(letters, deliveries, delivery, reason)
+
+    monkeypatch.setattr(Letters, "bury", failing)
+    world.receive(invisible_ms=10_000)
+    world.advance(10)
+    assert world.state.unfinished("g") == 1
+    assert bodies(world.receive(group="undertaker", topic="%DLQ%g")) == ["m0", "m1", "m3", "m4"]
+    assert "a value that nobody thought of" in world.state.unburied()[0]
+    broken.clear()
+    world.advance(DEAD_LETTER_RETRY_S)
+    assert world.state.unfinished("g") == 0
+    assert bodies(world.receive(group="undertaker", topic="%DLQ%g")) == ["m2"]
+
+
+def test_deliveries_whose_end_fails_end_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        world.send(f"m{number}")
+    world.receive(invisible_ms=10_000)
+
+    def failing(name: str) -> None:
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.groups, "ensure", failing)
+        world.advance(10)
+    assert world.receive(client="d").why is Why.NOTHING_NEW
+    world.advance(DEAD_LETTER_RETRY_S)
+    assert len(world.receive(client="d").messages) == 5
 
 
 def test_handles_of_others_are_not_taken(world: World) -> None:
