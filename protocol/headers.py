@@ -295,7 +295,8 @@ class TopicGroup(NamedTuple):
 
 class ResetOffset(NamedTuple):
     """`timestamp`: ms, -1 for the end. `is_force`: forward, too. `queue_id`: of 5.x, only this queue; below 0: all. `offset`:
-    where that queue goes, instead of the time."""
+    where that queue goes, instead of the time. `exact`, our own: to the first message stored at the time or later; Apache's
+    brokers take the nearest one."""
 
     topic: str
     group: str
@@ -303,6 +304,7 @@ class ResetOffset(NamedTuple):
     is_force: bool
     queue_id: int = -1
     offset: int = -1
+    exact: bool = False
 
 
 class ProducerGroup(NamedTuple):

@@ -86,6 +86,7 @@ class Store:
         self.record_bytes_at = self._reader.record_bytes_at
         self.store_time_ms = self._reader.store_time_ms
         self.offset_by_time = self._reader.offset_by_time
+        self.first_not_before = self._reader.first_not_before
         self.earliest_ms = self._reader.earliest_ms
         self.fault: str | None = None
         self.room = Room(folder)

@@ -28,10 +28,8 @@ from ...protocol.headers import (
     DepartedCount,
     GroupHistory,
     GroupName,
-    Offset,
     PutAccount,
     ResetOffset,
-    SearchOffset,
     TopicName,
     UpdateOffset,
     WhiteAddresses,
@@ -45,6 +43,7 @@ from ..message import Message
 from ..wire.access import Access
 from ..wire.answers import body_of, header_of
 from ..wire.cluster import Cluster
+from ..wire.stored_since import stored_since
 from . import message_search, replay
 from .described import Group, Topic, are_broadcasting
 from .offset_change import OffsetChange, To
@@ -430,19 +429,25 @@ class AdminClient:
 
     async def preview_reset(self, group: str, topic: str, to: To) -> dict[Queue, OffsetChange]:
         """The changes that `reset` would make. Changes nothing."""
-        found = await self.topic(topic)
-        before = await self._committed(group, topic)
-        wanted = await self._wanted(found, to)
+        return await self._changes(group, await self.topic(topic), to)
+
+    async def _changes(self, group: str, topic: Topic, to: To) -> dict[Queue, OffsetChange]:
+        before = await self._committed(group, topic.name)
+        wanted = await self._wanted(topic, to)
         return {queue: OffsetChange(before.get(queue), offset) for queue, offset in sorted(wanted.items())}
 
     async def reset(self, group: str, topic: str, to: To) -> dict[Queue, OffsetChange]:
         """Sets a group's offsets. Connected members are told and continue from there; without members the offsets are stored.
 
-        Raises ConfigError for single offsets while members are connected, because the protocol can tell them only a time.
+        Raises ConfigError for single offsets while members are connected, because the protocol can tell them only a time, and
+        for a group that no broker knows.
         """
-        changes = await self.preview_reset(group, topic, to)
+        found = await self.topic(topic)
+        changes = await self._changes(group, found, to)
         masters = await self.masters()
         online = await self.connections(group, masters)
+        if not online and not any(change.before for change in changes.values()):
+            await self.group(group)  # raises for a group that is not there: a mistyped name would become one
         if not online:
             for queue, change in changes.items():
                 offset = write(UpdateOffset(group, topic, queue.queue_id, change.after))
@@ -450,10 +455,13 @@ class AdminClient:
             return changes
         if isinstance(to, Mapping):
             raise ConfigError(f"the group {group} has members; stop them, or reset to a time, 'first' or 'last'")
-        header = write(ResetOffset(topic, group, _reset_time(to), True))
-        wanted = {queue.broker_name for queue in changes}
-        at = {name: address for name, address in masters.items() if name in wanted}
-        await self._each(at, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        for name in sorted({queue.broker_name for queue in changes}):
+            of_broker = {queue: change.after for queue, change in changes.items() if queue.broker_name == name}
+            are_ends = all(offset == found.ranges[queue].end for queue, offset in of_broker.items())
+            # Apache's brokers take the nearest message for a time, also the newest one for a time after it.
+            time_ms = -1 if are_ends else _reset_time(to)
+            header = write(ResetOffset(topic, group, time_ms, True, exact=True))
+            await self._ask(masters[name], RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
         return changes
 
     async def _committed(self, group: str, topic: str) -> dict[Queue, int]:
@@ -478,8 +486,7 @@ class AdminClient:
 
     async def _stored_at(self, queue: Queue, time_ms: int) -> int:
         connection = await self._cluster.broker(queue.broker_name)
-        header = write(SearchOffset(queue.topic, queue.queue_id, time_ms))
-        return header_of(await connection.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header), Offset).offset
+        return await stored_since(connection, queue, time_ms)
 
     # Messages
 
@@ -502,7 +509,8 @@ class AdminClient:
         return {name: body_of(answer, admin_answers.decode_delay_offsets) for name, answer in told.items()}
 
     async def offset_at(self, queue: Queue, time_ms: int) -> int:
-        """The offset of the first message of a queue that was stored at a time or later (ms since the epoch)."""
+        """The offset of the first message of a queue that was stored at a time or later (ms since the epoch); the queue's end
+        if there is none."""
         if self._cluster.master(queue.broker_name) is None:
             await self._cluster.find_route(queue.topic)
         return await self._stored_at(queue, time_ms)

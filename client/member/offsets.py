@@ -11,18 +11,18 @@ from weakref import WeakValueDictionary
 from ...protocol.allocation import subscribe_queues
 from ...protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
 from ...protocol.frame import Frame
-from ...protocol.headers import Offset, QueueOffset, SearchOffset, TopicQueue, UpdateOffset, write
-from ...protocol.message import decode_records
-from ...protocol.names import RETRY_PREFIX, TOOLS_GROUP
+from ...protocol.headers import Offset, QueueOffset, TopicQueue, UpdateOffset, write
+from ...protocol.names import RETRY_PREFIX
 from ...protocol.queue import Queue
 from ...protocol.subscription import Subscription
 from ..config import OFFSET_TIMEOUT_S, PULL_COMMIT_S, At, Start
 from ..errors import BrokerRefused, ConnectionFailed, RocketletError
 from ..log import get_logger
-from ..wire.answers import body_of, header_of
+from ..wire.answers import header_of
 from ..wire.cluster import Cluster, by_broker
 from ..wire.connection import Connection
 from ..wire.pull_header import pull_header
+from ..wire.stored_since import stored_since
 
 log = get_logger("rocketlet.offsets")
 
@@ -32,23 +32,10 @@ async def begin_offset(connection: Connection, queue: Queue, start: Start | At) 
     if isinstance(start, At):
         return start.offset
     if isinstance(start, int):
-        return await _stored_since(connection, queue, start)
+        return await stored_since(connection, queue, start)
     code = RequestCode.GET_MIN_OFFSET if start == "first" else RequestCode.GET_MAX_OFFSET
     answer = await connection.request(code, write(TopicQueue(queue.topic, queue.queue_id)), timeout_s=OFFSET_TIMEOUT_S)
     return header_of(answer, Offset).offset
-
-
-async def _stored_since(connection: Connection, queue: Queue, time_ms: int) -> int:
-    """The first message stored at a time or later. Brokers name the nearest one, which may be the one before."""
-    ext = write(SearchOffset(queue.topic, queue.queue_id, time_ms))
-    answer = await connection.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext, timeout_s=OFFSET_TIMEOUT_S)
-    offset = header_of(answer, Offset).offset
-    pull = pull_header(TOOLS_GROUP, queue, offset, 1, Subscription(queue.topic))
-    nearest = await connection.ask(RequestCode.PULL_MESSAGE, pull, timeout_s=OFFSET_TIMEOUT_S)
-    earlier = any(
-        record.queue_offset == offset and record.store_ms < time_ms for record in body_of(nearest, decode_records)
-    )
-    return offset + 1 if earlier else offset
 
 
 @dataclass(frozen=True, slots=True)

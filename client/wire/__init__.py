@@ -8,5 +8,6 @@ running_time  timeouts that do not count the time in which the process stood sti
 answers       reads what servers answer
 side_by_side  many questions, some of them at once
 pull_header   the header of a pull request
+stored_since  the first message of a queue that was stored at a time or later
 identity      the name that a client gives itself
 """

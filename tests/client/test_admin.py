@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import ANY
 
 import orjson
 import pytest
+from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.nameserver.routes import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import (
@@ -33,6 +35,7 @@ from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_config import GroupConfig, encode_altered
+from rocketlet.protocol.headers import ResetOffset
 from rocketlet.protocol.message import encode_host
 from rocketlet.protocol.queue import Queue
 from rocketlet.testing.ports import free_port
@@ -240,6 +243,48 @@ async def test_offsets_are_previewed_and_set_with_and_without_members(node: Node
         await eventually(lambda: len(seen) == 20 - ends[one])
         with pytest.raises(ConfigError, match="has members; stop them"):
             await admin.reset("shipping", "orders", {one: 0})
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+async def test_reset_to_a_time_goes_to_the_first_message_stored_then_or_later(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
+    """is_ours: else the broker tells its members the nearest message, as Apache's. Those without members are corrected."""
+    if not is_ours:
+        as_apaches = lambda topic, group, time_ms, force, exact: ResetOffset(topic, group, time_ms, force)
+        monkeypatch.setattr("rocketlet.client.admin.admin_client.ResetOffset", as_apaches)
+    node = await nodes.start(clock=MovableClock(stands=True))
+    queue = Queue("orders", "broker-a", 0)
+    times: list[int] = []
+    async with AdminClient(node.address) as admin, Producer(node.address) as producer:
+        await admin.create_topic("orders", queues=1)
+        for number in range(3):
+            node.clock.advance(10)
+            times.append(node.clock.time_ms())
+            await producer.send("orders", b"%d" % number)
+        await consume_all(node, "shipping", "orders", 3)
+        for to, offset in ((times[1], 1), (times[1] + 1, 2), (times[2] - 1, 2), (times[2] + 1, 3)):
+            assert await admin.offset_at(queue, to) == offset
+            assert await admin.reset("shipping", "orders", to) == {queue: OffsetChange(ANY, offset)}
+            assert (await admin.group("shipping")).progress[queue].consumer_offset == offset
+        seen: list[Message] = []
+        async with Consumer(node.address, "shipping", "orders", seen.append) as consumer:
+            await consumer.assigned()
+            await admin.reset("shipping", "orders", times[2] + 1)
+            await producer.send("orders", b"after")
+            await eventually(lambda: bool(seen))
+            assert [message.body for message in seen] == [b"after"]
+            if is_ours:
+                await admin.reset("shipping", "orders", times[1] + 1)
+                await eventually(lambda: len(seen) == 3)
+                assert [message.body for message in seen[1:]] == [b"2", b"after"]
+
+
+async def test_reset_of_a_group_that_no_broker_knows_is_refused(admin: AdminClient) -> None:
+    await admin.create_topic("orders", queues=1)
+    with pytest.raises(ConfigError, match="no broker knows the group nogroup"):
+        await admin.reset("nogroup", "orders", "first")
+    assert "nogroup" not in await admin.groups()
 
 
 async def test_messages_are_found_by_id_key_and_place(node: Node, admin: AdminClient) -> None:

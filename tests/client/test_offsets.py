@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest import mock
 
 import pytest
+from rocketlet.broker.clock import MovableClock
 from rocketlet.client.config import At
 from rocketlet.client.member.offsets import GroupOffsets, Position, begin_offset
 from rocketlet.client.wire.cluster import Cluster
@@ -15,7 +15,10 @@ from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.work import Work
 
+from ..conftest import Connect, Node, Nodes, Wire, create_topic
+from ..support.requests import send
 from ..support.turns import passed
 
 QUEUES = [Queue("t", "broker-a", number) for number in range(3)]
@@ -83,22 +86,47 @@ def test_queues_that_come_later_are_read_from_their_start_and_single_ones_from_w
     assert offsets._start_of(QUEUES[0]) == At(9)
 
 
-@pytest.mark.parametrize(("store_ms", "offset"), [(99, 6), (100, 5), (None, 5)])
-async def test_a_time_is_the_first_message_stored_then_or_later(store_ms: int | None, offset: int) -> None:
-    """A broker names the nearest message, which may be the one before."""
-    records = [] if store_ms is None else [SimpleNamespace(queue_offset=5, store_ms=store_ms)]
+STORED_S = (0, 0, 1, 1, 1, 3, 3, 3, 3, 3)
+"""When each message of a queue is stored."""
 
-    class Broker:
-        async def request(self, code: int, ext: dict[str, Any], *, timeout_s: float) -> Frame:
-            assert (code, ext["timestamp"]) == (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, 100)
-            return Frame(0, 0, {"offset": "5"})
 
-        async def ask(self, code: int, ext: dict[str, Any], *, timeout_s: float) -> Frame:
-            assert (code, int(ext["queueOffset"]), int(ext["maxMsgNums"])) == (RequestCode.PULL_MESSAGE, 5, 1)
-            return Frame(0, 0, {})
+@pytest.mark.parametrize("expired", [0, 3])
+async def test_a_time_is_the_first_message_stored_then_or_later_whichever_the_broker_names(
+    nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, expired: int
+) -> None:
+    """Brokers name the nearest message: the one before, or any of those with the same time."""
+    node = await nodes.start(clock=MovableClock(stands=True))
+    wire = await connect(node.address)
+    await create_topic(wire, "t", 1)
+    began_ms = node.clock.time_ms()
+    for number, stored_s in enumerate(STORED_S):
+        node.clock.advance(stored_s - (node.clock.time_ms() - began_ms) / 1000)
+        await send(wire, b"%d" % number)
+    node.broker.store.queues["t", 0].begin = expired
+    named = expired
 
-    with mock.patch("rocketlet.client.member.offsets.body_of", lambda answer, decode: records):
-        assert await begin_offset(cast("Connection", Broker()), QUEUES[0], 100) == offset
+    def name(queue: Any, time_ms: int) -> Work[int]:
+        yield
+        return named
+
+    monkeypatch.setattr(node.broker.store, "offset_by_time", name)
+    cluster = Cluster(node.address)
+    connection = await cluster.connection(node.address)
+    for time_s in (-1, 0, 0.5, 1, 2, 3, 4):
+        later = (number for number, stored_s in enumerate(STORED_S) if stored_s >= time_s and number >= expired)
+        wanted = next(later, len(STORED_S))
+        for named in range(expired, len(STORED_S)):
+            time_ms = began_ms + round(1000 * time_s)
+            assert await begin_offset(connection, Queue("t", "broker-a", 0), time_ms) == wanted, (time_s, named)
+    await cluster.close()
+
+
+async def test_a_time_in_an_empty_queue_is_its_end(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    cluster = Cluster(node.address)
+    connection = await cluster.connection(node.address)
+    assert await begin_offset(connection, Queue("t", "broker-a", 0), 1) == 0
+    await cluster.close()
 
 
 async def test_the_start_of_a_group_is_asked_for() -> None:

@@ -269,6 +269,8 @@ def _wanted_offset(broker: Broker, queue: ConsumeQueue | None, header: ResetOffs
         return header.offset
     if queue is None or header.timestamp == -1:
         return end
+    if header.exact:
+        return (yield from broker.store.first_not_before(queue, header.timestamp))
     return (yield from broker.store.offset_by_time(queue, header.timestamp))
 
 
