@@ -13,6 +13,7 @@ DLQ_PREFIX: Final = "%DLQ%"
 DEFAULT_TOPIC: Final = "TBW102"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+NOTES_TOPIC: Final = "rmq_sys_delivery_notes"  # ours: what was delivered of the messages in the two before
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
@@ -44,6 +45,7 @@ UNSENDABLE_TOPICS: Final = frozenset(
     (
         SCHEDULE_TOPIC,
         TIMER_TOPIC,
+        NOTES_TOPIC,
         HALF_TOPIC,
         OP_HALF_TOPIC,
         CHECK_MAX_TIME_TOPIC,

@@ -8,6 +8,7 @@ appender      the only way into the store
 held_pulls    pulls that wait for a message
 delays        delayed messages
 timers        messages that are sent to a time
+notes         which of both were delivered, in the log itself
 recalls       how they are taken back before it
 transactions  half messages
 statistics    the counters behind rates

@@ -1,7 +1,8 @@
 """Delayed messages: kept in SCHEDULE_TOPIC_XXXX, a queue per level, and stored again in their own topic when due.
 
 The index of a schedule queue holds the due time (ms) where others hold the tag's hash, so waiting reads no message.
-Progress is saved like offsets, for each level. After a crash, messages delivered since the last save are delivered again.
+Progress is noted in the log with the messages that were delivered (`notes`), and saved like offsets, for each level. So
+nothing is delivered again after a kill.
 
 Due times are of the machine's clock. If that was ahead and is set right, what was stored meanwhile seems to be due later,
 and all that stands behind it in its level with it, retries of all groups among them. So nothing waits longer than its level
@@ -11,6 +12,7 @@ says, from when that is noticed (Apache's broker delivers it at once: ScheduleMe
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import orjson
 import structlog
@@ -25,10 +27,13 @@ from ..running.jobs import Job
 from ..store.consume_queue import ConsumeQueue
 from ..store.files import Save, StoreFull, Unreadable, read_state
 from .appender import Appender
+from .notes import OF_DELAYS, Notes
 from .properties import with_real_queue
 from .topics import Topics
 
 log = structlog.get_logger("rocketlet.delays")
+
+_NOTES: Final = 0  # the level under which the state file has the number of the next note
 
 
 def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
@@ -68,12 +73,20 @@ class Delays:
         self._appender = appender
         self._clock = clock
         self._store = appender.store
-        self.progress: dict[int, int] = {int(level): offset for level, offset in (read_state(self._path) or {}).items()}
+        self._notes = Notes(appender, OF_DELAYS)
+        self.progress = self._load()
         self._timers: dict[int, Timer] = {}
         self._ahead_ms: dict[int, int] = {}  # how far the clock was ahead when messages of a level were stored
         self._dirty = False
         self.set_aside = 0
         self._clamp()
+
+    def _load(self) -> dict[int, int]:
+        """The saved progress, or that of the last note if there are other notes now. A power cut may have taken some."""
+        saved = {int(level): offset for level, offset in (read_state(self._path) or {}).items()}
+        known = saved.pop(_NOTES, 0)
+        last = list(self._notes.since(self._notes.next - 1)) if known != self._notes.next else []
+        return {int(level): offset for level, offset in last[0].items()} if last else saved
 
     def start(self) -> None:
         for level in range(1, len(self._levels_ms) + 1):
@@ -179,8 +192,11 @@ class Delays:
                     self.set_aside += 1
                     log.error("delayed_message_set_aside", level=level, offset=offset, reason=str(error))
                 offset += 1
+            progress = {**self.progress, level: offset}
+            if progress != self.progress:
+                self._notes.stage({str(level): offset for level, offset in progress.items()})
         # Only now: if the batch was rolled back, all of it is delivered again.
-        self.progress[level] = offset
+        self.progress = progress
         self._dirty = True
 
     def saving(self) -> Job[Save | None]:
@@ -189,7 +205,7 @@ class Delays:
         if not self._dirty:
             return None
         self._dirty = False
-        progress = {str(level): offset for level, offset in self.progress.items()}
+        progress = {str(level): offset for level, offset in self.progress.items()} | {str(_NOTES): self._notes.next}
         return Save(self._path, orjson.dumps(progress), self._again)
 
     def _again(self) -> None:

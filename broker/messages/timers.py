@@ -3,14 +3,16 @@
 The index of that queue holds the time (ms) where others hold the tag's hash, so waiting reads no message. A key is a time
 and an offset in that queue; `store/schedule.py` has them in order, most of them on disk.
 
-Progress is the last key that was delivered; it is saved like offsets. After a crash, messages delivered since the last save
-are delivered again. A time that is before it, because the clock went back, is noted by itself (`_behind`).
+Progress is the last key that was delivered. What was delivered is noted in the log with the messages (`notes`), and progress
+is saved like offsets. So nothing is delivered again after a kill. A time that is before it, because the clock went back, is
+noted by itself (`_behind`).
 
 Retention drops the log's oldest segments. Messages in them that wait are stored once more at its end first (`carrying`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -42,6 +44,7 @@ from ..store.runs import due_of, key_of, offset_of
 from ..store.schedule import ENTRIES_AT_ONCE, Schedule
 from .appender import Appender
 from .delays import stage_due
+from .notes import OF_TIMERS, Notes
 from .properties import with_real_queue
 from .topics import Topics
 
@@ -107,6 +110,7 @@ class Timers:
         self._taken = min(state.get("taken", 0), end)
         self._carried = min(state.get("carried", 0), end)  # those below were delivered, or are stored once more behind
         self._behind = {offset for offset in state.get("behind", ()) if offset < self._taken}
+        self._notes = Notes(appender, OF_TIMERS)
         self.waiting = int(state.get("waiting", 0))
         self.waiting_bytes = int(state.get("bytes", 0))
         self._recalled_path = folder / "recalled.json"
@@ -116,10 +120,44 @@ class Timers:
         for *item, recalled_end in (*(read_state(self._recalled_path) or ()), *self.journal.read()):
             self._recalled[tuple(item)] = recalled_end
         self._kept = len(self._recalled)  # when they were written last, of which some may be over
+        done, count, size = self._read_notes(int(state.get("notes", 0)))
         self._saved = self._delivered
         self._schedule = Schedule(folder / "timers", self.queue, self._is_done, limits)
         self._schedule.load(self._taken, self._delivered, self._behind)
-        self._take_in()
+        self._take_in(done)
+        self._wait_for_less(count, size)
+
+    def _read_notes(self, first: int) -> tuple[set[int], int, int]:
+        """Takes over the notes since the progress was saved. Returns the offsets of messages that were delivered since, and
+        how many wait no more, with their bytes."""
+        notes, done, count, size = self._notes, set[int](), 0, 0
+        if notes.next < first:  # a power cut took the end of the log, and messages that were delivered with it
+            for note in notes.since(notes.next - 1):
+                self._delivered = min(self._delivered, key_of(*note["delivered"]))
+        for note in notes.since(first):
+            self._delivered = max(self._delivered, key_of(*note["delivered"]))
+            self._carried = max(self._carried, min(note["carried"], self.queue.next))
+            done.update(note["done"])
+            count, size = count + note["count"], size + note["bytes"]
+            self._dirty = True
+        self._behind = {offset for offset in self._behind - done if offset >= self._carried}
+        return done, count, size
+
+    def _note(self, delivered: int, carried: int, done: list[int], sizes: list[int]) -> None:
+        """Notes with the staged messages that others wait no more: those at the offsets `done`, or carried on."""
+        self._notes.stage(
+            {
+                "delivered": [due_of(delivered), offset_of(delivered)],
+                "carried": carried,
+                "done": done,
+                "count": len(sizes),
+                "bytes": sum(sizes),
+            }
+        )
+
+    def _wait_for_less(self, count: int, size: int) -> None:
+        self.waiting = max(self.waiting - count, 0)
+        self.waiting_bytes = max(self.waiting_bytes - size, 0)
 
     @property
     def queue(self) -> ConsumeQueue:
@@ -142,12 +180,16 @@ class Timers:
         if self._is_started and (self._timer is None or self._schedule.next != first):
             self._set_timer()
 
-    def _take_in(self) -> None:
+    def _take_in(self, done: Container[int] = ()) -> None:
+        """done: offsets of messages that were delivered, which are counted and wait no more."""
         queue = self.queue
         while self._taken < queue.next:
             data = queue.entries(self._taken, min(queue.next - self._taken, ENTRIES_AT_ONCE))
             for _, size, due_ms in ENTRY.iter_unpack(data):
-                if size:
+                if size and self._taken in done:
+                    self.waiting += 1
+                    self.waiting_bytes += size
+                elif size:
                     self._add(key_of(due_ms, self._taken), size)
                 self._taken += 1
 
@@ -216,6 +258,8 @@ class Timers:
                     if not is_again and not self._is_done(key):
                         done.append(queue.entry(offset_of(key))[1])
                         self._stage(queue, key)
+                if taken:
+                    self._note(max(self._delivered, *taken), self._carried, [*map(offset_of, taken)], done)
         except BaseException:
             self._latest = _NOTHING
             self._schedule.add_again(taken)
@@ -225,8 +269,7 @@ class Timers:
             # Only now: if the batch was rolled back, all of it is delivered again.
             self._behind.difference_update(map(offset_of, taken))
             self._delivered = max(self._delivered, *taken)
-            self.waiting = max(self.waiting - len(done), 0)
-            self.waiting_bytes = max(self.waiting_bytes - sum(done), 0)
+            self._wait_for_less(len(done), sum(done))
 
     def _stage(self, queue: ConsumeQueue, key: int) -> None:
         offset = offset_of(key)
@@ -325,9 +368,10 @@ class Timers:
                     carried.append(size)
                     self._carry_one(queue, offset, due_ms)
                 offset += 1
+            if carried:
+                self._note(self._delivered, offset, [], carried)
         self._carried = offset
-        self.waiting = max(self.waiting - len(carried), 0)
-        self.waiting_bytes = max(self.waiting_bytes - total, 0)
+        self._wait_for_less(len(carried), total)
         self._behind = {kept for kept in self._behind if kept >= offset}
         self._dirty = True
         self.take()
@@ -353,6 +397,7 @@ class Timers:
             "delivered": [due_of(self._delivered), offset_of(self._delivered)],
             "taken": self._taken,
             "carried": self._carried,
+            "notes": self._notes.next,
             "behind": sorted(self._behind),
             "waiting": self.waiting,
             "bytes": self.waiting_bytes,

@@ -94,6 +94,7 @@ class Topics:
         yield TopicConfig(names.OFFSET_MOVED_TOPIC, 1, 1)
         yield TopicConfig(names.SCHEDULE_TOPIC, levels, levels)
         yield TopicConfig(names.TIMER_TOPIC, 1, 1)
+        yield TopicConfig(names.NOTES_TOPIC, 2, 2)
         yield TopicConfig(names.HALF_TOPIC, 1, 1)
         yield TopicConfig(names.OP_HALF_TOPIC, 1, 1)
         yield TopicConfig(names.CHECK_MAX_TIME_TOPIC, 1, 1)

@@ -11,10 +11,11 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from rocketlet.client import BrokerRefused, Consumer, Message, Producer, RocketletError
+from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, RocketletError
 from rocketlet.command.cli import parser
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.testing.ports import free_port
@@ -274,3 +275,34 @@ async def test_a_broker_whose_disk_hangs_at_the_end_ends_and_keeps_what_was_ackn
     assert b"stop_given_up" in err
     again = await start(port=port)
     assert await consume_all(again.address, "t", 1) == {b"kept"}
+
+
+async def stored(admin: AdminClient, topic: str, least: int) -> int:
+    """How many messages a topic has, as soon as these are so many."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(RocketletError):
+                found = (await admin.topic(topic)).messages
+                if found >= least:
+                    return found
+
+
+async def test_delayed_messages_come_once_through_kills(start: Start) -> None:
+    """Progress was saved every 5 s only, and what had come meanwhile came again after a kill."""
+    port, count = free_port(), 300
+    broker = await start(port=port)
+    begin = datetime.now(UTC)
+    async with Producer(broker.address) as producer, AdminClient(broker.address) as admin:
+        await admin.create_topic("t", queues=1)
+        times = [begin + timedelta(milliseconds=10 * number) for number in range(count)]
+        sends = [producer.send("t", b"time %d" % number, at=at) for number, at in enumerate(times)]
+        await asyncio.gather(
+            *sends, *(producer.send("t", b"level %d" % number, delay_level=1) for number in range(count))
+        )
+        for least in (20, 200, 450, 2 * count):
+            await stored(admin, "t", least)
+            await broker.kill()
+            broker = await start(port=port)
+        await producer.send("t", b"the last", delay_level=1)
+        assert await stored(admin, "t", 2 * count + 1) == 2 * count + 1
+    assert len(await consume_all(broker.address, "t", 2 * count + 1)) == 2 * count + 1
