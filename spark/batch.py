@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ..client.errors import ConfigError
 from ..protocol.queue import Queue
-from .checkpoint import UNMARKED, Mark, Part, part_of
+from .checkpoint import UNMARKED, Fingerprint, Mark, Part, part_of
 from .extents import Seen
 from .failures import plainly
 from .loss import outside
@@ -47,9 +48,17 @@ class RocketletReader(DataSourceReader):
             begins, ends = await offsets_at(view, queues, read.start, seen), await offsets_at(view, queues, end, seen)
             ranges = self._narrowed({queue: self._span(queue, begins[queue], ends[queue], seen) for queue in queues})
             addresses = await view.addresses(to_read(ranges))
+            messages = await self._messages(view, ranges, seen)
         finally:
             await view.close()
-        return to_partitions(addresses, read, ranges, seen.marks, self._columns)
+        return to_partitions(addresses, read, ranges, seen.marks, messages, self._columns)
+
+    async def _messages(self, view: View, ranges: Ranges, seen: Seen) -> dict[Queue, Fingerprint]:
+        """A message of each topic that has no identity."""
+        of_part = {part_of(queue): queue for queue in to_read(ranges)}
+        queues = [queue for part, queue in of_part.items() if not seen.marks.get(part, UNMARKED).identity]
+        found = await asyncio.gather(*(view.extents.fingerprint(queue, ranges[queue][1] - 1) for queue in queues))
+        return {queue: message for queue, message in zip(queues, found, strict=True) if message is not None}
 
     def _span(self, queue: Queue, begin: int, end: int, seen: Seen) -> Range:
         """Raises ConfigError for an end that is not there, or before the start."""
@@ -85,10 +94,12 @@ def to_partitions(
     options: ReadOptions,
     ranges: Ranges,
     marks: Mapping[Part, Mark],
+    messages: Mapping[Queue, Fingerprint],
     columns: tuple[str, ...],
 ) -> list[InputPartition]:
-    """addresses: of the queues' brokers; a queue without one is left out. marks: the brokers' words on the topics
-    when the ranges were planned."""
+    """addresses: of the queues' brokers; a queue without one is left out. marks, messages: by which the topics are known
+    again for which the ranges were planned."""
+    newest = {part_of(queue): (queue, message) for queue, message in messages.items()}
     spans = [
         QueueRange(
             queue,
@@ -103,6 +114,7 @@ def to_partitions(
             options.poll_timeout_s,
             columns,
             marks.get(part_of(queue), UNMARKED),
+            newest.get(part_of(queue)),
         )
         for queue, (begin, end) in split(ranges, options.min_partitions or 1, options.max_partition_rows)
         if queue in addresses

@@ -1,6 +1,7 @@
 """A batch in Spark's checkpoint: its whole ranges, whose they are, and how the topics are recognized.
 
-    {"$": {"membership": true, "group": "g", "topics": {"flights": {"broker-a": {"identity": "5f0c"}}}},
+    {"$": {"membership": true, "group": "g", "topics": {"flights": {"broker-a": {"identity": "5f0c"}}},
+           "messages": [["flights", "broker-a", 1, 259, "0f6c1d2e3a4b5c6d"]]},
      "flights": {"broker-a": {"0": "100:250", "1": "90:260"}}}
 
 Both begin and end are kept, because queues come and go between batches: the end of one batch does not say where the next
@@ -11,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from hashlib import blake2s
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from ..client.errors import ConfigError
 from ..protocol import names
+from ..protocol import properties as props
+from ..protocol.message import Record
 from ..protocol.queue import Queue
 from .options import ReadOptions, StreamOptions
 from .ranges import Range, Ranges
@@ -34,9 +38,9 @@ def part_of(queue: Queue) -> Part:
 class Mark:
     """A broker's word on a topic when a batch was planned.
 
-    identity: changes when the topic is created again; empty on an Apache broker. newest_ms: no message of the topic was
-    stored later, by the broker's clock. started_ms: when the broker started; 0 on an Apache broker. rewinds: how often the
-    group's offset went back.
+    identity: changes when the topic is created again; empty on an Apache broker. newest_ms: when the newest message was
+    stored, by the broker's clock, which may be set back later. started_ms: when the broker started; 0 on an Apache broker.
+    rewinds: how often the group's offset went back.
     """
 
     identity: str = ""
@@ -57,12 +61,28 @@ class Mark:
 UNMARKED: Final = Mark()
 
 
+class Fingerprint(NamedTuple):
+    """A message that a query has read: its offset, and a hash of its id and its store time.
+
+    Another message at its place shows that the topic is another one, even if the topic's identity and the broker's name
+    are the same: a restored backup, a copy of the data folder, or another Apache cluster."""
+
+    offset: int
+    text: str
+
+    @classmethod
+    def of(cls, record: Record) -> Fingerprint:
+        message_id = props.find(record.properties, props.UNIQUE_KEY) or record.offset_id
+        text = blake2s(f"{record.store_ms} {message_id}".encode(errors="replace"), digest_size=8).hexdigest()
+        return cls(record.queue_offset, text)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The ranges of one batch. membership is None where nothing was read yet, or by a checkpoint of an earlier release.
 
-    rewound: how often this query went back. Without it the first batch after a reset could equal the last one before, and
-    Spark would see nothing new.
+    messages: some that were read, the last ones last. rewound: how often this query went back. Without it the first batch
+    after a reset could equal the last one before, and Spark would see nothing new.
     """
 
     ranges: Ranges = field(default_factory=dict)
@@ -70,6 +90,7 @@ class Batch:
     membership: bool | None = None
     group: str = ""
     rewound: int = 0
+    messages: Mapping[Queue, Fingerprint] = field(default_factory=dict)
 
 
 EMPTY: Final = Batch()
@@ -81,7 +102,14 @@ def to_offset(batch: Batch) -> dict[str, Any]:
     for (topic, broker_name), mark in sorted(batch.marks.items()):
         told = {name: value for name, value in asdict(mark).items() if value}
         topics.setdefault(topic, {})[broker_name] = told
-    about = {"membership": batch.membership, "group": batch.group, "rewound": batch.rewound, "topics": topics}
+    messages = [[*queue, *message] for queue, message in batch.messages.items()]
+    about = {
+        "membership": batch.membership,
+        "group": batch.group,
+        "rewound": batch.rewound,
+        "topics": topics,
+        "messages": messages,
+    }
     return {_ABOUT: about, **ranges_by_topic(batch.ranges)}
 
 
@@ -103,8 +131,9 @@ def from_offset(offset: Mapping[str, Any]) -> Batch:
             for topic, brokers in about.get("topics", {}).items()
             for broker_name, mark in brokers.items()
         }
-        kept = {name: value for name, value in about.items() if name != "topics"}
-        return Batch(_ranges(offset), marks, **kept)
+        messages = {Queue(*fields[:3]): Fingerprint(*fields[3:]) for fields in about.get("messages", ())}
+        kept = {name: value for name, value in about.items() if name not in ("topics", "messages")}
+        return Batch(_ranges(offset), marks, messages=messages, **kept)
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"the checkpoint holds no offset of this source: {offset!r} ({error})") from None
 

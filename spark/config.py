@@ -37,6 +37,7 @@ DISCOVERY_INTERVAL_S: Final = 10.0  # between two looks for topics that match a 
 NEW_QUEUES_S: Final = 2.0  # between two looks for queues that a topic has got, and for brokers that have it now
 IDLE_INTERVAL_S: Final = 0.03  # Spark asks every 10 ms while there is nothing new; brokers need not be asked as often
 ROUTE_RETRY_S: Final = 0.2  # how long a route that failed rests
+FINGERPRINTS: Final = 4  # messages of each topic and broker by which a checkpoint recognizes them
 SAMPLE_MESSAGES: Final = 32  # messages of each queue, whose size stands for the next ones'
 MAX_PATIENCE_STEP_S: Final = 10.0  # so much counts at most between two failures
 END_PATIENCE_S: Final = 5.0  # how long a stopped query waits for the driver's word on its last batch

@@ -22,12 +22,13 @@ from ..protocol.admin_bodies import decode_topic_stats
 from ..protocol.codes import RequestCode, ResponseCode
 from ..protocol.config import MAX_TOPICS_ASKED
 from ..protocol.extents import TopicExtent, decode_extents, encode_topics
+from ..protocol.frame import Frame
 from ..protocol.headers import BrokerTimes, Offset, OptionalGroup, TopicName, TopicQueue, write
 from ..protocol.message import decode_records
 from ..protocol.names import TOOLS_GROUP
 from ..protocol.queue import Queue
 from ..protocol.subscription import Subscription
-from .checkpoint import UNMARKED, Mark, Part, part_of
+from .checkpoint import UNMARKED, Fingerprint, Mark, Part, part_of
 
 log = get_logger("rocketlet.spark")
 
@@ -140,13 +141,23 @@ class Extents:
         answers = await asyncio.gather(*(connection.request(code, ext, timeout_s=OFFSET_TIMEOUT_S) for code in codes))
         seen.extents[queue] = Extent(*(max(header_of(answer, Offset).offset, 0) for answer in answers))
 
-    async def stored_ms(self, queue: Queue, offset: int) -> int | None:
-        """When a message was stored; None if that cannot be known now."""
-        header = pull_header(TOOLS_GROUP, queue, offset, 1, Subscription(queue.topic))
+    async def fingerprint(self, queue: Queue, offset: int) -> Fingerprint | None:
+        """Return the fingerprint of a message; None if the message is not there, or its broker does not answer."""
         try:
             connection = await self._cluster.broker(queue.broker_name)
-            answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=OFFSET_TIMEOUT_S)
+            answer = await self._pull(connection, queue, offset, TOOLS_GROUP)
+            if answer.code == ResponseCode.NO_PERMISSION and self._group:
+                answer = await self._pull(connection, queue, offset, self._group)
         except (ConnectionFailed, RequestTimeout):
             return None
-        times = [record.store_ms for record in body_of(answer, decode_records) if record.queue_offset == offset]
-        return times[0] if times else None
+        return found_at(answer, offset)
+
+    def _pull(self, connection: Connection, queue: Queue, offset: int, group: str) -> asyncio.Future[Frame]:
+        header = pull_header(group, queue, offset, 1, Subscription(queue.topic))
+        return connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=OFFSET_TIMEOUT_S)
+
+
+def found_at(answer: Frame, offset: int) -> Fingerprint | None:
+    """Return the fingerprint of the message at an offset in the answer to a pull; None if it is not there."""
+    records = body_of(answer, decode_records)
+    return next((Fingerprint.of(record) for record in records if record.queue_offset == offset), None)

@@ -17,7 +17,8 @@ MOVED = (
     "A checkpoint holds for its own cluster. To go on in another one, start with a new checkpoint and startingTimestamp; or, "
     "where `rocketlet mirror` has copied the group, with startingOffsets=committed"
 )
-REMEDY = "set failOnDataLoss to false to go on without them, or start with a new checkpoint"
+FROM_FIRST = "failOnDataLoss=false reads this topic from its first message on"
+WITHOUT = "failOnDataLoss=false goes on without them"
 
 
 def shown(queue: Queue) -> str:
@@ -36,18 +37,20 @@ def outside(queue: Queue, wanted: int, extent: Extent, *, is_same: bool, fail: b
     a broker that lost unwritten messages; of another queue everything is new.
     """
     if wanted < extent.begin:
-        reason, goes_on = f"the messages {wanted} to {extent.begin} have expired", extent.begin
-    else:
-        reason = "its broker has lost messages" if is_same else "the topic or its broker was made anew"
-        goes_on = extent.end if is_same else extent.begin
-    return _tell(queue, wanted, extent, reason, goes_on, fail)
+        reason = f"the messages {wanted} to {extent.begin} have expired. {WITHOUT}"
+        return _tell(queue, wanted, extent, reason, extent.begin, fail)
+    if is_same:
+        reason = f"its broker has lost messages. failOnDataLoss=false goes on at its end, {extent.end}"
+        return _tell(queue, wanted, extent, reason, extent.end, fail)
+    reason = f"the topic or its broker was made anew. {FROM_FIRST}"
+    return _tell(queue, wanted, extent, reason, extent.begin, fail)
 
 
 def made_anew(queue: Queue, wanted: int, extent: Extent, *, fail: bool) -> int:
     """The offset at which to continue if the topic was created again. Raises DataLossError if that is to end the query."""
     reason = (
         f"these are other messages: the topic {queue.topic} on {queue.broker_name} was made anew, or this is another "
-        f"cluster. {MOVED}"
+        f"cluster. {MOVED}; {FROM_FIRST}"
     )
     return _tell(queue, wanted, extent, reason, extent.begin, fail)
 
@@ -57,7 +60,7 @@ def elsewhere(brokers: Iterable[str], topic: str, *, fail: bool) -> None:
     former = ", ".join(sorted(brokers))
     text = f"the topic {topic} is on none of the brokers {former} of the checkpoint: this is another cluster"
     if fail:
-        raise DataLossError(f"{text}. {MOVED}; or {REMEDY}")
+        raise DataLossError(f"{text}. {MOVED}; {FROM_FIRST}")
     hint = "everything is read from the first message on"
     log.warning("checkpoint_of_another_cluster", topic=topic, reason=text, hint=hint)
 
@@ -68,14 +71,14 @@ def retired(queue: Queue, *, fail: bool) -> None:
         f"{shown(queue)}: no name server knows {queue.broker_name}, which holds messages of a batch that is run again"
     )
     if fail:
-        raise DataLossError(f"{text}. Start the broker; or {REMEDY}")
+        raise DataLossError(f"{text}. Start the broker; {WITHOUT}")
     log.warning("messages_lost", queue=str(queue), reason=text)
 
 
 def _tell(queue: Queue, wanted: int, extent: Extent, reason: str, goes_on: int, fail: bool) -> int:
     text = f"{shown(queue)}: the query wants offset {wanted}, the broker holds {extent.begin} to {extent.end}; {reason}"
     if fail:
-        raise DataLossError(f"{text}. Messages may be lost: {REMEDY}")
+        raise DataLossError(text)
     log.warning("messages_lost", queue=str(queue), wanted=wanted, begin=extent.begin, end=extent.end, reason=reason,
                 goes_on_at=goes_on)  # fmt: skip
     return goes_on

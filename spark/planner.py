@@ -19,7 +19,7 @@ from ..client.log import get_logger
 from ..protocol.queue import Queue
 from .checkpoint import EMPTY, Batch, Mark, Part, part_of, to_offset
 from .config import CALL_TIMEOUT_S, IDLE_INTERVAL_S, LEDGER_WATCH_S
-from .extents import NOTHING, Seen
+from .extents import Seen
 from .ledger import Ledger
 from .loss import made_anew, outside
 from .options import ReadOptions
@@ -61,6 +61,7 @@ class Planner:
         self._is_first = resumed.membership is None
         self._served_last = max((queue for queue, (begin, end) in resumed.ranges.items() if begin < end), default=None)
         self._seen = Seen()
+        self._compared: set[Part] = set()
         self._batch = EMPTY
         self._running = resumed if is_unfinished else EMPTY
         self._done = EMPTY
@@ -201,7 +202,7 @@ class Planner:
         await self._share.discover()
         self._seen = seen = await self._look()
         await self._share.settle(seen)
-        for part in await self._made_anew(seen, self._share.free()):
+        for part in await self._made_anew(seen):
             self._begin_anew(part, seen)
         self._course.marks |= seen.marks
         available = {
@@ -214,9 +215,15 @@ class Planner:
         self._is_first = False
         self._planned_s = time.monotonic()
         self._served_last = next(reversed(cut), self._served_last)
+        await self._note_messages(ranges)
         self._course.read_ends |= {queue: end for queue, (_, end) in ranges.items()}
         self._batch = Batch(
-            ranges, dict(self._course.marks), self._share.is_member, self._options.group, self._course.rewound
+            ranges,
+            dict(self._course.marks),
+            self._share.is_member,
+            self._options.group,
+            self._course.rewound,
+            dict(self._course.messages),
         )
         self._running = self._batch
         return self._batch
@@ -248,25 +255,56 @@ class Planner:
             within[queue] = position
         return within
 
-    async def _made_anew(self, seen: Seen, positions: Mapping[Queue, int]) -> list[Part]:
-        """The topics that are others than this query read: their identity differs, or a message that the query has read was
-        stored after the newest one that it saw. An Apache broker tells no identity, and a Rocketlet broker that was restored
-        from a backup tells the same one."""
+    async def _made_anew(self, seen: Seen) -> list[Part]:
+        """Return the topics that are others than this query read: their identity differs, or another message is where one
+        was that the query has read. Clocks decide nothing, because they are set back, too."""
         anew = [part for part, mark in seen.marks.items() if mark.is_of_another(self._course.marks.get(part, mark))]
-        witnesses: dict[Part, Queue] = {}
-        for queue, position in positions.items():
-            begin, end = seen.extents.get(queue, NOTHING)
-            if begin < position <= min(end, self._course.read_ends.get(queue, 0)):
-                witnesses.setdefault(part_of(queue), queue)
-        for part, queue in witnesses.items():
-            before = self._course.marks.get(part, Mark())
-            if part in anew or before.started_ms == seen.marks.get(part, before).started_ms != 0:
-                continue  # the broker runs as it did then
-            newest_ms = before.newest_ms
-            stored_ms = await self._view.extents.stored_ms(queue, positions[queue] - 1) if newest_ms else None
-            if stored_ms is not None and stored_ms > newest_ms:
-                anew.append(part)
+        doubted = [queue for queue in self._doubted(seen) if part_of(queue) not in anew]
+        messages = self._course.messages
+        found = await asyncio.gather(
+            *(self._view.extents.fingerprint(queue, messages[queue].offset) for queue in doubted)
+        )
+        for queue, message in zip(doubted, found, strict=True):
+            if message is not None and message != messages[queue] and part_of(queue) not in anew:
+                anew.append(part_of(queue))
         return anew
+
+    def _doubted(self, seen: Seen) -> list[Queue]:
+        """Return queues with messages to compare. A Rocketlet broker that runs as it did before is not doubted. An Apache
+        broker does not tell since when it runs: all of its messages are compared once, later the newest one of each topic
+        that has something to read."""
+        positions = self._share.free()
+        has_more = {
+            part_of(queue) for queue, extent in seen.extents.items() if extent.end > positions.get(queue, extent.end)
+        }
+        doubted: list[Queue] = []
+        newest = {part_of(queue): queue for queue in self._course.messages}
+        for queue in self._course.messages:
+            part = part_of(queue)
+            mark = seen.marks.get(part)
+            if mark is None:
+                continue
+            if mark.started_ms:
+                is_doubted = mark.started_ms != self._course.marks.get(part, mark).started_ms
+            else:
+                is_doubted = part not in self._compared or (part in has_more and queue == newest[part])
+            if is_doubted:
+                doubted.append(queue)
+        self._compared.update(seen.marks)
+        return doubted
+
+    async def _note_messages(self, ranges: Ranges) -> None:
+        """Keep the last message of one queue of each topic and broker in a batch, in turn."""
+        chosen: dict[Part, Queue] = {}
+        for queue, (begin, end) in ranges.items():
+            if begin < end and (part_of(queue) not in chosen or queue not in self._course.messages):
+                chosen[part_of(queue)] = queue
+        found = await asyncio.gather(
+            *(self._view.extents.fingerprint(queue, ranges[queue][1] - 1) for queue in chosen.values())
+        )
+        for queue, message in zip(chosen.values(), found, strict=True):
+            if message is not None:
+                self._course.note(queue, message)
 
     def _begin_anew(self, part: Part, seen: Seen) -> None:
         """Everything is new in a topic that was created again. Raises DataLossError if that is to end the query."""
@@ -281,7 +319,7 @@ class Planner:
         """The readable part of a batch that is run again: its messages may be gone."""
         queues = [queue for queue, (begin, end) in batch.ranges.items() if begin < end]
         seen = await self._view.extents.of(queues)
-        anew = await self._made_anew(seen, {queue: batch.ranges[queue][1] for queue in queues})
+        anew = await self._made_anew(seen)
         lost = [queue for queue in queues if part_of(queue) in anew]
         for queue in lost:
             made_anew(queue, batch.ranges[queue][0], seen.extents[queue], fail=self._options.fail_on_data_loss)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..protocol.queue import Queue
-from .checkpoint import Batch, Mark, Part
+from .checkpoint import Batch, Fingerprint, Mark, Part, part_of
+from .config import FINGERPRINTS
 from .extents import Seen
 from .ranges import Ranges
 from .view import View
@@ -21,20 +22,31 @@ from .view import View
 @dataclass(slots=True)
 class Course:
     """How far a query has come. `marks`: how its topics are recognized; `read_ends`: where the ranges that were read end;
-    `rewound`: how often a queue went on elsewhere."""
+    `rewound`: how often a queue went on elsewhere. `messages`: a few that were read of each topic and broker, the last ones
+    last."""
 
     marks: dict[Part, Mark] = field(default_factory=dict)
     read_ends: dict[Queue, int] = field(default_factory=dict)
     rewound: int = 0
+    messages: dict[Queue, Fingerprint] = field(default_factory=dict)
 
     @classmethod
     def after(cls, batch: Batch) -> Course:
-        return cls(dict(batch.marks), {queue: end for queue, (_, end) in batch.ranges.items()}, batch.rewound)
+        read_ends = {queue: end for queue, (_, end) in batch.ranges.items()}
+        return cls(dict(batch.marks), read_ends, batch.rewound, dict(batch.messages))
+
+    def note(self, queue: Queue, message: Fingerprint) -> None:
+        """Keep a message that is read, and no more than some of its topic and broker."""
+        self.messages.pop(queue, None)
+        self.messages[queue] = message
+        for former in [each for each in self.messages if part_of(each) == part_of(queue)][:-FINGERPRINTS]:
+            del self.messages[former]
 
     def rewind(self, queue: Queue) -> None:
         """Messages of a queue are gone, or an administrator has reset it."""
         self.rewound += 1
         self.read_ends.pop(queue, None)
+        self.messages.pop(queue, None)
 
 
 class Share(Protocol):

@@ -182,7 +182,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         ranges = planner.readable(batch)
         check_topics(ranges, self._options.read)
         addresses = planner.addresses(to_read(ranges))
-        tasks = to_partitions(addresses, self._options.read, ranges, batch.marks, self._columns)
+        tasks = to_partitions(addresses, self._options.read, ranges, batch.marks, batch.messages, self._columns)
         self._rows = self._prefetch.rows(tasks)
         if self._rows is not None:
             self.__class__ = _WithRows

@@ -114,6 +114,38 @@ async def test_a_topic_that_was_made_anew_is_recognised(system: System, membersh
     await asyncio.to_thread(goes_on)
 
 
+@contextmanager
+def another_cluster(system: System, folder: Path) -> Iterator[System]:
+    """A cluster whose broker has the same name."""
+    running = system._system
+    found = System(Apache(folder, running._version, HEAP) if isinstance(running, Apache) else Ours(folder))
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+@feature("Spark's source: a cluster whose broker has the same name and older messages is named")
+@BOTH
+async def test_another_cluster_is_recognised_by_its_messages(system: System, tmp_path: Path, membership: str) -> None:
+    topic, group = await system.topic(), await system.group()
+
+    def run() -> None:
+        with another_cluster(system, tmp_path) as other:
+            other.run(ask(other, RequestCode.UPDATE_AND_CREATE_TOPIC, CreateTopic(topic, 4, 4, 6)))
+            other.run(fill(other.address, topic, 1200))
+            system.run(fill(system.address, topic, 400))
+            with opened(system.address, topic, group, membership=membership) as planner:
+                batch = read(planner, 400)
+            with (
+                opened(other.address, topic, group, batch, membership=membership) as planner,
+                pytest.raises(DataLossError, match="this is another cluster"),
+            ):
+                read(planner, 1)
+
+    await asyncio.to_thread(run)
+
+
 @feature("Spark's source: the start of a new group is kept before a message came")
 async def test_the_latest_of_an_empty_topic_is_kept(system: System) -> None:
     topic, group = await system.topic(), await system.group()
@@ -160,7 +192,9 @@ def offsets_of(planner: Planner, address: str, topic: str, group: str, batch: Ba
     """The rows that the tasks of a batch read. between: called after they were made."""
     options = stream_options({"nameServer": address, "topic": topic, "group": group})
     ranges = planner.readable(batch)
-    tasks = to_partitions(planner.addresses(to_read(ranges)), options.read, ranges, batch.marks, ("queueId",))
+    tasks = to_partitions(
+        planner.addresses(to_read(ranges)), options.read, ranges, batch.marks, batch.messages, ("queueId",)
+    )
     between()
     found: Counter[int] = Counter()
     for task in tasks:

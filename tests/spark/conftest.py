@@ -40,8 +40,11 @@ class StoppableBroker:
         self._running: Broker | None = None
         self.address = f"127.0.0.1:{self._port}"
 
-    def start(self) -> None:
+    def start(self, *, ahead_s: float = 0.0) -> None:
+        """ahead_s: how far its clock is ahead, until it stops."""
         self._running = Broker(folder=self._folder, port=self._port).__enter__()
+        if ahead_s:
+            self._running.clock.advance(seconds=ahead_s)
 
     def stop(self) -> None:
         if self._running is not None:

@@ -18,11 +18,13 @@ from rocketlet.protocol.headers import CreateTopic, ResetOffset, UpdateOffset, w
 from rocketlet.protocol.queue import Queue
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.checkpoint import EMPTY, Batch, to_offset
+from rocketlet.spark.batch import RocketletReader
+from rocketlet.spark.checkpoint import EMPTY, Batch, from_offset, to_offset
 from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.ledger import Ledger
-from rocketlet.spark.options import stream_options
+from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.planner import Planner
+from rocketlet.spark.reading import read_task
 from rocketlet.spark.source import _planner
 
 from .conftest import StoppableBroker
@@ -136,6 +138,61 @@ def test_a_broker_that_was_restored_from_a_backup_is_recognised_however_far_it_h
     fill(broker.address, range(1200))
     with opened(broker.address, membership, batch) as planner, pytest.raises(DataLossError, match="made anew"):
         planner.plan()
+
+
+@BOTH
+def test_clock_that_was_set_back_makes_no_topic_anew(broker: StoppableBroker, membership: bool) -> None:
+    broker.stop()
+    broker.start(ahead_s=600)
+    fill(broker.address, range(400))
+    broker.stop()
+    broker.start()
+    with opened(broker.address, membership) as planner:
+        batch = read_all(planner)
+    reader = RocketletReader(batch_options({"nameServer": broker.address, "topic": "t"}), ("queueOffset",))
+    assert sum(rows.num_rows for task in reader.partitions() for rows in read_task(task)) == 400
+    broker.stop()
+    broker.start()
+    fill(broker.address, range(40))
+    with opened(broker.address, membership, batch) as planner:
+        assert rows_of(read_all(planner)) == 40
+
+
+@BOTH
+@pytest.mark.parametrize("is_rerun", [False, True], ids=["goes on", "runs again"])
+def test_copy_of_the_data_folder_is_another_cluster_even_if_its_messages_are_older(
+    broker: StoppableBroker, tmp_path: Path, membership: bool, is_rerun: bool
+) -> None:
+    fill(broker.address, range(200))
+    broker.stop()
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    copy = StoppableBroker(tmp_path / "copy")
+    copy.start()
+    try:
+        fill(copy.address, range(1000))
+        broker.start()
+        fill(broker.address, range(200))
+        with opened(broker.address, membership) as planner:
+            batch = read_all(planner)
+        with opened(copy.address, membership, batch) as planner, pytest.raises(DataLossError, match="another cluster"):
+            planner.readable(batch) if is_rerun else planner.plan()
+    finally:
+        copy.stop()
+
+
+@BOTH
+def test_checkpoint_without_fingerprints_is_resumed(broker: StoppableBroker, membership: bool) -> None:
+    """As earlier releases wrote it."""
+    fill(broker.address, range(400))
+    with opened(broker.address, membership) as planner:
+        batch = read_all(planner)
+    broker.stop()
+    broker.start()
+    fill(broker.address, range(40))
+    offset = to_offset(batch)
+    del offset["$"]["messages"]
+    with opened(broker.address, membership, from_offset(offset)) as planner:
+        assert rows_of(read_all(planner)) == 40
 
 
 @BOTH

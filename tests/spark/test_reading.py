@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from rocketlet.client import AdminClient, Outgoing, Producer
+from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.queue import Queue
 from rocketlet.testing import Broker, Fault
 
@@ -16,6 +17,7 @@ from .tasks import QUEUE, batches_of, queue_range
 pytest.importorskip("pyspark")
 from rocketlet.spark.batch import RocketletReader, to_partitions, to_read
 from rocketlet.spark.checkpoint import EMPTY, Mark
+from rocketlet.spark.extents import Extents
 from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.reading import Task
@@ -51,7 +53,12 @@ async def test_a_topic_that_is_made_anew_between_planning_and_reading_is_not_rea
                     batch = planner.plan()
                 ranges = planner.readable(batch)
                 return to_partitions(
-                    planner.addresses(to_read(ranges)), options.read, ranges, batch.marks, ("queueOffset",)
+                    planner.addresses(to_read(ranges)),
+                    options.read,
+                    ranges,
+                    batch.marks,
+                    batch.messages,
+                    ("queueOffset",),
                 )
             finally:
                 planner.close()
@@ -105,6 +112,15 @@ async def test_on_apaches_broker_what_was_stored_after_the_planning_is_of_anothe
         with pytest.raises(DataLossError, match="stored after the batch was planned: the topic was made anew"):
             await batches_of([Task((anew,))])
         assert await batches_of([Task((replace(anew, fail_on_data_loss=False),))]) == []
+        cluster = Cluster(broker.address)
+        await cluster.find_route("t")
+        there = await Extents(cluster, "").fingerprint(QUEUE, 9)
+        await cluster.close()
+        assert there is not None
+        set_back = replace(anew, message=(QUEUE, there))
+        assert await batches_of([Task((set_back,))]) == [list(range(10))], "a clock was set back"
+        with pytest.raises(DataLossError, match="the topic was made anew"):
+            await batches_of([Task((replace(anew, message=(QUEUE, there._replace(text="another"))),))])
 
 
 async def test_a_reset_that_apaches_broker_tells_a_task_does_not_change_its_batch() -> None:
