@@ -13,17 +13,16 @@ from typing import NamedTuple
 
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.server import Listening, Server, Taps
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.protocol.batch import encode_batch
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig, encode_heartbeat
 from rocketlet.protocol.codes import VERSION, Language, RequestCode
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Ext, ExtValue, Frame, FrameReader, encode
 from rocketlet.protocol.headers import UpdateOffset, write
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.message import encode_batch
+from rocketlet.protocol.names import Queue, parse_subscription
 
 from simulation.loop import Process
 
@@ -190,7 +189,7 @@ async def of_consumer(server: Server, meter: Meter, stack: AsyncExitStack) -> li
 
 
 def of_spark(broker: Broker) -> list[CodePath]:
-    from rocketlet.spark import schema
+    from rocketlet.spark import options
     from rocketlet.spark.columns import Rows
 
     queue = Queue(TOPIC, "broker-a", 0)
@@ -199,7 +198,7 @@ def of_spark(broker: Broker) -> list[CodePath]:
     data, count = b"".join(fetched.pieces), fetched.messages
 
     async def decode() -> None:
-        assert len(Rows(data, queue, 0, count).batch(tuple(schema.OURS))) == count
+        assert len(Rows(data, queue, 0, count).batch(tuple(options.OURS))) == count
 
     return [CodePath("Spark: decode", count, decode)]
 

@@ -16,8 +16,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rocketlet.client.wire.access import Access
 from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.connection import Access
 from rocketlet.protocol.bodies import decode_cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing.ports import free_port

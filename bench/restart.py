@@ -16,9 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from rocketlet.broker.clock import MACHINE
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.messages.topics import Topics
+from rocketlet.broker.runtime import MACHINE
 from rocketlet.broker.store.store import Store
 from rocketlet.command.plumbing import logs
 from rocketlet.command.plumbing.numbers import whole

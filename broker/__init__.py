@@ -1,20 +1,20 @@
 """A RocketMQ broker and name server in one asyncio process.
 
-server       listens, and owns what runs in this process
+server       listening sockets; runs the servers of a process
+tls          TLS for clients, certificates
 broker       a broker's state and its timers
-clock        the time that a broker reads and waits by
+runtime      clock, tasks, deferred work
+machine      memory limits, file descriptors, files that an operator edits
 config       every setting and limit
-remoting/    the door for RocketMQ's remoting protocol: sockets, frames, the handlers of requests
-grpc/        the door for the official clients of RocketMQ 5
-listening/   what doors share of a listening socket: TLS
-observing/   metrics and health checks
-pops/        messages shared among the clients of a group
-consuming/   what pulling and committing mean
-groups/, messages/  the state that the doors read and change
-sessions/    who is there
-access/      who may do what
-nameserver/  the name server's state
-cluster/     connections to name servers and to other brokers
-store/       what is on the disk
-running/     how the process runs: timers, tasks, long work, files and memory
+sessions     connected clients, whichever protocol they speak
+access       accounts and permissions
+nameserver   the name server's routes
+cluster      connections to name servers and to other brokers
+metrics      Prometheus metrics and health checks
+remoting/    the server of RocketMQ's remoting protocol: connections, dispatch, handlers
+grpc/        the server for the official clients of RocketMQ 5
+groups/      consumer groups: members, leases, offsets, pulls
+pops/        POP: messages shared among the clients of a group
+messages/    topics, sends, delayed messages, transactions, filters
+store/       the data folder
 """

@@ -10,15 +10,11 @@ from pathlib import Path
 
 import structlog
 
-from ..protocol.bodies import TopicConfig
+from ..protocol.bodies import TopicConfig, Work
 from ..protocol.codes import RequestCode
 from ..protocol.message import MessageError, encode_host
-from ..protocol.work import Work
-from .access.acl import Acl, account_name
-from .clock import MACHINE, Clock, Timer
-from .cluster.link import NameServers, signing
-from .cluster.peers import Peers
-from .cluster.registration import Registration
+from .access import Acl, account_name
+from .cluster import NameServers, Peers, Registration, signing
 from .config import (
     LEASE_SWEEP_S,
     LIMITS,
@@ -34,58 +30,31 @@ from .config import (
     Limits,
     LiveConfig,
 )
-from .consuming.commits import Commits
-from .consuming.parts import Parts
-from .consuming.pulling import Pulling
-from .groups.foreign.draining import Draining, Outside
-from .groups.foreign.repeats import Repeats
-from .groups.history import History
+from .groups.drains import Draining, Notifications, Outside, Repeats
+from .groups.leases import Around, Locks
 from .groups.members import ConsumerGroup, ConsumerGroups
-from .groups.modes import RequestModes
-from .groups.notifications import Notifications
-from .groups.owning.lock import Around
-from .groups.owning.locks import Locks
-from .groups.owning.offsets import Offsets
-from .groups.owning.progress import GroupProgress
-from .groups.owning.watch import Watch
-from .groups.refusals import Refusals
-from .groups.settings import GroupConfigs
-from .listening.tls import Tls
+from .groups.offsets import GroupProgress, Offsets, Watch
+from .groups.pulling import Commits, Parts, Pulling
+from .groups.settings import GroupConfigs, History, Refusals, RequestModes
+from .machine import shares
 from .messages.appender import Appender
-from .messages.delays import Delays, tag_code_of
 from .messages.filters import Filters
 from .messages.held_pulls import HeldPulls
-from .messages.retries import Retries
-from .messages.sending import Sending
-from .messages.statistics import Statistics
-from .messages.timers import Timers
-from .messages.topics import Topics
+from .messages.later import Delays, Timers, tag_code_of
+from .messages.sending import Retries, Sending
+from .messages.topics import Statistics, Topics
 from .messages.transactions import Transactions
-from .nameserver.routes import Routes
-from .pops.division import OtherReaders
-from .pops.mixed import Mixed
-from .pops.pools import PopSource
-from .pops.pops import Pops
-from .pops.settling import Keeping
-from .running.device import Device
-from .running.engine import Engine
-from .running.histogram import Histogram
-from .running.jobs import Job, run
-from .running.open_files import shares
-from .running.tasks import Tasks
-from .running.turns import Line, Turns
-from .sessions.callers import Callers
-from .sessions.clients import Clients
-from .sessions.events import GroupChanged
-from .sessions.generation import Generation
-from .sessions.recent import Recent
-from .sessions.session import Session
-from .store.consume_queue import ConsumeQueue
-from .store.files import Save
-from .store.flusher import Flusher
-from .store.frames import Frames
-from .store.retention import Retention, RetentionTime
-from .store.store import Store, StoreFull
+from .nameserver import Routes
+from .pops.division import Mixed, OtherReaders
+from .pops.pool import PopSource
+from .pops.pops import Keeping, Pops
+from .runtime import MACHINE, Clock, Device, Engine, Histogram, Job, Line, Tasks, Timer, Turns, run
+from .sessions import Callers, Clients, Generation, GroupChanged, Recent, Session
+from .store.files import Save, StoreFull
+from .store.index import ConsumeQueue
+from .store.journals import Frames
+from .store.store import Flusher, Retention, RetentionTime, Store
+from .tls import Tls
 
 log = structlog.get_logger("rocketlet.broker")
 

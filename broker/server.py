@@ -1,55 +1,58 @@
-"""Listens, and owns what runs in this process: a broker, a name server, or both, on one port."""
+"""Listening sockets: accepts connections, detects TLS and the protocol by the first bytes, and runs the servers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import structlog
 
+from ..protocol.bodies import SLICE, Work
 from ..protocol.frame import Frame
-from ..protocol.work import SLICE, Work
-from .access.acl import Acl
+from .access import Acl
 from .broker import Broker
-from .clock import MACHINE
 from .config import (
     ADDRESS_SHARE,
     DRAIN_TIMEOUT_S,
     IDLE_LIMIT_S,
+    LIMITS,
     LISTEN_BACKLOG,
+    MAX_HELLO_BYTES,
     MEMORY_SWEEP_S,
     RELOAD_INTERVAL_S,
     SWEEP_INTERVAL_S,
+    TLS_HANDSHAKE_TIMEOUT_S,
+    TLS_SHUTDOWN_TIMEOUT_S,
     VIP_DISTANCE,
+    Limits,
 )
-from .listening.arrival import Arrival
-from .listening.entrance import Entrance
-from .listening.handshakes import Handshakes
-from .listening.tls import Tls
-from .nameserver.routes import Routes
+from .machine import default_budget, shares
+from .nameserver import Routes
 from .remoting.connection import Connection
 from .remoting.dispatch import Dispatch
-from .running.machine import default_budget
-from .running.open_files import shares
-from .running.tasks import Tasks
-from .running.turns import OneATurn, Turns
-from .sessions.memory import Memory
-from .sessions.reports import Reports
-from .sessions.session import Session, is_loopback
+from .runtime import MACHINE, OneATurn, Tasks, Turns
+from .sessions import Memory, Reports, Session, is_loopback
+from .tls import Carrier, Client, Tls, TlsRecords
 
 if TYPE_CHECKING:
-    from .grpc.door import Door, ServeCalls
-    from .observing.metrics_port import MetricsPort
+    from .grpc.server import GrpcServer, ServeCalls
+    from .metrics import MetricsPort
+
+log = structlog.get_logger("rocketlet.server")
+tls_log = structlog.get_logger("rocketlet.tls")
+
+
+# ------------------------------------------------------------------------------
+# Listens, and owns what runs in this process: a broker, a name server, or both, on one port.
+
 
 _HTTP2 = b"P"  # with which its preface begins; a frame of the other door cannot, it would be too long
 _NO_GRPC = "a gRPC client came, and gRPC is an extra here: pip install 'rocketlet[broker,grpc]'"
-
-log = structlog.get_logger("rocketlet.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +190,7 @@ class Server:
     def _serve_metrics(self, broker: Broker) -> None:
         config = broker.config
         if config.metrics_port is not None:
-            from .observing.metrics import Collector
-            from .observing.metrics_port import MetricsPort
+            from .metrics import Collector, MetricsPort
 
             measured = Collector(broker, self.memory, self._connections)
             self._metrics = MetricsPort(measured, config.metrics_host or self._host, config.metrics_port, broker.limits)
@@ -222,7 +224,7 @@ class Server:
         return Entrance(self._tls, self.handshakes, self._turns.call, connection, self._door_of)
 
     @cached_property
-    def grpc_door(self) -> Door | None:
+    def grpc_door(self) -> GrpcServer | None:
         """None without the extra."""
         door = _load_grpc()
         return door(self._broker, self._acl, self._tap_calls) if door is not None else None
@@ -346,16 +348,16 @@ async def _load_grpc_ahead() -> None:
     await asyncio.to_thread(_load_grpc)
 
 
-def _load_grpc() -> type[Door] | None:
+def _load_grpc() -> type[GrpcServer] | None:
     """The gRPC door's class; None without the extra. Its modules take a seventh of the time of all others, so a server is
     ready before a thread loads them. A client that comes sooner waits (`Arrival`)."""
     try:
-        from .grpc.door import Door
+        from .grpc.server import GrpcServer
     except ModuleNotFoundError as missing:
         if (missing.name or "").split(".")[0] != "google":
             raise
         return None
-    return Door
+    return GrpcServer
 
 
 def _aborting(connections: set[Session]) -> Work[None]:
@@ -364,3 +366,341 @@ def _aborting(connections: set[Session]) -> Work[None]:
         connection.abort()
         if number % SLICE == 0:
             yield
+
+
+# ------------------------------------------------------------------------------
+# The way into a port that also takes plain text: the first byte of a connection decides.
+#
+# A TLS client begins with the byte 22, a handshake record (RFC 8446, 5.1). A plain remoting frame begins with the
+# high byte of its length, which is 0 or 1 for every size that is allowed, and HTTP/2 with a letter. So one port
+# serves both, as Apache's does (NettyRemotingServer.HandshakeHandler):
+#
+# 1. `Entrance` stands between a new socket and its `Connection` until the first bytes are there.
+# 2. Plain: the Connection becomes the socket's protocol, and the Entrance is gone. Nothing is slower from then on.
+# 3. TLS: the handshake waits for its turn (`handshakes`). Then `loop.start_tls` puts its own protocol before the
+#     socket, and
+#    `TlsRecords` stands before that. When the handshake is done, the Connection writes to the encrypted transport.
+# 4. A client that the mode does not allow is refused with a reason, in its own protocol where that is possible.
+
+
+_HANDSHAKE: Final = 22
+_NO_TLS_HERE: Final = bytes((21, 3, 1, 0, 2, 2, 40))  # a fatal alert, handshake_failure (RFC 5246, 7.2)
+_NO_TLS_REASON: Final = (
+    "a TLS client came to a port without TLS; give --tls-cert and --tls-key, or turn TLS off in the client"
+)
+_NO_PLAIN_REMARK: Final = (
+    "this port takes TLS connections only; turn TLS on in the client "
+    "(rocketlet: Access(tls=True), --tls; Java: -Dtls.enable=true)"
+)
+
+
+C = TypeVar("C", bound=Client)
+
+
+class Entrance(asyncio.Protocol, Generic[C]):
+    """A socket's protocol until the client's protocol is known; while TLS is being set up, it stands behind that."""
+
+    __slots__ = ("_door", "_early", "_handshakes", "_in_turn", "_is_lost", "_tls", "_transport", "connection")
+
+    def __init__(
+        self,
+        tls: Tls,
+        handshakes: Handshakes,
+        in_turn: Callable[..., None],
+        connection: C,
+        door: Callable[[C, bytes], asyncio.Protocol],
+    ) -> None:
+        self._tls = tls
+        self._door = door
+        self._handshakes = handshakes
+        self._in_turn = in_turn
+        self.connection = connection
+        self._transport: asyncio.Transport | None = None
+        self._early: list[bytes] | None = None
+        self._is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.connection.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        if self._early is not None:  # the client's first request came with the end of its handshake
+            self._early.append(data)
+            self.connection.read_bytes += len(data)  # these records had data: see `TlsRecords`
+        elif self.connection.is_encrypted:
+            self._hand_over(data)
+        elif data[0] != _HANDSHAKE:
+            self._take_plain(data)
+        elif not self._tls.is_offered:
+            self._refuse_tls()
+        else:
+            self._take_tls(data)
+
+    def _take_plain(self, data: bytes) -> None:
+        assert self._transport is not None
+        if self._tls.takes_plain:
+            self._hand_over(data)
+            return
+        self._tls.refused += 1
+        self._tls.note_turned_away(self.connection.peer, _NO_PLAIN_REMARK)
+        if self._tls.reports.is_due(self.connection.peer, _NO_PLAIN_REMARK):
+            tls_log.warning("plain_client_refused", peer=self.connection.peer, reason=_NO_PLAIN_REMARK)
+        self._transport.write(self.connection.plain_refusal(data, _NO_PLAIN_REMARK))
+        self._transport.close()
+
+    def _hand_over(self, data: bytes) -> None:
+        """Picks the door by the client's first bytes, and hands the socket over to it."""
+        assert self._transport is not None
+        protocol = self._door(self.connection, data)
+        self._transport.set_protocol(protocol)
+        protocol.data_received(data)
+
+    def _take_tls(self, first: bytes) -> None:
+        assert self._transport is not None
+        if len(first) > MAX_HELLO_BYTES:
+            self.refuse("the client's hello is too long")
+            return
+        self._early = []
+        self._transport.pause_reading()
+        self._handshakes.begin(self, first)
+
+    def _refuse_tls(self) -> None:
+        assert self._transport is not None
+        self._tls.refused += 1
+        self._tls.note_turned_away(self.connection.peer, _NO_TLS_REASON)
+        if self._tls.reports.is_due(self.connection.peer, _NO_TLS_REASON):
+            tls_log.warning("tls_client_refused", peer=self.connection.peer, reason=_NO_TLS_REASON)
+        self._transport.write(_NO_TLS_HERE)
+        self._transport.close()
+
+    @property
+    def address(self) -> str:
+        return self.connection.address
+
+    @property
+    def is_gone(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    async def shake_hands(self, first: bytes) -> None:
+        """Returns when the connection is encrypted, or has ended."""
+        try:
+            await self._encrypt(first)
+            self._tls.handshakes += 1
+        except OSError as error:  # ssl.SSLError and TimeoutError are
+            self._tls.failed(self.connection.peer, str(error) or "the client did not finish in time")
+            self.abort()
+            self.connection_lost(error)
+
+    async def _encrypt(self, first: bytes) -> None:
+        raw, context = self._transport, await self._tls.ready()
+        assert raw is not None
+        if raw.is_closing():  # start_tls would wait until the timeout
+            raise ConnectionResetError("the connection was closed")
+        loop = asyncio.get_running_loop()
+        starting = loop.create_task(
+            loop.start_tls(
+                raw,
+                self,
+                context,
+                server_side=True,
+                ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S,
+                ssl_shutdown_timeout=TLS_SHUTDOWN_TIMEOUT_S,
+            )
+        )
+        # start_tls puts its protocol before the socket in its first step, which runs before this task's next one, and
+        # has it connected by call_soon; what is called soon after that comes before anything else is read.
+        await asyncio.sleep(0)
+        loop.call_soon(self._take_records, raw, first)
+        try:
+            encrypted = await starting
+        finally:
+            del starting  # its exception refers to this frame; a reference back would be a circle: see `garbage`
+        if encrypted is None or raw.is_closing():  # closed amid the handshake: start_tls does not mind
+            raise ConnectionResetError("the connection was closed")
+        self._use(encrypted)
+
+    def _take_records(self, raw: asyncio.Transport, first: bytes) -> None:
+        """From now on, the client's bytes go through `TlsRecords`."""
+        if raw.is_closing():
+            return
+        tls = cast("asyncio.BufferedProtocol", raw.get_protocol())
+        records = TlsRecords(raw, tls, self.connection, self._in_turn, self._end_flood)
+        raw.set_protocol(records)
+        self.connection.records = records
+        records.data_received(first)
+        self._in_turn(self._handshakes.opened, self)
+
+    def _end_flood(self) -> None:
+        self.refuse("the client sent many TLS records without data")
+
+    def _use(self, encrypted: asyncio.Transport) -> None:
+        early, self._early = self._early or [], None
+        self._transport = encrypted
+        if self._is_lost:
+            return
+        self.connection.encrypted(encrypted)
+        if early:
+            self._hand_over(b"".join(early))
+
+    def pause_writing(self) -> None:
+        self.connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.connection.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection is told once, whoever hears of it first: asyncio tells nobody of a client that leaves amid a
+        handshake, but of other ends it does."""
+        if not self._is_lost:
+            self._is_lost = True
+            self.connection.connection_lost(error)
+
+    def refuse(self, reason: str) -> None:
+        self._tls.failed(self.connection.peer, reason)
+        self.abort()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+# ------------------------------------------------------------------------------
+# Decides which TLS handshakes run, and which wait.
+#
+# Every client that connects can ask for a private-key operation, and copying a hello costs it nothing. 400 at once
+# stopped the event loop for 223 ms. So a few begin at a time; the others wait, and each client address has one in
+# turn, so that an address that asks for very many keeps only itself waiting.
+
+
+class Entering(Protocol):
+    """A client that asks for a handshake."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def is_gone(self) -> bool: ...
+
+    async def shake_hands(self, first: bytes) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def refuse(self, reason: str) -> None: ...
+
+
+class Handshakes:
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._waiting: dict[str, deque[tuple[Entering, bytes]]] = {}  # by address; the first address is the next
+        self._running: dict[Entering, None] = {}  # the oldest first
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._opening: set[Entering] = set()
+        self.waiting = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def begin(self, entering: Entering, first: bytes) -> None:
+        """Starts a handshake, or has it wait. first: the client's first bytes."""
+        self._waiting.setdefault(entering.address, deque()).append((entering, first))
+        self.waiting += 1
+        if self.waiting > self._limits.max_waiting_handshakes:
+            self._drop()
+        self._go_on()
+
+    def opened(self, entering: Entering) -> None:
+        """The private-key operation is done; the rest takes no longer than a request."""
+        self._opening.discard(entering)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._waiting and len(self._opening) < self._limits.opening_handshakes:
+            entering, first = self._next()
+            if entering.is_gone:
+                continue
+            if len(self._running) >= self._limits.max_handshakes:
+                self._make_room()
+            self._opening.add(entering)
+            self._running[entering] = None
+            task = asyncio.create_task(self._run(entering, first), name="tls handshake")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _next(self) -> tuple[Entering, bytes]:
+        address = next(iter(self._waiting))
+        queue = self._waiting.pop(address)
+        if len(queue) > 1:
+            self._waiting[address] = queue
+        self.waiting -= 1
+        return queue.popleft()
+
+    async def _run(self, entering: Entering, first: bytes) -> None:
+        try:
+            await entering.shake_hands(first)
+        finally:
+            self._running.pop(entering, None)
+            self.opened(entering)
+
+    def _drop(self) -> None:
+        """Drops the newest waiting handshake of the address that has most of them."""
+        address = max(self._waiting, key=lambda address: len(self._waiting[address]))
+        entering, _ = self._waiting[address].pop()
+        if not self._waiting[address]:
+            del self._waiting[address]
+        self.waiting -= 1
+        entering.refuse("too many TLS handshakes wait")
+
+    def _make_room(self) -> None:
+        """Ends the oldest running handshake of the address that has most of them: it has had its chance."""
+        address, _ = Counter(entering.address for entering in self._running).most_common(1)[0]
+        oldest = next(entering for entering in self._running if entering.address == address)
+        del self._running[oldest]  # its task ends later; the next one that comes must end another
+        oldest.abort()
+
+
+# ------------------------------------------------------------------------------
+# A client's protocol while the modules of its door are loaded in a thread: its bytes wait, and nobody else does.
+
+
+class Arrival(asyncio.Protocol):
+    """door: makes the client's protocol, once `loading` is done."""
+
+    def __init__(
+        self, connection: Carrier, loading: asyncio.Future[None], door: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self._connection = connection
+        self._loading = loading
+        self._door = door
+        self._kept = b""
+        loading.add_done_callback(self._loaded)
+
+    def data_received(self, data: bytes) -> None:
+        self._kept += data
+        self._connection.is_held = True
+        self._connection.charge(len(data))
+        self._connection.pause_reading()
+
+    def _loaded(self, loading: asyncio.Future[None]) -> None:
+        connection, kept = self._connection, self._kept
+        connection.charge(-len(kept))
+        if loading.cancelled():  # the server stops
+            connection.close()
+            return
+        connection.is_held = False
+        protocol = self._door()
+        connection.set_protocol(protocol)
+        protocol.data_received(kept)
+        if not connection.is_held:
+            connection.go_on()
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._loading.remove_done_callback(self._loaded)
+        self._connection.connection_lost(error)

@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 import orjson
-from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
+from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.protocol import headers
-from rocketlet.protocol.batch import BatchEntry, encode_batch
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame, encode
+from rocketlet.protocol.message import BatchEntry, encode_batch
 
 CODES = [int(code) for code in (*BROKER_REQUESTS, *NAME_SERVER_REQUESTS, *SENDS)]
 FREQUENT = [*map(int, SENDS), RequestCode.HEART_BEAT, RequestCode.PULL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET]

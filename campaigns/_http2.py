@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rocketlet.broker.grpc import schema
-from rocketlet.broker.grpc.table import METHODS
+from rocketlet.broker.grpc.server import METHODS
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.server import Server
+from rocketlet.protocol import http2
 from rocketlet.protocol.grpc import MessageReader
-from rocketlet.protocol.http2 import frames
-from rocketlet.protocol.http2.hpack import encode as block_of
+from rocketlet.protocol.hpack import encode as block_of
 
 from .frames import Socket
 
-GREETING = frames.PREFACE + frames.encode_settings({})
+GREETING = http2.PREFACE + http2.encode_settings({})
 
 
 class Frame(NamedTuple):
@@ -26,10 +26,10 @@ class Frame(NamedTuple):
 
 
 def split(written: bytes) -> Iterator[Frame]:
-    while len(written) >= frames.HEAD_BYTES:
-        size = int.from_bytes(written[:3], "big") + frames.HEAD_BYTES
+    while len(written) >= http2.HEAD_BYTES:
+        size = int.from_bytes(written[:3], "big") + http2.HEAD_BYTES
         stream_id = int.from_bytes(written[5:9], "big")
-        yield Frame(written[3], written[4], stream_id, written[frames.HEAD_BYTES : size])
+        yield Frame(written[3], written[4], stream_id, written[http2.HEAD_BYTES : size])
         written = written[size:]
 
 
@@ -45,14 +45,14 @@ def head_block(method: str, *fields: tuple[bytes, bytes]) -> bytes:
 
 def call_frames(stream_id: int, method: str, data: bytes, *fields: tuple[bytes, bytes]) -> bytes:
     """A call with all of its data."""
-    head = frames.headers_frames(stream_id, head_block(method, *fields), False, 16_384)
-    return head + frames.encode(frames.DATA, frames.END_STREAM, stream_id, data)
+    head = http2.headers_frames(stream_id, head_block(method, *fields), False, 16_384)
+    return head + http2.encode(http2.DATA, http2.END_STREAM, stream_id, data)
 
 
 def answers_in(written: bytes, method: str, stream_id: int) -> list[Any]:
     """The messages of an answer."""
     reader = MessageReader()
-    data = b"".join(frame.payload for frame in split(written) if frame[0] == frames.DATA and frame[2] == stream_id)
+    data = b"".join(frame.payload for frame in split(written) if frame[0] == http2.DATA and frame[2] == stream_id)
     return [METHODS[method].response.FromString(message) for message in reader.feed(data)]
 
 

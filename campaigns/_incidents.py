@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from rocketlet.client import Access, AdminClient, Consumer, Message, Producer, Reject, RocketletError
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat, encode_heartbeat
+from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.group_config import GroupConfig
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.names import parse_subscription
 from rocketlet.testing.ports import free_port
 
 from bench.peers import listening

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.clock import MACHINE, Clock
 from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
-from rocketlet.broker.store.consume_queue import ConsumeQueue
+from rocketlet.broker.runtime import MACHINE, Clock
+from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.protocol.message import decode_records, encode_host
 
 Place = tuple[str, int, int]  # topic, queue, offset

@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.pops.values import AckStatus, Delivered, PopClient, PopRequest, PopResult, Why
+from rocketlet.broker.pops.deliveries import AckStatus, Delivered, PopClient, PopRequest, PopResult, Why
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.message import decode_record
 
 from ._ledger import Place, read_all

@@ -8,12 +8,10 @@ from abc import abstractmethod
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from rocketlet.broker.grpc import schema
-from rocketlet.broker.grpc.codes import Code
+from rocketlet.broker.grpc.schema import Code
 from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.headers import write
-from rocketlet.protocol.message import decode_records
-from rocketlet.protocol.pop_headers import AckMessage, ChangeInvisibleTime, PopMessage
-from rocketlet.protocol.popped import POP_CK
+from rocketlet.protocol.headers import AckMessage, ChangeInvisibleTime, PopMessage, write
+from rocketlet.protocol.message import POP_CK, decode_records
 from rocketlet.protocol.properties import find
 
 from tests.conftest import Wire

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from rocketlet.broker.grpc import schema
-from rocketlet.broker.grpc.table import METHODS
+from rocketlet.broker.grpc.server import METHODS
 from rocketlet.protocol.grpc import encode_message
 
 from tests.support.accounts import ADMIN, SECRETS

@@ -8,22 +8,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rocketlet.broker.messages.sql_filter import FilterError, parse_filter
+from rocketlet.broker.messages.filters import FilterError, parse_filter
 from rocketlet.client.message import Message
 from rocketlet.command.tools.frames import body_fields
 from rocketlet.console.message_text import body_of, preview
 from rocketlet.protocol import bodies, group_bodies, properties
-from rocketlet.protocol.batch import Shared, decode_batch, encode_records, split
+from rocketlet.protocol.bodies import BodyError, decode_registration, finish
 from rocketlet.protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB
-from rocketlet.protocol.compression import begin_of
 from rocketlet.protocol.frame import FrameError, FrameReader
-from rocketlet.protocol.message import MessageError, Record, decode_record, decode_records, encode_record
-from rocketlet.protocol.names import IllegalName
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.registration_body import decode_registration
-from rocketlet.protocol.schema import BodyError
-from rocketlet.protocol.subscription import SubscriptionError, parse_subscription
-from rocketlet.protocol.work import finish
+from rocketlet.protocol.message import (
+    MessageError,
+    Record,
+    Shared,
+    begin_of,
+    decode_batch,
+    decode_record,
+    decode_records,
+    encode_record,
+    encode_records,
+    split,
+)
+from rocketlet.protocol.names import IllegalName, Queue, SubscriptionError, parse_subscription
 
 REFUSALS: Final = (FilterError, FrameError, MessageError, BodyError, SubscriptionError, IllegalName, UnicodeError)
 """How bytes that mean nothing are refused. Anything else that leaves a subject is a fault."""

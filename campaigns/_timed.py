@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.clock import Clock
-from rocketlet.broker.messages.timers import waiting_text
-from rocketlet.broker.running.jobs import Job
+from rocketlet.broker.messages.later import waiting_text
+from rocketlet.broker.runtime import Clock, Job
 
 from ._ledger import put, read_all
 

@@ -18,18 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from rocketlet.broker.access.acl import Acl
-from rocketlet.broker.access.file import AclFile
+from rocketlet.broker.access import Acl, AclFile
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
-from rocketlet.broker.listening.tls import Tls
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
-from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.broker.tls import Tls
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig
 from rocketlet.protocol.codes import RequestCode, request_name
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
-from rocketlet.protocol.group_config import GroupConfig
-from rocketlet.protocol.signature import ACCESS_KEY, SIGNATURE, Signer
+from rocketlet.protocol.headers import ACCESS_KEY, SIGNATURE, Signer
 
 from tests.support.accounts import ACCOUNTS, ADMIN, SECRETS, SEND, AccountsFile, account
 from tests.support.certificates import Certificates

@@ -21,12 +21,12 @@ from google.protobuf.message import DecodeError
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.grpc import schema
-from rocketlet.broker.grpc.table import METHODS
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.grpc.server import METHODS
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
+from rocketlet.protocol import http2
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.grpc import encode_message
-from rocketlet.protocol.http2 import frames
 
 from ._http2 import Peer, split
 from .common import Limit, Outcome
@@ -96,7 +96,7 @@ def _value(field: Any, choose: random.Random) -> Any:
 def _keep_handles(written: bytes) -> None:
     """Keeps the handles of messages that came whole in one frame of data."""
     for kind, _, _, payload in split(written):
-        if kind == frames.DATA and b" broker-a " in payload:
+        if kind == http2.DATA and b" broker-a " in payload:
             try:
                 answer = schema.ReceiveMessageResponse.FromString(payload[5:])
             except DecodeError:
@@ -161,7 +161,7 @@ class Attack:
                 changed[choose.randrange(len(changed))] = choose.randrange(256)
             return bytes(changed)
         if kind < 0.15:  # given up
-            return data + frames.encode_reset(peer.last_id, choose.choice((0, 8, 2**32 - 1)))
+            return data + http2.encode_reset(peer.last_id, choose.choice((0, 8, 2**32 - 1)))
         if kind < 0.25:  # another frame in between
             return data + self._frame(peer)
         if kind < 0.28:
@@ -171,11 +171,11 @@ class Attack:
     def _frame(self, peer: Peer) -> bytes:
         choose = self._choose
         if choose.random() < 0.5:
-            setting = choose.choice(list(frames.Setting))
-            return frames.encode_settings({setting: choose.choice((0, 1, 100, 16_384, 65_535, 2**31 - 1, 2**32 - 1))})
+            setting = choose.choice(list(http2.Setting))
+            return http2.encode_settings({setting: choose.choice((0, 1, 100, 16_384, 65_535, 2**31 - 1, 2**32 - 1))})
         stream_id = choose.choice((0, peer.last_id + 2, max(peer.last_id, 1), 2))
         payload = choose.randbytes(choose.choice((0, 4, 5, 8, 20)))
-        return frames.encode(choose.randrange(11), choose.randrange(256), stream_id, payload)
+        return http2.encode(choose.randrange(11), choose.randrange(256), stream_id, payload)
 
     async def _be_honest(self, server: Server) -> None:
         """A message is stored, whatever others do."""

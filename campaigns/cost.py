@@ -25,11 +25,11 @@ import structlog
 import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import LIMITS, BrokerConfig
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
-from rocketlet.protocol.batch import BatchEntry, encode_batch
 from rocketlet.protocol.codes import RequestCode, request_name
 from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.message import BatchEntry, encode_batch
 
 from ._fuzz import CODES, Fuzz
 from ._subjects import MAX_TEXT_BYTES, PARSERS, PIECES, REFUSALS, Subject

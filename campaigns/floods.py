@@ -22,13 +22,13 @@ import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import MAX_POP_BYTES
 from rocketlet.broker.grpc import schema
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
+from rocketlet.protocol import http2
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.config import MAX_CONTROL_FRAMES, MAX_HEADER_FRAMES, MAX_RESETS, MAX_STREAMS
 from rocketlet.protocol.grpc import encode_message
-from rocketlet.protocol.http2 import frames
-from rocketlet.protocol.http2.frames import Setting
+from rocketlet.protocol.http2 import Setting
 
 from ._http2 import Peer, answers_in, head_block
 from .common import Limit, Outcome
@@ -50,21 +50,21 @@ class Flood(NamedTuple):
     ends: bool | None
 
 
-def _opening(stream_id: int, flags: int = frames.END_HEADERS) -> bytes:
-    return frames.encode(frames.HEADERS, flags, stream_id, HEAD)
+def _opening(stream_id: int, flags: int = http2.END_HEADERS) -> bytes:
+    return http2.encode(http2.HEADERS, flags, stream_id, HEAD)
 
 
 def _resets(chance: random.Random) -> Flood:
     count = chance.choice((MAX_RESETS // 2, MAX_RESETS - 1, MAX_RESETS + 1, 3 * MAX_RESETS))
     ids = range(1, 2 * count, 2)
-    return Flood(b"".join(_opening(item) + frames.encode_reset(item, 8) for item in ids), count > MAX_RESETS)
+    return Flood(b"".join(_opening(item) + http2.encode_reset(item, 8) for item in ids), count > MAX_RESETS)
 
 
 def _blocks(chance: random.Random) -> Flood:
     """HEADERS, and CONTINUATION that never ends them."""
     count, size = chance.choice((2, MAX_HEADER_FRAMES + 1, 5000)), chance.choice((0, 0, 1, 900))
-    begin = frames.encode(frames.HEADERS, 0, 1, b"")
-    part = frames.encode(frames.CONTINUATION, 0, 1, bytes(size))
+    begin = http2.encode(http2.HEADERS, 0, 1, b"")
+    part = http2.encode(http2.CONTINUATION, 0, 1, bytes(size))
     return Flood(begin + count * part, count >= MAX_HEADER_FRAMES)
 
 
@@ -73,13 +73,13 @@ def _empty(chance: random.Random) -> Flood:
     count = chance.choice((MAX_CONTROL_FRAMES // 2, MAX_CONTROL_FRAMES + 2, 10 * MAX_CONTROL_FRAMES))
     frame = chance.choice(
         (
-            frames.encode(frames.PING, 0, 0, bytes(8)),
-            frames.encode(frames.PING, frames.ACK, 0, bytes(8)),
-            frames.encode_settings({}),
-            frames.encode_settings({Setting.INITIAL_WINDOW_SIZE: 70_000}),
-            frames.encode(frames.PRIORITY, 0, 1, b"\0\0\0\x03\x10"),
-            frames.encode(frames.DATA, 0, 1, b""),
-            frames.encode(0xFE, 0, 0, b""),
+            http2.encode(http2.PING, 0, 0, bytes(8)),
+            http2.encode(http2.PING, http2.ACK, 0, bytes(8)),
+            http2.encode_settings({}),
+            http2.encode_settings({Setting.INITIAL_WINDOW_SIZE: 70_000}),
+            http2.encode(http2.PRIORITY, 0, 1, b"\0\0\0\x03\x10"),
+            http2.encode(http2.DATA, 0, 1, b""),
+            http2.encode(0xFE, 0, 0, b""),
         )
     )
     return Flood(_opening(1) + count * frame, count > MAX_CONTROL_FRAMES)
@@ -89,7 +89,7 @@ def _updates(chance: random.Random) -> Flood:
     """Windows that open by a byte again and again, of which none is used, perhaps while many answers wait for another one."""
     count = chance.choice((MAX_CONTROL_FRAMES // 2, 2 * MAX_CONTROL_FRAMES, 10 * MAX_CONTROL_FRAMES))
     waiting = _receives(chance, "t") if chance.random() < 0.5 else b""
-    return Flood(waiting + count * frames.encode_window_update(0, 1), count > MAX_CONTROL_FRAMES)
+    return Flood(waiting + count * http2.encode_window_update(0, 1), count > MAX_CONTROL_FRAMES)
 
 
 def _resized(chance: random.Random) -> Flood:
@@ -100,7 +100,7 @@ def _resized(chance: random.Random) -> Flood:
         names + chance.randrange(1 << 20).to_bytes(4, "big") for _ in range(chance.choice((1, 10, 10_000)))
     )
     count = chance.choice((1, 10, 1000))
-    return Flood(opened + count * frames.encode(frames.SETTINGS, 0, 0, sizes), None)
+    return Flood(opened + count * http2.encode(http2.SETTINGS, 0, 0, sizes), None)
 
 
 def _receives(chance: random.Random, topic: str) -> bytes:
@@ -109,11 +109,11 @@ def _receives(chance: random.Random, topic: str) -> bytes:
         group={"name": "g"}, message_queue={"topic": {"name": topic}, "id": -1}, batch_size=32, auto_renew=True
     )
     request.long_polling_timeout.FromSeconds(20)
-    data = frames.encode(frames.DATA, frames.END_STREAM, 1, encode_message(request.SerializeToString()))
+    data = http2.encode(http2.DATA, http2.END_STREAM, 1, encode_message(request.SerializeToString()))
     head = head_block("ReceiveMessage", (b"x-mq-client-id", b"flood%d" % chance.randrange(3)))
-    found = [frames.encode_settings({Setting.INITIAL_WINDOW_SIZE: 0})]
+    found = [http2.encode_settings({Setting.INITIAL_WINDOW_SIZE: 0})]
     for item in range(1, chance.choice((3, 100, 2 * MAX_STREAMS + 500)), 2):
-        found.append(frames.encode(frames.HEADERS, frames.END_HEADERS, item, head))
+        found.append(http2.encode(http2.HEADERS, http2.END_HEADERS, item, head))
         found.append(data[:5] + item.to_bytes(4, "big") + data[9:])
     return b"".join(found)
 
@@ -130,8 +130,8 @@ def _halves(chance: random.Random) -> Flood:
     """Messages of which the last byte never comes."""
     size, found = 1_000_000, b""
     for item in range(1, chance.choice((3, 40, 200)), 2):
-        found += _opening(item) + frames.encode(frames.DATA, 0, item, b"\0" + size.to_bytes(4, "big"))
-        found += 15 * frames.encode(frames.DATA, 0, item, bytes(65_000))
+        found += _opening(item) + http2.encode(http2.DATA, 0, item, b"\0" + size.to_bytes(4, "big"))
+        found += 15 * http2.encode(http2.DATA, 0, item, bytes(65_000))
     return Flood(found, None)
 
 

@@ -26,11 +26,10 @@ from typing import Final, NamedTuple
 import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
-from rocketlet.broker.store.inspection import inspect
+from rocketlet.broker.store.recovery import inspect
 from rocketlet.command.tools.fsck import fsck
-from rocketlet.protocol.batch import encode_batch
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
@@ -40,6 +39,7 @@ from rocketlet.protocol.message import (
     BEGIN_MARK,
     MAGIC,
     decode_record,
+    encode_batch,
 )
 
 from ._client import Client

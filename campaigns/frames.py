@@ -23,7 +23,7 @@ import structlog
 import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MAX_RETRY_QUEUES, WRITE_HIGH_BYTES, BrokerConfig
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.codes import RequestCode

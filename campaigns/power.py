@@ -28,11 +28,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import Limits
-from rocketlet.broker.running.jobs import Call, Job, do
-from rocketlet.broker.store.flusher import Flusher
-from rocketlet.broker.store.retention import Retention
+from rocketlet.broker.runtime import Call, Job, MovableClock, do
+from rocketlet.broker.store.store import Flusher, Retention
 from rocketlet.protocol.bodies import TopicConfig
 
 from ._device import Device, PowerCut

@@ -19,15 +19,13 @@ import structlog
 import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import LIMITS, MAX_QUEUES_PER_TOPIC, BrokerConfig
-from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.running.garbage import Garbage
+from rocketlet.broker.machine import Garbage
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
-from rocketlet.protocol.bodies import DataVersion, TopicConfig
+from rocketlet.protocol.bodies import DataVersion, GroupConfig, TopicConfig, encode_registration
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Ext, Frame, FrameError, encode
-from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.headers import PullMessage, write
-from rocketlet.protocol.registration_body import encode_registration
 
 from ._ledger import put
 from .common import Limit, Outcome

@@ -1,25 +1,18 @@
 """Producer and push consumer for RocketMQ 4.9 brokers, Rocketlet's or Apache's, in asyncio.
 
 consumer, shared_consumer, producer   what applications use
-application, dependencies, annotations   handlers that are declared where they are written
-wire        servers: sockets, TLS, routes
-sending     where a message goes, and what is tried again
-member      one client in one consumer group: heartbeats, rebalance, leases, offsets
-sharing     messages that members share: receives, renewals, what is said of them
-consuming   pulls, process queues, handlers, commits
-admin       what an administrator asks and sets
-any_consumer   the common part of both consumers
-receiving   a Consumer that is asked for messages
-lifecycle   a client starts once and stops once
-options     the options of consumers, each declared once
-arguments   how options and other arguments are checked
-message     a message as an application sees it
-lease       how long a queue belongs to a member
-signals     waits until the process is told to stop
-tasks       how background tasks end
-errors, config, log
+application  handlers that are declared where they are written
+options      the options of consumers, each declared once
+message      a message as an application sees it
+wire         connections to name servers and brokers
+sending      a message on its way to a broker
+member       one client in one consumer group: heartbeats, rebalance, leases, offsets
+consuming    pull requests, process queues, handlers, commits
+sharing      receives (POP), renewals and acknowledgements of SharedConsumer
+admin        administration of a cluster
+config, errors
 
-Names load when they are first used: whoever needs a part, such as a Spark worker, does not load the rest.
+Names load when they are first used: a process that needs one part, such as a Spark worker, does not load the rest.
 """
 
 from importlib import import_module
@@ -35,20 +28,15 @@ if TYPE_CHECKING:
         MachineRoomNearby,
         Strategy,
     )
-    from ..protocol.group_config import GroupConfig
+    from ..protocol.bodies import GroupConfig
     from ..protocol.headers import PutAccount
-    from ..protocol.queue import Queue
-    from ..protocol.subscription import Sql
-    from .admin.admin_client import AdminClient
-    from .admin.described import Group, Topic
-    from .admin.message_trace import MessageTrace
-    from .admin.offset_change import OffsetChange
-    from .admin.settling import settled
-    from .application import Health, Rocketlet
+    from ..protocol.names import Queue, Sql
+    from .admin.admin_client import AdminClient, Group, OffsetChange, Topic, settled
+    from .admin.trace import MessageTrace
+    from .application import Depends, Health, Rocketlet, stop_signal
     from .config import ClientLimits, PullLimits, Start
-    from .consumer import Consumer, Reject, RetryLater
-    from .consuming.retrying import RetryPolicy
-    from .dependencies import Depends
+    from .consumer import Consumer
+    from .consuming.handling import Reject, RetryLater, RetryPolicy
     from .errors import (
         AnswerUnreadable,
         BrokerRefused,
@@ -62,10 +50,10 @@ if TYPE_CHECKING:
     )
     from .member.offsets import Position
     from .message import Message, Outgoing, SendResult
-    from .producer import Producer, Sending
+    from .producer import Producer
+    from .sending.accumulator import Sending
     from .shared_consumer import SharedConsumer
-    from .signals import stop_signal
-    from .wire.access import Access
+    from .wire.connection import Access
 
 _NAMES: Final = {
     "..protocol.allocation": (
@@ -77,29 +65,36 @@ _NAMES: Final = {
         "MachineRoomNearby",
         "Strategy",
     ),
-    "..protocol.group_config": ("GroupConfig",),
+    "..protocol.bodies": ("GroupConfig",),
     "..protocol.headers": ("PutAccount",),
-    "..protocol.queue": ("Queue",),
-    "..protocol.subscription": ("Sql",),
-    ".wire.access": ("Access",),
-    ".admin.admin_client": ("AdminClient",),
-    ".admin.described": (
+    "..protocol.names": (
+        "Queue",
+        "Sql",
+    ),
+    ".admin.admin_client": (
+        "AdminClient",
         "Group",
         "Topic",
+        "OffsetChange",
+        "settled",
     ),
-    ".admin.offset_change": ("OffsetChange",),
-    ".application": ("Health", "Rocketlet"),
-    ".consuming.retrying": ("RetryPolicy",),
-    ".dependencies": ("Depends",),
+    ".admin.trace": ("MessageTrace",),
+    ".application": (
+        "Health",
+        "Rocketlet",
+        "Depends",
+        "stop_signal",
+    ),
     ".config": (
         "ClientLimits",
         "PullLimits",
         "Start",
     ),
-    ".consumer": (
-        "Consumer",
+    ".consumer": ("Consumer",),
+    ".consuming.handling": (
         "Reject",
         "RetryLater",
+        "RetryPolicy",
     ),
     ".errors": (
         "AnswerUnreadable",
@@ -112,17 +107,16 @@ _NAMES: Final = {
         "RocketletError",
         "TopicNotFound",
     ),
+    ".member.offsets": ("Position",),
     ".message": (
         "Message",
         "Outgoing",
         "SendResult",
     ),
-    ".admin.message_trace": ("MessageTrace",),
-    ".member.offsets": ("Position",),
-    ".producer": ("Producer", "Sending"),
+    ".producer": ("Producer",),
+    ".sending.accumulator": ("Sending",),
     ".shared_consumer": ("SharedConsumer",),
-    ".admin.settling": ("settled",),
-    ".signals": ("stop_signal",),
+    ".wire.connection": ("Access",),
 }
 _HOMES: Final = {name: module for module, names in _NAMES.items() for name in names}
 

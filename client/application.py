@@ -1,46 +1,44 @@
-"""An application: handlers that are declared where they are written, on the classes that there are.
-
-    app = Rocketlet("127.0.0.1:9876")
-
-    @app.subscriber("orders", group="kitchen")
-    @app.publisher("dishes")
-    async def cook(order: Order) -> Dish: ...
-
-    app.run()
-
-Each subscriber is one Consumer, and the application has one Producer. The functions stay as they are, so that a test calls
-them, or runs all of the application on a broker in its memory: `async with app.at(broker.address): ...`.
-"""
+"""`Rocketlet`: handlers declared with decorators, their dependencies, and the process that runs them."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+import signal
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
-from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from types import SimpleNamespace, UnionType
+from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from .annotations import decode_of, without
-from .arguments import check_callable, check_seconds, takes_message
-from .config import HANDLER_CONCURRENCY, PRODUCER_GROUP
+from .config import HANDLER_CONCURRENCY, PRODUCER_GROUP, check_callable, check_seconds, takes_message
 from .consumer import Consumer
-from .consuming.calling import Calling
-from .consuming.decoding import Decode
-from .consuming.handling import Outcome, Reject, RetryLater
-from .dependencies import Depends, dependencies_of, resolved
-from .errors import ConfigError, RocketletError
-from .log import get_logger
+from .consuming.handling import Calling, Decode, Outcome, Reject, RetryLater
+from .errors import ConfigError, RocketletError, get_logger
 from .message import Message, SendResult
 from .producer import Producer
-from .sending.outgoing import check_topic
+from .sending.accumulator import check_topic
 from .shared_consumer import SharedConsumer
-from .signals import stop_signal
-from .wire.access import Access
+from .wire.connection import Access
 
 log = get_logger("rocketlet.application")
+
+
+# ------------------------------------------------------------------------------
+# An application: handlers that are declared where they are written, on the classes that there are.
+#
+#     app = Rocketlet("127.0.0.1:9876")
+#
+#     @app.subscriber("orders", group="kitchen")
+#     @app.publisher("dishes")
+#     async def cook(order: Order) -> Dish: ...
+#
+#     app.run()
+#
+# Each subscriber is one Consumer, and the application has one Producer. The functions stay as they are, so that a
+# test calls them, or runs all of the application on a broker in its memory: `async with app.at(broker.address): ...`.
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Lifespan = Callable[["Rocketlet"], AbstractAsyncContextManager[Any]]
@@ -318,4 +316,159 @@ def _plainly_encoded(value: Any) -> bytes | str:
     return made
 
 
-__all__ = ["Depends", "Health", "Rocketlet"]
+# ------------------------------------------------------------------------------
+# The argument of an application's handler, as its annotation says: a Message, a model of pydantic, or a list of
+# either.
+
+
+def decode_of(function: Callable[..., Any], decode: Decode[Any] | None, *, takes_batches: bool) -> Decode[Any] | None:
+    """The decoder of a handler: the one that is given, or its model's. Raises ConfigError for a handler whose parameters
+    are not what it gets."""
+    if not callable(function):
+        raise ConfigError(f"{function!r} cannot be called; declare a function or `async def` function")
+    taken = without(function, dependencies_of(function))
+    hint = _first_hint(function, taken)
+    is_list = hint is list or get_origin(hint) in (list, Sequence)
+    if is_list and not takes_batches:
+        raise _odd(function, hint, "without batch_size it gets one message at a time")
+    one = next(iter(get_args(hint)), Any) if is_list else hint
+    found: Decode[Any] | None = decode or getattr(one, "model_validate_json", None)
+    if takes_batches and not is_list and _kind(hint) is not object:
+        raise _odd(function, hint, "with batch_size it gets a list")
+    if found is None and not issubclass(Message, _kind(one)):
+        raise _odd(function, hint, "without decode=... it gets a Message, or a model of pydantic")
+    if decode is not None and one is Message:
+        raise _odd(function, hint, "with decode it gets what that returns, and a Message as its second parameter")
+    return found
+
+
+def without(handler: Callable[..., Any], wanted: Collection[str]) -> Callable[..., Any]:
+    """A function with the parameters of a handler that its consumer gives."""
+    signature = inspect.signature(handler)
+    kept = [item for name, item in signature.parameters.items() if name not in wanted]
+
+    def stand_in(*arguments: Any) -> None: ...
+
+    stand_in.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    stand_in.__qualname__ = getattr(handler, "__qualname__", repr(handler))
+    return stand_in
+
+
+def _kind(hint: Any) -> type:
+    """The class that a value has; object where it may be of any, or of several."""
+    kind = get_origin(hint) or hint
+    return kind if isinstance(kind, type) and kind not in (Any, UnionType) else object
+
+
+def _first_hint(function: Callable[..., Any], taken: Callable[..., Any]) -> Any:
+    """Any where a parameter says nothing, or names what only type checkers know."""
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError):
+        return Any
+    return hints.get(next(iter(inspect.signature(taken).parameters), ""), Any)
+
+
+def _odd(function: Callable[..., Any], hint: Any, reason: str) -> ConfigError:
+    said = getattr(hint, "__qualname__", None) if isinstance(hint, type) else None
+    name = getattr(function, "__qualname__", repr(function))
+    return ConfigError(f"{name}: its first parameter is annotated {said or hint}; {reason}")
+
+
+# ------------------------------------------------------------------------------
+# The dependencies of an application's handler, besides its message: `db: Annotated[Database, Depends(database)]`.
+#
+# A dependency is a function. Its result is given to the handler; a generator's value is, and the rest of it runs when
+# the handler has ended. Dependencies may have dependencies. Each is called once for a message.
+
+
+@dataclass(frozen=True, slots=True)
+class Depends:
+    """Beside the type of a parameter, in Annotated. `call`: a function, async or not, or a generator."""
+
+    call: Callable[..., Any]
+
+
+def dependencies_of(function: Callable[..., Any]) -> dict[str, Depends]:
+    """By the name of the parameter. Raises ConfigError for annotations that cannot be read."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:  # names may be known to type checkers alone, or to a function
+        texts = map(str, getattr(function, "__annotations__", {}).values())
+        if any("Depends" in text for text in texts):
+            name = getattr(function, "__qualname__", repr(function))
+            raise ConfigError(f"{name}: its annotations cannot be read: {error}; use names of its module") from None
+        return {}
+    found: dict[str, Depends] = {}
+    for name, hint in hints.items():
+        depends = next((item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Depends)), None)
+        if depends is not None:
+            found[name] = depends
+    return found
+
+
+async def resolved(
+    wanted: Mapping[str, Depends],
+    replaced: Mapping[Callable[..., Any], Callable[..., Any]],
+    stack: AsyncExitStack,
+    known: dict[Callable[..., Any], Any],
+) -> dict[str, Any]:
+    """The values by parameter. `replaced`: what a test gives in place of a dependency. `stack` ends the generators."""
+    values: dict[str, Any] = {}
+    for name, depends in wanted.items():
+        call = replaced.get(depends.call, depends.call)
+        if call not in known:
+            below = await resolved(dependencies_of(call), replaced, stack, known)
+            known[call] = await _value(call, below, stack)
+        values[name] = known[call]
+    return values
+
+
+async def _value(call: Callable[..., Any], arguments: dict[str, Any], stack: AsyncExitStack) -> Any:
+    if inspect.isasyncgenfunction(call):
+        whole: Callable[..., AsyncIterator[Any]] = call
+        return await stack.enter_async_context(asynccontextmanager(whole)(**arguments))
+    if inspect.isgeneratorfunction(call):
+        part: Callable[..., Iterator[Any]] = call
+        return stack.enter_context(contextmanager(part)(**arguments))
+    value = call(**arguments)
+    return await value if inspect.isawaitable(value) else value
+
+
+# ------------------------------------------------------------------------------
+# `stop_signal`: a service that stops gracefully, in one line.
+
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+async def stop_signal() -> signal.Signals:
+    """Waits until the process is told to stop, by SIGTERM (systemd, Docker, Kubernetes) or SIGINT (Ctrl-C). Returns which.
+
+        async with Consumer(...):
+            await stop_signal()
+
+    Leaving the block then lets running handlers finish, commits offsets and hands over queues. A second signal ends the
+    process at once. On Windows, where loops have no signal handlers, this never returns, and Ctrl-C raises KeyboardInterrupt.
+    """
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[signal.Signals] = loop.create_future()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def tell(number: signal.Signals) -> None:
+        if not came.done():
+            came.set_result(number)
+
+    added: list[signal.Signals] = []
+    try:
+        for number in SIGNALS:
+            loop.add_signal_handler(number, tell, number)
+            added.append(number)
+    except NotImplementedError:
+        pass
+    try:
+        return await came
+    finally:
+        for number in added:
+            loop.remove_signal_handler(number)
+            signal.signal(number, before[number])

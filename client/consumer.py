@@ -1,15 +1,18 @@
-"""The push consumer: puts membership, pulls and handlers together."""
+"""`Consumer`: a member of a group that pulls from its assigned queues, with a handler or by `receive`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Unpack, overload
+from typing import Any, Protocol, TypeVar, Unpack, overload
 
 from ..protocol import names
-from ..protocol.queue import Queue
-from .arguments import (
+from ..protocol.names import Queue, Subscription
+from .config import (
+    At,
+    PullLimits,
     batch_limits,
     check_group,
     check_handler,
@@ -19,29 +22,172 @@ from .arguments import (
     takes,
     with_retries,
 )
-from .config import At, PullLimits
-from .consuming.assignment import Assignment
-from .consuming.calling import Calling
-from .consuming.commits import Commits
-from .consuming.decoding import Decode, Decoding, Value, ValueHandler, ValuesHandler
-from .consuming.deliveries import Deliveries
-from .consuming.filling import Filling
-from .consuming.handling import BatchHandler, Handler, Handling, MessageHandler, Reject, RetryLater, Workers
-from .consuming.process_queue import ProcessQueue, Run
-from .consuming.pulling import Puller, check_filters
-from .consuming.questions import Questions
-from .consuming.returning import RetryLimit, hand_back
-from .errors import ConfigError
-from .log import get_logger
-from .member.broadcast import Broadcast
-from .member.membership import Membership
+from .consuming.deliveries import Batches, Deliveries, Messages
+from .consuming.handling import (
+    BatchHandler,
+    Calling,
+    Decode,
+    Decoding,
+    Handler,
+    Handling,
+    MessageHandler,
+    Outcome,
+    Questions,
+    Reject,
+    RetryLater,
+    RetryLimit,
+    Value,
+    ValueHandler,
+    ValuesHandler,
+    Workers,
+    check_has_level,
+    hand_back,
+)
+from .consuming.queues import Assignment, Commits, Filling, ProcessQueue, Puller, Run, check_filters
+from .errors import ConfigError, get_logger
+from .member.membership import Broadcast, Membership
 from .member.offsets import GroupOffsets, Position, begin_offset
 from .message import Message, record_fault
-from .options import ConsumerOptions, SeekPosition, check_models, most_retries
-from .receiving import Receiver
+from .options import ConsumerOptions, MemberOptions, SeekPosition, check_models, most_retries
 from .sending.requests import is_awaited, reply_failure
+from .wire.cluster import Cluster, Lifecycle, Stage
 
 log = get_logger("rocketlet.consumer")
+
+
+# ------------------------------------------------------------------------------
+# The common part of Consumer and SharedConsumer: their life, and brokers' questions about them.
+
+
+Taken = TypeVar("Taken")
+
+
+class Handlers(Protocol):
+    """The tasks that run a consumer's handler."""
+
+    def is_handling_here(self) -> bool: ...
+
+    async def try_one(self, message: Message) -> Outcome: ...
+
+
+class AnyConsumer(Lifecycle):
+    def __init__(
+        self, name_server: str, group: str, subscriptions: Mapping[str, Subscription], options: MemberOptions
+    ) -> None:
+        super().__init__(Cluster(name_server, options["access"], options["client_name"], options["limits"]))
+        self.group = group
+        self.subscriptions = subscriptions
+        self._name_server = name_server
+        self._concurrency = options["concurrency"]
+        self._orderly = False
+        self._workers: Handlers | None = None
+        self._made_ms = int(time.time() * 1000)
+
+    def check_stop(self) -> None:
+        if self._workers is not None and self._workers.is_handling_here():
+            raise ConfigError(
+                "stop: a handler cannot wait for its own end; set an event for whoever opened the consumer, and return"
+            )
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The settings that mqadmin shows of a consumer, by its names."""
+        return {
+            "PROP_NAMESERVER_ADDR": self._name_server,
+            "PROP_CONSUMEORDERLY": str(self._orderly).lower(),
+            "PROP_THREADPOOL_CORE_SIZE": str(self._concurrency),
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._made_ms),
+        }
+
+    async def try_one(self, message: Message) -> Outcome:
+        if self._workers is None:
+            raise ConfigError("this consumer iterates; only one with a handler can try a message")
+        return await self._workers.try_one(message)
+
+    async def _taken(self, taking: Coroutine[Any, Any, Taken | None], timeout_s: float | None) -> Taken:
+        """The next delivery. Raises TimeoutError, and ConfigError if the consumer has stopped."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                taken = await taking
+        except TimeoutError:
+            raise TimeoutError(f"receive: no message came in {timeout_s} s") from None
+        if taken is None:
+            raise ConfigError(f"receive: the consumer {self._idle_reason}")
+        return taken
+
+
+# ------------------------------------------------------------------------------
+# A Consumer that is asked for messages, instead of giving them to a handler.
+
+
+class Receiver(AnyConsumer):
+    """A Consumer's methods when it has no handler: iteration, and messages one by one that are settled by hand."""
+
+    _takes_batches: bool
+    _has_handler: bool
+    _deliveries: Deliveries | None = None  # once a consumer without a handler has started
+    _messages: Messages | None = None
+
+    def __aiter__(self) -> Messages:
+        """Messages one by one. A message is acknowledged when you ask for the next, unless `retry` or `reject` was called for
+        it. If you leave the loop by `break` or an exception, the last one is delivered again."""
+        return Messages(self._handed_out())
+
+    def __anext__(self) -> Awaitable[Message]:
+        """The next message, as in an iteration that lasts as long as the consumer. A wait that is cancelled loses nothing."""
+        if self._messages is None:
+            self._messages = Messages(self._handed_out())
+        return self._messages.__anext__()
+
+    def batches(self) -> Batches:
+        """Lists of up to `batch_size` messages of one queue. A list is acknowledged when you ask for the next."""
+        return Batches(self._handed_out())
+
+    async def receive(self, *, timeout_s: float | None = None) -> Message:
+        """The next message. Settle it by `ack`, `retry` or `reject`; any number may be unsettled at a time.
+
+        Raises TimeoutError, and ConfigError if the consumer has a handler or a batch_size, or does not run.
+        """
+        deliveries = self._handed_out()
+        if self._takes_batches:
+            raise ConfigError("receive: this consumer has a batch_size; iterate over batches()")
+        hand = await self._taken(deliveries.take(), timeout_s)
+        return deliveries.hold(hand, is_received=True)
+
+    async def ack(self, message: Message) -> None:
+        """Acknowledges a message that was received, or that an iteration is at. Raises ConfigError for any other."""
+        self._handed_out().acknowledge(message)
+
+    async def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
+        """Delivers a message again later, as a handler's RetryLater: `retry(message, RetryLater(delay_level=3))`. Raises
+        ConfigError, and RocketletError if the broker does not take it; you can then settle it once more."""
+        check_has_level(outcome)
+        await self._handed_out().retry(message, outcome)
+
+    async def reject(self, message: Message, *, reason: str = "") -> None:
+        """Gives a message up, as a handler's Reject. Raises as `retry` does."""
+        await self._handed_out().reject(message, Reject(reason))
+
+    def is_in_hand(self, message: Message) -> bool:
+        """Whether a message was received or iterated to, and is not settled yet."""
+        return self._deliveries is not None and self._deliveries.is_held(message)
+
+    def forsake(self, message: Message | None = None) -> None:
+        """Gives back this message, or all in hand, to be delivered again: their holders work on them no more."""
+        if self._deliveries is not None:
+            self._deliveries.forsake(message)
+
+    def _handed_out(self) -> Deliveries:
+        if self._deliveries is None:
+            reason = self._idle_reason
+            if self._has_handler and self._stage is not Stage.FAILED:
+                reason = "has a handler, which gets its messages; make one without to ask for messages"
+            raise ConfigError(f"this consumer {reason}")
+        return self._deliveries
+
+
+# ------------------------------------------------------------------------------
+# The push consumer: puts membership, pulls and handlers together.
 
 
 @takes(ConsumerOptions)
@@ -392,6 +538,3 @@ class Consumer(Receiver):
             log.warning("message_dropped", message=message.message_id, hint="broadcasting has no retries")
             return
         await hand_back(self._cluster, self.group, message, delay_level, reason, self._max_reconsume_times)
-
-
-__all__ = ["Consumer", "Reject", "RetryLater"]

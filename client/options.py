@@ -6,10 +6,24 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypedDict
 
 from ..protocol.allocation import AVG, Strategy
-from ..protocol.queue import Queue
-from .arguments import (
+from ..protocol.names import Queue
+from .config import (
+    CLIENT_LIMITS,
+    COMMIT_INTERVAL_S,
+    DRAIN_S,
+    HANDLER_CONCURRENCY,
+    INVISIBLE_S,
+    MAX_COMMIT_INTERVAL_S,
+    MAX_DRAIN_S,
+    MAX_HANDLER_CONCURRENCY,
+    MAX_INT,
+    MAX_SUSPEND_QUEUE_S,
+    SUSPEND_QUEUE_S,
     ArgumentCheck,
+    ClientLimits,
     Option,
+    PullLimits,
+    Start,
     check_bool,
     check_callable,
     check_client_name,
@@ -24,27 +38,10 @@ from .arguments import (
     check_start,
     check_strategy,
 )
-from .config import (
-    CLIENT_LIMITS,
-    COMMIT_INTERVAL_S,
-    DRAIN_S,
-    HANDLER_CONCURRENCY,
-    INVISIBLE_S,
-    MAX_COMMIT_INTERVAL_S,
-    MAX_DRAIN_S,
-    MAX_HANDLER_CONCURRENCY,
-    MAX_INT,
-    MAX_SUSPEND_QUEUE_S,
-    SUSPEND_QUEUE_S,
-    ClientLimits,
-    PullLimits,
-    Start,
-)
-from .consuming.handling import Middleware
-from .consuming.listeners import Assigned, Listener
-from .consuming.retrying import RetryPolicy, check_levels
+from .consuming.handling import Middleware, RetryPolicy, check_levels
+from .consuming.queues import Assigned, Listener
 from .errors import ConfigError
-from .wire.access import Access
+from .wire.connection import Access
 
 SeekPosition = Literal["first", "last"] | int | Mapping[Queue, int]
 """The target of a `seek`: the first message, the end, a store time in ms since the epoch, or an offset for each queue."""

@@ -10,34 +10,27 @@ from datetime import datetime
 from typing import Generic, Unpack, cast
 
 from ..protocol import bodies, names
-from ..protocol.batch import BatchEntry, encode_batch
 from ..protocol.bodies import Heartbeat
 from ..protocol.codes import SYS_TRANSACTION_PREPARED, RequestCode
 from ..protocol.config import MAX_BODY_BYTES
 from ..protocol.frame import Frame
 from ..protocol.headers import FIRST_ID, RecallMessage, UnregisterClient, write
-from ..protocol.queue import Queue
-from .arguments import (
-    check_callable,
-    check_group,
-    check_timeout,
-    chosen,
-    takes,
-)
-from .config import PRODUCER_GROUP, REQUEST_TIMEOUT_S
+from ..protocol.message import BatchEntry, encode_batch
+from ..protocol.names import Queue
+from .config import PRODUCER_GROUP, REQUEST_TIMEOUT_S, check_callable, check_group, check_timeout, chosen, takes
 from .errors import (
     BrokerRefused,
     ConfigError,
     MessageIllegal,
     RequestTimeout,
     RocketletError,
+    get_logger,
 )
-from .log import get_logger
 from .message import Message, Outgoing, SendResult
-from .sending.layers import Sending, SendMiddleware
-from .sending.options import ProducerOptions
-from .sending.outgoing import (
+from .sending.accumulator import (
     Body,
+    Sending,
+    SendMiddleware,
     check_flag,
     check_queue,
     check_topic,
@@ -46,14 +39,12 @@ from .sending.outgoing import (
     encoded_by,
     outgoing,
     properties_text,
+    sent_result,
 )
-from .sending.requests import Requests, reply_properties, request_properties
-from .sending.sender import Sender
-from .sending.sent import sent_result
-from .sending.times import Delay, checked_handle, is_over, later_text, needs_time
-from .sending.transactions import Transactions, half_properties
-from .tasks import cancelled
-from .wire.running_time import running_timeout
+from .sending.options import ProducerOptions
+from .sending.requests import Requests, Transactions, half_properties, reply_properties, request_properties
+from .sending.sender import Delay, Sender, checked_handle, is_over, later_text, needs_time
+from .wire.connection import cancelled, running_timeout
 
 log = get_logger("rocketlet.producer")
 

@@ -12,36 +12,19 @@ from ..protocol.admin_bodies import decode_consume_stats
 from ..protocol.bodies import ConsumerData, Heartbeat
 from ..protocol.codes import RequestCode
 from ..protocol.headers import ConsumeStats, UnregisterClient, write
-from ..protocol.names import INNER_PRODUCER_GROUP
-from ..protocol.queue import Queue
-from .any_consumer import AnyConsumer
-from .arguments import (
-    check_group,
-    check_handler,
-    chosen,
-    parse_subscriptions,
-    takes,
-)
-from .consuming.calling import Calling
-from .consuming.decoding import Decode, Decoding
-from .consuming.handling import Outcome, Reject, RetryLater
-from .consuming.process_queue import ProcessQueue
-from .consuming.questions import Questions
-from .consuming.reasons import reason_of
-from .consuming.standing import Standing
-from .errors import ConfigError, RocketletError
-from .log import get_logger
-from .member.heartbeats import Heartbeats
+from ..protocol.names import INNER_PRODUCER_GROUP, Queue
+from .config import check_group, check_handler, chosen, parse_subscriptions, takes
+from .consumer import AnyConsumer
+from .consuming.handling import Calling, Decode, Decoding, Outcome, Questions, Reject, RetryLater, reason_of
+from .consuming.queues import ProcessQueue, Standing
+from .errors import ConfigError, RocketletError, get_logger
+from .member.leases import Heartbeats
 from .message import Message
 from .options import SharedOptions, most_retries
 from .sending.requests import is_awaited, reply_failure
-from .sharing.deliveries import SharedDelivery
-from .sharing.popping import Wanted
-from .sharing.sharing import Sharing
-from .sharing.working import Workers
-from .tasks import cancelled
-from .wire.answers import body_of
-from .wire.identity import new_client_id
+from .sharing import SharedDelivery, Sharing, Wanted, Workers
+from .wire.cluster import new_client_id
+from .wire.connection import body_of, cancelled
 
 log = get_logger("rocketlet.sharing")
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from ..client.errors import RocketletError
-from ..client.log import get_logger
+from ..client.errors import RocketletError, get_logger
 from .form import Form, check_token, faults_of, posted
 from .guard import TOKEN
 from .page import Endpoint, Handler, Page, console_of, rendered, status_of, trouble

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..client.admin.ownership import Ownership
+from ..client.admin.admin_client import Ownership
 from .text import clock_time, number
 
 Points = Sequence[tuple[int, float]]  # time in ms, value

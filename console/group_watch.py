@@ -15,17 +15,14 @@ from typing import Any
 
 import orjson
 
-from ..client.admin.admin_client import AdminClient, Masters
-from ..client.admin.described import Group, Topic, are_broadcasting
+from ..client.admin.admin_client import AdminClient, Event, Group, Masters, Topic, are_broadcasting, changes, locked
 from ..client.admin.diagnosis import Finding, Observed, findings_of_group
-from ..client.admin.ownership import Event, changes, locked
 from ..client.errors import BrokerRefused, ConfigError, RocketletError
-from ..client.wire.side_by_side import side_by_side
-from ..protocol.admin_answers import GroupConnections, Running
-from ..protocol.admin_bodies import Progress
+from ..client.wire.connection import side_by_side
+from ..protocol.admin_bodies import GroupConnections, Progress, Running
+from ..protocol.bodies import GroupConfig
 from ..protocol.codes import ResponseCode
-from ..protocol.group_config import GroupConfig
-from ..protocol.queue import Queue
+from ..protocol.names import Queue
 from .config import FINDINGS_INTERVAL_S, MAX_EVENTS, QUEUE_POINTS, WATCH_INTERVAL_S
 from .samples import now_ms
 

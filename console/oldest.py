@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from ..client.admin.admin_client import AdminClient
-from ..protocol.queue import Queue
+from ..protocol.names import Queue
 from .config import MAX_OLDEST
 
 

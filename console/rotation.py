@@ -11,8 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
-from ..client.errors import RocketletError
-from ..client.log import get_logger
+from ..client.errors import RocketletError, get_logger
 from .config import ASKING_SHARE, FIRST_SAMPLE_S, NAMES_INTERVAL_S, SAMPLE_INTERVAL_S, SHOWN_INTERVAL_S
 
 log = get_logger("rocketlet.console")

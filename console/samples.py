@@ -8,14 +8,12 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..client.admin.admin_client import AdminClient
-from ..client.admin.described import are_broadcasting
+from ..client.admin.admin_client import AdminClient, are_broadcasting
 from ..client.config import SHORT_LAG_S
 from ..client.errors import TopicNotFound
 from ..protocol import names
-from ..protocol.admin_answers import GroupConnections
-from ..protocol.admin_bodies import Progress
-from ..protocol.queue import Queue
+from ..protocol.admin_bodies import GroupConnections, Progress
+from ..protocol.names import Queue
 from .config import CATCH_UP_S, LAG_POINTS, RATE_S
 from .text import duration
 

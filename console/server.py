@@ -9,7 +9,7 @@ from typing import Self
 
 from ..client.admin.admin_client import AdminClient
 from ..client.producer import Producer
-from ..client.wire.access import Access
+from ..client.wire.connection import Access
 from ..web.server import WebServer
 from .application import application
 from .config import PRODUCER_GROUP, STOP_S

@@ -25,12 +25,11 @@ try:
 except ModuleNotFoundError as missing:
     raise ImportError("the demo needs its extra: pip install 'rocketlet[demo]'") from missing
 
-from ..client.admin.admin_client import AdminClient
-from ..client.admin.ownership import changes, ownerships
+from ..client.admin.admin_client import AdminClient, changes, ownerships
 from ..client.errors import RocketletError
 from ..command.plumbing import logs
 from ..protocol.bodies import queue_json
-from ..protocol.queue import Queue
+from ..protocol.names import Queue
 from .accounting import (
     DIFFERENCES_SHOWN,
     Account,

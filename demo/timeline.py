@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from ..client.admin.ownership import Ownership
+from ..client.admin.admin_client import Ownership
 from .page import Gap, Line, Moment, Panel, Span, Strip
 
 COLOURS = ("#3b6fb6", "#e0913a", "#4f9d69", "#a05fb4", "#c44e52", "#7f7f7f", "#17a2b8", "#bcbd22")

@@ -1,7 +1,7 @@
 """The site takes these from the code when it is built, so that it cannot go stale: the command's help, and the limits.
 
 <!-- help: start -->              the output of `rocketlet start --help`
-<!-- metrics: broker/observing/metrics.py --> a table of what is measured
+<!-- metrics: broker/metrics.py --> a table of what is measured
 <!-- options: client.options.ConsumerOptions --> a table of what a client takes
 <!-- limits: client/config.py --> a table of its constants, and of the fields of its class Limits
 """
@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rocketlet.client.arguments import options_of
+from rocketlet.client.config import options_of
 from rocketlet.command.cli import parser
 
 ROOT = Path(__file__).parents[1]

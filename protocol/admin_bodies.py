@@ -1,26 +1,48 @@
-"""The bodies of administration: mqadmin's questions to brokers, and the brokers' questions to their clients.
-
-Maps whose keys are message queues are written as fastjson writes them (`fastjson_text.object_keys`): Java also reads
-text keys, Go does not.
-"""
+"""Bodies of administrative requests and responses, and of Apache's message trace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
 
-from . import fastjson_text
-from .bodies import DataVersion, queue_json, queue_of, version_json
+from . import bodies
+from .bodies import (
+    BodyError,
+    DataVersion,
+    GroupConfig,
+    Long,
+    QueueShape,
+    Shape,
+    Text,
+    TopicConfig,
+    Work,
+    answers,
+    listed,
+    queue_json,
+    queue_of,
+    read_group,
+    read_queue,
+    read_topic,
+    reads,
+    refuse_beyond,
+    version_json,
+)
 from .codes import Language
 from .config import MAX_STATUS_BYTES
-from .queue import Queue
-from .schema import BodyError, Long, QueueShape, Shape, Text, answers, reads
-from .work import Work, listed, refuse_beyond
+from .names import TAG, Queue
+
+# ------------------------------------------------------------------------------
+# The bodies of administration: mqadmin's questions to brokers, and the brokers' questions to their clients.
+#
+# Maps whose keys are message queues are written as fastjson writes them (`fastjson_text.object_keys`): Java also
+# reads text keys, Go does not.
+
 
 _LANGUAGES = {int(language): language.name for language in Language}
 
@@ -119,7 +141,7 @@ def encode_consume_stats(items: Iterable[tuple[Queue, Progress]], tps: float) ->
     is ahead as messages in flight; without it they would show a number below zero."""
     table = yield from listed(
         (
-            fastjson_text.object_key(
+            bodies.object_key(
                 queue_json(queue),
                 {
                     "brokerOffset": item.broker_offset,
@@ -273,7 +295,7 @@ def encode_topic_stats(ranges: Iterable[tuple[Queue, Range]]) -> Work[bytes]:
     """GET_TOPIC_STATS_INFO's answer."""
     table = yield from listed(
         (
-            fastjson_text.object_key(
+            bodies.object_key(
                 queue_json(queue),
                 {"lastUpdateTimestamp": item.last_ms, "maxOffset": item.end, "minOffset": item.begin},
             )
@@ -329,7 +351,7 @@ def decode_offsets(data: OffsetTableShape) -> dict[Queue, int]:
 
 
 def _offset_table(offsets: Mapping[Queue, int]) -> bytes:
-    return fastjson_text.object_keys((queue_json(queue), offset) for queue, offset in offsets.items())
+    return bodies.object_keys((queue_json(queue), offset) for queue, offset in offsets.items())
 
 
 def encode_client_status(offsets: Mapping[Queue, int]) -> bytes:
@@ -368,7 +390,7 @@ def encode_running_info(
     properties: Mapping[str, str], subscriptions: Iterable[Mapping[str, Any]], queues: Mapping[Queue, RunningQueue]
 ) -> bytes:
     """GET_CONSUMER_RUNNING_INFO's answer, of a client."""
-    table = fastjson_text.object_keys(
+    table = bodies.object_keys(
         (
             queue_json(queue),
             {
@@ -445,3 +467,226 @@ def decode_properties(body: bytes) -> dict[str, str]:
         raise BodyError("the settings are not UTF-8 text") from None
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+# ------------------------------------------------------------------------------
+# Reads the answers of brokers and name servers to administration: the counterpart of `admin_bodies`.
+#
+# Apache's brokers of 4.9 and 5.3 write the same bodies with more fields; fields that are not named here are ignored.
+
+
+class MemberConnection(NamedTuple):
+    """A connected client. `address` is `ip:port`, `version` a number such as 409 (V4_9_8)."""
+
+    client_id: str
+    address: str
+    language: str
+    version: int
+
+
+class GroupConnections(NamedTuple):
+    """The members of a consumer group at one broker; `subscriptions` maps topics to filter expressions."""
+
+    members: tuple[MemberConnection, ...]
+    subscriptions: Mapping[str, str]
+    consume_type: str
+    message_model: str
+    consume_from: str
+
+
+@answers("group settings")
+def decode_groups(data: Any) -> dict[str, GroupConfig]:
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
+    return {str(name): read_group(item) for name, item in (data.get("subscriptionGroupTable") or {}).items()}
+
+
+@answers("group settings")
+def decode_group_tables(data: Any) -> dict[str, dict[str, Any]]:
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG, with the fields of each group as the broker wrote them."""
+    return {str(name): dict(item) for name, item in (data.get("subscriptionGroupTable") or {}).items()}
+
+
+@answers("topic settings")
+def decode_topic_config(data: Any) -> TopicConfig:
+    """GET_TOPIC_CONFIG."""
+    return read_topic(data)
+
+
+@answers("delay offsets")
+def decode_delay_offsets(data: Any) -> dict[int, int]:
+    """GET_ALL_DELAY_OFFSET: by level."""
+    return {int(level): int(offset) for level, offset in (data.get("offsetTable") or {}).items()}
+
+
+@answers("group list")
+def decode_group_list(data: Any) -> list[str]:
+    """QUERY_TOPIC_CONSUME_BY_WHO."""
+    return [str(item) for item in data.get("groupList") or ()]
+
+
+@answers("table")
+def decode_table(data: Any) -> dict[str, str]:
+    """A KVTable, such as GET_BROKER_RUNTIME_INFO's."""
+    return {str(name): str(value) for name, value in (data.get("table") or {}).items()}
+
+
+def _read_connection(data: Mapping[str, Any]) -> MemberConnection:
+    address = str(data["clientAddr"]).lstrip("/")
+    return MemberConnection(str(data["clientId"]), address, str(data["language"]), int(data["version"]))
+
+
+@answers("consumer connections")
+def decode_consumer_connections(data: Any) -> GroupConnections:
+    """GET_CONSUMER_CONNECTION_LIST."""
+    table = data.get("subscriptionTable") or {}
+    return GroupConnections(
+        tuple(sorted(map(_read_connection, data.get("connectionSet") or ()))),
+        {str(topic): str(item.get("subString") or "*") for topic, item in table.items()},
+        str(data.get("consumeType") or ""),
+        str(data.get("messageModel") or ""),
+        str(data.get("consumeFromWhere") or ""),
+    )
+
+
+@answers("producers")
+def decode_all_producers(data: Any) -> dict[str, tuple[MemberConnection, ...]]:
+    """GET_ALL_PRODUCER_INFO: connected producers by group."""
+    return {
+        str(group): tuple(
+            MemberConnection(
+                str(item["clientId"]), str(item["remoteIP"]).lstrip("/"), str(item["language"]), int(item["version"])
+            )
+            for item in items
+        )
+        for group, items in (data.get("data") or {}).items()
+    }
+
+
+class Running(NamedTuple):
+    """A member's report on itself. `commit_offsets` has the queues that it owns, `versions` those of its subscriptions,
+    `kinds` TAG or SQL92."""
+
+    subscriptions: Mapping[str, str]
+    commit_offsets: Mapping[Queue, int]
+    properties: Mapping[str, str]
+    versions: Mapping[str, int]
+    kinds: Mapping[str, str]
+
+
+@answers("running consumer")
+def decode_running(data: Any) -> Running:
+    """GET_CONSUMER_RUNNING_INFO."""
+    subscriptions = data.get("subscriptionSet") or ()
+    return Running(
+        {str(item["topic"]): str(item.get("subString") or "*") for item in subscriptions},
+        {
+            read_queue(orjson.loads(key)): int(item.get("commitOffset", 0))
+            for key, item in (data.get("mqTable") or {}).items()
+            if not item.get("droped")
+        },
+        {str(name): str(value) for name, value in (data.get("properties") or {}).items()},
+        {str(item["topic"]): int(item.get("subVersion") or 0) for item in subscriptions},
+        {str(item["topic"]): str(item.get("expressionType") or TAG) for item in subscriptions},
+    )
+
+
+@answers("group history")
+def decode_report(data: Any) -> dict[str, Any]:
+    """GET_GROUP_HISTORY, which only Rocketlet's brokers answer."""
+    lists = ("members", "lag", "owners", "disagreements", "events")
+    found = {name: list(data[name]) for name in lists}
+    return {"full": [], **data, **found, "broker": str(data["broker"])}
+
+
+@answers("accounts")
+def decode_accounts(data: Any) -> dict[str, Any]:
+    """GET_BROKER_CLUSTER_ACL_CONFIG."""
+    return {**data}
+
+
+# ------------------------------------------------------------------------------
+# Records of Apache's message trace: who sent a message and who handled it, when, for how long, and with what outcome.
+#
+# A message of the trace topic has many records in its body, and in its keys the ids and keys of all messages that
+# they are about: by them readers find it. Fields are separated by \x01, records by \x02
+# (TraceDataEncoder.encoderFromContextBean).
+
+
+TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+REGION: Final = "DefaultRegion"
+_FIELD, _RECORD = "\x01", "\x02"
+
+
+class Kind(IntEnum):
+    """The kind of a message: org.apache.rocketmq.common.message.MessageType."""
+
+    NORMAL = 0
+    HALF = 1
+    COMMIT = 2
+    DELAYED = 3
+
+
+class Outcome(IntEnum):
+    """How a handler ended: org.apache.rocketmq.client.consumer.listener.ConsumeReturnType."""
+
+    SUCCESS = 0
+    EXCEPTION = 2
+    FAILED = 4
+
+
+class About(NamedTuple):
+    """The message that a record is about; `keys` separated by spaces."""
+
+    message_id: str
+    keys: str = ""
+
+
+def sent(
+    about: About, *, time_ms: int, group: str, topic: str, tag: str, store_host: str, size: int, took_ms: int,
+    kind: Kind, offset_id: str,
+) -> str:  # fmt: skip
+    """A message that a broker has acknowledged. `time_ms`: when its send began; `store_host`: the broker's `host:port`."""
+    return _record(
+        "Pub", time_ms, REGION, group, topic, about.message_id, tag, about.keys, store_host, size, took_ms, int(kind),
+        offset_id, "true",
+    )  # fmt: skip
+
+
+def transaction_ended(
+    about: About,
+    *,
+    time_ms: int,
+    group: str,
+    topic: str,
+    tag: str,
+    store_host: str,
+    commits: bool | None,
+    is_check: bool,
+) -> str:
+    """An outcome was told to the broker at `store_host`, which had asked for it if `is_check`."""
+    state = {True: "COMMIT_MESSAGE", False: "ROLLBACK_MESSAGE", None: "UNKNOW"}[commits]  # LocalTransactionState
+    return _record(
+        "EndTransaction", time_ms, REGION, group, topic, about.message_id, tag, about.keys, store_host, int(Kind.COMMIT),
+        about.message_id, state, "true" if is_check else "false",
+    )  # fmt: skip
+
+
+def before_handling(about: About, *, time_ms: int, group: str, handling_id: str, retries: int) -> str:
+    """A handler is called. `handling_id` pairs this with what comes after it; messages of a batch share it."""
+    keys = about.keys or " "  # Java's split() drops an empty last field, and the decoder asks for eight
+    return _record("SubBefore", time_ms, REGION, group, handling_id, about.message_id, retries, keys)
+
+
+def after_handling(about: About, *, time_ms: int, group: str, handling_id: str, took_ms: int, outcome: Outcome) -> str:
+    is_success = "true" if outcome is Outcome.SUCCESS else "false"
+    return _record(
+        "SubAfter", handling_id, about.message_id, took_ms, is_success, about.keys, int(outcome), time_ms, group
+    )
+
+
+def _record(*fields: str | int) -> str:
+    """A separator inside of a field would make two of it."""
+    return _FIELD.join(str(field).translate(_NO_SEPARATORS) for field in fields) + _RECORD
+
+
+_NO_SEPARATORS: Final = str.maketrans({_FIELD: " ", _RECORD: " "})

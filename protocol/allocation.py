@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar, overload, runtime_checkable
 
 from .bodies import Route
 from .codes import PERM_READ
-from .queue import Queue
+from .names import Queue
 
 T = TypeVar("T")
 

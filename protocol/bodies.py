@@ -1,39 +1,127 @@
-"""The JSON bodies of requests and answers.
-
-Bodies are written without blanks (a Go client takes a blank inside `brokerAddrs` for a part of the address), and read as
-leniently as fastjson reads. `decode_*` raise BodyError, which names the body and its fault.
-"""
+"""JSON bodies of the remoting protocol: heartbeats, routes, topics, group settings, registration; and how shapes are read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final
+from functools import wraps
+from typing import Annotated, Any, Final, TypeVar
 
+import msgspec
 import orjson
 from msgspec import Meta
 from msgspec import field as wire
 
 from .codes import PERM_READ_WRITE
-from .config import MAX_GROUPS, MAX_ROUTE_QUEUES, MAX_SEEN_BROKERS, MAX_SUBSCRIPTIONS
-from .queue import Queue
-from .schema import (
-    BodyError,
-    Enum,
-    Expression,
-    Int,
-    Long,
-    QueueCount,
-    QueueList,
-    QueueShape,
-    Shape,
-    Text,
-    answers,
-    reads,
-    shaped,
+from .config import (
+    MAX_ANSWER_BYTES,
+    MAX_DEPTH,
+    MAX_DIALECT_BYTES,
+    MAX_EXPRESSION_CHARS,
+    MAX_GROUPS,
+    MAX_ID_CHARS,
+    MAX_JSON_BYTES,
+    MAX_REGISTRATION_BYTES,
+    MAX_REQUEST_QUEUES,
+    MAX_ROUTE_QUEUES,
+    MAX_SEEN_BROKERS,
+    MAX_SUBSCRIPTIONS,
+    MAX_TABLE_BYTES,
+    MAX_TOPIC_QUEUES,
 )
-from .subscription import Subscription, parse_subscription
-from .work import Work, listed
+from .names import Queue, Subscription, SubscriptionError, parse_subscription
+
+# ------------------------------------------------------------------------------
+# JSON bodies are checked once, where they come in: msgspec checks their types, counts and lengths.
+#
+# A `Shape` names the fields that are read; others are ignored, as fastjson ignores them. Like fastjson it accepts
+# numbers and booleans as text. Behind `reads`, a decoder finds the types that its shape says.
+
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+Long = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+QueueCount = Annotated[int, Meta(ge=0, le=MAX_TOPIC_QUEUES)]
+Text = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
+Expression = Annotated[str, Meta(max_length=MAX_EXPRESSION_CHARS)]
+Enum = str | int  # fastjson reads an enum by its name or by its ordinal
+QueueList = Annotated[list[T], Meta(max_length=MAX_REQUEST_QUEUES)]
+
+
+class BodyError(ValueError):
+    """A body cannot be read. The text says why."""
+
+
+class Shape(msgspec.Struct, rename="camel"):
+    """The fields of a JSON object that are read."""
+
+
+class QueueShape(Shape):
+    topic: Text
+    broker_name: Text
+    queue_id: Int
+
+
+def reads(
+    name: str, shape: Any = Any, *, max_bytes: int = MAX_JSON_BYTES, max_dialect_bytes: int = MAX_DIALECT_BYTES
+) -> Callable[[Callable[[S], T]], Callable[[bytes], T]]:
+    """Makes a decoder of JSON bytes out of one of values of a shape; what cannot be read is a BodyError."""
+    decoder = msgspec.json.Decoder(shape, strict=False)
+
+    def parse(body: bytes) -> Any:
+        if len(body) > max_bytes:
+            raise BodyError(f"it has {len(body)} bytes; {max_bytes} are allowed")
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:  # no JSON; perhaps fastjson's dialect of it
+            if len(body) > max_dialect_bytes:
+                raise
+            return msgspec.convert(loads(body), shape, strict=False)
+
+    def decorate(decode: Callable[[S], T]) -> Callable[[bytes], T]:
+        @wraps(decode)
+        def decode_body(body: bytes) -> T:
+            try:
+                return decode(parse(body))
+            except SubscriptionError as error:
+                raise BodyError(f"{name}: {error}") from None
+            except (ValueError, RecursionError, *_UNSHAPED) as error:
+                raise BodyError(f"the {name} body cannot be read: {error or repr(error)}") from None
+
+        return decode_body
+
+    return decorate
+
+
+_UNSHAPED = (KeyError, TypeError, AttributeError, IndexError, OverflowError)  # decoders without a shape raise these
+
+
+def answers(name: str, shape: Any = Any) -> Callable[[Callable[[S], T]], Callable[[bytes], T]]:
+    """Like `reads`, for answers of brokers and name servers, which may be as large as a frame."""
+    return reads(name, shape, max_bytes=MAX_ANSWER_BYTES, max_dialect_bytes=MAX_ANSWER_BYTES)
+
+
+def shaped(value: Any, shape: type[S]) -> S:
+    """A JSON value that is decoded already, such as one of a state file. Raises BodyError."""
+    try:
+        return msgspec.convert(value, shape, strict=False)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BodyError(str(error)) from None
+
+
+# ------------------------------------------------------------------------------
+# The JSON bodies of requests and answers.
+#
+# Bodies are written without blanks (a Go client takes a blank inside `brokerAddrs` for a part of the address), and
+# read as leniently as fastjson reads. `decode_*` raise BodyError, which names the body and its fault.
+
 
 # Heartbeats
 
@@ -473,3 +561,439 @@ class TopicListShape(Shape):
 @answers("topic list", TopicListShape)
 def decode_topic_list(data: TopicListShape) -> list[str]:
     return data.topic_list or []
+
+
+# ------------------------------------------------------------------------------
+# The settings of a consumer group at a broker, which the wire calls a subscription group.
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """A consumer group's settings at a broker (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, 200). `strict` is ours: a member
+    whose subscriptions differ from the others' is refused. `consume_orderly`: clients that pop get messages of one message
+    group in order."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queues: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    slow_broker_id: int = 1
+    notify_enable: bool = True
+    strict: bool = False
+    consume_orderly: bool = False
+
+
+def group_json(group: GroupConfig) -> dict[str, Any]:
+    return {
+        "brokerId": group.broker_id,
+        "consumeBroadcastEnable": group.consume_broadcast_enable,
+        "consumeEnable": group.consume_enable,
+        "consumeFromMinEnable": group.consume_from_min_enable,
+        "consumeMessageOrderly": group.consume_orderly,
+        "groupName": group.name,
+        "notifyConsumerIdsChangedEnable": group.notify_enable,
+        "retryMaxTimes": group.retry_max_times,
+        "retryQueueNums": group.retry_queues,
+        "strict": group.strict,
+        "whichBrokerWhenConsumeSlowly": group.slow_broker_id,
+    }
+
+
+class GroupShape(Shape):
+    group_name: Text
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queue_nums: Long = 1
+    retry_max_times: Long = 16
+    broker_id: Long = 0
+    which_broker_when_consume_slowly: Long = 1
+    notify_consumer_ids_changed_enable: bool = True
+    strict: bool = False
+    consume_message_orderly: bool = False
+
+
+def read_group(data: Any) -> GroupConfig:
+    """Reads a group's JSON object. Raises BodyError."""
+    return _group(shaped(data, GroupShape))
+
+
+def _group(data: GroupShape) -> GroupConfig:
+    return GroupConfig(
+        data.group_name,
+        data.consume_enable,
+        data.consume_from_min_enable,
+        data.consume_broadcast_enable,
+        data.retry_queue_nums,
+        data.retry_max_times,
+        data.broker_id,
+        data.which_broker_when_consume_slowly,
+        data.notify_consumer_ids_changed_enable,
+        data.strict,
+        data.consume_message_orderly,
+    )
+
+
+def encode_group(group: GroupConfig) -> bytes:
+    return orjson.dumps(group_json(group))
+
+
+def encode_altered(table: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
+    """Return a group's JSON object with changes by the field names of GroupConfig. Fields that only other brokers have stay
+    as they are. Raises BodyError."""
+    return orjson.dumps({**table, **group_json(replace(read_group(table), **changes))})
+
+
+@reads("subscription group", GroupShape)
+def decode_group(data: GroupShape) -> GroupConfig:
+    return _group(data)
+
+
+# ------------------------------------------------------------------------------
+# REGISTER_BROKER's body: a broker's topics, as JSON or compressed.
+
+
+_WHOLE_BYTES: Final = MAX_DIALECT_BYTES  # a registration up to this is read at once, and in fastjson's dialect, too
+_PIECE_BYTES: Final = 16_384
+_TRIES: Final = 16  # to find where a topic ends that has objects inside
+_INFLATED_BYTES: Final = 262_144  # in one piece of work
+_BETWEEN: Final = re.compile(rb'\}\s*,\s*("[^"\\]*"\s*:\s*\{)')  # where one topic may end and the next begin
+
+
+def encode_registration(version: DataVersion, topics: Iterable[TopicConfig]) -> bytes:
+    """REGISTER_BROKER's body, uncompressed."""
+    return orjson.dumps(
+        {
+            "filterServerList": [],
+            "topicConfigSerializeWrapper": {
+                "dataVersion": version_json(version),
+                "topicConfigTable": {topic.name: topic_json(topic) for topic in topics},
+            },
+        }
+    )
+
+
+class TopicTableShape(Shape):
+    data_version: VersionShape | None = None
+    topic_config_table: dict[str, TopicShape] | None = None
+
+
+class RegistrationShape(Shape):
+    topic_config_serialize_wrapper: TopicTableShape
+
+
+@reads("broker registration's version", VersionShape, max_bytes=MAX_REGISTRATION_BYTES)
+def _decode_version(data: VersionShape) -> DataVersion:
+    return version_of(data)
+
+
+@reads("broker registration", RegistrationShape, max_bytes=MAX_REGISTRATION_BYTES)
+def _decode_whole(data: RegistrationShape) -> tuple[DataVersion, list[TopicConfig]]:
+    wrapper = data.topic_config_serialize_wrapper
+    return version_of(wrapper.data_version), list(map(topic_of, (wrapper.topic_config_table or {}).values()))
+
+
+class _RawTableShape(Shape):
+    data_version: VersionShape | None = None
+    topic_config_table: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _RawShape(Shape):
+    topic_config_serialize_wrapper: _RawTableShape
+
+
+_raw = msgspec.json.Decoder(_RawShape, strict=False)
+
+
+@reads("broker registration's topics", dict[str, TopicShape])
+def _decode_topics(data: dict[str, TopicShape]) -> list[TopicConfig]:
+    return list(map(topic_of, data.values()))
+
+
+def decode_registration(body: bytes) -> Work[tuple[DataVersion, list[TopicConfig]]]:
+    """Raises BodyError."""
+    if len(body) <= _WHOLE_BYTES:
+        return _decode_whole(body)
+    if len(body) > MAX_REGISTRATION_BYTES:
+        raise BodyError(f"the broker registration has {len(body)} bytes; {MAX_REGISTRATION_BYTES} are allowed")
+    try:
+        wrapper = _raw.decode(body).topic_config_serialize_wrapper
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BodyError(f"the broker registration body cannot be read: {error}") from None
+    yield
+    table = bytes(wrapper.topic_config_table).strip()
+    topics = (yield from _topics_in(table)) if table != b"null" else []
+    return version_of(wrapper.data_version), topics
+
+
+def _topics_in(table: bytes) -> Work[list[TopicConfig]]:
+    """The topics of a JSON object, a few KB at a time. Where one topic ends is guessed, and tried: what can be read from one
+    place to another, as the whole of an object, begins and ends between two entries."""
+    topics: list[TopicConfig] = []
+    at = table.find(b"{") + 1
+    end = table.rfind(b"}")
+    while at < end:
+        stop = at + _PIECE_BYTES
+        for tried in range(_TRIES + 1):
+            between = _BETWEEN.search(table, min(stop, end), end)
+            stop, following = (between.start() + 1, between.start(1)) if between else (end, end)
+            try:
+                topics += _decode_topics(b"{%b}" % table[at:stop])
+                break
+            except BodyError:
+                if between is None or tried == _TRIES:
+                    raise
+        at = following
+        yield
+    return topics
+
+
+def decode_compressed_registration(body: bytes) -> Work[tuple[DataVersion, list[TopicConfig]]]:
+    """A zlib stream: the version's JSON, then each topic as a line `name read write perm filterType`, lengths in front."""
+    plain = yield from _inflated(body)
+    parts = _Parts(plain)
+    topics: list[TopicConfig] = []
+    try:
+        version = _decode_version(parts.part())
+        for number in range(parts.count()):
+            topics.append(_topic_of_line(parts.part().decode().split(" ")))
+            if number % SLICE == 0:
+                yield
+    except ValueError as error:
+        raise BodyError(f"the compressed broker registration cannot be read: {error}") from None
+    return version, topics
+
+
+def _topic_of_line(line: list[str]) -> TopicConfig:
+    name, read, write, perm, *_ = line
+    return read_topic({"topicName": name, "readQueueNums": read, "writeQueueNums": write, "perm": perm})
+
+
+def _inflated(body: bytes) -> Work[bytes]:
+    stream = zlib.decompressobj()
+    found: list[bytes] = []
+    size = 0
+    try:
+        while not stream.eof and size <= MAX_REGISTRATION_BYTES:
+            piece = stream.decompress(stream.unconsumed_tail or (body if not found else b""), _INFLATED_BYTES)
+            if not piece and not stream.unconsumed_tail:
+                break
+            found.append(piece)
+            size += len(piece)
+            yield
+    except zlib.error as error:
+        raise BodyError(f"the compressed broker registration cannot be read: {error}") from None
+    if not stream.eof or size > MAX_REGISTRATION_BYTES:
+        raise BodyError(f"the broker registration is cut off, or inflates to more than {MAX_REGISTRATION_BYTES} bytes")
+    return b"".join(found)
+
+
+class _Parts:
+    """Numbers and byte strings with their length in front. Raises ValueError for a length that the rest cannot hold."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def count(self) -> int:
+        """How many parts follow: each has its length in front."""
+        number = int.from_bytes(self._take(4), "big")
+        if number > (len(self._data) - self._at) // 4:
+            raise ValueError(f"{number} parts in {len(self._data) - self._at} bytes")
+        return number
+
+    def part(self) -> bytes:
+        return self._take(int.from_bytes(self._take(4), "big"))
+
+    def _take(self, size: int) -> bytes:
+        begin, self._at = self._at, self._at + size
+        if self._at > len(self._data):
+            raise ValueError(f"{size} bytes at byte {begin} of {len(self._data)}")
+        return self._data[begin : self._at]
+
+
+# ------------------------------------------------------------------------------
+# Reads and writes JSON as Apache's fastjson does, with unquoted numbers and objects as keys of maps.
+#
+#     {"brokerAddrs":{0:"10.0.0.1:10911"}}        {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:5}}
+#
+# An object as a key becomes the text of that object, so that the result is an ordinary `dict[str, ...]`. Valid JSON,
+# the common case, goes to orjson at once.
+
+
+# Possessive, and matched from one token to the next: bad text costs its length once, not its square.
+_TOKEN = re.compile(r'\s*+("(?:[^"\\]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++)', re.DOTALL)
+
+
+# A table of a broker has one such key for each queue: read by the token, a thousand of them take 15 ms.
+_MEMBER = r'"[^"\x00-\x1f]*+":(?:"[^"\x00-\x1f]*+"|-?[1-9]\d{0,17}+|0)'
+_OBJECT_KEY = re.compile(rf"(\{{{_MEMBER}(?:,{_MEMBER})*+\}})(?=:)")
+
+
+class JsonError(ValueError):
+    """The text is neither JSON nor fastjson's dialect of it."""
+
+
+def loads(data: bytes) -> Any:
+    """The value of a JSON body. Raises JsonError."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        text = data.decode()
+        try:
+            return orjson.loads(_with_text_keys(text))
+        except orjson.JSONDecodeError:
+            return _Reader(text).document()
+    except (UnicodeDecodeError, IndexError):
+        raise JsonError(f"this is not JSON: {data[:80]!r}") from None
+
+
+def object_keys(pairs: Iterable[tuple[Any, Any]]) -> bytes:
+    """A map whose keys are objects, as fastjson writes it and Go's client expects it: `{{"a":1}:2}`."""
+    return b"{%b}" % b",".join(object_key(key, value) for key, value in pairs)
+
+
+def object_key(key: Any, value: Any) -> bytes:
+    """One entry of such a map."""
+    return b"%b:%b" % (orjson.dumps(key), orjson.dumps(value))
+
+
+def _with_text_keys(text: str) -> str:
+    """The text with the text of each small object that is a key in its place; as it is where that is not plain to see.
+
+    Without a backslash, what follows an even number of quotes is outside of a string."""
+    if "\\" in text:
+        return text
+    parts = _OBJECT_KEY.split(text)
+    if any(part.count('"') % 2 for part in parts[::2]):
+        return text
+    parts[1::2] = ['"' + key.replace('"', '\\"') + '"' for key in parts[1::2]]
+    return "".join(parts)
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._tokens: list[str] = []
+        self._at = 0
+        end = 0
+        while match := _TOKEN.match(text, end):
+            self._tokens.append(match[1])
+            end = match.end()
+        if text[end:].strip():
+            raise JsonError(f"this is not JSON from character {end} on: {text[end : end + 40]!r}")
+
+    def document(self) -> Any:
+        value = self._value(0)
+        if self._at != len(self._tokens):
+            raise JsonError(f"text after the JSON value: {self._tokens[self._at][:40]!r}")
+        return value
+
+    def _next(self) -> str:
+        token = self._tokens[self._at]
+        self._at += 1
+        return token
+
+    def _peek(self) -> str:
+        return self._tokens[self._at]
+
+    def _value(self, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise JsonError(f"JSON nested deeper than {MAX_DEPTH}")
+        token = self._next()
+        if token == "{":
+            return self._object(depth)
+        if token == "[":
+            return self._array(depth)
+        return _scalar(token)
+
+    def _array(self, depth: int) -> list[Any]:
+        values: list[Any] = []
+        while self._peek() != "]":
+            values.append(self._value(depth + 1))
+            if self._peek() == ",":
+                self._next()
+        self._next()
+        return values
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        pairs: dict[str, Any] = {}
+        while self._peek() != "}":
+            key = self._value(depth + 1)
+            if self._next() != ":":
+                raise JsonError("a key has no colon after it")
+            pairs[key if isinstance(key, str) else orjson.dumps(key).decode()] = self._value(depth + 1)
+            if self._peek() == ",":
+                self._next()
+        self._next()
+        return pairs
+
+
+def _scalar(token: str) -> Any:
+    try:
+        return orjson.loads(token)
+    except orjson.JSONDecodeError:
+        raise JsonError(f"this is not a JSON value: {token[:40]!r}") from None
+
+
+# ------------------------------------------------------------------------------
+# Long work in slices: a generator that yields after each small piece of it, and returns the result.
+#
+# The caller may do something else at each yield. A piece takes well under a millisecond.
+
+
+Work = Generator[None, None, T]
+
+SLICE: Final = 64  # items of a list, at about 5 us each, in one piece of work
+LOOKS: Final = 1024  # items that are only looked at, at about 0.3 us each
+
+
+def finish(work: Work[T]) -> T:
+    """The result, without doing anything else meanwhile."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def refuse_beyond(size: int) -> None:
+    """Raises BodyError for an answer that no client could read."""
+    if size > MAX_TABLE_BYTES:
+        raise BodyError(f"the answer is larger than {MAX_TABLE_BYTES} bytes; ask for less, such as one group or topic")
+
+
+def joined(parts: Iterable[bytes]) -> Work[bytes]:
+    """The parts in one, with commas between, each made when its turn comes."""
+    found: list[bytes] = []
+    pieces: list[bytes] = []  # so the last join has few of them, however many parts there are
+    for part in parts:
+        found.append(part)
+        if len(found) == SLICE:
+            pieces.append(b",".join(found))
+            found.clear()
+            yield
+    if found:
+        pieces.append(b",".join(found))
+    content = b",".join(pieces)
+    if len(pieces) > 1:  # some MB take ms to copy, and whoever gets them does so again
+        yield
+    return content
+
+
+def listed(parts: Iterable[bytes]) -> Work[bytes]:
+    """Like `joined`, for an answer. Raises BodyError as soon as it is larger than a client could read."""
+
+    def counted() -> Iterator[bytes]:
+        size = 0
+        for part in parts:
+            size += len(part) + 1
+            refuse_beyond(size)
+            yield part
+
+    return joined(counted())

@@ -1,18 +1,43 @@
-"""The bodies of membership: locks, member lists, assignments, filters; fields that are ours are ignored by others."""
+"""Bodies about group members: member lists, locks, assignments, pop requests, and extents of queues."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import base64
+import binascii
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import orjson
+from msgspec import Meta
 from msgspec import field as wire
 
-from .bodies import MESSAGE_MODELS, encode_subscription, queue_json, queue_of, read_enum
-from .queue import Queue
-from .schema import Enum, Expression, Int, Long, QueueCount, QueueList, QueueShape, Shape, Text, answers, reads
-from .subscription import Subscription
+from .bodies import (
+    MESSAGE_MODELS,
+    BodyError,
+    Enum,
+    Expression,
+    Int,
+    Long,
+    QueueCount,
+    QueueList,
+    QueueShape,
+    Shape,
+    Text,
+    answers,
+    encode_subscription,
+    queue_json,
+    queue_of,
+    read_enum,
+    reads,
+)
+from .config import MAX_AGREED_IDS, MAX_AGREED_LISTS, MAX_ID_CHARS, MAX_TOPICS_ASKED
+from .headers import AgreeOnMembers
+from .message import Receipt
+from .names import Queue, Subscription
+
+# ------------------------------------------------------------------------------
+# The bodies of membership: locks, member lists, assignments, filters; fields that are ours are ignored by others.
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,3 +255,266 @@ def decode_client_check(data: ClientCheckShape) -> ClientCheck:
 def encode_client_check(client_id: str, group: str, subscription: Subscription) -> bytes:
     value = {"clientId": client_id, "group": group, "subscriptionData": encode_subscription(subscription)}
     return orjson.dumps(value)
+
+
+# ------------------------------------------------------------------------------
+# AGREE_ON_MEMBERS, Rocketlet's own request: two brokers talk about a group that has foreign members on both.
+#
+# Its header has `number`: of the last word that said something new. `heard`: the number of the other's last word that
+#     came.
+# `asks`: this word is to be answered by one of the other's. `digest`: of the members of the topics that both have.
+#     `token`:
+# what only the two know, so that the other can ask with CONFIRM_WORD, at the registered address, whether this broker
+#     said it.
+
+
+Ids = Annotated[list[Text], Meta(max_length=MAX_AGREED_IDS)]
+Digest = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The body. waiting: the client ids that are still drained. given: who was given the list of members with that digest,
+    since the last word."""
+
+    waiting: frozenset[str] = frozenset()
+    given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Word(NamedTuple):
+    """One message of a broker to another one about a group."""
+
+    header: AgreeOnMembers
+    members: Members
+
+
+def encode_agreed_members(members: Members) -> bytes:
+    return orjson.dumps({"waiting": sorted(members.waiting), "given": members.given})
+
+
+class MembersShape(Shape):
+    waiting: Ids
+    given: Annotated[dict[Digest, Ids], Meta(max_length=MAX_AGREED_LISTS)]
+
+
+@reads("members", MembersShape)
+def decode_agreed_members(data: MembersShape) -> Members:
+    return Members(frozenset(data.waiting), {digest: tuple(ids) for digest, ids in data.given.items()})
+
+
+# ------------------------------------------------------------------------------
+# The JSON bodies of messages that are shared (POP), 5.x's.
+
+
+PULL: Final = "PULL"
+POP: Final = "POP"
+SHARED_OWNER: Final = "(shared)"
+"""In GET_GROUP_HISTORY, our own: the owner of queues whose messages all clients of the group share."""
+MAX_BITS: Final = 4096  # in one entry, as in one request
+
+
+class BatchAck(NamedTuple):
+    """Messages of one pop. offsets: in the queue."""
+
+    group: str
+    topic: str
+    mark: str
+    queue_id: int
+    pop_ms: int
+    invisible_ms: int
+    offsets: tuple[int, ...]
+
+
+class BatchAckShape(Shape):
+    group: Text = wire(name="c")
+    topic: Text = wire(name="t")
+    queue_id: Int = wire(name="q")
+    start_offset: Long = wire(name="so")
+    pop_ms: Long = wire(name="pt")
+    invisible_ms: Long = wire(name="it", default=0)
+    mark: Text = wire(name="r", default="0")
+    bits: str | list[int] = wire(name="b", default="")
+
+
+class BatchAcksShape(Shape):
+    acks: list[BatchAckShape] | None = None
+    broker_name: Text = ""
+
+
+@reads("batch acknowledgement", BatchAcksShape)
+def decode_batch_acks(data: BatchAcksShape) -> list[BatchAck]:
+    """BATCH_ACK_MESSAGE. Raises BodyError, also for more than 4096 messages."""
+    found: list[BatchAck] = []
+    count = 0
+    for item in data.acks or ():
+        offsets = tuple(item.start_offset + number for number in _bits(item.bits))
+        count += len(offsets)
+        if count > MAX_BITS:
+            raise BodyError(f"more than {MAX_BITS} messages are acknowledged")
+        found.append(
+            BatchAck(item.group, item.topic, item.mark, item.queue_id, item.pop_ms, item.invisible_ms, offsets)
+        )
+    return found
+
+
+def encode_batch_acks(broker_name: str, group: str, acks: Iterable[tuple[str, Receipt, Sequence[int]]]) -> bytes:
+    """The body of acknowledgements: topics, each with a receipt of a pop and the offsets that are acknowledged, none below
+    its start offset."""
+    entries = [
+        {
+            "c": group,
+            "t": topic,
+            "r": of.mark,
+            "so": of.start_offset,
+            "q": of.queue_id,
+            "rq": of.revive_qid,
+            "pt": of.pop_ms,
+            "it": of.invisible_ms,
+            "b": base64.b64encode(_bit_set(offset - of.start_offset for offset in offsets)).decode(),
+        }
+        for topic, of, offsets in acks
+    ]
+    return orjson.dumps({"brokerName": broker_name, "acks": entries})
+
+
+def _bit_set(numbers: Iterable[int]) -> bytes:
+    """The bytes of java.util.BitSet.toByteArray."""
+    bits = 0
+    for number in numbers:
+        bits |= 1 << number
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def _bits(bits: str | list[int]) -> list[int]:
+    """The numbers of the bits that are set; the lowest of the first byte is 0. fastjson writes bytes as base64."""
+    if isinstance(bits, str):
+        if len(bits) > MAX_BITS:
+            raise BodyError("a bit set is too long")
+        try:
+            data = base64.b64decode(bits, validate=True)
+        except binascii.Error as error:
+            raise BodyError(f"a bit set is no base64: {error}") from None
+    else:
+        data = bytes(value & 0xFF for value in bits[:MAX_BITS])  # Java's bytes have signs
+    return [8 * at + bit for at, value in enumerate(data) if value for bit in range(8) if value >> bit & 1]
+
+
+class RequestMode(NamedTuple):
+    """How the members of a group get a topic's messages: `PULL` or `POP`. share_queues: that several members may pop from;
+    below 1: all from all."""
+
+    topic: str
+    group: str
+    mode: str = PULL
+    share_queues: int = 0
+
+
+class RequestModeShape(Shape):
+    topic: Text
+    consumer_group: Text
+    mode: str | int | None = None
+    pop_share_queue_num: Int = 0
+
+
+@reads("request mode", RequestModeShape)
+def decode_request_mode(data: RequestModeShape) -> RequestMode:
+    """SET_MESSAGE_REQUEST_MODE."""
+    return _mode(data.topic, data.consumer_group, data.mode, data.pop_share_queue_num)
+
+
+def _mode(topic: str, group: str, mode: str | int | None, share_queues: int) -> RequestMode:
+    named = {PULL: PULL, POP: POP, 0: PULL, 1: POP, None: PULL}.get(mode)
+    if named is None:
+        raise BodyError(f"the mode {str(mode)[:MAX_ID_CHARS]!r} is neither PULL nor POP")
+    return RequestMode(topic, group, named, share_queues)
+
+
+def request_mode_json(mode: RequestMode) -> dict[str, str | int]:
+    return {
+        "consumerGroup": mode.group,
+        "mode": mode.mode,
+        "popShareQueueNum": mode.share_queues,
+        "topic": mode.topic,
+    }
+
+
+def encode_request_modes(modes: Iterable[RequestMode]) -> bytes:
+    """The answer of GET_ALL_MESSAGE_REQUEST_MODE."""
+    found: dict[str, dict[str, Mapping[str, str | int]]] = {}
+    for mode in modes:
+        found.setdefault(mode.topic, {})[mode.group] = request_mode_json(mode)
+    return orjson.dumps({"messageRequestModeMap": found})
+
+
+@answers("request modes")
+def decode_request_modes(data: dict[str, dict[str, dict[str, dict[str, str | int]]]]) -> list[RequestMode]:
+    return [
+        _mode(topic, group, item.get("mode"), int(item.get("popShareQueueNum", 0)))
+        for topic, groups in data["messageRequestModeMap"].items()
+        for group, item in groups.items()
+    ]
+
+
+def encode_pop_assignment(topic: str, broker_names: Iterable[str]) -> bytes:
+    """The answer of QUERY_ASSIGNMENT where members pop: any queue of each broker."""
+    return orjson.dumps(
+        {
+            "messageQueueAssignments": [
+                {
+                    "attachments": {},
+                    "messageQueue": {"brokerName": name, "queueId": -1, "topic": topic},
+                    "mode": POP,
+                }
+                for name in broker_names
+            ]
+        }
+    )
+
+
+# ------------------------------------------------------------------------------
+# GET_QUEUE_OFFSETS, Rocketlet's own request: where all queues of some topics begin and end, in one answer per broker.
+#
+# Apache's answer to the same question, GET_TOPIC_STATS_INFO, is for one topic, many times longer, and does not tell a
+# topic from another one that was made later under its name.
+
+
+MADE_ANEW: Final = "TOPIC_MADE_ANEW"  # the remark to a pull of another topic than the one whose identity it names
+
+
+class TopicExtent(NamedTuple):
+    """One topic on one broker. `begins` and `ends` have an offset per queue, by its number; an end is exclusive.
+
+    identity: changes whenever the topic is created, on a new disk, too. rewinds: how often the offset of the asking group
+    went back in one of the queues.
+    """
+
+    identity: str
+    rewinds: int
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+def encode_topics(topics: Iterable[str]) -> bytes:
+    """The request's body."""
+    return orjson.dumps(list(topics))
+
+
+@reads("topics", Annotated[list[Text], Meta(max_length=MAX_TOPICS_ASKED)])
+def decode_topics(data: list[str]) -> list[str]:
+    return data
+
+
+def encode_extents(extents: Mapping[str, TopicExtent]) -> bytes:
+    """The answer's body."""
+    return orjson.dumps({topic: tuple(extent) for topic, extent in extents.items()})
+
+
+@answers("queue offsets", dict[Text, tuple[Text, Long, list[Long], list[Long]]])
+def decode_extents(data: dict[str, tuple[str, int, list[int], list[int]]]) -> dict[str, TopicExtent]:
+    return {topic: _extent(*fields) for topic, fields in data.items()}
+
+
+def _extent(identity: str, rewinds: int, begins: list[int], ends: list[int]) -> TopicExtent:
+    if len(begins) != len(ends):
+        raise ValueError(f"{len(begins)} queues begin and {len(ends)} end")
+    return TopicExtent(identity, rewinds, tuple(begins), tuple(ends))

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Final
 
 from .config import MAX_CALL_BYTES, MAX_STATUS_CHARS
-from .http2.hpack import encode
+from .hpack import encode
 
 PREFIX_BYTES: Final = 5
 CONTENT_TYPE: Final = b"application/grpc"

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from rocketlet.client import Producer
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from .foreign import ForeignMember
 from .violations import Violation, raise_later

@@ -13,8 +13,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from rocketlet.client import RocketletError
-from rocketlet.client.lease import NO_LEASE
-from rocketlet.client.message import Message
+from rocketlet.client.message import NO_LEASE, Message
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol import bodies, group_bodies, names
@@ -35,8 +34,7 @@ from rocketlet.protocol.headers import (
     write,
 )
 from rocketlet.protocol.message import decode_records
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.names import Queue, parse_subscription
 
 from .loop import Process
 

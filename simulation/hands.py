@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rocketlet.broker.pops.order import SHARDING_KEY
+from rocketlet.broker.pops.deliveries import SHARDING_KEY
 from rocketlet.protocol.message import Record
+from rocketlet.protocol.names import Queue
 from rocketlet.protocol.properties import find
-from rocketlet.protocol.queue import Queue
 
 if TYPE_CHECKING:
     from .popping import PoppingMember

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rocketlet.client import Consumer, Message
 from rocketlet.client.member.membership import Membership
 from rocketlet.protocol.allocation import AVG, STICKY
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from tests.support.apache_locks import AS_APACHES
 

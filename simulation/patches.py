@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest import mock
 
-from rocketlet.broker.running.turns import Turns
+from rocketlet.broker.runtime import Turns
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.frame import Frame
 
@@ -49,8 +49,8 @@ class _Defects:
 def noting_defects() -> Iterator[None]:
     """A request, a task or a timer of a broker that fails by a defect is a violation."""
     with ExitStack() as stack:
-        for room in ("remoting.dispatch", "running.tasks", "running.turns"):
-            stack.enter_context(mock.patch(f"rocketlet.broker.{room}.log", _Defects()))
+        for log in ("remoting.dispatch.log", "runtime.log", "runtime.tasks_log"):
+            stack.enter_context(mock.patch(f"rocketlet.broker.{log}", _Defects()))
         yield
 
 
@@ -71,6 +71,6 @@ def pieces() -> Iterator[None]:
                 next(work)
                 turns._waiting.append(work)
 
-    told = mock.patch("rocketlet.broker.groups.notifications.SLICE", 2)
+    told = mock.patch("rocketlet.broker.groups.drains.SLICE", 2)
     with told, mock.patch.object(Turns, "_turn", turn), mock.patch.object(Turns, "_go_on", go_on):
         yield

@@ -11,36 +11,26 @@ from contextlib import contextmanager
 from typing import Any
 
 from rocketlet.broker.config import HANDOVER_LEASE_S
-from rocketlet.broker.consuming.commits import Commits
-from rocketlet.broker.groups.foreign.agreement import Agreement, Others
-from rocketlet.broker.groups.foreign.allotment import Allotment
-from rocketlet.broker.groups.foreign.claims import Claims
-from rocketlet.broker.groups.foreign.drain import Drain
-from rocketlet.broker.groups.foreign.draining import Draining
-from rocketlet.broker.groups.foreign.notices import Notices
-from rocketlet.broker.groups.member import Member
-from rocketlet.broker.groups.members import ConsumerGroup
-from rocketlet.broker.groups.notifications import Notifications
-from rocketlet.broker.groups.owning.locks import Locks
+from rocketlet.broker.groups.agreement import Agreement, Drain, Others
+from rocketlet.broker.groups.claims import Allotment, Claims
+from rocketlet.broker.groups.drains import Draining, Notices, Notifications
+from rocketlet.broker.groups.leases import Locks
+from rocketlet.broker.groups.members import ConsumerGroup, Member
+from rocketlet.broker.groups.pulling import Commits
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.store.ledger import Ledger
-from rocketlet.client.consuming.assignment import Assignment
-from rocketlet.client.consuming.process_queue import ProcessQueue, QueueEvent
-from rocketlet.client.consuming.pulling import Puller
+from rocketlet.broker.store.journals import Ledger
+from rocketlet.client.consuming.queues import Assignment, ProcessQueue, Puller, QueueEvent
 from rocketlet.client.errors import ConnectionFailed, RocketletError
-from rocketlet.client.lease import Lease, clock_s
-from rocketlet.client.member import shares as shares_module
-from rocketlet.client.member.leases import Leases
-from rocketlet.client.member.locks import MemberLocks
-from rocketlet.client.member.membership import Membership
+from rocketlet.client.member import membership as shares_module
+from rocketlet.client.member.leases import Leases, MemberLocks
+from rocketlet.client.member.membership import Membership, Share, Shares
 from rocketlet.client.member.offsets import GroupOffsets, begin_offset
-from rocketlet.client.member.shares import Share, Shares
+from rocketlet.client.message import Lease, clock_s
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol import group_bodies
-from rocketlet.protocol.bodies import ConsumerData
+from rocketlet.protocol.bodies import ConsumerData, Work
 from rocketlet.protocol.frame import Frame
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.work import Work
+from rocketlet.protocol.names import Queue
 
 from .planted_pops import POP_FAULTS
 

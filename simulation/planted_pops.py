@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rocketlet.broker.consuming.commits import Commits
-from rocketlet.broker.consuming.pulling import Pulling
-from rocketlet.broker.groups.owning.readers import Readers
-from rocketlet.broker.pops.book import Book
-from rocketlet.broker.pops.deadlines import Deadlines
-from rocketlet.broker.pops.deliveries import QueueDeliveries
+from rocketlet.broker.groups.leases import Readers
+from rocketlet.broker.groups.pulling import Commits, Pulling
+from rocketlet.broker.pops.deliveries import AckStatus, Changed, Deadlines, Delivery, QueueDeliveries, decode_handle
 from rocketlet.broker.pops.division import Division
-from rocketlet.broker.pops.handles import decode_handle
-from rocketlet.broker.pops.pool import Pool
-from rocketlet.broker.pops.pools import Pools
+from rocketlet.broker.pops.journal import Book
+from rocketlet.broker.pops.pool import Pool, Pools
 from rocketlet.broker.pops.pops import Pops
-from rocketlet.broker.pops.states import Delivery
-from rocketlet.broker.pops.values import AckStatus, Changed
-from rocketlet.broker.sessions.session import Session
-from rocketlet.broker.store.ledger import LeaseKey
+from rocketlet.broker.sessions import Session
+from rocketlet.broker.store.journals import LeaseKey
 from rocketlet.protocol.headers import PullMessage
 
 

@@ -12,13 +12,19 @@ from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.headers import UnregisterClient, read, write
-from rocketlet.protocol.message import Record, decode_records
-from rocketlet.protocol.pop_headers import FROM_FIRST, AckMessage, ChangeInvisibleTime, PopMessage, PopMessageResult
-from rocketlet.protocol.popped import POP_CK
+from rocketlet.protocol.headers import (
+    FROM_FIRST,
+    AckMessage,
+    ChangeInvisibleTime,
+    PopMessage,
+    PopMessageResult,
+    UnregisterClient,
+    read,
+    write,
+)
+from rocketlet.protocol.message import POP_CK, Record, decode_records
+from rocketlet.protocol.names import Queue, parse_subscription
 from rocketlet.protocol.properties import find
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import parse_subscription
 
 from .hands import Hand
 from .loop import Process

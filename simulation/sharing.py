@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from rocketlet.broker.pops.order import SHARDING_KEY
+from rocketlet.broker.pops.deliveries import SHARDING_KEY
 from rocketlet.client import Message, Producer
 from rocketlet.client.errors import RocketletError
-from rocketlet.protocol.group_config import GroupConfig
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.protocol.names import Queue
 
 from .hands import Hand, Place
 from .loop import SimLoop

@@ -28,14 +28,14 @@ from typing import Any
 
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig, Limits
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.server import Listening, Server
-from rocketlet.broker.sessions.events import Event, GroupChanged
+from rocketlet.broker.sessions import Event, GroupChanged
 from rocketlet.client import Message, Producer, RocketletError
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.group_bodies import LockRequest
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from tests.support.apache_locks import ApacheLocks
 

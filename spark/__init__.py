@@ -2,43 +2,26 @@
 
     import rocketlet.spark
     rocketlet.spark.register(spark)
-    rows = spark.readStream.format("rocketlet").option("nameServer", "host:9876").option("group", "g") \\
+    rows = spark.readStream.format("rocketlet").option("nameServer", "host:9876").option("group", "g") \
         .option("topic", "t").load()
 
-format      what Spark finds by the name `rocketlet`
-options     every option
-starts      whether starting positions are ones that queues have
-given       options as given: found, read and checked
-config      every limit
-source      streams: what Spark calls in the driver
-pushdown    filters of a batch read that Spark hands over
-batch       one read, and how ranges become tasks
-view        the cluster as a query sees it
-share       the queues that a query reads, and how far
-planner     what plans batches: a thread of the driver's Python process
-member      the share of a member of the group
-standalone  the share without membership: all queues
-ranges      what a batch reads, as Spark's checkpoint keeps it
-schema      the columns that rows may have
-reading     one range on an executor
-columns     message records as Arrow columns
-records     where the parts of message records are
-prefetch    rows of small batches, read in the driver
-extents     where queues begin and end, and how a topic is recognized
-checkpoint  what Spark's checkpoint keeps of a batch
-loss        data loss, and its messages
-patience    for how long nothing has worked
-lag         how far a query is behind, per queue
-failures    errors that begin with our sentence
-ledger      which batches Spark has finished, told by the driver's listener
-driver_process  the planner's process
-sink        rows as messages
-written     the columns of rows that are written
+format       what Spark finds by the name `rocketlet`
+options      every option, and the schema of rows
+config       every limit
+source       streams: what Spark calls in the driver
+batch        batch reads, and how ranges become tasks
+pushdown     filters of a batch read that Spark hands over
+planner      what plans batches: a thread of the driver's Python process
+share        the queues that a query reads: as a member, or standalone; extents, data loss
+checkpoint   what Spark's checkpoint keeps of a batch
+reading      one range on an executor
+columns      message records as Arrow columns
+sink         rows as messages
 stream_sink  rows of a stream as messages
-entries     rows as the entries of batches
-listener    tells the ledger which batches are finished
-worker_start  how Spark's Python processes for the format start
-autoload    by which Spark finds the format by itself
+driver       finished batches, the planner's process, lag
+listener     tells the planner which batches are finished
+worker       how Spark's Python processes for the format start; errors
+autoload     by which Spark finds the format by itself
 """
 
 from __future__ import annotations
@@ -68,14 +51,14 @@ except ModuleNotFoundError as missing:
 
 from .checkpoint import group_of
 from .config import HOLD_RENEWAL_S, STOP_LOOK_S, STOP_TIMEOUT_S
-from .failures import known_within
+from .driver import lag
 from .format import RocketletDataSource, lacking
-from .lag import lag
+from .worker import known_within
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from .ledger import Ledger
+    from .driver import Ledger
 
 _listening: WeakSet[SparkSession] = WeakSet()
 _ledgers: dict[int, Ledger] = {}
@@ -99,7 +82,7 @@ def register(spark: SparkSession) -> None:
         if not _is_found():
             spark.dataSource.register(RocketletDataSource)
         return
-    from .worker_start import fast_start
+    from .worker import fast_start
 
     with fast_start(spark.sparkContext), _without_warning(spark) if _is_found() else nullcontext():
         _make_known(spark)
@@ -206,7 +189,7 @@ def _listen(spark: SparkSession) -> None:
     """Notes which batches are finished, for the planners of this driver. Spark Connect has its driver elsewhere."""
     if spark in _listening or not hasattr(spark, "_jsparkSession"):
         return
-    from .ledger import Ledger
+    from .driver import Ledger
 
     with known_within():
         from .listener import RocketletListener

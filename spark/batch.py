@@ -10,18 +10,12 @@ import uvloop
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ..client.errors import ConfigError
-from ..protocol.queue import Queue
-from .checkpoint import UNMARKED, Fingerprint, Mark, Part, part_of
-from .extents import Seen
-from .failures import plainly
-from .loss import outside
+from ..protocol.names import Queue
+from .checkpoint import UNMARKED, Fingerprint, Mark, Part, Range, Ranges, part_of, split
 from .options import BatchOptions, ReadOptions
-from .ranges import Range, Ranges, split
 from .reading import QueueRange, Task, read_task
-from .share import Course
-from .standalone import Standalone
-from .starts import check_named, offsets_at
-from .view import View
+from .share import Course, Seen, Standalone, View, check_named, offsets_at, outside
+from .worker import plainly
 
 
 class RocketletReader(DataSourceReader):

@@ -1,9 +1,10 @@
-"""Message records as Arrow columns, without a Python object per message. Only the columns that are wanted are made."""
+"""Arrow columns from message records: a pull's bytes become columns without a Python object per message."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
+from struct import Struct
 from typing import Any, Final
 
 import numpy as np
@@ -12,13 +13,252 @@ import pyarrow.compute as pc
 
 from ..protocol import names
 from ..protocol import properties as props
-from ..protocol.codes import SYS_COMPRESSED
-from ..protocol.compression import decompressed
-from ..protocol.message import MessageError, decode_record
-from ..protocol.queue import Queue
+from ..protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
+from ..protocol.message import (
+    BEGIN_BYTES,
+    BEGIN_MARK,
+    CHECKSUM_BYTES,
+    CHECKSUM_MARK,
+    FIXED_BYTES,
+    MAGIC,
+    MessageError,
+    decode_record,
+    decompressed,
+    offset_in,
+)
+from ..protocol.names import Queue
 from .config import PLAIN_BYTES
-from .records import HEADERS, Array, Properties, RecordArrays, readable
-from .schema import CREATE_TIME
+from .options import CREATE_TIME
+
+# ------------------------------------------------------------------------------
+# Finds the parts of message records: records, bodies, and the names and values of properties.
+#
+# The answer to a pull is record after record (`protocol/message`). Its bytes are one Arrow buffer: the places where
+# parts begin and end are computed for all records at once, and Arrow copies the pieces between them.
+
+
+Array = Any  # numpy's and Arrow's arrays: Arrow ships no types
+
+_SIZE: Final = Struct(">i")
+_HEAD: Final = np.dtype(  # the part that is in the same place with IPv4 and IPv6 hosts
+    [
+        ("size", ">i4"),
+        ("magic", ">u4"),
+        ("crc", ">u4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_ms", ">i8"),
+    ]
+)
+_HEAD_BYTES: Final = np.dtype((np.void, _HEAD.itemsize))
+_MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
+_INT32, _INT64 = np.dtype(">i4"), np.dtype(">i8")
+_UINT16: Final = np.dtype(">u2")
+_NAME_END, _PAIR_END = ord(props.NAME_END), ord(props.PAIR_END)
+HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_MARKS: Final = tuple(  # from the end on
+    (int.from_bytes(mark, "big"), size) for mark, size in ((CHECKSUM_MARK, CHECKSUM_BYTES), (BEGIN_MARK, BEGIN_BYTES))
+)
+
+
+class RecordArrays:
+    """The places of the parts of records. `at`: their first bytes."""
+
+    def __init__(self, data: bytes, at: Array = None) -> None:
+        self.data = data
+        self._bytes = np.frombuffer(data, np.uint8)
+        try:
+            self.at = _begins(data, self._bytes) if at is None else at
+            # picked as bytes: numpy would copy each field of each record for itself
+            self.heads = _read(data, self.at, _HEAD_BYTES).view(_HEAD)
+            flags = self.heads["sys_flag"]
+            born = np.where(flags & SYS_BORNHOST_V6, 20, 8)
+            hosts = born + np.where(flags & SYS_STOREHOST_V6, 20, 8)
+            self._body_at = self.at + 72 + hosts
+            self._topic_at = self._body_at + _read(self.data, self._body_at - 4, _INT32)
+            self._size_at = self._topic_at + 1 + self._bytes[self._topic_at]
+            ends = self._size_at + 2 + _read(self.data, self._size_at, _UINT16)
+            self.store_ms = _read(self.data, self.at + 48 + born, _INT64)
+            self.reconsume_times = _read(self.data, self.at + 56 + hosts, _INT32).astype(np.int32)
+        except IndexError:
+            raise _garbled(data) from None
+        whole = (ends == self.at + self.heads["size"]) & (self._topic_at >= self._body_at)
+        if not ((self.heads["magic"] == MAGIC) & whole).all():
+            raise _garbled(data)
+        self._ends = ends
+
+    def some(self, which: Array) -> RecordArrays:
+        return RecordArrays(self.data, self.at[which])
+
+    def bodies(self) -> Array:
+        """The bodies as stored, in Arrow's binary array."""
+        return _cut(self.data, [self._body_at, self._topic_at])
+
+    def texts(self) -> Array:
+        """The properties' texts, with the broker's marks behind them."""
+        return _cut(self.data, [self._size_at + 2, self._ends])
+
+    def properties(self) -> Array:
+        """The texts without those marks: they have no name, so they are no properties."""
+        begins, ends = self._size_at + 2, self._ends.copy()
+        for mark, size in _MARKS:
+            at = ends - size
+            marked = np.flatnonzero((_read(self.data, np.maximum(at, 0), _UINT16) == mark) & (at >= begins))
+            behind = _read(self.data, at[marked] + 2, np.dtype((np.void, size - 2))).view(np.uint8)
+            if not (behind > _PAIR_END).all():  # looks like one, and may have a name
+                marked = marked[(behind.reshape(-1, size - 2) > _PAIR_END).all(axis=1)]
+            ends[marked] -= size
+        return _cut(self.data, [begins, ends])
+
+
+def _read(data: bytes, at: Array, kind: np.dtype[Any]) -> Array:
+    """The values at these bytes, picked from an array in which a value of this kind begins at every byte."""
+    count = max(len(data) - kind.itemsize + 1, 0)
+    return np.ndarray((count,), kind, data, 0, (1,))[at]
+
+
+def _begins(data: bytes, octets: Array) -> Array:
+    """The positions where records begin. Their magic numbers are found all at once; each record's size must lead to the
+    next. A body may hold that number, too: then the sizes are followed one by one. Raises MessageError."""
+    at = np.flatnonzero(octets[4:-3] == _MAGIC_BYTES[0])
+    for number, octet in enumerate(_MAGIC_BYTES[1:], 5):
+        at = at[octets[at + number] == octet]
+    sizes = _read(data, at, _INT32)
+    ends = at + sizes
+    is_chain = len(at) and not at[0] and ends[-1] == len(data) and (ends[:-1] == at[1:]).all()
+    return at if is_chain and sizes.min() >= FIXED_BYTES else np.array(_walked(data), np.int64)
+
+
+def readable(data: bytes) -> tuple[Array, list[int]]:
+    """The positions of the records that can be read, and the queue offsets of the others. Raises MessageError where no record
+    can begin."""
+    at: list[int] = []
+    unreadable: list[int] = []
+    for position in _walked(data):
+        try:
+            decode_record(data, position, "replace")
+        except MessageError:
+            unreadable.append(offset_in(data[position : position + FIXED_BYTES]))
+        else:
+            at.append(position)
+    return np.array(at, np.int64), unreadable
+
+
+def _walked(data: bytes) -> list[int]:
+    begins: list[int] = []
+    size_at, at, end = _SIZE.unpack_from, 0, len(data)
+    while end - at >= FIXED_BYTES:
+        begins.append(at)
+        (size,) = size_at(data, at)
+        if size < FIXED_BYTES:
+            raise _garbled(data)
+        at += size
+    if at != end:
+        raise _garbled(data)
+    return begins
+
+
+def _garbled(data: bytes) -> MessageError:
+    """The careful decoder's error for bytes that are not records."""
+    position = 0
+    try:
+        while position < len(data):
+            position += decode_record(data, position, "replace").size
+    except MessageError as error:
+        return error
+    return MessageError("the records cannot be read")
+
+
+def _cut(data: Array, bounds: list[Array], kind: Any = None) -> Array:
+    """The pieces of `data` between two bounds each, in order. They are taken from an array that holds the gaps as well."""
+    count = len(bounds[0])
+    offsets = np.empty(2 * count + 1, np.int32)
+    offsets[0:-1:2], offsets[1::2] = bounds
+    offsets[-1] = offsets[-2] if count else 0
+    with_gaps = pa.Array.from_buffers(
+        kind or pa.binary(),
+        2 * count,
+        [None, pa.py_buffer(offsets), data if isinstance(data, pa.Buffer) else pa.py_buffer(data)],
+    )
+    return with_gaps.take(pa.array(np.arange(0, 2 * count, 2)))
+
+
+class Properties:
+    """The names and values of all records' properties, by the rules of `protocol.properties.decode`."""
+
+    def __init__(self, texts: Array) -> None:
+        self._count = len(texts)
+        try:
+            texts.cast(pa.string())
+        except pa.ArrowInvalid:
+            texts = pa.array([text.decode(errors="replace").encode() for text in texts.to_pylist()], pa.binary())
+        _, offsets_buffer, data = texts.buffers()
+        bounds = np.frombuffer(offsets_buffer, np.int32)[: self._count + 1].astype(np.int64)
+        text = np.frombuffer(data, np.uint8)[: bounds[-1]] if data is not None else np.empty(0, np.uint8)
+        pair_ends = np.flatnonzero(text == _PAIR_END)
+        begins = np.sort(np.concatenate((bounds[:-1], pair_ends + 1)), kind="stable")
+        ends = np.sort(np.concatenate((pair_ends, bounds[1:])), kind="stable")
+        items_before = np.searchsorted(pair_ends, bounds)
+        owners = np.repeat(np.arange(self._count), np.diff(items_before) + 1)
+        name_ends = np.flatnonzero(text == _NAME_END)
+        if not (len(name_ends) == len(begins) and (name_ends >= begins).all() and (name_ends < ends).all()):
+            name_ends = np.append(name_ends, len(text))  # not one in each item: look for that of each
+            name_ends = name_ends[np.searchsorted(name_ends[:-1], begins)]
+        complete = (name_ends > begins) & (ends > name_ends + 1)
+        if not complete.all():
+            begins, name_ends, ends, owners = (bounds[complete] for bounds in (begins, name_ends, ends, owners))
+        self._fill(data, begins, name_ends, ends, owners)
+
+    def _fill(self, data: Any, begins: Array, name_ends: Array, ends: Array, owners: Array) -> None:
+        data = data if data is not None else pa.py_buffer(b"")
+        coded = _cut(data, [begins, name_ends], pa.string()).dictionary_encode()
+        codes = coded.indices.to_numpy()
+        key = owners * (len(coded.dictionary) + 1) + codes
+        ordered = np.sort(key)
+        if (ordered[1:] == ordered[:-1]).any():  # a name twice in one message: the last one counts, as in Java
+            _, from_end = np.unique(key[::-1], return_index=True)
+            last = np.sort(len(key) - 1 - from_end)
+            self._fill(data, begins[last], name_ends[last], ends[last], owners[last])
+            return
+        self._names = coded
+        self._codes = codes
+        self._value_bounds = data, [name_ends + 1, ends]
+        self._owners = owners
+
+    @cached_property
+    def _values(self) -> Array:
+        return _cut(*self._value_bounds, pa.string())
+
+    def column(self, name: str) -> Array:
+        """One property of every message, null where it has none."""
+        at = pc.index(self._names.dictionary, pa.scalar(name, pa.string())).as_py()
+        items = np.flatnonzero(self._codes == at)
+        where = np.full(self._count, -1, np.int64)
+        where[self._owners[items]] = items
+        return self._values.take(pa.array(where, mask=where < 0))
+
+    def as_headers(self) -> Array:
+        """The users' own as Kafka's headers, null where there is none."""
+        reserved = pc.is_in(self._names.dictionary, pa.array(sorted(props.RESERVED))).to_numpy(zero_copy_only=False)
+        items = np.flatnonzero(~reserved[self._codes])
+        if not len(items):
+            return pa.nulls(self._count, HEADERS)
+        bounds = np.searchsorted(self._owners[items], np.arange(self._count + 1)).astype(np.int32)
+        chosen = pa.array(items)
+        values = [self._names.take(chosen).dictionary_decode(), self._values.take(chosen).cast(pa.binary())]
+        pairs = pa.StructArray.from_arrays(values, ["key", "value"])
+        return pa.ListArray.from_arrays(pa.array(bounds), pairs, mask=pa.array(bounds[1:] == bounds[:-1]))
+
+    def as_map(self) -> Array:
+        bounds = np.searchsorted(self._owners, np.arange(self._count + 1)).astype(np.int32)
+        return pa.MapArray.from_arrays(pa.array(bounds), self._names.dictionary_decode(), self._values)
+
+
+# ------------------------------------------------------------------------------
+# Message records as Arrow columns, without a Python object per message. Only the columns that are wanted are made.
 
 
 class TooLarge(MessageError):

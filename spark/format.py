@@ -15,9 +15,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from ..client.errors import ConfigError
-from .failures import plainly
-from .options import batch_options, chosen, columns, write_options
-from .schema import schema_of
+from .options import batch_options, chosen, columns, schema_of, write_options
+from .worker import plainly
 
 
 class RocketletDataSource(DataSource):
@@ -52,8 +51,8 @@ class RocketletDataSource(DataSource):
     @plainly()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         _need(4, 1)
+        from .sink import check_columns
         from .stream_sink import RocketletStreamWriter
-        from .written import check_columns
 
         options = write_options(self.options)
         check_columns(schema, options)
@@ -61,8 +60,7 @@ class RocketletDataSource(DataSource):
 
     @plainly()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from .sink import RocketletWriter
-        from .written import check_columns
+        from .sink import RocketletWriter, check_columns
 
         if overwrite:
             raise ConfigError('a topic cannot be overwritten: use mode("append")')

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark import SparkContext
 from pyspark.sql.streaming.listener import JStreamingQueryListener
 
-from .ledger import Ledger
+from .driver import Ledger
 
 
 class RocketletListener:

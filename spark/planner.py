@@ -14,19 +14,13 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from ..client.errors import ConnectionFailed, RocketletError
-from ..client.log import get_logger
-from ..protocol.queue import Queue
-from .checkpoint import EMPTY, Batch, Mark, Part, part_of, to_offset
+from ..client.errors import ConnectionFailed, RocketletError, get_logger
+from ..protocol.names import Queue
+from .checkpoint import EMPTY, Batch, Mark, Part, Range, Ranges, part_of, shared_out, to_offset
 from .config import CALL_TIMEOUT_S, IDLE_INTERVAL_S, LEDGER_WATCH_S
-from .extents import Seen
-from .ledger import Ledger
-from .loss import made_anew, outside
+from .driver import Ledger
 from .options import ReadOptions
-from .patience import Patience
-from .ranges import Range, Ranges, shared_out
-from .share import Course, Share
-from .view import View
+from .share import Course, Patience, Seen, Share, View, made_anew, outside
 
 log = get_logger("rocketlet.spark")
 T = TypeVar("T")

@@ -22,11 +22,11 @@ from pyspark.sql.datasource import (
 
 from ..protocol import names
 from ..protocol.config import MAX_EXPRESSION_TAGS
-from ..protocol.queue import Queue
+from ..protocol.names import Queue
 from .batch import RocketletReader
-from .failures import plainly
+from .checkpoint import Range, Ranges
 from .options import BatchOptions
-from .ranges import Range, Ranges
+from .worker import plainly
 
 _QUEUE: Final = {"topic": "topic", "brokerName": "broker_name", "queueId": "queue_id", "partition": "queue_id"}
 _OFFSETS: Final = ("queueOffset", "offset")

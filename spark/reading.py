@@ -12,24 +12,19 @@ import uvloop
 from pyspark.sql.datasource import InputPartition
 
 from ..client.errors import ConnectionFailed, RequestTimeout, RocketletError
-from ..client.wire.access import Access
-from ..client.wire.answers import header_of
-from ..client.wire.connection import Connection, Connections
-from ..client.wire.pull_header import pull_header
+from ..client.wire.cluster import pull_header
+from ..client.wire.connection import Access, Connection, Connections, header_of
 from ..host.memory import keep_freed
 from ..protocol.codes import RequestCode, ResponseCode, code_name
-from ..protocol.extents import MADE_ANEW
 from ..protocol.frame import Frame
+from ..protocol.group_bodies import MADE_ANEW
 from ..protocol.headers import PullMessageResult
 from ..protocol.message import MessageError
-from ..protocol.queue import Queue
-from ..protocol.subscription import Subscription
+from ..protocol.names import Queue, Subscription
 from .checkpoint import UNMARKED, Fingerprint, Mark
 from .config import FIRST_RETRY_S, LAST_RETRY_S, PULL_BYTES, PULL_MESSAGES, READ_BATCH_BYTES
-from .extents import found_at
-from .failures import DataLossError
-from .loss import WITHOUT, log, shown
-from .patience import Patience
+from .share import WITHOUT, Patience, found_at, log, shown
+from .worker import DataLossError
 
 _MADE_LATER = "stored after the batch was planned: the topic was made anew meanwhile"
 _READABLE = (

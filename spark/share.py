@@ -1,22 +1,65 @@
-"""The queues that a query reads, and how far it has read them; `member` and `standalone` are the two kinds.
-
-topics ──> open ──> settle ──> free ──> take ──> finish ──┐
-                      ^                                   │
-                      └───────────── batch after batch ───┘
-"""
+"""The queues that a query reads: as a member of the group, or standalone; and their extents on the brokers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from ..protocol.queue import Queue
-from .checkpoint import Batch, Fingerprint, Mark, Part, part_of
-from .config import FINGERPRINTS
-from .extents import Seen
-from .ranges import Ranges
-from .view import View
+from ..client.config import OFFSET_TIMEOUT_S, At, ClientLimits
+from ..client.consuming.queues import check_filters
+from ..client.errors import (
+    BrokerRefused,
+    ConfigError,
+    ConnectionFailed,
+    RequestTimeout,
+    RocketletError,
+    TopicNotFound,
+    get_logger,
+)
+from ..client.member.membership import Membership
+from ..client.member.offsets import GroupOffsets, begin_offset
+from ..client.message import Lease
+from ..client.wire.cluster import Cluster, by_broker, new_client_id, pull_header
+from ..client.wire.connection import Connection, body_of, header_of
+from ..protocol import names
+from ..protocol.admin_bodies import decode_offsets, decode_topic_stats
+from ..protocol.allocation import subscribe_queues
+from ..protocol.bodies import BodyError, decode_topic_list
+from ..protocol.codes import RequestCode, ResponseCode
+from ..protocol.config import MAX_TOPICS_ASKED
+from ..protocol.frame import Frame
+from ..protocol.group_bodies import TopicExtent, decode_extents, encode_topics
+from ..protocol.headers import BrokerTimes, Offset, OptionalGroup, PullMessageResult, TopicName, TopicQueue, write
+from ..protocol.message import decode_records
+from ..protocol.names import TOOLS_GROUP, Queue, Subscription
+from .checkpoint import EMPTY, UNMARKED, Batch, Fingerprint, Mark, Part, Range, Ranges, part_of
+from .config import (
+    DISCOVERY_INTERVAL_S,
+    FINGERPRINTS,
+    MAX_PATIENCE_STEP_S,
+    NEW_QUEUES_S,
+    ROUTE_RETRY_S,
+    SAMPLE_MESSAGES,
+    SETTLE_TIMEOUT_S,
+    SHARE_TIMEOUT_S,
+    TOPIC_PATIENCE_S,
+)
+from .options import Position, ReadOptions, StartPlace, StreamOptions
+from .worker import DataLossError
+
+log = get_logger("rocketlet.spark")
+
+
+# ------------------------------------------------------------------------------
+# The queues that a query reads, and how far it has read them; `member` and `standalone` are the two kinds.
+#
+# topics ──> open ──> settle ──> free ──> take ──> finish ──┐
+#                       ^                                   │
+#                       └───────────── batch after batch ───┘
 
 
 @dataclass(slots=True)
@@ -90,3 +133,792 @@ class Share(Protocol):
 
     def move(self, queue: Queue, position: int) -> None:
         """A queue goes on elsewhere."""
+
+
+# ------------------------------------------------------------------------------
+# The query as a member of the consumer group. A queue whose range is in a running batch is given up only when Spark
+# has finished the batch. The retry topic of the group belongs to it: what other members failed to handle may come
+# here.
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One owned queue. `position`: the next offset to plan. `done`: up to where the group may commit; `committed`: up to
+    where it has; `is_fresh`: not planned since it was taken; `reset_to`: where an administrator wants it to continue.
+    """
+
+    lease: Lease
+    position: int
+    done: int
+    committed: int
+    is_fresh: bool = True
+    reset_to: int | None = None
+    planned: Range | None = None
+    leaving: bool = False
+    suspended: bool = False
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_cut_off(self) -> bool:
+        return self.suspended or self.lease.is_over
+
+    @property
+    def is_free(self) -> bool:
+        return self.planned is None and not self.leaving and not self.is_cut_off
+
+
+class QueryMember:
+    """The queues that the group has given to the query. Commits finished batches for the group."""
+
+    is_member = True
+
+    def __init__(self, options: StreamOptions, resumed: Batch = EMPTY, *, is_unfinished: bool = False) -> None:
+        """is_unfinished: Spark runs the resumed batch again; its queues are given up only when it is finished."""
+        self._options = options.read
+        self._resumed = resumed
+        self._rerun: Ranges = resumed.ranges if is_unfinished else {}
+        self._release_timeout_s = options.release_timeout_s
+        self._readings: dict[Queue, _Reading] = {}
+        self._finished: dict[Queue, int] = {}
+        self._cut_off: dict[Queue, int] = {}  # lost with their brokers: where they go on if they come back
+        self._last = EMPTY
+        self.missing: set[Queue] = set()
+
+    async def open(self, view: View, course: Course, topics: list[str]) -> None:
+        self._view, self._course = view, course
+        options = self._options
+        is_resumed = self._resumed.membership is not None
+        if not is_resumed:
+            await check_start(view, set(view.routed(topics)))
+        start = "first" if is_resumed else options.start.default  # where a query begins is said only once
+        self._membership = Membership(
+            view.cluster,
+            options.group,
+            self._subscriptions([*topics, names.retry_topic(options.group)]),
+            self,
+            start="first" if start == "committed" else start,
+            starts={} if is_resumed else options.start.queues,
+            consume_type="CONSUME_PASSIVELY",
+        )
+        view.cluster.answer(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._reset)
+        self._known = set(topics)
+        await self._membership.join()
+        try:
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                await self._membership.settled()
+        except TimeoutError:
+            log.warning(
+                "queues_missing", group=options.group, owned=len(self._readings), hint="the query goes on without them"
+            )
+
+    def _subscriptions(self, topics: Iterable[str]) -> dict[str, Subscription]:
+        return {topic: self._options.subscription(topic) for topic in topics}
+
+    async def close(self) -> None:
+        for reading in self._readings.values():
+            reading.finished.set()  # the batch that is planned will not be finished any more
+        try:
+            await self._membership.leave()
+        finally:
+            await self._view.close()
+
+    async def finish(self, batch: Batch) -> None:
+        fresh, self._last = batch != self._last, batch
+        self._rerun = {}
+        ranges = batch.ranges
+        for queue, reading in self._readings.items():
+            span = ranges.get(queue)
+            is_rerun = reading.is_fresh and reading.planned is not None
+            if reading.planned is not None and reading.planned != span:
+                reading.position = reading.planned[0]  # Spark did not run the planned batch
+            elif (
+                span is not None
+                and fresh
+                and (is_rerun or not reading.is_fresh)
+                and span[0] <= reading.position <= span[1]
+            ):
+                reading.position = span[1]
+                reading.done = max(reading.done, span[1])
+            reading.planned = None
+            reading.finished.set()
+        if fresh:
+            self._finished |= {queue: end for queue, (_, end) in ranges.items()}
+        for queue, reading in self._readings.items():
+            if reading.reset_to is not None:
+                self._go_on_at(queue, reading.reset_to)
+        await self._commit()
+
+    async def _commit(self) -> None:
+        commits = {
+            queue: reading.done for queue, reading in self._readings.items() if reading.done != reading.committed
+        }
+        for queue in await self._membership.commit(commits) if commits else ():
+            if queue in self._readings:
+                self._readings[queue].committed = commits[queue]
+
+    async def discover(self) -> None:
+        new = await self._view.new_topics(self._known)
+        if new:
+            self._known.update(new)
+            await self._membership.subscribe(self._subscriptions(new))
+
+    async def settle(self, seen: Seen) -> None:
+        """A queue that was taken begins at the group's offset. If that is older than what this query has finished because
+        it was ended before it could commit, it begins where it finished."""
+        for queue, reading in self._readings.items():
+            if reading.is_fresh and queue in seen.extents:
+                reading.is_fresh = False
+                reading.position = reading.done = self._resumed_at(queue, reading.position, seen)
+        for part, mark in seen.marks.items():
+            if mark.rewinds != self._course.marks.get(part, mark).rewinds:
+                self._forget_finished(part)
+        await self._commit()
+
+    def _forget_finished(self, part: Part) -> None:
+        """After a reset, a queue that comes back continues at the group's offset."""
+        for queue in [queue for queue in self._finished if part_of(queue) == part]:
+            del self._finished[queue]
+
+    def _resumed_at(self, queue: Queue, offset: int, seen: Seen) -> int:
+        finished = self._finished.get(queue)
+        part = part_of(queue)
+        before, now = self._course.marks.get(part, Mark()), seen.marks.get(part, Mark())
+        if finished is None or offset >= finished or before.identity != now.identity:
+            return offset
+        begin = self._last.ranges.get(queue, (finished, finished))[0]
+        is_reset = before.rewinds != now.rewinds if now.identity else offset < begin
+        if is_reset:
+            self._course.rewound += 1
+            log.info("offset_reset_while_away", queue=str(queue), finished=finished, offset=offset)
+        return offset if is_reset else finished
+
+    def take(self, cut: Ranges) -> Ranges:
+        planned: dict[Queue, Range] = {}
+        for queue, span in cut.items():
+            reading = self._readings.get(queue)
+            if reading is not None and reading.is_free and reading.position == span[0]:
+                reading.planned, reading.position = span, span[1]
+                reading.finished.clear()
+                planned[queue] = span
+        return planned
+
+    def move(self, queue: Queue, position: int) -> None:
+        reading = self._readings[queue]
+        reading.position = reading.done = position
+        reading.reset_to = None
+        self._finished.pop(queue, None)
+
+    def _go_on_at(self, queue: Queue, position: int) -> None:
+        """An administrator has reset it."""
+        self._course.rewind(queue)
+        self.move(queue, position)
+
+    def free(self) -> Mapping[Queue, int]:
+        return {queue: reading.position for queue, reading in self._readings.items() if reading.is_free}
+
+    def planned(self) -> Mapping[Queue, int]:
+        return {queue: reading.position for queue, reading in self._readings.items()}
+
+    def queues(self) -> list[Queue]:
+        return list(self._readings)
+
+    async def settle_all(self) -> None:
+        """The query would skip queues that come later."""
+        try:
+            async with asyncio.timeout(SHARE_TIMEOUT_S):
+                await self._membership.settled()
+        except TimeoutError:
+            raise RocketletError(
+                f"the group {self._options.group} has not given this query its queues within {SHARE_TIMEOUT_S:.0f} s: "
+                f"{self._membership.unsettled()}; try later"
+            ) from None
+
+    def out_of_reach(self, seen: Seen) -> Mapping[Queue, int]:
+        if self._membership.is_settled:
+            self._cut_off.clear()  # another member has them
+        return self._cut_off | {
+            queue: reading.position
+            for queue, reading in self._readings.items()
+            if not reading.leaving and (reading.is_cut_off or queue not in seen.extents)
+        }
+
+    # Queues that come and go (QueueUser)
+
+    def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
+        self._cut_off.pop(queue, None)
+        reading = self._readings[queue] = _Reading(lease, offset, offset, offset)
+        span = self._rerun.get(queue)
+        if span is not None and span[0] <= offset <= span[1]:
+            reading.planned = span
+
+    async def give_queue(self, queue: Queue) -> int | None:
+        reading = self._readings[queue]
+        reading.leaving = True
+        if reading.planned is not None:
+            try:
+                async with asyncio.timeout(self._release_timeout_s):
+                    await reading.finished.wait()
+            except TimeoutError:
+                hint = (
+                    "its rows will be delivered again: raise releaseTimeoutMs above the time of a batch; without "
+                    "rocketlet.spark.register, and with Spark Connect, also above the trigger interval"
+                )
+                log.warning("batch_still_running", queue=str(queue), hint=hint)
+        done = reading.done if reading.reset_to is None else reading.reset_to
+        return None if done == reading.committed else done
+
+    def is_pull_committing(self, queue: Queue) -> bool:
+        return False  # its pulls carry no offsets
+
+    def lose_queue(self, queue: Queue) -> None:
+        reading = self._readings.pop(queue, None)
+        if reading is not None and reading.is_cut_off and not reading.leaving:
+            self._cut_off[queue] = reading.position
+
+    def is_running(self, queue: Queue) -> bool:
+        return False  # a batch that still runs commits under an epoch that is over
+
+    async def ended(self, queue: Queue) -> None: ...
+
+    def suspend_queue(self, queue: Queue) -> None:
+        self._readings[queue].suspended = True
+
+    def resume_queue(self, queue: Queue) -> None:
+        self._readings[queue].suspended = False
+
+    # Requests of an administrator
+
+    def _reset(self, connection: Connection, frame: Frame) -> None:
+        """RESET_CONSUMER_CLIENT_OFFSET: our queues continue there; those in a running batch when it is finished."""
+        try:
+            offsets = decode_offsets(frame.body) if frame.ext.get("group") == self._options.group else {}
+        except BodyError as error:
+            log.warning("request_refused", reason=str(error))
+            return
+        for queue, offset in offsets.items():
+            reading = self._readings.get(queue)
+            if reading is None:
+                continue
+            log.info("offset_reset", queue=str(queue), old=reading.position, new=offset)
+            if reading.planned is None:
+                self._go_on_at(queue, offset)
+            else:
+                reading.reset_to = offset
+        self._resetting = asyncio.get_running_loop().create_task(self._commit())
+
+
+# ------------------------------------------------------------------------------
+# Reading without membership, like Kafka's source: all queues, with offsets in the checkpoint only.
+
+
+class Standalone:
+    """Every queue of its topics. Each batch names all of them, so the checkpoint has the offset of each."""
+
+    is_member = False
+
+    def __init__(self, options: ReadOptions, resumed: Batch = EMPTY) -> None:
+        self._options = options
+        self._resumed = resumed
+        self._read_to: dict[Queue, int] = {}
+        self._planned_to: dict[Queue, int] = {}
+        self._last: Batch | None = None
+        self._told_elsewhere: dict[str, set[Queue]] = {}
+        self.missing: set[Queue] = set()
+
+    async def open(self, view: View, course: Course, topics: list[str]) -> None:
+        self._view = view
+        self._known = set(topics)
+        queues = set(self.queues())
+        absent = self._options.assigned - queues
+        if absent and not self._resumed.ranges:
+            raise ConfigError(f"assign names {min(absent)}, which does not exist")
+        if self._resumed.membership is None:
+            await check_start(view, queues)
+
+    async def close(self) -> None:
+        await self._view.close()
+
+    async def settle_all(self) -> None: ...
+
+    def queues(self) -> list[Queue]:
+        queues = self._view.routed(sorted(self._known))
+        return [queue for queue in queues if queue in self._options.assigned] if self._options.assigned else queues
+
+    def free(self) -> Mapping[Queue, int]:
+        return self._read_to
+
+    def planned(self) -> Mapping[Queue, int]:
+        return self._read_to | self._planned_to
+
+    def move(self, queue: Queue, position: int) -> None:
+        self._read_to[queue] = position
+
+    async def finish(self, batch: Batch) -> None:
+        """Goes on where these ranges end. A query without a checkpoint begins where the options say, what comes later at its
+        start."""
+        if batch == self._last:
+            return
+        is_new = self._last is None and not batch.ranges
+        self._read_to = {queue: end for queue, (_, end) in batch.ranges.items()}
+        self._last = batch
+        if is_new:
+            queues = self.queues()
+            self._read_to |= await offsets_at(self._view, queues, self._options.start, await self._view.all(queues))
+
+    async def discover(self) -> None:
+        self._known.update(await self._view.new_topics(self._known))
+
+    async def settle(self, seen: Seen) -> None:
+        """Queues that are new begin at their start. Those that the route lacks keep their place, for when they are back."""
+        queues = self.queues()
+        fresh = [queue for queue in queues if queue in seen.extents and queue not in self._read_to]
+        missing = self._read_to.keys() - set(queues)
+        if missing and fresh:
+            self._check_cluster(missing, set(queues))
+        self._read_to |= {queue: seen.extents[queue].begin for queue in fresh}
+        for queue in sorted(missing - self.missing):
+            log.warning(
+                "queue_not_in_route",
+                queue=str(queue),
+                offset=self._read_to[queue],
+                hint="it is read again when it is back",
+            )
+        self.missing = missing
+
+    def _check_cluster(self, missing: set[Queue], queues: set[Queue]) -> None:
+        """Raises DataLossError where no broker of a topic in the checkpoint is known, and others have the topic."""
+        for topic in sorted({queue.topic for queue in queues}):
+            known = {queue for queue in self._read_to if queue.topic == topic}
+            if known and known <= missing and known != self._told_elsewhere.get(topic):
+                self._told_elsewhere[topic] = known
+                elsewhere({queue.broker_name for queue in known}, topic, fail=self._options.fail_on_data_loss)
+
+    def out_of_reach(self, seen: Seen) -> Mapping[Queue, int]:
+        return {queue: at for queue, at in self._read_to.items() if queue not in seen.extents}
+
+    def take(self, cut: Ranges) -> Ranges:
+        self._planned_to = {queue: end for queue, (_, end) in cut.items()}
+        if not cut and self._last is not None and self._read_to.keys() == self._last.ranges.keys():
+            return {}
+        return {queue: cut.get(queue, (position, position)) for queue, position in self._read_to.items()}
+
+
+# ------------------------------------------------------------------------------
+# Positions that options give: whether queues have them, and where they are.
+
+
+def check_named(position: Position, queues: set[Queue]) -> None:
+    """Raises ConfigError for a queue that an option names and that is not there; says which it leaves out."""
+    absent, left_out = set(position.queues) - queues, queues - set(position.queues)
+    if absent:
+        raise ConfigError(f"{position.option} names {min(absent)}, which does not exist")
+    if position.queues and left_out:
+        log.warning(
+            "queues_not_named",
+            option=position.option,
+            queues=len(left_out),
+            first=str(min(left_out)),
+            place=position.default,
+        )
+
+
+async def check_start(view: View, queues: set[Queue]) -> None:
+    """Whether a new query can begin where its options say. Raises ConfigError, and RocketletError if a broker cannot be
+    asked."""
+    start = view.options.start
+    check_named(start, queues)
+    exact = {queue: place for queue, place in start.queues.items() if isinstance(place, At)}
+    seen = await view.extents.of(exact)
+    for queue, extent in seen.extents.items():
+        if exact[queue].offset > extent.end:
+            raise ConfigError(f"{start.option} names {queue} at {exact[queue].offset}, which ends at {extent.end}")
+    if view.options.needs_message:
+        await _check_times(view, {queue: place for queue in queues if isinstance(place := start.of(queue), int)})
+
+
+async def _check_times(view: View, places: Mapping[Queue, int]) -> None:
+    seen = await view.extents.of(places)
+    for queue, extent in sorted(seen.extents.items()):
+        connection = await view.cluster.broker(queue.broker_name)
+        if await begin_offset(connection, queue, places[queue]) >= extent.end:
+            raise ConfigError(
+                f"{queue} has no message since {places[queue]} ms, where it is to start; choose an earlier time, or set "
+                "startingOffsetsByTimestampStrategy to latest"
+            )
+
+
+async def offsets_at(view: View, queues: Iterable[Queue], position: Position, seen: Seen) -> dict[Queue, int]:
+    """Where a position is in each queue. Raises RocketletError."""
+    wanted = {queue: position.of(queue) for queue in queues}
+    found = await asyncio.gather(*(_offset(view, queue, place, seen) for queue, place in wanted.items()))
+    return dict(zip(wanted, found, strict=True))
+
+
+async def _offset(view: View, queue: Queue, place: StartPlace | At, seen: Seen) -> int:
+    if place in ("first", "last"):
+        return seen.extents[queue].begin if place == "first" else seen.extents[queue].end
+    connection = await view.cluster.broker(queue.broker_name)
+    if place == "committed":
+        return await GroupOffsets(view.cluster, view.options.group).load(connection, queue, "first")
+    return await begin_offset(connection, queue, place)
+
+
+# ------------------------------------------------------------------------------
+# Asks where queues begin and end, and how their topics are recognized, with one request for each broker.
+#
+# An Apache broker does not know that request. It is asked for the statistics of each topic, all at once, which are
+# its shortest answer to the question; and, where those leave a queue out, for that queue.
+
+
+class Extent(NamedTuple):
+    """The offsets that a queue holds, the second exclusive."""
+
+    begin: int
+    end: int
+
+
+NOTHING = Extent(0, 0)
+
+
+@dataclass(slots=True)
+class Seen:
+    """The brokers' answers. Queues of brokers that are away are missing."""
+
+    extents: dict[Queue, Extent] = field(default_factory=dict)
+    marks: dict[Part, Mark] = field(default_factory=dict)
+
+
+class Extents:
+    """Asks the brokers of one cluster, on behalf of one group, which may be empty."""
+
+    def __init__(self, cluster: Cluster, group: str) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._foreign: set[str] = set()
+        self.away: set[str] = set()
+
+    async def of(self, queues: Iterable[Queue]) -> Seen:
+        """Raises BrokerRefused."""
+        seen = Seen()
+        asked = by_broker(queues)
+        await asyncio.gather(*(self._ask(name, wanted, seen) for name, wanted in asked.items()))
+        self.away &= asked.keys()
+        return seen
+
+    async def _ask(self, name: str, queues: list[Queue], seen: Seen) -> None:
+        try:
+            connection = await self._cluster.broker(name)
+            if name not in self._foreign:
+                await self._ask_ours(connection, name, queues, seen)
+            if name in self._foreign:
+                await self._ask_apache(connection, name, queues, seen)
+        except (ConnectionFailed, RequestTimeout) as error:
+            if name not in self.away:
+                log.warning(
+                    "broker_away", broker=name, reason=str(error), hint="its queues are skipped until it is back"
+                )
+            self.away.add(name)
+        else:
+            self.away.discard(name)
+
+    async def _ask_ours(self, connection: Connection, name: str, queues: list[Queue], seen: Seen) -> None:
+        topics = list(dict.fromkeys(queue.topic for queue in queues))
+        ext = write(OptionalGroup(self._group or None))
+        parts = [topics[at : at + MAX_TOPICS_ASKED] for at in range(0, len(topics), MAX_TOPICS_ASKED)]
+        answers = await asyncio.gather(
+            *(
+                connection.ask(RequestCode.GET_QUEUE_OFFSETS, ext, encode_topics(part), OFFSET_TIMEOUT_S)
+                for part in parts
+            )
+        )
+        told: dict[str, TopicExtent] = {}
+        times = BrokerTimes(0, 0)
+        for answer in answers:
+            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                self._foreign.add(name)
+                return
+            if answer.code:
+                raise BrokerRefused(RequestCode.GET_QUEUE_OFFSETS, answer.code, answer.remark, connection.address)
+            told |= body_of(answer, decode_extents)
+            times = header_of(answer, BrokerTimes)
+        for queue in queues:  # not all that are told: a broker may tell of very many
+            topic = told.get(queue.topic)
+            if topic is None or queue.queue_id >= len(topic.begins):
+                seen.extents[queue] = NOTHING  # it is not there
+            else:
+                seen.extents[queue] = Extent(topic.begins[queue.queue_id], topic.ends[queue.queue_id])
+        seen.marks |= {
+            (name_of, name): Mark(told[name_of].identity, times.now_ms, told[name_of].rewinds, times.started_ms)
+            for name_of in topics
+            if name_of in told
+        }
+
+    async def _ask_apache(self, connection: Connection, name: str, queues: list[Queue], seen: Seen) -> None:
+        topics = dict.fromkeys(queue.topic for queue in queues)
+        await asyncio.gather(*(self._ask_statistics(connection, name, topic, seen) for topic in topics))
+        missing = [queue for queue in queues if queue not in seen.extents]
+        await asyncio.gather(*(self._ask_one(connection, queue, seen) for queue in missing))
+        seen.marks |= {part_of(queue): UNMARKED for queue in missing}  # these may hold newer messages than all others
+
+    async def _ask_statistics(self, connection: Connection, name: str, topic: str, seen: Seen) -> None:
+        code = RequestCode.GET_TOPIC_STATS_INFO
+        answer = await connection.ask(code, write(TopicName(topic)), timeout_s=OFFSET_TIMEOUT_S)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return
+        if answer.code:
+            raise BrokerRefused(code, answer.code, answer.remark, connection.address)
+        ranges = body_of(answer, decode_topic_stats)
+        for queue, told in ranges.items():
+            seen.extents[Queue(topic, name, queue.queue_id)] = Extent(max(told.begin, 0), max(told.end, 0))
+        seen.marks[topic, name] = Mark(newest_ms=max((told.last_ms for told in ranges.values()), default=0))
+
+    async def _ask_one(self, connection: Connection, queue: Queue, seen: Seen) -> None:
+        ext = write(TopicQueue(queue.topic, queue.queue_id))
+        codes = (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
+        answers = await asyncio.gather(*(connection.request(code, ext, timeout_s=OFFSET_TIMEOUT_S) for code in codes))
+        seen.extents[queue] = Extent(*(max(header_of(answer, Offset).offset, 0) for answer in answers))
+
+    async def fingerprint(self, queue: Queue, offset: int) -> Fingerprint | None:
+        """Return the fingerprint of a message; None if the message is not there, or its broker does not answer."""
+        try:
+            connection = await self._cluster.broker(queue.broker_name)
+            answer = await self._pull(connection, queue, offset, TOOLS_GROUP)
+            if answer.code == ResponseCode.NO_PERMISSION and self._group:
+                answer = await self._pull(connection, queue, offset, self._group)
+        except (ConnectionFailed, RequestTimeout):
+            return None
+        return found_at(answer, offset)
+
+    def _pull(self, connection: Connection, queue: Queue, offset: int, group: str) -> asyncio.Future[Frame]:
+        header = pull_header(group, queue, offset, 1, Subscription(queue.topic))
+        return connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=OFFSET_TIMEOUT_S)
+
+
+def found_at(answer: Frame, offset: int) -> Fingerprint | None:
+    """Return the fingerprint of the message at an offset in the answer to a pull; None if it is not there."""
+    records = body_of(answer, decode_records)
+    return next((Fingerprint.of(record) for record in records if record.queue_offset == offset), None)
+
+
+# ------------------------------------------------------------------------------
+# The cluster as a query sees it: its topics, their queues and brokers, and the offsets that queues hold.
+
+
+class View:
+    def __init__(self, options: ReadOptions) -> None:
+        connect = options.connect
+        self.options = options
+        self.cluster = Cluster(connect.name_server, connect.access, limits=ClientLimits(route_interval_s=NEW_QUEUES_S))
+        self.extents = Extents(self.cluster, options.group)
+        self._discovered_s = 0.0
+
+    async def open(self) -> list[str]:
+        """Returns the query's topics, whose routes are known. Raises RocketletError if no name server can be reached, or a
+        topic does not exist."""
+        self.cluster.start()
+        try:
+            topics = await self._topics()
+            filters = {topic: self.options.subscription(topic) for topic in topics}
+            await check_filters(self.cluster, new_client_id(), self.options.group, filters)
+        except BaseException:
+            await self.close()
+            raise
+        return topics
+
+    async def close(self) -> None:
+        await self.cluster.close()
+
+    async def _topics(self) -> list[str]:
+        """The topics of the query. One that is named but does not exist yet is waited for. Raises TopicNotFound."""
+        if self.options.pattern:
+            return await self._matching()
+        end_s = _now_s() + TOPIC_PATIENCE_S
+        for topic in self.options.topics:
+            while await self.cluster.find_route(topic) is None:
+                if _now_s() > end_s:
+                    raise TopicNotFound(
+                        f"the topic {topic} does not exist on {self.options.connect.name_server}: create it, or "
+                        f"correct the option topic"
+                    )
+                await asyncio.sleep(0.2)
+        return list(self.options.topics)
+
+    def routed(self, topics: Iterable[str]) -> list[Queue]:
+        """The queues of these topics that routes know."""
+        queues: list[Queue] = []
+        for topic in topics:
+            route = self.cluster.route(topic)
+            queues += subscribe_queues(topic, route) if route is not None else []
+        return queues
+
+    async def _matching(self) -> list[str]:
+        """The topics that the pattern matches now, with their routes."""
+        self._discovered_s = _now_s()
+        answer = await self.cluster.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        matches = re.compile(self.options.pattern).fullmatch
+        found = [
+            topic
+            for topic in body_of(answer, decode_topic_list)
+            if matches(topic) and not names.is_made_by_brokers(topic)
+        ]
+        return [topic for topic in found if self.cluster.route(topic) or await self.cluster.find_route(topic)]
+
+    async def new_topics(self, known: Iterable[str]) -> list[str]:
+        """Topics that match the pattern and are not yet known. Looked for every 10 s."""
+        if not self.options.pattern or _now_s() < self._discovered_s + DISCOVERY_INTERVAL_S:
+            return []
+        try:
+            return sorted(set(await self._matching()) - set(known))
+        except RocketletError as error:
+            log.warning("topic_lookup_failed", reason=str(error))
+            return []
+
+    async def addresses(self, queues: Iterable[Queue]) -> dict[Queue, str]:
+        known = {queue: await self._address(queue) for queue in queues}
+        return {queue: address for queue, address in known.items() if address is not None}
+
+    async def _address(self, queue: Queue) -> str | None:
+        patience = Patience(self.options.poll_timeout_s)
+        while (address := self.cluster.master(queue.broker_name)) is None:
+            try:
+                await self.cluster.find_route(queue.topic)
+            except ConnectionFailed as error:
+                log.warning("route_lookup_failed", topic=queue.topic, reason=str(error))
+            if self.cluster.master(queue.broker_name) is None and patience.is_over():
+                retired(queue, fail=self.options.fail_on_data_loss)
+                return None
+            await asyncio.sleep(ROUTE_RETRY_S)
+        return address
+
+    async def all(self, queues: Iterable[Queue]) -> Seen:
+        """The extents of all queues. Raises ConnectionFailed if a broker is away."""
+        seen = await self.extents.of(queues)
+        if self.extents.away:
+            raise ConnectionFailed(
+                f"the broker {min(self.extents.away)} does not answer: what it holds would be passed over; start it, or "
+                "try later"
+            )
+        return seen
+
+    async def message_bytes(self, queue: Queue, offset: int) -> float | None:
+        """The mean size of the next messages of a queue; None if its broker is away."""
+        subscription = self.options.subscription(queue.topic)
+        header = pull_header(self.options.group, queue, offset, SAMPLE_MESSAGES, subscription)
+        try:
+            connection = await self.cluster.broker(queue.broker_name)
+            answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=self.options.poll_timeout_s)
+        except (ConnectionFailed, RequestTimeout) as error:
+            log.warning("message_size_unknown", queue=str(queue), reason=str(error), hint="the queue waits")
+            return None
+        messages = header_of(answer, PullMessageResult).next_begin_offset - offset if answer.body else 0
+        return max(len(answer.body) / messages, 1.0) if messages > 0 else 1.0
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# ------------------------------------------------------------------------------
+# Data loss: a position that is no longer in its queue. The error names the queue, the wanted offset and the present
+# ones.
+
+
+MOVED = (
+    "A checkpoint holds for its own cluster. To go on in another one, start with a new checkpoint and startingTimestamp; or, "
+    "where `rocketlet mirror` has copied the group, with startingOffsets=committed"
+)
+FROM_FIRST = "failOnDataLoss=false reads this topic from its first message on"
+WITHOUT = "failOnDataLoss=false goes on without them"
+
+
+def shown(queue: Queue) -> str:
+    """A queue as users know it: they know their group, but perhaps no retry topics."""
+    if queue.topic.startswith(names.RETRY_PREFIX):
+        group = queue.topic.removeprefix(names.RETRY_PREFIX)
+        return f"the retries of the group {group} on {queue.broker_name}, queue {queue.queue_id}"
+    return str(queue)
+
+
+def outside(queue: Queue, wanted: int, extent: Extent, *, is_same: bool, fail: bool) -> int:
+    """The offset at which to continue from a position that is not in its queue. Raises DataLossError if that is to end the
+    query.
+
+    is_same: whether the queue is known to be the one that the position is of. The end of the same queue goes back only with
+    a broker that lost unwritten messages; of another queue everything is new.
+    """
+    if wanted < extent.begin:
+        reason = f"the messages {wanted} to {extent.begin} have expired. {WITHOUT}"
+        return _tell(queue, wanted, extent, reason, extent.begin, fail)
+    if is_same:
+        reason = f"its broker has lost messages. failOnDataLoss=false goes on at its end, {extent.end}"
+        return _tell(queue, wanted, extent, reason, extent.end, fail)
+    reason = f"the topic or its broker was made anew. {FROM_FIRST}"
+    return _tell(queue, wanted, extent, reason, extent.begin, fail)
+
+
+def made_anew(queue: Queue, wanted: int, extent: Extent, *, fail: bool) -> int:
+    """The offset at which to continue if the topic was created again. Raises DataLossError if that is to end the query."""
+    reason = (
+        f"these are other messages: the topic {queue.topic} on {queue.broker_name} was made anew, or this is another "
+        f"cluster. {MOVED}; {FROM_FIRST}"
+    )
+    return _tell(queue, wanted, extent, reason, extent.begin, fail)
+
+
+def elsewhere(brokers: Iterable[str], topic: str, *, fail: bool) -> None:
+    """No broker of the checkpoint is here, others are. Raises DataLossError if that is to end the query."""
+    former = ", ".join(sorted(brokers))
+    text = f"the topic {topic} is on none of the brokers {former} of the checkpoint: this is another cluster"
+    if fail:
+        raise DataLossError(f"{text}. {MOVED}; {FROM_FIRST}")
+    hint = "everything is read from the first message on"
+    log.warning("checkpoint_of_another_cluster", topic=topic, reason=text, hint=hint)
+
+
+def retired(queue: Queue, *, fail: bool) -> None:
+    """A range cannot be read because no name server knows its broker. Raises DataLossError if it shall."""
+    text = (
+        f"{shown(queue)}: no name server knows {queue.broker_name}, which holds messages of a batch that is run again"
+    )
+    if fail:
+        raise DataLossError(f"{text}. Start the broker; {WITHOUT}")
+    log.warning("messages_lost", queue=str(queue), reason=text)
+
+
+def _tell(queue: Queue, wanted: int, extent: Extent, reason: str, goes_on: int, fail: bool) -> int:
+    text = f"{shown(queue)}: the query wants offset {wanted}, the broker holds {extent.begin} to {extent.end}; {reason}"
+    if fail:
+        raise DataLossError(text)
+    log.warning("messages_lost", queue=str(queue), wanted=wanted, begin=extent.begin, end=extent.end, reason=reason,
+                goes_on_at=goes_on)  # fmt: skip
+    return goes_on
+
+
+# ------------------------------------------------------------------------------
+# How long nothing has worked.
+
+
+class Patience:
+    """Is over when failures have gone on for longer than a limit, counted from the first one.
+
+    Only time in which something was tried counts: between two looks it is at most 10 s and half of the limit, so that
+    neither a batch that runs for long nor a process that was stopped for a while uses it up.
+    """
+
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+        self._failing_s = 0.0
+        self._looked_s: float | None = None
+
+    def renew(self) -> None:
+        """Something worked."""
+        self._failing_s, self._looked_s = 0.0, None
+
+    def is_over(self) -> bool:
+        """Whether patience is over. Ask at each failure."""
+        now_s = self._clock()
+        if self._looked_s is not None:
+            self._failing_s += min(now_s - self._looked_s, MAX_PATIENCE_STEP_S, self._limit_s / 2)
+        self._looked_s = now_s
+        return self._failing_s >= self._limit_s

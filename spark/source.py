@@ -1,22 +1,12 @@
-"""The format `rocketlet`: what Spark calls in the driver.
-
-Traps that were measured, and how they are avoided:
-- Spark makes a reader in two driver processes and pickles it to executors: joining in `__init__` would leave ghost
-  members. The planner is made when offsets are first asked for, and is not pickled.
-- `commit` is called only when the next batch is built, so never on an idle topic. `latestOffset` gets the end of the
-  finished batch at every trigger: the group's offsets are committed there.
-- `query.stop()` kills Spark's process for the reader; `stop` is called in a child of it (`driver_process`), which looks
-  whether the last batch was finished (`ledger`).
-- A queue that was lost and comes back begins at the group's offset; a replay reads the ranges in the log.
-- A query starts two processes, and the first only looks which methods the reader has. So what plans and reads is loaded
-  where it is used.
-"""
+"""The streaming source: a reader that Spark asks for offsets and partitions, and rows that it gets with a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -27,23 +17,93 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ..client.log import get_logger
+from ..client.errors import get_logger
 from .checkpoint import Batch, check_resumed, check_topics, from_offset, ranges_by_topic, to_offset
-from .config import END_PATIENCE_S
-from .driver_process import go_on_in_child
-from .failures import plainly
-from .ledger import Ledger
+from .config import END_PATIENCE_S, PREFETCH_BYTES, PREFETCH_PATIENCE_S
+from .driver import Ledger, go_on_in_child
 from .options import StreamOptions, chosen, stream_options
-from .prefetch import Prefetch, SimpleReader
+from .worker import SAID, plainly
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from .planner import Planner
+    from .reading import Task
     from .share import Share
 
 log = get_logger("rocketlet.spark")
+
+
+# ------------------------------------------------------------------------------
+# Rows of a small batch that Spark gets with its plan. Reading them takes less time than a task in Python.
+#
+# PySpark does so for a `SimpleDataSourceStreamReader`: its loop around a reader asks after `partitions` whether the
+# reader is the class that wraps a simple one, and takes the rows from `getCache`
+# (`python_streaming_source_runner.partitions_func`). At other moments the reader must not be of that class: a simple
+# one is not asked for its progress, for example. Spark keeps the rows as a block. If an executor cannot get the
+# block, it reads the partition like any other.
+
+
+SimpleReader: Any = DataSourceStreamReader  # with a PySpark that has changed within, tasks read all batches
+with suppress(ImportError):
+    from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
+
+    SimpleReader = _SimpleStreamReaderWrapper
+
+
+class Prefetch:
+    """most_rows: of a batch that is read while it is planned; 0 for none."""
+
+    def __init__(self, most_rows: int) -> None:
+        self._most_rows = most_rows
+
+    def rows(self, tasks: Sequence[InputPartition]) -> list[pa.RecordBatch] | None:
+        """The rows of the batch, which then has one task at most, because Spark takes rows of one only; None if tasks are
+        to read it."""
+        if len(tasks) != 1 or SimpleReader is DataSourceStreamReader:
+            return None
+        (task,) = cast("Sequence[Task]", tasks)
+        count = sum(span.end - span.begin for span in task.ranges)
+        if count > self._most_rows:
+            return None
+        try:
+            found = _read(task)
+        except SAID:  # a task meets it, too: it waits longer, and reports it
+            return None
+        if found is None:
+            self._most_rows = count // 2
+        return found
+
+
+def _read(task: Task) -> list[pa.RecordBatch] | None:
+    """Reads the rows; None if they are too large."""
+    from .reading import Task, read_task
+
+    hurried = Task(tuple(replace(span, timeout_s=min(span.timeout_s, PREFETCH_PATIENCE_S)) for span in task.ranges))
+    batches: list[pa.RecordBatch] = []
+    for batch in read_task(hurried):
+        batches.append(batch)
+        if sum(batch.nbytes for batch in batches) > PREFETCH_BYTES:
+            return None
+    return batches
+
+
+# ------------------------------------------------------------------------------
+# The format `rocketlet`: what Spark calls in the driver.
+#
+# Traps that were measured, and how they are avoided:
+# - Spark makes a reader in two driver processes and pickles it to executors: joining in `__init__` would leave ghost
+#   members. The planner is made when offsets are first asked for, and is not pickled.
+# - `commit` is called only when the next batch is built, so never on an idle topic. `latestOffset` gets the end of the
+#   finished batch at every trigger: the group's offsets are committed there.
+# - `query.stop()` kills Spark's process for the reader; `stop` is called in a child of it (`driver_process`), which
+#     looks
+#   whether the last batch was finished (`ledger`).
+# - A queue that was lost and comes back begins at the group's offset; a replay reads the ranges in the log.
+# - A query starts two processes, and the first only looks which methods the reader has. So what plans and reads is
+#     loaded
+#   where it is used.
 
 
 class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -212,11 +272,11 @@ def _planner(
 
     share: Share
     if options.membership:
-        from .member import QueryMember
+        from .share import QueryMember
 
         share = QueryMember(options, resumed, is_unfinished=is_unfinished)
     else:
-        from .standalone import Standalone
+        from .share import Standalone
 
         share = Standalone(options.read, resumed)
     return Planner(

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from ..client.log import get_logger
-from .failures import plainly
+from ..client.errors import get_logger
 from .options import WriteOptions
 from .sink import Sent, send_all, total
+from .worker import plainly
 
 log = get_logger("rocketlet.spark")
 

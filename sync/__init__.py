@@ -25,18 +25,16 @@ from functools import partial, wraps
 from typing import Any, Self, Unpack
 
 from ..client import consumer as asynchronous
-from ..client.arguments import takes
-from ..client.config import PRODUCER_GROUP, REQUEST_TIMEOUT_S
-from ..client.consuming.calling import caught
-from ..client.consuming.handling import Outcome, RetryLater
+from ..client.config import PRODUCER_GROUP, REQUEST_TIMEOUT_S, takes
+from ..client.consuming.handling import Outcome, RetryLater, caught
 from ..client.member.offsets import Position
 from ..client.message import Message, Outgoing, SendResult
 from ..client.options import ConsumerOptions, SeekPosition, SharedOptions
 from ..client.producer import Producer as AsyncProducer
 from ..client.sending.options import MessageOptions, ProducerOptions, SendOptions
 from ..client.shared_consumer import SharedConsumer as AsyncSharedConsumer
-from ..client.wire.access import Access
-from ..protocol.queue import Queue
+from ..client.wire.connection import Access
+from ..protocol.names import Queue
 from .loop import Loop
 
 _loop = Loop()

@@ -17,8 +17,7 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, Final, TypeVar
 
-from ..client.errors import ConfigError
-from ..client.log import get_logger
+from ..client.errors import ConfigError, get_logger
 
 log = get_logger("rocketlet.sync")
 

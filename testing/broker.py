@@ -14,10 +14,9 @@ from typing import Any, Final, Self, TypeVar
 
 from ..broker.config import BrokerConfig
 from ..broker.server import Listening
-from ..client.arguments import parse_addresses
-from ..client.config import TOPIC_QUEUES
+from ..client.config import TOPIC_QUEUES, parse_addresses
 from ..client.message import Message
-from ..protocol.queue import Queue
+from ..protocol.names import Queue
 from . import state
 from .clock import BrokerClock
 from .faults import Faults

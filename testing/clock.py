@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..broker.clock import MovableClock
+from ..broker.runtime import MovableClock
 from .config import COARSE_S, FINE_FOR_S, FINE_S, MAX_ADVANCE_S, MAX_COARSE_STEPS
 
 Run = Callable[[Callable[[], None]], None]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from ..client.admin.admin_client import AdminClient
-from ..client.admin.settling import settled
+from ..client.admin.admin_client import AdminClient, settled
 from ..client.config import TOPIC_QUEUES
 from .broker import Broker
 from .config import WAIT_S

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..broker.config import LimitExceeded
-from ..broker.sessions.session import is_loopback
+from ..broker.sessions import is_loopback
 from ..client.errors import RocketletError
 from ..web.server import WebServer
 from . import openapi

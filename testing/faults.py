@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import Any, Final, Literal, get_args
 
 from ..broker.config import MAX_QUEUES_PER_TOPIC
-from ..broker.grpc.codes import Code
+from ..broker.grpc.schema import Code
 from ..protocol.bodies import Route
 from ..protocol.codes import RequestCode, ResponseCode, code_name, request_name
 from .clock import Run, run_here

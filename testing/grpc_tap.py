@@ -12,12 +12,11 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from ..broker.clock import Clock
-from ..broker.grpc.calls import Call, Way
-from ..broker.grpc.connection import Ready
-from ..broker.grpc.door import ServeCalls
-from ..broker.pops.values import PopClient
-from ..protocol.http2.flow import Stream
+from ..broker.grpc.clients import Call, Way
+from ..broker.grpc.server import Ready, ServeCalls
+from ..broker.pops.deliveries import PopClient
+from ..broker.runtime import Clock
+from ..protocol.http2 import Stream
 from .faults import Fault, Faults, Seen
 from .tap import AFTER, BEFORE, PIECES_PER_S, Request
 

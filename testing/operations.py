@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from ..client.admin.settling import settled_by
+from ..client.admin.admin_client import settled_by
 from ..client.message import Message
-from ..protocol.queue import Queue
+from ..protocol.names import Queue
 from . import shapes, state
 from .config import LOOK_S
 from .errors import UnknownName

@@ -13,7 +13,7 @@ import msgspec
 from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
 from ..protocol.message import decode_records
-from ..protocol.queue import Queue
+from ..protocol.names import Queue
 from . import shapes
 from .config import ANSWER_S, WAIT_S
 from .errors import UnknownGroup, UnknownName, UnknownTopic

@@ -15,23 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from ..broker.broker import Broker as RunningBroker
 from ..broker.config import BrokerConfig
-from ..broker.listening.self_signed import can_sign
-from ..broker.listening.tls import Tls
-from ..broker.nameserver.networks import Networks
-from ..broker.nameserver.routes import Routes
+from ..broker.nameserver import Networks, Routes
+from ..broker.remoting.administration import history_of
 from ..broker.remoting.connection import Connection
-from ..broker.remoting.requests.group_admin import history_of
 from ..broker.server import Listening, Server, Taps
+from ..broker.tls import Tls, can_sign
 from ..client.admin.admin_client import AdminClient
-from ..client.wire.access import Access
-from ..protocol.work import finish
+from ..client.wire.connection import Access
+from ..protocol.bodies import finish
 from .clock import BrokerClock, Run, run_here
 from .faults import Faults
 from .ports import free_port
 from .tap import Request, Tap, TappedConnection
 
 if TYPE_CHECKING:
-    from ..broker.grpc.door import ServeCalls
+    from ..broker.grpc.server import ServeCalls
     from .grpc_tap import GrpcTap
 
 _MEMORY = Path("/dev/shm")  # where there is one, files cost no disk

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 from ..broker.broker import Broker
 from ..client.message import Message
 from ..protocol import names
-from ..protocol.bodies import TopicConfig
-from ..protocol.counting import counted
-from ..protocol.group_config import GroupConfig
+from ..protocol.bodies import GroupConfig, TopicConfig
 from ..protocol.message import decode_records
-from ..protocol.queue import Queue
+from ..protocol.names import Queue, counted
 from .errors import UnknownGroup, UnknownTopic
 
 

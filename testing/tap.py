@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from ..broker.clock import Clock
-from ..broker.remoting.answers import Buffers, answer
-from ..broker.remoting.connection import Connection, Host
+from ..broker.remoting.connection import Buffers, Connection, Host, answer
+from ..broker.runtime import Clock
 from ..broker.server import Serve
 from ..protocol import bodies, properties
+from ..protocol.bodies import BodyError
 from ..protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, request_name
 from ..protocol.frame import Ext, Frame, FrameReader, encode
 from ..protocol.headers import HeaderError, read_send_v2
-from ..protocol.schema import BodyError
 from .config import KEPT_REQUESTS
 from .faults import Fault, Faults, Seen, answer_name
 

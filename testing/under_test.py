@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..client.admin.settling import settled
+from ..client.admin.admin_client import settled
 from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
-from ..protocol.queue import Queue
+from ..protocol.names import Queue
 from .config import LOOK_S, WAIT_S
 from .errors import UnknownName
 from .faults import Fault, Injected, request_code

@@ -15,10 +15,10 @@ import structlog
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import BrokerConfig, Limits
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.connection import Connection, Host
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode

@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
+from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.protocol.codes import RequestCode
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = tuple("adapters broker client command console demo host protocol spark sync testing web".split())
+PACKAGES = tuple("adapters broker client command console demo host migration protocol spark sync testing web".split())
 PROGRAMS = ("bench", "campaigns", "examples", "simulation")
 """Programs of ours that are no part of `rocketlet`. No part of it knows them, or the tests."""
 BESIDE = (*PROGRAMS, "tests")
@@ -31,42 +31,27 @@ ARROWS: Mapping[str, frozenset[str]] = {
     for room, below in {
         "protocol": "",
         "host": "",
-        "client.config": "",
         "client.errors": "",
-        "client.log": "",
-        "client.tasks": "",
-        "client.lease": "",
-        "client.signals": "",
-        "client.message": "client.lease",
-        "client.arguments": "client.config client.errors",
-        "client.wire": "client.arguments client.config client.errors client.log client.tasks host",
-        "client.lifecycle": "client.errors client.wire",
-        "client.sending": "client.arguments client.config client.errors client.lifecycle client.log client.message "
-        "client.tasks client.wire host",
-        "client.member": "client.config client.errors client.lease client.log client.tasks client.wire host",
-        "client.consuming": "client.arguments client.config client.errors client.lease client.log client.message "
-        "client.tasks client.wire",
-        "client.sharing": "client.config client.consuming client.errors client.lease client.log client.message client.tasks "
+        "client.message": "",
+        "client.config": "client.errors",
+        "client.wire": "client.config client.errors host",
+        "client.sending": "client.config client.errors client.message client.wire host",
+        "client.member": "client.config client.errors client.message client.wire host",
+        "client.consuming": "client.config client.errors client.message client.wire",
+        "client.sharing": "client.config client.consuming client.errors client.message client.wire",
+        "client.options": "client.config client.consuming client.errors client.wire",
+        "client.producer": "client.config client.errors client.message client.sending client.wire",
+        "client.consumer": "client.config client.consuming client.errors client.member client.message client.options "
+        "client.sending client.wire",
+        "client.shared_consumer": "client.config client.consumer client.consuming client.errors client.member "
+        "client.message client.options client.sending client.sharing client.wire host",
+        "client.application": "client.config client.consumer client.consuming client.errors client.message "
+        "client.producer client.sending client.shared_consumer client.wire",
+        "client.admin": "client.config client.consuming client.errors client.message client.producer client.sending "
         "client.wire",
-        "client.options": "client.arguments client.config client.consuming client.errors client.wire",
-        "client.any_consumer": "client.consuming client.errors client.lifecycle client.message client.options client.wire",
-        "client.receiving": "client.any_consumer client.consuming client.errors client.lifecycle client.message",
-        "client.shared_consumer": "client.any_consumer client.arguments client.consuming client.errors client.log "
-        "client.member client.message client.options client.sending client.sharing client.tasks client.wire host",
-        "client.producer": "client.arguments client.config client.errors client.log client.message client.sending "
-        "client.tasks client.wire",
-        "client.consumer": "client.arguments client.config client.consuming client.errors client.log client.member "
-        "client.message client.options client.receiving client.sending",
-        "client.dependencies": "client.errors",
-        "client.annotations": "client.consuming client.dependencies client.errors client.message",
-        "client.application": "client.annotations client.arguments client.config client.consumer client.consuming "
-        "client.dependencies client.errors client.log client.message client.producer client.sending "
-        "client.shared_consumer client.signals client.wire",
-        "client.admin": "client.arguments client.config client.consuming client.errors client.log client.message "
-        "client.producer client.sending client.tasks client.wire",
-        "client": "client.admin client.application client.config client.consumer client.consuming "
-        "client.dependencies client.errors client.member client.message client.producer "
-        "client.shared_consumer client.signals client.wire",  # the public names
+        "client": "client.admin client.application client.config client.consumer client.consuming client.errors "
+        "client.member client.message client.producer client.sending client.shared_consumer client.wire",  # the public names
+        "migration": "client",
         "spark": "client host",
         "root": "client",  # the public names, in __init__.py of the root
         "sync": "client",
@@ -79,47 +64,37 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "console": "client web",
         "command": "",
         "command.config": "",
-        "command.plumbing": "client command.config",
+        "command.plumbing": "client command.config migration",
         "command.serving": "broker client command.config command.plumbing console host testing",  # testing for --control-port
-        "command.tools": "broker client command.config command.plumbing command.serving",
+        "command.tools": "broker client command.config command.plumbing command.serving migration",
         "command.nouns": "client command.plumbing command.tools root",  # the root for its version
         "command.cli": "command.plumbing command.serving root",
         "command.completion": "command.cli",
         "demo": "bench client command spark",  # bench.peers: Apache's brokers, in a clone of the repository
         "testing": "broker client root web",  # the root for its version
         "broker.config": "",
-        "broker.clock": "",
-        "broker.running": "broker.clock broker.config",
-        "broker.store": "broker.clock broker.config broker.running",
-        "broker.sessions": "broker.clock broker.config",
-        "broker.listening": "broker.config broker.running broker.sessions host",
-        "broker.access": "broker.config broker.running broker.sessions host",
-        "broker.nameserver": "broker.clock broker.config broker.sessions",
-        "broker.cluster": "broker.access broker.clock broker.config broker.listening broker.messages "
-        "broker.nameserver broker.running",
-        "broker.messages": "broker.clock broker.config broker.running broker.sessions broker.store",
-        "broker.groups": "broker.clock broker.config broker.groups.foreign broker.running broker.sessions broker.store",
-        "broker.groups.owning": "broker.clock broker.config broker.groups broker.messages broker.running "
-        "broker.sessions broker.store",
-        "broker.groups.foreign": "broker.clock broker.config broker.groups broker.groups.owning broker.messages "
-        "broker.running broker.sessions",
-        "broker.pops": "broker.clock broker.config broker.groups broker.groups.owning broker.messages broker.sessions "
-        "broker.running broker.store",
-        "broker.broker": "broker.access broker.clock broker.cluster broker.config broker.consuming "
-        "broker.groups broker.groups.foreign broker.groups.owning broker.listening "
-        "broker.messages broker.nameserver broker.pops broker.running broker.sessions "
-        "broker.store",
-        "broker.remoting": "broker.access broker.broker broker.config broker.consuming broker.groups "
-        "broker.listening broker.messages broker.nameserver broker.pops broker.running "
-        "broker.sessions broker.store host",
-        "broker.observing": "broker.broker broker.config broker.messages broker.nameserver broker.running broker.sessions",
-        "broker.grpc": "broker.access broker.broker broker.clock broker.config broker.listening "
-        "broker.messages broker.pops broker.sessions broker.store",
-        "broker.server": "broker.access broker.broker broker.clock broker.config broker.grpc "
-        "broker.listening broker.nameserver broker.observing broker.remoting "
-        "broker.running broker.sessions",
-        "broker.consuming": "broker.config broker.groups broker.groups.foreign broker.groups.owning "
-        "broker.messages broker.pops broker.sessions broker.store",
+        "broker.runtime": "broker.config",
+        "broker.machine": "broker.config broker.runtime",
+        "broker.store": "broker.config broker.runtime",
+        "broker.sessions": "broker.config broker.runtime",
+        "broker.tls": "broker.config broker.machine broker.sessions host",
+        "broker.access": "broker.config broker.machine broker.sessions host",
+        "broker.nameserver": "broker.config broker.runtime broker.sessions",
+        "broker.messages": "broker.config broker.runtime broker.sessions broker.store",
+        "broker.cluster": "broker.access broker.config broker.messages broker.nameserver broker.runtime broker.tls",
+        "broker.groups": "broker.config broker.messages broker.runtime broker.sessions broker.store",
+        "broker.pops": "broker.config broker.groups broker.messages broker.runtime broker.sessions broker.store",
+        "broker.groups.pulling": "broker.config broker.groups broker.messages broker.pops broker.sessions broker.store",
+        "broker.broker": "broker.access broker.cluster broker.config broker.groups broker.groups.pulling broker.machine "
+        "broker.messages broker.nameserver broker.pops broker.runtime broker.sessions broker.store broker.tls",
+        "broker.metrics": "broker.broker broker.config broker.messages broker.nameserver broker.runtime broker.sessions",
+        "broker.remoting": "broker.access broker.broker broker.config broker.groups broker.groups.pulling "
+        "broker.machine broker.messages broker.nameserver broker.pops broker.runtime broker.sessions broker.store "
+        "broker.tls host",
+        "broker.grpc": "broker.access broker.broker broker.config broker.messages broker.pops broker.runtime "
+        "broker.sessions broker.store broker.tls",
+        "broker.server": "broker.access broker.broker broker.config broker.grpc broker.machine broker.metrics "
+        "broker.nameserver broker.remoting broker.runtime broker.sessions broker.tls",
     }.items()
 }
 IMPURE = frozenset(
@@ -129,19 +104,18 @@ IMPURE = frozenset(
 # The store's calls to the operating system, and those for what an operator writes; nothing else of the broker.
 TOUCH_THE_DISK = frozenset(
     (
-        "broker.store.copying",
         "broker.store.disk",
         "broker.store.files",
-        "broker.store.journal",
-        "broker.store.segments",
-        "broker.running.settings_files",
-        "broker.listening.self_signed",  # OpenSSL reads certificates from files
-        "broker.running.machine",  # reads how much the container may have
+        "broker.store.journals",
+        "broker.store.log",
+        "broker.store.recovery",
+        "broker.machine",  # the memory of a container, and files of an operator
+        "broker.tls",  # OpenSSL reads certificates from files
     )
 )
 DOORS = ("grpc", "remoting")
 # State: what doors decode to and encode from. It knows no frame, no answer code and no transport.
-BELOW_A_DOOR = ("access", "consuming", "groups", "messages", "nameserver", "pops", "sessions")
+BELOW_A_DOOR = ("access", "groups", "messages", "nameserver", "pops", "sessions")
 WORDS_OF_A_DOOR = frozenset(("protocol.frame", "protocol.codes.ResponseCode"))
 CLASSES_OF_ASYNCIO = frozenset(("Protocol", "Transport", "BaseTransport", "StreamReader", "StreamWriter"))
 MODULES_OF_A_DOOR = frozenset(("socket", "socketserver", "ssl"))
@@ -292,7 +266,7 @@ def door_faults(sources: Sources) -> list[str]:
     state = {
         name: text
         for name, text in sources.items()
-        if name.startswith(tuple(f"broker.{room}." for room in BELOW_A_DOOR))
+        if f"{name}.".startswith(tuple(f"broker.{room}." for room in BELOW_A_DOOR))
     }
     faults: list[str] = []
     for module, text in state.items():
@@ -359,7 +333,7 @@ def test_an_arrow_from_state_to_a_door_is_found(sources: dict[str, str], text: s
     [
         (
             "broker.store.planted",
-            "from ..remoting.requests.sends import Sends",
+            "from ..remoting.messages import Sends",
             "broker.store may not know broker.remoting",
         ),
         ("broker.groups.planted", "from ..broker import Broker", "broker.groups may not know broker.broker"),
@@ -369,9 +343,9 @@ def test_an_arrow_from_state_to_a_door_is_found(sources: dict[str, str], text: s
             "broker.messages may not know broker.broker",
         ),
         (
-            "broker.listening.planted",
+            "broker.store.planted",
             "def late():\n    from .. import server",
-            "broker.listening may not know broker.server",
+            "broker.store may not know broker.server",
         ),
         ("protocol.planted", "from ..client.errors import RocketletError", "protocol may not know client"),
         ("client.wire.planted", "import rocketlet.broker.config", "client.wire may not know broker.config"),
@@ -384,7 +358,11 @@ def test_an_arrow_from_state_to_a_door_is_found(sources: dict[str, str], text: s
         ("client.wire.planted", "from bench.peers import Peer", "client.wire may not know bench"),
         ("broker.store.planted", "import simulation.loop", "broker.store may not know simulation"),
         ("testing.planted", "from tests.conftest import Wire", "testing may not know tests"),
-        ("examples.planted", "from rocketlet.client.wire.access import Access", "examples may not know client.wire"),
+        (
+            "examples.planted",
+            "from rocketlet.client.wire.connection import Access",
+            "examples may not know client.wire",
+        ),
         ("bench.planted", "import tests.conftest", "bench may not know tests"),
     ],
 )
@@ -394,9 +372,9 @@ def test_an_upward_import_is_found(sources: dict[str, str], module: str, text: s
 
 
 def test_a_circle_is_found_also_if_it_is_for_types_only(sources: dict[str, str]) -> None:
-    offsets = sources["broker.groups.owning.offsets"] + "\nif TYPE_CHECKING:\n    from .progress import GroupProgress\n"
-    found = circle(sources | {"broker.groups.owning.offsets": offsets})
-    assert {"broker.groups.owning.offsets", "broker.groups.owning.progress"} <= set(found)
+    offsets = sources["broker.groups.offsets"] + "\nif TYPE_CHECKING:\n    from .pulling import Pulling\n"
+    found = circle(sources | {"broker.groups.offsets": offsets})
+    assert {"broker.groups.offsets", "broker.groups.pulling"} <= set(found)
 
 
 def test_a_touch_of_the_disk_is_found(sources: dict[str, str]) -> None:

@@ -25,7 +25,7 @@ def odd_events(source: str) -> Iterator[tuple[int, str]]:
                 yield call.lineno, ast.unparse(call)
 
 
-@pytest.mark.parametrize("folder", ["broker", "client", "command", "console", "demo", "spark", "sync"])
+@pytest.mark.parametrize("folder", ["broker", "client", "command", "console", "demo", "migration", "spark", "sync"])
 def test_events_are_stable_names(folder: str) -> None:
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files

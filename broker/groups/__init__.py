@@ -1,15 +1,11 @@
-"""The state of consumer groups. Nothing here knows its broker.
+"""Consumer groups: members, leases, offsets, pulls. Nothing here knows its broker.
 
-member         one client in one group: what it says of itself
-members        who is a member, and what each subscribes to
-disagreements  where members disagree, in words
-settings       the settings of groups
-modes          whether members pull queues or pop messages
-sticky         which queues are to be whose, where members use STICKY
-notifications  tells members that their group changed
-refusals       heartbeats that were refused
-history        what happened, for administrators
-rebalances     how long queues change hands, for metrics
-owning/        who owns and reads which queue, and how far it is
-foreign/       members that do not say when they are done with a queue
+members    heartbeats, subscriptions, and the member list that each member was given
+settings   settings of groups, their mode (pull or pop), history
+leases     each queue of a group has one owner (LOCK_BATCH_MQ)
+offsets    committed offsets, progress, readers of queues
+claims     which foreign member claims which queue
+drains     notifications of members, and how foreign members finish with a queue before it moves
+agreement  brokers agree on the end of a drain
+pulling    PULL_MESSAGE and offset commits: the checks in Apache's order; above `pops`
 """

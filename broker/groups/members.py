@@ -1,37 +1,43 @@
-"""The members of each consumer group, and their subscriptions.
-
-Apache's broker keeps one table of subscriptions per group, which every heartbeat overwrites, so that members with different
-topics erase each other's. Here each member has its own; the group's subscription is their union. A member is a session
-in a group (decision 24): pulls and commits say no client id, so one connection cannot be two members of a group. A client
-that reconnects is two members with one id until the old connection is closed.
-"""
+"""The members of consumer groups: heartbeats, subscriptions, and the member list that each member was given."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 import structlog
 
-from ...protocol.allocation import STICKY
-from ...protocol.bodies import ConsumerData
+from ...protocol.allocation import AVG, STICKY
+from ...protocol.bodies import LOOKS, SLICE, ConsumerData, Work, finish
 from ...protocol.group_bodies import BrokerShare
-from ...protocol.names import sorted_ids
-from ...protocol.subscription import Subscription
-from ...protocol.work import LOOKS, Work, finish
-from ..config import LIMITS, MAX_NAMED_MEMBERS, REPORT_AGAIN_S, LimitExceeded, Limits
-from ..running.engine import Engine
-from ..sessions.generation import Generation
-from ..sessions.refusal import Reason, Refusal
-from ..sessions.session import Session
-from .disagreements import finding_faults, stale_counts
-from .foreign.given import ALONE, MemberList
-from .history import History
-from .member import Member, Shape, shape_of, size_of
-from .sticky import StickyShares
+from ...protocol.names import RETRY_PREFIX, Queue, Subscription, sorted_ids
+from ..config import (
+    LIMITS,
+    MAX_NAMED_CHARS,
+    MAX_NAMED_MEMBERS,
+    MEMBER_BYTES,
+    PLACE_BYTES,
+    REPORT_AGAIN_S,
+    LimitExceeded,
+    Limits,
+)
+from ..runtime import Engine
+from ..sessions import Generation, Reason, Refusal, Session, subscription_bytes
+from .settings import History
 
 log = structlog.get_logger("rocketlet.groups")
+
+
+# ------------------------------------------------------------------------------
+# The members of each consumer group, and their subscriptions.
+#
+# Apache's broker keeps one table of subscriptions per group, which every heartbeat overwrites, so that members with
+# different topics erase each other's. Here each member has its own; the group's subscription is their union. A member
+# is a session in a group (decision 24): pulls and commits say no client id, so one connection cannot be two members
+# of a group. A client that reconnects is two members with one id until the old connection is closed.
+
 
 _NOWHERE: Mapping[str, int] = {}
 _NOBODY: Mapping[Session, Member] = {}
@@ -499,3 +505,361 @@ class ConsumerGroups:
                 log.warning("members_disagree", group=group.name, fault=fault)
             self._history.add(group.name, "disagreement", client_id, fault=fault)
         group.reported = faults
+
+
+# ------------------------------------------------------------------------------
+# One client's membership in one group: its own word on itself, and the memory that it takes.
+
+
+POPS: Final = "CONSUME_POP"  # the kind of a member that pops messages and pulls no queue
+
+Shape = frozenset[tuple[str, str]]  # topics and expressions, of long ones their summaries
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One client's membership in one group. Times are of the monotonic clock, in seconds. topics: its subscribed ones,
+    without the retry topic that all members have. has_pulled: though the group's members are to pop. is_presumed: it has
+    sent no heartbeat, and its id is that of the queue's last reader."""
+
+    client_id: str
+    connection: Session
+    data: ConsumerData
+    language: int
+    version: int
+    seen_s: float
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    topics: frozenset[str] = frozenset()
+    shape: Shape = frozenset()
+    charged_bytes: int = 0
+    has_news: bool = False
+    sees_others: bool = False  # other numbers of queues than before
+    has_pulled: bool = False
+    is_presumed: bool = False
+
+    @property
+    def is_foreign(self) -> bool:
+        """Apache's push consumers in a group that shares queues: they do not say how they allocate."""
+        # Apache's pull consumers divide queues among themselves, and broadcasting ones share nothing: both are left
+        # alone.
+        data = self.data
+        return not data.strategy and data.message_model == "CLUSTERING" and data.consume_type == "CONSUME_PASSIVELY"
+
+    @property
+    def pops(self) -> bool:
+        return self.data.consume_type == POPS
+
+    @property
+    def is_seat(self) -> bool:
+        """Whether it only stands for a client, which cannot be told or asked anything here."""
+        return self.pops and not self.connection.peer
+
+    @property
+    def listed_id(self) -> str:
+        """Its name in the list by which members share queues out. One that pops is the last of all: the first ones are given
+        the group's retry topic, which it does not read."""
+        return f"~{self.client_id}" if self.pops else self.client_id
+
+    def update(self, data: ConsumerData, now_s: float) -> bool:
+        """Takes over a heartbeat. True if a topic came or went, or the member is about to leave."""
+        before = self.subscriptions.keys()
+        fresh = {item.topic: item for item in data.subscriptions}
+        for topic, old in self.subscriptions.items():
+            new = fresh.get(topic)
+            # The newer one stays, as in ConsumerGroupInfo.updateSubscription: versions are the times at which clients
+            # subscribed.
+            if new is not None and new.version <= old.version:
+                fresh[topic] = old
+        last = self.data
+        changed = before != fresh.keys() or data.leaving != last.leaving or data.strategy != last.strategy
+        self.has_news = data.assigned != last.assigned
+        self.sees_others = data.queue_counts != last.queue_counts
+        if before != fresh.keys():
+            self.topics = frozenset(topic for topic in fresh if not topic.startswith(RETRY_PREFIX))
+        self.subscriptions = fresh
+        self.data = data
+        self.seen_s = now_s
+        return changed
+
+
+def shape_of(subscriptions: Iterable[Subscription]) -> Shape:
+    return frozenset((item.topic, item.summary) for item in subscriptions)
+
+
+def size_of(data: ConsumerData) -> int:
+    """About how many bytes a membership takes."""
+    seen = len(data.queue_counts) + sum(map(len, data.queue_counts.values()))
+    subscriptions = sum(map(subscription_bytes, data.subscriptions))
+    return MEMBER_BYTES + subscriptions + PLACE_BYTES * (len(data.assigned) + seen)
+
+
+# ------------------------------------------------------------------------------
+# The shares of a topic whose readers all use STICKY: the broker shares the queues out, because it costs every member
+# the list of all owners to do so itself, and that grows with the square of the members.
+#
+# The members ask the first broker of a topic, so that they are told parts of one whole. It starts from the shares of
+# before, and from the queues that members say they own: after a restart, or when another broker is asked, that is all
+# there is. Locks keep owners single whatever members are told.
+
+
+class StickyShares:
+    """Shares out one topic in one group. owners: the member that was to have each queue last, or that says it does."""
+
+    def __init__(self, topic: str, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._topic = topic
+        self._shares: dict[str, list[Queue]] = {}
+        self._of: tuple[dict[str, int], list[str]] | None = None  # the queues and members that these are of
+        self._is_doubtful = True
+        self._count = 0  # queues
+        self.owners: dict[Queue, str] = {}
+
+    def claim(self, queue: Queue, client_id: str) -> None:
+        """A member says that it owns a queue. There are no more owners than there may be queues."""
+        if queue in self.owners or len(self.owners) < self._limits.max_shared_queues:
+            self.owners[queue] = client_id
+
+    def forget(self) -> None:
+        """Members are others than before, and will all be told."""
+        self._is_doubtful, self._of = True, None
+
+    def doubt(self) -> None:
+        """Some member sees other queues than before, all of them perhaps the same."""
+        self._is_doubtful = True
+
+    def of(
+        self, client_id: str, seen_queues: Mapping[str, int], sorted_ids: Callable[[], list[str]]
+    ) -> BrokerShare | None:
+        """The member's share, computed for all members when the first of them asks; None for a client that is no member."""
+        if self._is_doubtful:
+            self._is_doubtful = False
+            # For the same queues they stay: some members were told, and claims since then could divide them otherwise.
+            now = dict(seen_queues), sorted_ids()
+            if now != self._of:
+                self._of, self._shares = now, self._share_out(*now)
+        share = self._shares.get(client_id)
+        return None if share is None else BrokerShare(len(self._shares), self._count, _numbers(share))
+
+    def _share_out(self, seen_queues: dict[str, int], client_ids: list[str]) -> dict[str, list[Queue]]:
+        queues = sorted(
+            Queue(self._topic, name, number) for name, count in seen_queues.items() for number in range(count)
+        )
+        shares = STICKY.share_out(queues, client_ids, self.owners) if client_ids else {}
+        self.owners = {queue: client_id for client_id, share in shares.items() for queue in share}
+        self._count = len(queues)
+        return shares
+
+
+def _numbers(share: list[Queue]) -> dict[str, list[int]]:
+    numbers: dict[str, list[int]] = {}
+    for queue in share:
+        numbers.setdefault(queue.broker_name, []).append(queue.queue_id)
+    return numbers
+
+
+# ------------------------------------------------------------------------------
+# Finds where the members of a group disagree with each other or with the broker, in words that name them.
+
+
+def finding_faults(members: list[Member], broker_name: str, queues_of: Callable[[str], int]) -> Work[frozenset[str]]:
+    """Makes texts that name the members that disagree, in pieces."""
+    topics, expressions = Counter[str](), dict[str, dict[str, list[str]]]()
+    settings: dict[str, dict[str, list[str]]] = {"message models": {}, "allocation strategies": {}}
+    ids = Counter[str]()
+    stale: list[str] = []
+    for number, member in enumerate(members, 1):
+        for topic, subscription in member.subscriptions.items():
+            topics[topic] += 1
+            expressions.setdefault(topic, {}).setdefault(subscription.summary, []).append(member.client_id)
+        settings["message models"].setdefault(member.data.message_model, []).append(member.client_id)
+        if member.data.strategy:
+            settings["allocation strategies"].setdefault(member.data.strategy, []).append(member.client_id)
+        ids[member.client_id] += 1
+        if len(stale) < MAX_NAMED_MEMBERS:
+            stale += (
+                f"{member.client_id} sees {count} queues of {topic} at {broker_name}, there are {queues_of(topic)}"
+                for _, topic, count in stale_counts([member], broker_name, queues_of)
+            )
+        if number % SLICE == 0:
+            yield
+    doubled = [item for item in ids.most_common(MAX_NAMED_MEMBERS) if item[1] > 1]
+    return frozenset(
+        (
+            *_differing_topics(members, topics, expressions),
+            *_differing("message models", settings["message models"]),
+            *_differing("allocation strategies", settings["allocation strategies"]),
+            *(f"{count} live connections with the client id {name}" for name, count in doubled),
+            *stale,
+        )
+    )
+
+
+def _differing_topics(
+    members: list[Member], topics: Counter[str], expressions: dict[str, dict[str, list[str]]]
+) -> Iterator[str]:
+    retrying = sum(not member.pops for member in members)
+    wanted = {topic: retrying if topic.startswith(RETRY_PREFIX) else len(members) for topic in topics}
+    differing = [topic for topic, count in topics.items() if count < wanted[topic] or len(expressions[topic]) > 1]
+    for topic in sorted(differing)[:MAX_NAMED_MEMBERS]:
+        count = topics[topic]
+        if count < wanted[topic]:
+            without = [member.client_id for member in members if topic not in member.subscriptions]
+            subscribed = [name for names in expressions[topic].values() for name in names]
+            yield f"{_named(without)} not subscribed to {topic}, while {_named(subscribed)} are"
+        if len(expressions[topic]) > 1:
+            kinds = [f"{name}: {text}" for text, names in expressions[topic].items() for name in names]
+            yield f"different tag expressions for {topic}: {_named(kinds, '; ')}"
+
+
+def _differing(what: str, values: dict[str, list[str]]) -> Iterator[str]:
+    if len(values) > 1:
+        yield f"different {what}: " + _named(
+            [f"{name}: {value}" for value, ids in values.items() for name in ids], "; "
+        )
+
+
+def stale_counts(
+    members: Iterable[Member], broker_name: str, queues_of: Callable[[str], int]
+) -> Iterator[tuple[Member, str, int]]:
+    """The members that see a wrong number of queues here, with the topic and that number."""
+    for member in members:
+        for topic, count in member.data.queue_counts.get(broker_name, {}).items():
+            if topic in member.subscriptions and count != queues_of(topic):
+                yield member, topic, count
+
+
+def _named(names: list[str], between: str = ", ") -> str:
+    """The first of very many."""
+    more = len(names) - MAX_NAMED_MEMBERS
+    first = (name[:MAX_NAMED_CHARS] for name in names[:MAX_NAMED_MEMBERS])
+    return between.join(first) + (f" and {more} more" if more > 0 else "")
+
+
+# ------------------------------------------------------------------------------
+# Remembers the list of members that each foreign member was given last: by it the member shares the queues out.
+#
+# All who ask between two changes are given the same list. So memory grows with the changes, not with members times
+# members, and the members that take a queue for their own are found without a look at most of them: the queues go to
+# the first of a list.
+
+
+class MemberList:
+    """Client ids, as members are told them. The same object for all that are told the same."""
+
+    __slots__ = ("_order", "ids")
+
+    def __init__(self, ids: list[str]) -> None:
+        self.ids = ids
+        self._order: list[str] | None = None
+
+    @property
+    def order(self) -> list[str]:
+        """The ids in Java's order, as all members sort them."""
+        if self._order is None:
+            self._order = sorted_ids(self.ids)
+        return self._order
+
+    def told(self, client_id: str) -> list[str]:
+        """The list as this member is told it."""
+        return self.ids or [client_id]
+
+
+ALONE: Final = MemberList([])  # each is told of itself only, and claims all queues of its topics (`allotment`)
+
+_Connections = dict[Session, None]
+_Readers = dict[str, _Connections]  # the readers of one list, by client id
+
+
+class _Had(NamedTuple):
+    """times: how often the member was given this list, without another one between."""
+
+    members: MemberList
+    client_id: str
+    times: int
+
+
+class Given:
+    """The lists that were given, in all groups. Beyond 1,000,000 client ids in all lists, the oldest are forgotten: their
+    members count as given none."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._lists: dict[str, dict[MemberList, _Readers]] = {}
+        self._of: dict[str, dict[Session, _Had]] = {}
+        self._age: OrderedDict[MemberList, str] = OrderedDict()
+        self._ids = 0
+
+    def give(self, group: str, connection: Session, client_id: str, members: MemberList) -> None:
+        times = self.times(group, connection) if self.of(group, connection) is members else 0
+        self.forget(group, connection)
+        lists = self._lists.setdefault(group, {})
+        if members not in lists:
+            lists[members] = {}
+            if members is not ALONE:  # ALONE is shared by all groups, and has no ids
+                self._age[members] = group
+            self._ids += len(members.ids)
+        lists[members].setdefault(client_id, {})[connection] = None
+        self._of.setdefault(group, {})[connection] = _Had(members, client_id, times + 1)
+        while self._ids > self._limits.max_given_ids and len(self._age) > 1:
+            self._forget_oldest()
+
+    def of(self, group: str, connection: Session) -> MemberList | None:
+        """The list that a member was given last; None if it was given none."""
+        found = self._of.get(group, {}).get(connection)
+        return found.members if found else None
+
+    def times(self, group: str, connection: Session) -> int:
+        """How often a member was given the list that it was given last."""
+        found = self._of.get(group, {}).get(connection)
+        return found.times if found else 0
+
+    def forget(self, group: str, connection: Session) -> None:
+        had = self._of.get(group, {}).pop(connection, None)
+        if had is None:
+            return
+        members, client_id, _ = had
+        readers = self._lists[group][members]
+        del readers[client_id][connection]
+        if not readers[client_id]:
+            del readers[client_id]
+        if not readers:
+            self._drop(group, members)
+
+    def forget_group(self, group: str) -> None:
+        for members in list(self._lists.get(group, ())):
+            self._drop(group, members)
+        self._of.pop(group, None)
+
+    def keep(self, group: str, members: Container[Session]) -> None:
+        """Forgets those that are no members any more."""
+        for connection in [item for item in self._of.get(group, ()) if item not in members]:
+            self.forget(group, connection)
+
+    def _forget_oldest(self) -> None:
+        members, group = next(iter(self._age.items()))
+        for connections in self._lists[group][members].values():
+            for connection in connections:
+                del self._of[group][connection]
+        self._drop(group, members)
+
+    def _drop(self, group: str, members: MemberList) -> None:
+        del self._lists[group][members]
+        self._age.pop(members, None)
+        self._ids -= len(members.ids)
+        if not self._lists[group]:
+            del self._lists[group]
+
+    def claims(self, group: str, queues: Sequence[Queue]) -> Iterator[list[tuple[list[Queue], _Connections]]]:
+        """The queues of a topic that members take for their own, one list after the other. Members with the same id take
+        the same. Members that were told of themselves alone are left out: they claim all, and read what the broker lets
+        them."""
+        for members, readers in list(self._lists.get(group, {}).items()):
+            if members is ALONE:
+                continue
+            count = len(members.ids)
+            first = enumerate(members.order[: len(queues)])  # those behind get nothing
+            yield [
+                (AVG.allocate_at(index, count, queues), readers[client_id])
+                for index, client_id in first
+                if client_id in readers
+            ]

@@ -1,29 +1,46 @@
-"""The settings of consumer groups: created with the first heartbeat, kept in a file."""
+"""Settings of consumer groups, their mode (pull or pop), refused heartbeats, and the history of rebalances."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import structlog
 
-from ...protocol.bodies import DataVersion
-from ...protocol.group_config import GroupConfig, group_json, read_group
+from ...protocol.bodies import BodyError, DataVersion, GroupConfig, group_json, joined, read_group
+from ...protocol.group_bodies import PULL, RequestMode, decode_request_modes, encode_request_modes
 from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
-from ...protocol.schema import BodyError
-from ...protocol.work import joined
-from ..config import LIMITS, MAX_RETRY_QUEUES, MAX_RETRY_TIMES, LimitExceeded, Limits, within
-from ..running.jobs import Job
-from ..sessions.generation import Generation
+from ..config import (
+    HANDOVER_BOUNDS_S,
+    HISTORY_TEXT_CHARS,
+    LIMITS,
+    MAX_NAMED_CHARS,
+    MAX_NAMED_MEMBERS,
+    MAX_RETRY_QUEUES,
+    MAX_RETRY_TIMES,
+    REBALANCE_REST_S,
+    LimitExceeded,
+    Limits,
+    within,
+)
+from ..runtime import Clock, Histogram, Job
+from ..sessions import Generation, Recent
 from ..store.files import StoreFull, read_state, replace_state, write_state
-from ..store.journal import Journal
-
-MAX_LONG = 2**63 - 1
+from ..store.journals import Journal, LeaseKey
 
 log = structlog.get_logger("rocketlet.groups")
+
+
+# ------------------------------------------------------------------------------
+# The settings of consumer groups: created with the first heartbeat, kept in a file.
+
+
+MAX_LONG = 2**63 - 1
 
 
 def _checked(group: GroupConfig) -> GroupConfig:
@@ -127,3 +144,183 @@ class GroupConfigs:
         groups = list(self._groups.values())
         content = yield from joined(orjson.dumps(group_json(group)) for group in groups)
         yield partial(replace_state, self._path, b"[%b]" % content)
+
+
+# ------------------------------------------------------------------------------
+# How the members of a group get a topic's messages: by queues that are theirs (PULL), or any message (POP). An
+# administrator says it; members ask.
+
+
+class RequestModes:
+    """Kept in a file. Without a word, members pull."""
+
+    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._path = path
+        self._modes: dict[tuple[str, str], RequestMode] = {}
+        state = read_state(path)
+        if state is not None:
+            try:
+                modes = decode_request_modes(orjson.dumps(state))
+            except BodyError as fault:
+                log.error(
+                    "request_modes_unreadable",
+                    file=str(path),
+                    reason=str(fault),
+                    hint="all groups pull until their modes are set again",
+                )
+                modes = []
+            self._modes = {(mode.group, mode.topic): mode for mode in modes}
+
+    def __iter__(self) -> Iterator[RequestMode]:
+        return iter(self._modes.values())
+
+    def of(self, group: str, topic: str) -> RequestMode:
+        return self._modes.get((group, topic)) or RequestMode(topic, group, PULL)
+
+    def put(self, mode: RequestMode) -> None:
+        """Raises LimitExceeded, StoreFull."""
+        key = mode.group, mode.topic
+        if key not in self._modes and len(self._modes) >= self._limits.max_request_modes:
+            raise LimitExceeded(f"this broker keeps {self._limits.max_request_modes} request modes")
+        modes = {**self._modes, key: mode}
+        write_state(self._path, orjson.loads(encode_request_modes(modes.values())))
+        self._modes = modes
+
+
+# ------------------------------------------------------------------------------
+# Heartbeats that were refused: the client reads nothing, and most clients say nothing of it.
+#
+# A client says who it is every 30 s, so a refusal that has not come again for longer is over.
+
+
+class Refusals:
+    """`count`: of all heartbeats that were refused."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._recent = Recent(clock.monotonic_s)
+        self.recent = self._recent.texts
+        self.count = 0
+
+    def note(self, peer: str, client_id: str, groups: Sequence[str], reason: str, *, is_news: bool) -> None:
+        """`is_news`: whether the log does not have it of this client's address already."""
+        self.count += 1
+        named = " ".join(groups[:MAX_NAMED_MEMBERS])[:MAX_NAMED_CHARS]
+        text = f"{client_id[:MAX_NAMED_CHARS]} ({peer}) of {named or 'a group'}: {reason[:MAX_NAMED_CHARS]}"
+        self._recent.note((peer, named), text)
+        if is_news:
+            log.warning("heartbeat_refused", client=client_id, peer=peer, groups=named, reason=reason)
+
+
+# ------------------------------------------------------------------------------
+# The newest events of each group's queues and members, for administrators.
+
+
+LOCKED: Final = "locked"
+
+
+class History:
+    """Per group, at most 10,000 events: `{"ms", "event", "client", ...}`, oldest first; of the 1,000 youngest groups, and
+    200,000 in all."""
+
+    def __init__(self, clock: Clock, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._events: dict[str, deque[dict[str, Any]]] = {}
+        self._order: deque[deque[dict[str, Any]]] = deque()  # whose event is the oldest of all
+        self.rebalances = Rebalances(clock, limits)
+
+    def add(self, group: str, event: str, client: str, **detail: Any) -> None:
+        self._put(group, {"ms": self._clock.time_ms(), "event": event, "client": client, **_short(detail)})
+        self.rebalances.note(group, event)
+
+    def changed_hands(self, event: str, key: LeaseKey, client: str, epoch: int) -> None:
+        """A lease that began or ended. One request may have 8,192 of them, so this does as little as it can."""
+        group, topic, queue_id = key
+        ms = self._clock.time_ms()
+        self._put(
+            group, {"ms": ms, "event": event, "client": client, "topic": topic, "queue": queue_id, "epoch": epoch}
+        )
+        self.rebalances.changed_hands(key, is_free=event != LOCKED)
+
+    def _put(self, group: str, event: dict[str, Any]) -> None:
+        events = self._events.get(group)
+        if events is None:
+            events = self._events[group] = deque()
+            if len(self._events) > self._limits.history_groups:
+                self._events.pop(next(iter(self._events))).clear()
+        events.append(event)
+        self._order.append(events)
+        if len(events) > self._limits.history_events:
+            events.popleft()
+        if len(self._order) > self._limits.history_all_events:
+            oldest = self._order.popleft()
+            if oldest:
+                oldest.popleft()
+
+    def of(self, group: str, since_ms: int = 0) -> list[dict[str, Any]]:
+        """The events from a time on, so that a command that looks every second gets only new ones."""
+        found = self._events.get(group, ())
+        if not since_ms:
+            return list(found)
+        newest = list(itertools.takewhile(lambda event: event["ms"] >= since_ms, reversed(found)))
+        return newest[::-1]
+
+
+def _short(detail: dict[str, Any]) -> dict[str, Any]:
+    return {name: value[:HISTORY_TEXT_CHARS] if isinstance(value, str) else value for name, value in detail.items()}
+
+
+# ------------------------------------------------------------------------------
+# How long queues have no owner when they change hands, and how long groups take to come to rest, for metrics.
+#
+# Both follow from what History is told: members that come and go, queues that are locked and unlocked. Foreign
+# members do not lock, so their groups are not in here.
+
+
+_MEMBERS_CHANGED = frozenset(("joined", "left", "leaving", "subscribed"))
+
+
+class Rebalances:
+    def __init__(self, clock: Clock, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._clock = clock
+        self.handovers = Histogram(HANDOVER_BOUNDS_S)
+        self.settling = Histogram(HANDOVER_BOUNDS_S)
+        self._freed_s: dict[LeaseKey, float] = {}
+        self._running: dict[str, tuple[float, float]] = {}  # by group: when members changed, the last lock since then
+
+    def note(self, group: str, event: str) -> None:
+        """An event of the group's history that is no queue's."""
+        if event in _MEMBERS_CHANGED:
+            now_s = self._clock.monotonic_s()
+            self._end_if_at_rest(group, now_s)
+            self._running.setdefault(group, (now_s, now_s))
+
+    def changed_hands(self, key: LeaseKey, *, is_free: bool) -> None:
+        """A queue has no owner any more, or one."""
+        now_s = self._clock.monotonic_s()
+        if is_free:
+            if len(self._freed_s) >= self._limits.max_free_queues:
+                del self._freed_s[next(iter(self._freed_s))]
+            self._freed_s[key] = now_s
+        else:
+            since_s = self._freed_s.pop(key, None)
+            if since_s is not None:
+                self.handovers.observe(now_s - since_s)
+        running = self._running.get(key[0])
+        if running is not None:
+            self._running[key[0]] = (running[0], now_s)
+
+    def look(self) -> None:
+        """Counts the groups that have come to rest."""
+        now_s = self._clock.monotonic_s()
+        for group in list(self._running):
+            self._end_if_at_rest(group, now_s)
+
+    def _end_if_at_rest(self, group: str, now_s: float) -> None:
+        began_s, last_s = self._running.get(group, (now_s, now_s))
+        if now_s - last_s >= REBALANCE_REST_S:
+            del self._running[group]
+            if last_s > began_s:
+                self.settling.observe(last_s - began_s)

@@ -1,26 +1,59 @@
-"""The clients that this door has heard of, by their accounts and ids, and the stream on which the broker tells them things.
-
-A client says what it is in its settings, on a stream that stays open (Telemetry). Nothing depends on them: some clients send
-theirs again only five minutes after a restart of the broker.
-"""
+"""gRPC clients and their calls: sessions by client id, the context of handlers, QueryRoute and QueryAssignment."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
-from ..config import LIMITS, MEMBER_BYTES, LimitExceeded, Limits
-from ..listening.carrier import Carrier
-from ..pops.values import PopClient
-from ..sessions.events import Event, Question
-from ..sessions.session import Session
-from .calls import Call
-from .codes import Code, Fault
+from ...protocol import grpc, names
+from ...protocol.bodies import QueueData, Route, TopicConfig
+from ...protocol.codes import PERM_READ, PERM_WRITE
+from ...protocol.grpc import MessageReader, Status
+from ...protocol.http2 import Fields, Stream
+from ..access import Acl, Need
+from ..broker import Broker
+from ..config import (
+    LIMITS,
+    MAX_ENDPOINTS_BYTES,
+    MAX_NAMED_CHARS,
+    MAX_NAMESPACE_CHARS,
+    MEMBER_BYTES,
+    LimitExceeded,
+    Limits,
+)
+from ..pops.deliveries import PopClient
+from ..sessions import Callers, Event, Question, Session
+from ..store.files import StoreFull
+from ..tls import Carrier
+from .schema import (
+    OK_TEXT,
+    Code,
+    Endpoints,
+    Fault,
+    MessageQueue,
+    QueryAssignmentResponse,
+    QueryRouteResponse,
+    group_of,
+    topic_of,
+)
 
 log = structlog.get_logger("rocketlet.grpc")
+
+
+# ------------------------------------------------------------------------------
+# The clients that this door has heard of, by their accounts and ids, and the stream on which the broker tells them
+# things.
+#
+# A client says what it is in its settings, on a stream that stays open (Telemetry). Nothing depends on them: some
+# clients send theirs again only five minutes after a restart of the broker.
+
 
 _numbers = itertools.count(1)
 Told = Callable[["GrpcClient", Event], None]
@@ -223,3 +256,320 @@ class GrpcClients:
         client.gone()
         self._gone(client)
         return True
+
+
+# ------------------------------------------------------------------------------
+# One call: its request, its client, and its answer.
+
+
+Needs = Callable[[Any], list[Need]]
+
+
+class Method(NamedTuple):
+    """`needs`: the permissions that a request needs. `is_stream`: its answer may be several messages. `is_open`: its
+    requests may be several, too, and each is handled as it comes."""
+
+    name: str
+    request: Any
+    response: Any
+    handler: Callable[..., Any]
+    needs: Needs
+    is_stream: bool = False
+    is_open: bool = False
+
+
+class Way(Protocol):
+    """Takes an answer to a client."""
+
+    def send_headers(self, stream: Stream, block: bytes) -> None: ...
+
+    def send_data(self, stream: Stream, data: bytes) -> None: ...
+
+    def send_end(self, stream: Stream, block: bytes) -> None: ...
+
+
+class Call:
+    """`account`: the access key of the account that asks; empty without one. `session`: the client's connection. `aborted` is
+    called if the call is over before it was answered; `due_s`: when its client gives up, in the loop's time. `answers`: the
+    way to the client, in which the test kit may stand. `callers`: hears of answers."""
+
+    __slots__ = (
+        "_aborted",
+        "_has_begun",
+        "account",
+        "answers",
+        "callers",
+        "due_s",
+        "flush_soon",
+        "has_request",
+        "method",
+        "reader",
+        "session",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        session: Carrier,
+        stream: Stream,
+        method: Method,
+        due_s: float | None,
+        answers: Way,
+        flush_soon: Callable[[], None],
+        callers: Callers,
+    ) -> None:
+        self.session = session
+        self.stream = stream
+        self.method = method
+        self.reader = MessageReader()
+        self.due_s = due_s
+        self.account = ""
+        self._aborted: Callable[[], None] | None = None
+        self.has_request = False
+        self._has_begun = False
+        self.answers = answers
+        self.callers = callers
+        self.flush_soon = flush_soon
+
+    @property
+    def fields(self) -> Fields:
+        return self.stream.fields
+
+    @property
+    def is_over(self) -> bool:
+        return self.stream.is_answer_ended
+
+    def text(self, name: bytes) -> str:
+        """A header field; empty without it."""
+        value = self.stream.fields.get(name)
+        return "" if value is None else value.decode("utf-8", "replace")
+
+    @property
+    def client_id(self) -> str:
+        return self.text(b"x-mq-client-id")
+
+    @property
+    def client(self) -> PopClient:
+        """The client whose call this is, as the shared state knows it."""
+        client_id = self.client_id
+        return PopClient(client_id, account_id=(self.account, client_id))
+
+    def answer(self, response: Any) -> None:
+        """The only message of an answer."""
+        self.send(response)
+        self.end()
+
+    def refuse(self, code: int, reason: str) -> None:
+        """An answer that has a status only."""
+        response = self.method.response()
+        set_status(response.status, code, reason)
+        self.answer(response)
+
+    def begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self.answers.send_headers(self.stream, grpc.HEAD)
+            self.flush_soon()
+
+    def send(self, message: Any) -> None:
+        if not self._has_begun:  # its first message has the status
+            status = message.status
+            client = f"{self.client_id[:MAX_NAMED_CHARS]} ({self.session.peer})"
+            self.callers.answered(self.method.name, status.code, status.message, client)
+        self.begin()
+        self.answers.send_data(self.stream, grpc.encode_message(message.SerializeToString()))
+        self.flush_soon()
+
+    def on_abort(self, action: Callable[[], None]) -> None:
+        """Calls `action` if the client gives the call up."""
+        self._aborted = action
+
+    def abort(self) -> None:
+        """The client has given the call up."""
+        if self._aborted is not None:
+            self._aborted()
+
+    def end(self, status: int = Status.OK, reason: str = "") -> None:
+        if not self._has_begun:
+            self.callers.ended(self.method.name, int(status))
+        block = grpc.trailers(status, reason) if self._has_begun else grpc.only_trailers(status, reason)
+        self._has_begun = True
+        self.answers.send_end(self.stream, block)
+        self.flush_soon()
+
+
+def set_status(status: Any, code: int = Code.OK, reason: str = OK_TEXT) -> None:
+    status.code = code
+    status.message = reason
+
+
+# ------------------------------------------------------------------------------
+# The state that every handler needs.
+
+
+@dataclass(frozen=True, slots=True)
+class Hall:
+    broker: Broker
+    clients: GrpcClients
+    acl: Acl | None
+
+    def may_publish(self, call: Call, topic: str) -> bool:
+        """Whether the account of a call that was authorized may send to a topic."""
+        return self.acl is None or self.acl.may_publish(call.session, topic)
+
+
+# ------------------------------------------------------------------------------
+# QueryRoute and QueryAssignment: where a topic's queues are.
+#
+# A client is told the address by which it has reached this broker. Apache's proxy answers the one that it was
+# configured with: where that is a container's, clients outside connect to themselves.
+
+
+_NONE, _READ, _WRITE, _READ_WRITE = 1, 2, 3, 4
+_IPV4, _IPV6, _DOMAIN = 1, 2, 3
+_IS_IPV4: Final = re.compile(r"\d+\.\d+\.\d+\.\d+\Z").match
+_ALL_TYPES: Final = (1, 2, 3, 4)
+TYPES: Final = {
+    "NORMAL": (1,),
+    "FIFO": (2,),
+    "DELAY": (3,),
+    "TRANSACTION": (4,),
+    "MIXED": _ALL_TYPES,
+    "UNSPECIFIED": _ALL_TYPES,
+}
+
+
+def accepted_types(topic: TopicConfig) -> tuple[int, ...]:
+    """A topic that nobody gave a type takes all: those of 4.9 never had one."""
+    return TYPES.get(topic.message_type, _ALL_TYPES)
+
+
+class Holding(NamedTuple):
+    """The queues of a topic that one broker has. `address`: empty for this one, which is where the client has reached it."""
+
+    queues: QueueData
+    address: str
+    types: tuple[int, ...]
+
+
+def query_route(hall: Hall, call: Call, request: Any) -> Any:
+    name = topic_of(request.topic)
+    return _answer(hall, call, name, partial(_route, call, request))
+
+
+def query_assignment(hall: Hall, call: Call, request: Any) -> Any:
+    """Every client of a group gets the same: of each broker one place that stands for all its queues, or in a group that
+    takes messages in order each queue for itself."""
+    name = topic_of(request.topic)
+    group = group_of(request.group)
+    settings = hall.broker.group_configs.ensure(group)
+    is_in_order = settings is not None and settings.consume_orderly
+    return _answer(hall, call, name, partial(_assignments, call, request, is_in_order))
+
+
+def _answer(hall: Hall, call: Call, name: str, make: Callable[[list[Holding]], Any]) -> Any:
+    """Answers at once, or when a name server in another process has answered."""
+    servers, creates = hall.broker.name_servers, hall.may_publish(call, name)
+    if servers.are_elsewhere:
+        return _answer_later(hall, name, creates, make)
+    route = servers.local.route(name) if servers.local is not None else None
+    return make(_holdings(hall, name, creates, route))
+
+
+async def _answer_later(hall: Hall, name: str, creates: bool, make: Callable[[list[Holding]], Any]) -> Any:
+    return make(_holdings(hall, name, creates, await hall.broker.name_servers.find_route(name)))
+
+
+def _route(call: Call, request: Any, holdings: list[Holding]) -> Any:
+    response = QueryRouteResponse()
+    set_status(response.status)
+    for holding in holdings:
+        pattern = _pattern(call, request, holding)
+        pattern.accept_message_types.extend(holding.types)
+        for queue_id in range(max(holding.queues.read_queues, holding.queues.write_queues)):
+            pattern.id, pattern.permission = queue_id, _permission(holding.queues, queue_id)
+            response.message_queues.append(pattern)
+    return response
+
+
+def _assignments(call: Call, request: Any, is_in_order: bool, holdings: list[Holding]) -> Any:
+    response = QueryAssignmentResponse()
+    set_status(response.status)
+    for holding in holdings:
+        queues = holding.queues
+        if not queues.perm & PERM_READ or not queues.read_queues:
+            continue
+        pattern = _pattern(call, request, holding)
+        for queue_id in range(queues.read_queues) if is_in_order else (-1,):
+            pattern.id = queue_id
+            pattern.permission = _READ_WRITE if queue_id < 0 else _permission(queues, queue_id)
+            response.assignments.add().message_queue.CopyFrom(pattern)
+    if not response.assignments:
+        raise Fault(Code.FORBIDDEN, f"the topic {request.topic.name} has no queue that may be read")
+    return response
+
+
+def _holdings(hall: Hall, name: str, creates: bool, route: Route | None) -> list[Holding]:
+    """This broker's first. creates: for who may send, as a send creates topics. Raises Fault if nobody has the topic, and it
+    may not be created."""
+    broker = hall.broker
+    own = broker.config.name
+    others = [data for data in route.queues if data.broker_name != own] if route is not None else []
+    topic = broker.topics.get(name) or (_created(hall, name) if creates and not others else None)
+    found: list[Holding] = []
+    if topic is not None:
+        queues = QueueData(own, topic.read_queues, topic.write_queues, topic.perm)
+        found.append(Holding(queues, "", accepted_types(topic)))
+    addresses = {data.name: data.addresses.get(0, "") for data in route.brokers} if route is not None else {}
+    found += [
+        Holding(data, addresses[data.broker_name], _ALL_TYPES) for data in others if addresses.get(data.broker_name)
+    ]
+    if not found:
+        raise Fault(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
+    return found
+
+
+def _created(hall: Hall, name: str) -> TopicConfig | None:
+    """Clients ask for the route before they send, so a topic that a send may create is created here. Raises Fault."""
+    broker = hall.broker
+    if name.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX)):
+        return None
+    try:
+        return broker.topics.auto_create(name, names.DEFAULT_TOPIC, broker.config.default_queues, broker.store.end)
+    except StoreFull as error:
+        raise Fault(Code.INTERNAL_SERVER_ERROR, str(error)) from None
+
+
+def _pattern(call: Call, request: Any, holding: Holding) -> Any:
+    """A queue of the answer. Raises Fault for what would make each of them long."""
+    if len(request.topic.resource_namespace) > MAX_NAMESPACE_CHARS:
+        raise Fault(Code.BAD_REQUEST, f"the namespace has more than {MAX_NAMESPACE_CHARS} characters")
+    if request.endpoints.ByteSize() > MAX_ENDPOINTS_BYTES:
+        raise Fault(Code.ILLEGAL_ACCESS_POINT, f"the endpoints have more than {MAX_ENDPOINTS_BYTES} bytes")
+    queue = MessageQueue()
+    queue.topic.CopyFrom(request.topic)
+    queue.broker.name = holding.queues.broker_name
+    if holding.address:
+        endpoints = endpoints_of(holding.address)
+    elif request.endpoints.addresses:
+        endpoints = request.endpoints
+    else:  # the client's target, as far as can be seen from here
+        endpoints = endpoints_of(call.text(b":authority") or call.session.reached)
+    queue.broker.endpoints.CopyFrom(endpoints)
+    return queue
+
+
+def endpoints_of(address: str) -> Any:
+    """The endpoints of `host:port`."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    endpoints = Endpoints()
+    endpoints.scheme = _IPV6 if ":" in host else _IPV4 if _IS_IPV4(host) else _DOMAIN
+    endpoints.addresses.add(host=host, port=int(port) if port.isdecimal() and len(port) < 6 else 0)
+    return endpoints
+
+
+def _permission(queues: QueueData, queue_id: int) -> int:
+    reads = bool(queues.perm & PERM_READ) and queue_id < queues.read_queues
+    writes = bool(queues.perm & PERM_WRITE) and queue_id < queues.write_queues
+    return (_NONE, _READ, _WRITE, _READ_WRITE)[reads + 2 * writes]

@@ -1,16 +1,27 @@
-"""The messages of package apache.rocketmq.v2, made from `service.binpb`.
-
-They live in a pool of their own: the official Python client registers messages of the same names in protobuf's default pool,
-and a test may run a broker in the process of its client. Their types are made when they are loaded, so mypy knows them as
-Any.
-"""
+"""The protobuf messages of RocketMQ 5, status codes, and the checks of names and permissions in requests."""
 
 from __future__ import annotations
 
 import pkgutil
+import re
+from collections.abc import Mapping
+from enum import IntEnum
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from ...protocol import names
+from ...protocol.config import MAX_SUBSCRIPTIONS
+from ..access import Need, Permission, group, topic
+from ..sessions import Reason, Refusal
+
+# ------------------------------------------------------------------------------
+# The messages of package apache.rocketmq.v2, made from `service.binpb`.
+#
+# They live in a pool of their own: the official Python client registers messages of the same names in protobuf's
+# default pool, and a test may run a broker in the process of its client. Their types are made when they are loaded,
+# so mypy knows them as Any.
+
 
 PACKAGE: Final = "apache.rocketmq.v2"
 SERVICE: Final = f"{PACKAGE}.MessagingService"
@@ -63,3 +74,158 @@ SendMessageResponse = _class("SendMessageResponse")
 SendResultEntry = _class("SendResultEntry")
 Settings = _class("Settings")
 TelemetryCommand = _class("TelemetryCommand")
+
+
+# ------------------------------------------------------------------------------
+# The status codes of answers. The numbers are RocketMQ's; clients decide by them whether to try again.
+
+
+class Code(IntEnum):
+    OK = 20000
+    MULTIPLE_RESULTS = 30000
+    BAD_REQUEST = 40000
+    ILLEGAL_ACCESS_POINT = 40001
+    ILLEGAL_TOPIC = 40002
+    ILLEGAL_CONSUMER_GROUP = 40003
+    ILLEGAL_MESSAGE_TAG = 40004
+    ILLEGAL_MESSAGE_KEY = 40005
+    ILLEGAL_MESSAGE_GROUP = 40006
+    ILLEGAL_MESSAGE_PROPERTY_KEY = 40007
+    INVALID_TRANSACTION_ID = 40008
+    ILLEGAL_MESSAGE_ID = 40009
+    ILLEGAL_FILTER_EXPRESSION = 40010
+    ILLEGAL_INVISIBLE_TIME = 40011
+    ILLEGAL_DELIVERY_TIME = 40012
+    INVALID_RECEIPT_HANDLE = 40013
+    MESSAGE_PROPERTY_CONFLICT_WITH_TYPE = 40014
+    UNRECOGNIZED_CLIENT_TYPE = 40015
+    MESSAGE_CORRUPTED = 40016
+    CLIENT_ID_REQUIRED = 40017
+    ILLEGAL_POLLING_TIME = 40018
+    UNAUTHORIZED = 40100
+    FORBIDDEN = 40300
+    NOT_FOUND = 40400
+    MESSAGE_NOT_FOUND = 40401
+    TOPIC_NOT_FOUND = 40402
+    CONSUMER_GROUP_NOT_FOUND = 40403
+    MESSAGE_BODY_TOO_LARGE = 41301
+    MESSAGE_BODY_EMPTY = 41302
+    TOO_MANY_REQUESTS = 42900
+    MESSAGE_PROPERTIES_TOO_LARGE = 43101
+    INTERNAL_SERVER_ERROR = 50001
+    NOT_IMPLEMENTED = 50100
+    MASTER_PERSISTENCE_TIMEOUT = 50401
+
+
+class Fault(Exception):
+    """A call that is answered with this code and text."""
+
+    def __init__(self, code: Code, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+_REASONS: Final[Mapping[Reason, Code]] = {
+    Reason.NOT_PERMITTED: Code.FORBIDDEN,
+    Reason.NO_TOPIC: Code.TOPIC_NOT_FOUND,
+    Reason.NO_GROUP: Code.CONSUMER_GROUP_NOT_FOUND,
+    Reason.ILLEGAL_MESSAGE: Code.MESSAGE_CORRUPTED,
+    Reason.ILLEGAL: Code.BAD_REQUEST,
+    Reason.BAD_EXPRESSION: Code.ILLEGAL_FILTER_EXPRESSION,
+    Reason.NOT_SUBSCRIBED: Code.FORBIDDEN,
+    Reason.UNKNOWN_MEMBER: Code.FORBIDDEN,
+    Reason.SUBSCRIPTION_NOT_LATEST: Code.TOO_MANY_REQUESTS,
+    Reason.BUSY: Code.TOO_MANY_REQUESTS,
+}
+
+
+def refused(refusal: Refusal) -> Fault:
+    """A refusal of the state, in this door's terms."""
+    return Fault(_REASONS[refusal.reason], str(refusal))
+
+
+OK_TEXT: Final = "OK"
+
+
+# ------------------------------------------------------------------------------
+# The permissions that each request needs, with the words of the accounts' rules.
+
+
+PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
+
+
+def knows(request: Any) -> list[Need]:
+    return [topic(request.topic.name, ANY)]
+
+
+def publishes(request: Any) -> list[Need]:
+    return [topic(request.topic.name, PUB)]
+
+
+def sends(request: Any) -> list[Need]:
+    return [topic(name, PUB) for name in {message.topic.name for message in request.messages}]
+
+
+def consumes(request: Any) -> list[Need]:
+    return [group(request.group.name), topic(request.topic.name, SUB)]
+
+
+def receives(request: Any) -> list[Need]:
+    return [group(request.group.name), topic(request.message_queue.topic.name, SUB)]
+
+
+def is_of_group(request: Any) -> list[Need]:
+    return [group(request.group.name)] if request.HasField("group") and request.group.name else []
+
+
+def check_count(settings: Any) -> None:
+    """Raises Fault for more topics than a client can have."""
+    count = max(len(settings.publishing.topics), len(settings.subscription.subscriptions))
+    if count > MAX_SUBSCRIPTIONS:
+        raise Fault(Code.BAD_REQUEST, f"the settings name {count} topics; {MAX_SUBSCRIPTIONS} are allowed")
+
+
+def settles(command: Any) -> list[Need]:
+    """The needs of telemetry: each topic that a producer names, or a consumer's group with each of its topics."""
+    settings = command.settings
+    check_count(settings)
+    found = [topic(resource.name, PUB) for resource in settings.publishing.topics]
+    if settings.HasField("subscription"):
+        found.append(group(settings.subscription.group.name))
+        found += [topic(entry.topic.name, SUB) for entry in settings.subscription.subscriptions]
+    return found
+
+
+# ------------------------------------------------------------------------------
+# Names in requests, checked.
+
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]").search
+_SYSTEM_PREFIX: Final = "RMQ_SYS_"
+
+
+def topic_of(resource: Any) -> str:
+    """Raises Fault."""
+    name: str = resource.name
+    fault = names.topic_fault(name)
+    if fault:
+        raise Fault(Code.ILLEGAL_TOPIC, fault)
+    if names.is_system_topic(name) or name.startswith(_SYSTEM_PREFIX):
+        raise Fault(Code.ILLEGAL_TOPIC, f"cannot access system topic: {name}")
+    return name
+
+
+def group_of(resource: Any) -> str:
+    """Raises Fault."""
+    name: str = resource.name
+    fault = names.group_fault(name)
+    if fault:
+        raise Fault(Code.ILLEGAL_CONSUMER_GROUP, fault)
+    if names.is_system_group(name):
+        raise Fault(Code.ILLEGAL_CONSUMER_GROUP, f"cannot access system group: {name}")
+    return name
+
+
+def has_control(text: str) -> bool:
+    """Whether a text has characters that end a property, or are none that anybody means."""
+    return _CONTROL(text) is not None

@@ -13,14 +13,12 @@ from typing import TypeVar
 
 import structlog
 
-from ...protocol.subscription import Subscription
-from ...protocol.work import Work
-from ..clock import Clock, Timer
+from ...protocol.bodies import Work
+from ...protocol.names import Subscription
 from ..config import LIMITS, Limits
-from ..running.turns import Turns
-from ..sessions.session import Session
-from ..sessions.shares import Shares
-from ..store.consume_queue import ConsumeQueue
+from ..runtime import Clock, Timer, Turns
+from ..sessions import AddressShares, Session
+from ..store.index import ConsumeQueue
 
 log = structlog.get_logger("rocketlet.pulls")
 
@@ -87,7 +85,7 @@ class HeldPulls:
         self._turns = turns
         self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
         self._of: dict[Session, dict[HeldPull, None]] = {}
-        self._shares = Shares(limits.max_held_pulls)
+        self._shares = AddressShares(limits.max_held_pulls)
         self._is_stopped = False
 
     @property

@@ -18,20 +18,18 @@ import structlog
 
 from ...protocol import names
 from ...protocol import properties as props
+from ...protocol.bodies import LOOKS, Work
 from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK
 from ...protocol.headers import EndTransaction
 from ...protocol.message import Record
-from ...protocol.subscription import tag_code
-from ...protocol.work import LOOKS, Work
+from ...protocol.names import tag_code
 from ..config import LIMITS, Limits, LiveConfig
-from ..running.jobs import Job
-from ..sessions.clients import Clients
-from ..sessions.events import OutcomeWanted
-from ..store.consume_queue import ConsumeQueue
+from ..runtime import Job
+from ..sessions import Clients, OutcomeWanted
 from ..store.files import Damaged, Save, StoreFull, read_state
-from ..store.retention import RetentionTime
-from .appender import Appender
-from .properties import real_queue
+from ..store.index import ConsumeQueue
+from ..store.store import RetentionTime
+from .appender import Appender, real_queue
 from .topics import Topics
 
 log = structlog.get_logger("rocketlet.transactions")

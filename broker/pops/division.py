@@ -1,18 +1,8 @@
-"""Topics that some members of a group pull and others pop. The clients that pop are one owner: their pool leases queues, as
-one of our members does, and nobody pulls a queue of the pool, or pops another.
-
-    apart      only clients pop: the pool has all queues, and nothing is leased
-    divided    others pull: each client that pops has a seat among the members, and what falls to the seats is the pool's
-
-A queue leaves the pool when nothing of it is in flight. Until then nothing new of it is given, but what comes back within
-30 s is given again, because one offset cannot say what was acknowledged behind it. After that the pool waits only for what
-was popped, until its time is over; messages that a client has asked for at a later time come at once to members that pull.
-Messages left before an acknowledged one go to them by the retry topic, so that the offset can be behind both.
-A queue comes to the pool as to one of our members: its former reader unlocks it, or is drained of it.
-"""
+"""Topics that some members of a group pull and others pop: each queue has one kind of reader."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable, Container, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,28 +10,37 @@ from functools import partial
 import structlog
 
 from ...protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY, Strategy, subscribe_queues
-from ...protocol.bodies import Route
-from ...protocol.group_bodies import LockRequest
-from ...protocol.pop_bodies import POP, SHARED_OWNER
-from ...protocol.queue import Queue
-from ..clock import Timer
-from ..config import LIMITS, POOL_LEAVE_S, POOL_LOOK_S, Limits
-from ..groups.member import Member
-from ..groups.members import ConsumerGroup, ConsumerGroups
-from ..groups.modes import RequestModes
-from ..groups.owning.locks import Locks
-from ..groups.owning.watch import Watch
-from ..running.engine import Engine
-from ..sessions.session import Session
-from .deliveries import QueueDeliveries
-from .mixed import Mixed
-from .pool import Pool
-from .pools import Pools
-from .seats import Seat
-from .states import DeliveryState
-from .values import PopClient, PopRequest
+from ...protocol.bodies import ConsumerData, Route
+from ...protocol.group_bodies import POP, SHARED_OWNER, LockRequest
+from ...protocol.names import Queue, Subscription
+from ..config import LIMITS, POOL_LEAVE_S, POOL_LOOK_S, REPORT_AGAIN_S, Limits
+from ..groups.leases import Locks
+from ..groups.members import POPS, ConsumerGroup, ConsumerGroups, Member
+from ..groups.offsets import Watch
+from ..groups.settings import History, RequestModes
+from ..runtime import Clock, Engine, Timer
+from ..sessions import Event, Question, Session
+from .deliveries import DeliveryState, PopClient, PopRequest, QueueDeliveries
+from .pool import Pool, Pools
 
 log = structlog.get_logger("rocketlet.pops")
+
+
+# ------------------------------------------------------------------------------
+# Topics that some members of a group pull and others pop. The clients that pop are one owner: their pool leases
+# queues, as one of our members does, and nobody pulls a queue of the pool, or pops another.
+#
+#     apart      only clients pop: the pool has all queues, and nothing is leased
+#     divided    others pull: each client that pops has a seat among the members, and what falls to the seats is the
+#     pool's
+#
+# A queue leaves the pool when nothing of it is in flight. Until then nothing new of it is given, but what comes back
+# within 30 s is given again, because one offset cannot say what was acknowledged behind it. After that the pool waits
+# only for what was popped, until its time is over; messages that a client has asked for at a later time come at once
+# to members that pull. Messages left before an acknowledged one go to them by the retry topic, so that the offset can
+# be behind both. A queue comes to the pool as to one of our members: its former reader unlocks it, or is drained of
+# it.
+
 
 _STRATEGIES: dict[str, Strategy] = {item.name: item for item in (AVG, AVG_BY_CIRCLE, CONSISTENT_HASH)}
 
@@ -482,3 +481,95 @@ def _is_free(pool: Pool, queue_id: int, since_s: float, now_s: float) -> bool:
 
 def _fault_of(name: str, topic: str) -> str:
     return f"clients of the group {name} pop {topic}; members that share no queues need a group of their own"
+
+
+# ------------------------------------------------------------------------------
+# Clients that pop, as members of a group in which others pull: each has a seat among the members, so that the others
+# leave it its share. A seat says nothing and is asked nothing; its client has a door of its own.
+
+
+_numbers = itertools.count(1)
+
+
+class Seat:
+    """A session without a client at its other end. told: hears that its group has changed."""
+
+    held_pulls = 0
+    peer = ""
+    born_host = b""
+    address = ""
+    reached = ""
+    is_left = True
+    is_external = False
+    is_closed = False
+    known: object = None
+
+    def __init__(self, told: Callable[[], object]) -> None:
+        self.number = next(_numbers)
+        self.subscriptions: dict[str, Subscription] = {}  # by topic: what its client pops
+        self._told = told
+        self._session: Session | None = None
+        self._charged_bytes = 0
+
+    def tell(self, event: Event) -> None:
+        self._told()
+
+    def ask(self, number: int, question: Question) -> None:
+        pass
+
+    def charge(self, size: int) -> None:
+        self._charged_bytes += size
+        if self._session is not None:
+            self._session.charge(size)
+
+    def pay_by(self, session: Session | None) -> None:
+        """The session of its client, which is charged for it."""
+        if session is not self._session:
+            if self._session is not None:
+                self._session.charge(-self._charged_bytes)
+            self._session = session
+            if session is not None:
+                session.charge(self._charged_bytes)
+
+    def is_news(self, event: str) -> bool:
+        return True
+
+    def when_read(self, action: Callable[[], None]) -> None:
+        action()
+
+    def on_lost(self, action: Callable[[Session], None]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def data(self, group: str, strategy: str) -> ConsumerData:
+        return ConsumerData(group, POPS, subscriptions=tuple(self.subscriptions.values()), strategy=strategy)
+
+
+# ------------------------------------------------------------------------------
+# Groups in which clients pop a topic, and others read it that share its queues with nobody, or the other way round:
+# the second kind is refused. The log and the group's history say that every ten minutes for as long as it goes on.
+
+
+class Mixed:
+    def __init__(self, clock: Clock, history: History, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._history = history
+        self._said_s: dict[tuple[str, str], float] = {}
+
+    def note(self, group: str, topic: str, reason: str) -> None:
+        key, now_s = (group, topic), self._clock.monotonic_s()
+        if now_s - self._said_s.get(key, float("-inf")) < REPORT_AGAIN_S:
+            return
+        self._said_s.pop(key, None)
+        self._said_s[key] = now_s
+        if len(self._said_s) > self._limits.max_mixed:
+            del self._said_s[next(iter(self._said_s))]
+        hint = "consumers that broadcast, or that assign queues to themselves, need a group of their own"
+        log.warning("group_pulls_and_pops", group=group, topic=topic, reason=reason, hint=hint)
+        self._history.add(group, "refused", "", topic=topic, fault=reason)

@@ -1,53 +1,72 @@
-"""Messages shared among the clients of a group: each is in the hands of one at a time, until it is done with it.
-
-A door hands in the client's wish, in values, and a function for the answer, which comes at once or later, and once.
-Acknowledgements are answered when they are on the disk, all those of one turn of the loop behind one write.
-"""
+"""POP, ACK and CHANGE_MESSAGE_INVISIBLETIME for both protocol servers: `Pops` is the entry point."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
-from ...protocol.message import tried
-from ...protocol.popped import reconsume_times_in
-from ...protocol.work import Work
-from ..clock import Clock
+from ...protocol import names
+from ...protocol import properties as props
+from ...protocol.bodies import TopicConfig, Work
+from ...protocol.config import MAX_PROPERTY_BYTES
+from ...protocol.message import Record, reconsume_times_in, tried
+from ...protocol.names import tag_code
 from ..config import (
     DEAD_LETTER_RETRY_S,
     LIMITS,
     MAX_POP_MESSAGES,
+    MAX_RENEWED_S,
     POOL_SENT_BACK,
     POP_CLIENT_SILENT_S,
+    RENEWAL_STEPS_S,
     LimitExceeded,
     Limits,
 )
-from ..running.jobs import Job, run
-from ..sessions.recent import Recent
-from ..sessions.reports import Reports
-from ..sessions.session import Session
-from ..store.consume_queue import ConsumeQueue
+from ..groups.members import ConsumerGroups
+from ..groups.offsets import Offsets
+from ..groups.settings import GroupConfigs
+from ..messages.appender import Appender, property_bytes
+from ..messages.sending import sent_back
+from ..messages.topics import Topics
+from ..runtime import Clock, Job, run
+from ..sessions import AddressShares, Recent, Reports, Session
 from ..store.files import Damaged, StoreError, StoreFull
-from .batches import PopBatches
-from .book import Book
-from .deadlines import Deadlines
-from .deliveries import QueueDeliveries, TakenDelivery
+from ..store.index import ConsumeQueue
+from ..store.journals import Frames
+from .deliveries import (
+    AckStatus,
+    Changed,
+    Deadlines,
+    Delivered,
+    Delivery,
+    DeliveryState,
+    Event,
+    PopClient,
+    PopRequest,
+    PopResult,
+    QueueDeliveries,
+    TakenDelivery,
+    Why,
+    encode_handle,
+)
 from .division import Division, OtherReaders
-from .handles import encode_handle
-from .hands import Hands
-from .letters import Letters
-from .pool import Pool, Wait
-from .pools import Pools, PopSource
-from .settling import Acknowledging, Answered, Keeping
-from .states import Delivery, DeliveryState, Event
-from .values import AckStatus, Changed, Delivered, PopClient, PopRequest, PopResult, Why
-from .waits import Waits
+from .journal import Book
+from .pool import Pool, Pools, PopSource, Wait
 
 log = structlog.get_logger("rocketlet.pops")
+
+
+# ------------------------------------------------------------------------------
+# Messages shared among the clients of a group: each is in the hands of one at a time, until it is done with it.
+#
+# A door hands in the client's wish, in values, and a function for the answer, which comes at once or later, and once.
+# Acknowledgements are answered when they are on the disk, all those of one turn of the loop behind one write.
+
 
 _UNBURIED_HINT = "the messages stay in flight, and are tried again every second; free disk space, or delete topics"
 
@@ -573,3 +592,399 @@ def _answered(wait: Wait, received: PopResult) -> Wait:
     wait.end()
     wait.answer(received)
     return wait
+
+
+# ------------------------------------------------------------------------------
+# Settles messages that clients are done with: one write for all acknowledgements of a turn of the loop, and the
+# answers behind it.
+
+
+Answered = Callable[[Sequence[AckStatus]], object]
+When = Callable[[Callable[[], None], Callable[[], None]], None]
+Soon = Callable[[Callable[[], object]], object]
+
+
+def _in_the_loop(action: Callable[[], object]) -> object:
+    return asyncio.get_running_loop().call_soon(action)
+
+
+class Keeping(NamedTuple):
+    """How what is said of messages comes to the disk. frames: the file. when_kept: calls the first as soon as the written
+    data is kept as well as the broker's settings want, the second if it is not. soon: calls a function when this turn is
+    over."""
+
+    frames: Frames
+    when_kept: When
+    soon: Soon = _in_the_loop
+
+
+class _Waiting(NamedTuple):
+    """The acknowledgements of one request, and its answer that waits for the disk."""
+
+    outcomes: list[AckStatus]
+    answer: Answered
+
+
+class Acknowledging:
+    """when_kept, soon: as of `Keeping`. on_finished: hears of queues in which something is finished, behind the answers."""
+
+    def __init__(
+        self,
+        book: Book,
+        offsets: Offsets,
+        clock: Clock,
+        when_kept: When,
+        soon: Soon,
+        on_finished: Callable[[Iterable[QueueDeliveries]], None],
+    ) -> None:
+        self._book = book
+        self._offsets = offsets
+        self._clock = clock
+        self._when_kept = when_kept
+        self._soon = soon
+        self._on_finished = on_finished
+        self._acked: dict[QueueDeliveries, list[Delivery]] = {}
+        self._waiting: list[_Waiting] = []
+        self._touched: dict[QueueDeliveries, None] = {}
+        self._is_writing = False
+
+    def acknowledge(self, deliveries: QueueDeliveries, delivery: Delivery) -> AckStatus:
+        """Acknowledges a delivery. It is finished when that is on the disk."""
+        if delivery.state is DeliveryState.ACKNOWLEDGED:
+            return AckStatus.DONE
+        outcome = AckStatus.LATE if delivery.state is DeliveryState.VISIBLE else AckStatus.DONE
+        delivery.turn(Event.ACKNOWLEDGE)
+        self._acked.setdefault(deliveries, []).append(delivery)
+        self.note(deliveries)
+        return outcome
+
+    def settle(self, outcomes: list[AckStatus], answer: Answered) -> None:
+        """Answers when the acknowledgements are on the disk."""
+        if any(outcome.is_done for outcome in outcomes):
+            self._waiting.append(_Waiting(outcomes, answer))
+            self.write_soon()
+        else:
+            answer(outcomes)
+
+    def note(self, deliveries: QueueDeliveries) -> None:
+        """How far the group has come may be another offset."""
+        self._touched[deliveries] = None
+        self.write_soon()
+
+    def forget(self, deliveries: QueueDeliveries) -> None:
+        self._touched.pop(deliveries, None)
+
+    def write_soon(self) -> None:
+        if not self._is_writing:
+            self._is_writing = True
+            self._soon(self.write)
+
+    def write(self) -> None:
+        """Writes once in a turn of the loop, for everything that happened in it."""
+        self._is_writing = False
+        acked, self._acked = self._acked, {}
+        waiting, self._waiting = self._waiting, []
+        try:
+            for deliveries, done in acked.items():
+                self._book.acknowledged(deliveries, done)
+            self._book.write()
+        except Exception as error:  # whatever it is, nothing stays acknowledged without an answer
+            is_full = isinstance(error, StoreFull)
+            log.error(
+                "acknowledgements_refused", reason=str(error), count=len(waiting), exc_info=None if is_full else error
+            )
+            for deliveries, done in acked.items():
+                for delivery in done:
+                    deliveries.refuse(delivery)
+            answer = partial(_refuse, waiting)
+        else:
+            for deliveries, done in acked.items():
+                deliveries.finish(done)
+            answer = partial(self._when_kept, partial(_answer, waiting), partial(_refuse, waiting))
+        self._report()
+        if waiting:
+            answer()
+        self._on_finished(acked)
+
+    def _report(self) -> None:
+        """Says how far groups have come, where everybody looks for that."""
+        touched, self._touched = self._touched, {}
+        for deliveries in touched:
+            try:
+                self.report(deliveries)
+            except Exception:
+                log.exception("offset_not_reported", group=deliveries.group, topic=deliveries.queue.topic)
+
+    def report(self, deliveries: QueueDeliveries) -> None:
+        committed = deliveries.committed
+        if committed != deliveries.reported and not self.has_left(deliveries):
+            queue = deliveries.queue
+            self._offsets.put(deliveries.group, queue.topic, queue.queue_id, committed)
+            deliveries.reported = committed
+
+    def has_left(self, deliveries: QueueDeliveries) -> bool:
+        """Whether somebody, such as an administrator, has given the group another offset: it goes on from there."""
+        queue = deliveries.queue
+        offset = self._offsets.get(deliveries.group, queue.topic, queue.queue_id)
+        if offset is None or offset == deliveries.reported:
+            return False
+        deliveries.restart(offset, self._clock.time_ms())
+        self._book.restarted(deliveries)
+        self.write_soon()
+        return True
+
+
+def _answer(waiting: Iterable[_Waiting]) -> None:
+    for outcomes, answer in waiting:
+        _call(answer, outcomes)
+
+
+def _refuse(waiting: Iterable[_Waiting]) -> None:
+    for outcomes, answer in waiting:
+        _call(answer, [AckStatus.NOT_KEPT if outcome.is_done else outcome for outcome in outcomes])
+
+
+def _call(answer: Answered, outcomes: list[AckStatus]) -> None:
+    """A door that fails must not take the answers of others along."""
+    try:
+        answer(outcomes)
+    except Exception:
+        log.exception("acknowledgement_not_answered")
+
+
+# ------------------------------------------------------------------------------
+# The waiting receives of all groups, and how each of them ends.
+
+
+class Waits:
+    """put_back: takes the messages of an answer that could not be given, with their group and topic. most: receives that may
+    wait."""
+
+    def __init__(self, clock: Clock, put_back: Callable[[str, str, Iterable[Delivered]], None], most: int) -> None:
+        self._clock = clock
+        self._put_back = put_back
+        self._pools: dict[Wait, Pool] = {}
+        self._shares = AddressShares(most)
+        self._of: dict[PopClient, dict[Wait, None]] = {}
+
+    def has_room(self, session: Session | None) -> bool:
+        """Whether another receive of this session may wait."""
+        return self._shares.has_room(_address_of(session))
+
+    @property
+    def count(self) -> int:
+        return len(self._pools)
+
+    def of(self, client: PopClient) -> list[Wait]:
+        return list(self._of.get(client, ()))
+
+    def all(self) -> list[Wait]:
+        return list(self._pools)
+
+    def hold(self, pool: Pool, wait: Wait) -> None:
+        """Waits for a message, until its time is up."""
+        pool.hold(wait)
+        self._pools[wait] = pool
+        wait.address = _address_of(wait.request.session)
+        self._shares.take(wait.address)
+        self._of.setdefault(wait.request.client, {})[wait] = None
+        wait_s = wait.request.wait_ms / 1000
+        wait.timer = self._clock.call_later(wait_s, self.end, wait, PopResult(Why.NOTHING_NEW))
+
+    def drop(self, wait: Wait) -> None:
+        """Drops a wait without an answer."""
+        if not wait.end():
+            return
+        self._pools.pop(wait).drop(wait)
+        self._shares.give_back(wait.address)
+        waits = self._of[wait.request.client]
+        del waits[wait]
+        if not waits:
+            del self._of[wait.request.client]
+
+    def end(self, wait: Wait, received: PopResult) -> None:
+        """Answers a wait. A door that fails must not harm the sender of the message."""
+        if wait.is_over:
+            return
+        self.drop(wait)
+        try:
+            wait.answer(received)
+        except Exception:
+            log.exception("receive_not_answered", group=wait.request.group, topic=wait.request.topic)
+            self._put_back(wait.request.group, wait.request.topic, received.messages)
+
+
+def _address_of(session: Session | None) -> str:
+    return session.address if session is not None else ""
+
+
+# ------------------------------------------------------------------------------
+# The clients that messages are in the hands of, of those for which the broker prolongs the time.
+
+
+class Hands:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._of: dict[PopClient, dict[Delivery, QueueDeliveries]] = {}
+        self._heard_s: dict[PopClient, float] = {}
+
+    def heard(self, client: PopClient) -> None:
+        """Anything was heard of the client."""
+        if client in self._of:
+            self._heard_s[client] = self._clock.monotonic_s()
+
+    def give(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
+        client = delivery.client
+        assert client is not None, "only a client's delivery is prolonged"
+        if client not in self._of:
+            self._of[client] = {}
+            self._heard_s[client] = self._clock.monotonic_s()
+        self._of[client][delivery] = deliveries
+
+    def take(self, delivery: Delivery) -> None:
+        """Takes a delivery out of its client's hands, or ends its prolonging."""
+        delivery.renewals = -1
+        client = delivery.client
+        held = self._of.get(client) if client is not None else None
+        if client is not None and held is not None and held.pop(delivery, None) is not None and not held:
+            del self._of[client], self._heard_s[client]
+
+    def prolonged_s(self, delivery: Delivery) -> float | None:
+        """The new deadline of a delivery whose time is over; None if it is not prolonged."""
+        if delivery.renewals < 0 or delivery.client is None or not self._is_heard(delivery.client):
+            return None
+        now_s, end_s = self._clock.monotonic_s(), delivery.since_s + MAX_RENEWED_S
+        if now_s >= end_s:
+            return None
+        step_s = RENEWAL_STEPS_S[min(delivery.renewals, len(RENEWAL_STEPS_S) - 1)]
+        delivery.renewals += 1
+        return min(now_s + step_s, end_s)
+
+    def _is_heard(self, client: PopClient) -> bool:
+        heard_s = self._heard_s.get(client)
+        return heard_s is not None and self._clock.monotonic_s() - heard_s < POP_CLIENT_SILENT_S
+
+    def silent(self) -> list[PopClient]:
+        """The clients that nothing was heard of for too long."""
+        return [client for client in self._of if not self._is_heard(client)]
+
+    def stop_renewing(self, client: PopClient, given_since_s: float) -> None:
+        """Messages that were given since then may not have reached the client: their deadlines stay."""
+        for delivery in self._of.get(client, ()):
+            if delivery.since_s >= given_since_s:
+                delivery.since_s = float("-inf")  # as if it had been extended for as long as may be
+
+    def of(self, client: PopClient) -> Iterator[tuple[QueueDeliveries, Delivery]]:
+        """The deliveries that the broker prolongs for a client."""
+        for delivery, deliveries in list(self._of.get(client, {}).items()):
+            if delivery.state is DeliveryState.IN_FLIGHT:
+                yield deliveries, delivery
+
+
+# ------------------------------------------------------------------------------
+# The messages that receives in order were given, by attempt. A client that did not get the answer asks again in the
+# same attempt, and gets the same: otherwise it would wait until the time of messages is over that it never saw.
+
+
+Give = Callable[[QueueDeliveries, Delivery, PopRequest], Delivered | None]
+_Key = tuple[PopClient, str, str, str]  # client, group, topic, attempt
+
+
+class PopBatches:
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._given: OrderedDict[_Key, list[tuple[QueueDeliveries, Delivery, int]]] = OrderedDict()
+
+    def note(self, request: PopRequest, batch: Sequence[tuple[QueueDeliveries, Delivery]]) -> None:
+        if request.attempt_id:
+            self._given[_key(request)] = [(deliveries, delivery, delivery.pop_ms) for deliveries, delivery in batch]
+            if len(self._given) > self._limits.max_attempt_ids:
+                self._given.popitem(last=False)
+
+    def again(self, request: PopRequest, give: Give) -> PopResult | None:
+        """The messages that the attempt was given and has in flight; None if there are none."""
+        given = self._given.pop(_key(request), None) if request.attempt_id else None
+        if given is None:
+            return None
+        still = [
+            (deliveries, delivery)
+            for deliveries, delivery, pop_ms in given
+            if delivery.state is DeliveryState.IN_FLIGHT and delivery.pop_ms == pop_ms
+        ]
+        found = [message for of, delivery in still if (message := give(of, delivery, request)) is not None]
+        if not found:
+            return None
+        self.note(request, still)
+        return PopResult(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms)
+
+
+def _key(request: PopRequest) -> _Key:
+    return request.client, request.group, request.topic, request.attempt_id or ""
+
+
+# ------------------------------------------------------------------------------
+# Copies of messages that nobody could handle: among the group's dead letters, or in its retry topic.
+
+
+_OF_OTHER_TIMES: Final = (props.DELAY, props.WAIT)  # left in, it would be delayed once more
+
+
+class Letters:
+    def __init__(self, topics: Topics, appender: Appender, settings: GroupConfigs, groups: ConsumerGroups) -> None:
+        self._topics = topics
+        self._settings = settings
+        self._groups = groups
+        self._appender = appender
+        self._store = appender.store
+
+    def bury(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
+        """Stores the copy. Raises StoreError for a message that cannot be read, or a copy that cannot be stored."""
+        record = self._store.message(deliveries.queue, delivery.offset)
+        name = names.dlq_topic(deliveries.group)
+        topic = self._topics.ensure(TopicConfig(name, 1, 1), self._store.end)
+        text = _dead(record, reason)
+        with self._appender.batch():
+            queue = self._store.queue(topic.name, 0)
+            times = record.reconsume_times + max(delivery.attempts - 1, 0)
+            self._appender.stage_again(record, queue, text.encode(), tag_code(text), reconsume_times=times)
+        log.warning(
+            "message_given_up",
+            group=deliveries.group, topic=record.topic, queue=record.queue_id, offset=record.queue_offset,
+            attempts=delivery.attempts, reason=reason,
+        )  # fmt: skip
+
+    def are_sent_back(self, name: str) -> bool:
+        """Whether messages of a group may be sent back: it keeps no order, and somebody reads its retry topic."""
+        settings, group, topic = self._settings.ensure(name), self._groups.get(name), names.retry_topic(name)
+        may_be = settings is not None and not settings.consume_orderly and settings.retry_queues > 0
+        return may_be and group is not None and any(topic in item.subscriptions for item in group.members.values())
+
+    def send_back(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
+        """Stores the copy for members that pull, as if one of them had sent the message back. Raises as `bury` does."""
+        record = self._store.message(deliveries.queue, delivery.offset)
+        settings = self._settings.ensure(deliveries.group)
+        queues = settings.retry_queues if settings is not None else 1
+        topic = self._topics.ensure(TopicConfig(names.retry_topic(deliveries.group), queues, queues), self._store.end)
+        text = sent_back(record, "")
+        with self._appender.batch():
+            queue = self._store.queue(topic.name, delivery.offset % (topic.write_queues or 1))
+            times = record.reconsume_times + delivery.attempts
+            self._appender.stage_again(record, queue, property_bytes(text), tag_code(text), reconsume_times=times)
+
+
+def _dead(record: Record, reason: str) -> str:
+    """The properties of a dead letter: where it comes from and why, if there is room for that."""
+    text = record.properties
+    for name in _OF_OTHER_TIMES:
+        text = props.without(text, name)
+    message_id = props.find(text, props.UNIQUE_KEY) or record.offset_id
+    topic = props.find(text, props.RETRY_TOPIC) or record.topic
+    for name, value in (
+        (props.DLQ_ORIGIN_TOPIC, topic),
+        (props.DLQ_ORIGIN_MESSAGE_ID, message_id),
+        (props.DLQ_REASON, reason),
+    ):
+        longer = props.appended(props.without(text, name), name, value)
+        if len(longer.encode()) <= MAX_PROPERTY_BYTES:
+            text = longer
+    return text

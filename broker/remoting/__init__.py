@@ -1,12 +1,10 @@
-"""Door 1: RocketMQ's remoting protocol. The only room that knows its frames, answer codes and remarks.
+"""The server of RocketMQ's remoting protocol. The only package that knows its frames, response codes and remarks.
 
-connection  one client's socket
-dispatch    the way of the frames of one socket read to their handlers and back
-kept_pulls  a connection's pulls that were checked
-events      how clients are told and asked
-identification  whose request a frame is
-rules       what each request needs
-table       every request code with its handler and permission
-answers     how an answer is encoded
-requests/   the handlers: each decodes a request, calls the state, and encodes the answer
+connection      one client's socket; who sent a request, what it needs, how a response is encoded
+dispatch        the table of request codes, with handler and permission; from a socket read to the responses
+messages        SEND_MESSAGE, PULL_MESSAGE, replies, recalls, END_TRANSACTION, QUERY_MESSAGE
+pops            POP_MESSAGE, ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME
+groups          HEART_BEAT, locks, assignments, offsets
+administration  requests of administrators and monitoring
+name_server     the name server's requests
 """

@@ -1,41 +1,104 @@
-"""One client's socket: bytes in, frames to the dispatch, buffers out."""
+"""One client's remoting connection: frames in and out, who sent a request, what it needs, how a response is encoded."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol, cast
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from struct import Struct
+from struct import error as StructError
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import structlog
 
-from ...protocol.bodies import Heartbeat
-from ...protocol.codes import ResponseCode
-from ...protocol.config import MAX_REQUEST_HEADER_BYTES
-from ...protocol.frame import Frame, FrameError, FrameReader
-from ...protocol.message import encode_host
+from ...protocol import admin_bodies, bodies, group_bodies, names
+from ...protocol import properties as props
+from ...protocol.bodies import Heartbeat, Work
+from ...protocol.codes import (
+    EXT_ACCEPT_ENCODING,
+    EXT_CHANNEL,
+    EXT_PLACES,
+    EXT_SHARES,
+    ONEWAY_FLAG,
+    RESPONSE_FLAG,
+    VERSION,
+    Language,
+    RequestCode,
+    ResponseCode,
+    request_name,
+)
+from ...protocol.config import MAX_REQUEST_HEADER_BYTES, MAX_TABLE_BYTES
+from ...protocol.frame import (
+    MSGPACK,
+    Ext,
+    ExtValue,
+    Frame,
+    FrameError,
+    FrameReader,
+    encode,
+    encode_head,
+    encode_msgpack,
+)
+from ...protocol.group_bodies import decode_topics
+from ...protocol.headers import (
+    ACCESS_KEY,
+    CREDENTIALS,
+    SIGNATURE,
+    CheckTransaction,
+    ConsumerGroup,
+    EndTransaction,
+    LogOffset,
+    SendBack,
+    Signer,
+    read,
+    write,
+)
+from ...protocol.message import Record, encode_host, encode_record
+from ..access import Acl, Need, Permission, Unauthorized, group, topic
 from ..config import (
+    CHECKED_PULL_BYTES,
     HELD_PULL_BYTES,
     KEPT_BEAT_BYTES,
     KEPT_FIELD_BYTES,
     KEPT_FRAME_BYTES,
     LARGE_HOLDING_BYTES,
+    MAX_CHECKED_PULLS,
     TURN_S,
     WRITE_HIGH_BYTES,
 )
-from ..listening.client import Client, Decryption
-from ..running.turns import OneATurn
-from ..sessions.events import Event, Question
-from ..sessions.memory import Memory
-from ..sessions.reports import Reports
-from . import events
-from .answers import Buffers, answer
-from .kept_pulls import KeptPulls
+from ..groups.pulling import CheckedPull
+from ..messages.appender import real_queue
+from ..messages.transactions import CHECK_TIMES
+from ..runtime import OneATurn
+from ..sessions import (
+    Answer,
+    Asked,
+    Event,
+    GroupChanged,
+    HandlingWanted,
+    Memory,
+    OffsetsReset,
+    OffsetsWanted,
+    OutcomeWanted,
+    Question,
+    Reason,
+    Refusal,
+    Reports,
+    RunningWanted,
+    Session,
+)
+from ..tls import Client, Decryption
 
 log = structlog.get_logger("rocketlet.connection")
+
+
+# ------------------------------------------------------------------------------
+# One client's socket: bytes in, frames to the dispatch, buffers out.
 
 
 _numbers = itertools.count(1)
@@ -285,10 +348,10 @@ class Connection(Client):
             self._host.memory.count(self)
 
     def tell(self, event: Event) -> None:
-        self.write([events.told(event)])
+        self.write([encode_event(event)])
 
     def ask(self, number: int, question: Question) -> None:
-        self.write([events.asked(number, question)])
+        self.write([encode_request(number, question)])
 
     def when_read(self, action: Callable[[], None]) -> None:
         """Calls `action`, which writes, as soon as the client reads."""
@@ -396,3 +459,451 @@ class Connection(Client):
         self.is_left = False
         if self._transport is not None:
             self._transport.abort()
+
+
+# ------------------------------------------------------------------------------
+# The pulls of a connection that were checked. Its client sends them again with other offsets.
+
+
+_Place = tuple[ExtValue, ExtValue, ExtValue]  # group, topic, queue id as the client writes them
+_VARYING: Final = frozenset(("queueOffset", "commitOffset", SIGNATURE))
+_check_offsets = Struct(">qq").pack
+
+
+class _Kept(NamedTuple):
+    """`constant`: all fields but the offsets. `language`: the client's. `size`: it counts as so many bytes."""
+
+    constant: Mapping[str, ExtValue]
+    language: int
+    checked: CheckedPull
+    size: int
+
+
+class Again(NamedTuple):
+    """A pull that is like one that was checked, and its own offsets."""
+
+    checked: CheckedPull
+    offset: int
+    commit_offset: int
+
+
+class KeptPulls:
+    """The last one of each queue, of as many queues as there is room for. They are charged to their session."""
+
+    __slots__ = ("_pulls",)
+
+    def __init__(self) -> None:
+        self._pulls: dict[_Place, _Kept] = {}
+
+    def like(self, frame: Frame) -> Again | None:
+        """The pull that this one repeats, without reading its header: all but the offsets is as it was."""
+        ext = dict(frame.ext)
+        try:
+            kept = self._pulls.get((ext["consumerGroup"], ext["topic"], ext["queueId"]))
+            if kept is None:
+                return None
+            offset, commit_offset = int(ext.pop("queueOffset")), int(ext.pop("commitOffset"))
+            _check_offsets(offset, commit_offset)
+        except (KeyError, ValueError, StructError):  # it is refused with a reason when it is read
+            return None
+        ext.pop(SIGNATURE, None)  # it was authorized
+        if ext != kept.constant or frame.language != kept.language:
+            return None
+        return Again(kept.checked, offset, commit_offset)
+
+    def keep(self, session: Session, frame: Frame, checked: CheckedPull | None) -> None:
+        """The queue's last pull is this one; one that is not to be kept takes its place, too."""
+        ext = frame.ext
+        place = ext["consumerGroup"], ext["topic"], ext["queueId"]
+        self._forget(session, place)
+        if checked is None:
+            return
+        if len(self._pulls) >= MAX_CHECKED_PULLS:
+            self._forget(session, next(iter(self._pulls)))
+        constant = {name: value for name, value in ext.items() if name not in _VARYING}
+        texts = (text for pair in constant.items() for text in pair if isinstance(text, str))
+        size = CHECKED_PULL_BYTES + sum(map(len, texts))
+        self._pulls[place] = _Kept(constant, frame.language, checked, size)
+        session.charge(size)
+
+    def _forget(self, session: Session, place: _Place) -> None:
+        kept = self._pulls.pop(place, None)
+        if kept is not None:
+            session.charge(-kept.size)
+
+
+# ------------------------------------------------------------------------------
+# How clients are told and asked: each event and each question of `sessions.events` as a request to a client.
+#
+# These are in JSON, because their receiver may be of any kind.
+
+
+_opaques = itertools.count(1)
+MAX_OPAQUE = 0x7FFF_FFFF  # 32 bits with a sign, as Java clients read it
+
+
+class Content(NamedTuple):
+    code: int
+    ext: Ext
+    body: bytes = b""
+
+
+def encode_event(event: Event) -> bytes:
+    """The frame of a one-way request."""
+    code, ext, body = _told(event)
+    return encode(Frame(code, next(_opaques) & MAX_OPAQUE, ext, body, ONEWAY_FLAG))
+
+
+def encode_request(number: int, question: Question) -> bytes:
+    """The frame of a request; its answer has the same number."""
+    code, ext, body = _asked(question)
+    return encode(Frame(code, number, ext, body))
+
+
+def read_response(frame: Frame) -> Answer:
+    return Answer(frame.code == 0, frame.body, frame)
+
+
+def _told(event: Event) -> Content:
+    match event:
+        case GroupChanged():
+            return Content(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, _group_changed(event))
+        case OutcomeWanted(half, checks):
+            key = props.find(half.properties, props.UNIQUE_KEY)
+            header = CheckTransaction(half.queue_offset, half.physical_offset, key, key, half.offset_id)
+            return Content(RequestCode.CHECK_TRANSACTION_STATE, write(header), _for_producer(half, checks))
+        case OffsetsReset():
+            return _offsets_reset(event)
+
+
+def _group_changed(event: GroupChanged) -> Ext:
+    ext = {**write(ConsumerGroup(event.group, event.topic))}
+    if event.places is not None:  # only Rocketlet clients look at these
+        ext[EXT_PLACES] = group_bodies.encode_places(event.places)
+    if event.shares is not None:
+        ext[EXT_SHARES] = group_bodies.encode_shares(event.shares)
+    return ext
+
+
+def _offsets_reset(event: OffsetsReset) -> Content:
+    ext: Ext = {
+        "topic": event.topic,
+        "group": event.group,
+        "timestamp": event.timestamp_ms,
+        "isForce": event.is_force,
+    }
+    encode_offsets = admin_bodies.encode_offsets_for_cpp if event.is_for_cpp else admin_bodies.encode_offsets
+    return Content(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, encode_offsets(event.offsets))
+
+
+def _asked(question: Question) -> Content:
+    match question:
+        case RunningWanted(by):
+            return Content(RequestCode.GET_CONSUMER_RUNNING_INFO, _handed_on(by))
+        case HandlingWanted(by, record):
+            return Content(RequestCode.CONSUME_MESSAGE_DIRECTLY, _handed_on(by), record)
+        case OffsetsWanted(group, topic):
+            return Content(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {"topic": topic, "group": group})
+        case _:
+            return Content(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, write(question.push), question.body)
+
+
+def _handed_on(by: Asked) -> Ext:
+    """Leaves out the credentials of the tool, which the receiver could use."""
+    fields: Ext = {name: value for name, value in by.fields.items() if name not in CREDENTIALS}
+    return {**fields, "consumerGroup": by.group, "clientId": by.client_id}
+
+
+def _for_producer(record: Record, checks: int) -> bytes:
+    """The half message as its producer sent it."""
+    topic, queue_id = real_queue(record)
+    name = topic.encode()
+    text = props.appended(props.without(record.properties, CHECK_TIMES), CHECK_TIMES, str(checks))
+    return encode_record(
+        queue_id,
+        record.flag,
+        record.queue_offset,
+        record.physical_offset,
+        record.sys_flag,
+        record.born_ms,
+        record.born_host,
+        record.store_ms,
+        record.store_host,
+        record.reconsume_times,
+        record.prepared_offset,
+        record.body,
+        bytes((len(name),)) + name,
+        text.encode(),
+    )
+
+
+# ------------------------------------------------------------------------------
+# Answers: in the request's encoding, with the request's number. `Refused` is an answer that is raised.
+
+
+Buffer = bytes | memoryview
+Buffers = list[Buffer]
+Reply = Buffers | Work[Buffers] | Coroutine[Any, Any, Buffers] | None
+"""A handler's result: the bytes to write; or work or a coroutine that makes them and has not begun; or None if a held pull
+or another client's answer brings them, or nobody waits for any."""
+
+JAVA = int(Language.JAVA)  # as Java brokers say; Go reads other names as unknown
+_NONE: Ext = {}
+_new_tuple = tuple.__new__
+
+
+class Refused(Exception):
+    """A request that is answered with this code and remark. `Dispatch` catches it, whichever handler raises it."""
+
+    def __init__(self, code: int, remark: str, ext: Ext = _NONE) -> None:
+        super().__init__(remark)
+        self.code = code
+        self.ext = ext
+
+    def answer(self, request: Frame) -> Buffers:
+        return answer(request, self.code, self.ext, remark=str(self))
+
+
+_CODES: Mapping[Reason, int] = {
+    Reason.NOT_PERMITTED: ResponseCode.NO_PERMISSION,
+    Reason.NO_TOPIC: ResponseCode.TOPIC_NOT_EXIST,
+    Reason.NO_GROUP: ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    Reason.ILLEGAL_MESSAGE: ResponseCode.MESSAGE_ILLEGAL,
+    Reason.ILLEGAL: ResponseCode.SYSTEM_ERROR,
+    Reason.BAD_EXPRESSION: ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+    Reason.NOT_SUBSCRIBED: ResponseCode.SUBSCRIPTION_NOT_EXIST,
+    Reason.UNKNOWN_MEMBER: ResponseCode.SUBSCRIPTION_NOT_EXIST,
+    Reason.SUBSCRIPTION_NOT_LATEST: ResponseCode.SUBSCRIPTION_NOT_LATEST,
+    Reason.BUSY: ResponseCode.SYSTEM_BUSY,
+}
+
+
+def refused(refusal: Refusal, ext: Ext = _NONE) -> Refused:
+    """A refusal of the state, in this door's terms."""
+    return Refused(_CODES[refusal.reason], str(refusal), ext)
+
+
+def answer(request: Frame, code: int = 0, ext: Ext = _NONE, body: bytes = b"", remark: str | None = None) -> Buffers:
+    """Raises Refused for a body that does not fit into a frame."""
+    if len(body) > MAX_TABLE_BYTES:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the answer has {len(body)} bytes, more than a frame takes")
+    if remark is None and request.serialize_type == MSGPACK:  # as most of what our clients get
+        return [encode_msgpack(code, RESPONSE_FLAG, request.opaque, JAVA, ext, body)]
+    return [encode(_frame(request, code, ext, body, remark))]
+
+
+def answer_pieces(request: Frame, ext: Ext, pieces: list[Buffer], remark: str) -> Buffers:
+    """A success whose body is written from the pieces that it lies in."""
+    frame = _frame(request, 0, ext, b"", remark)
+    return [encode_head(frame, sum(map(len, pieces))), *pieces]
+
+
+def _frame(request: Frame, code: int, ext: Ext, body: bytes, remark: str | None) -> Frame:
+    # each answer has one: a Frame's own constructor costs twice as much
+    fields = code, request.opaque, ext, body, RESPONSE_FLAG, remark, JAVA, VERSION, reply_type(request)
+    return _new_tuple(Frame, fields)
+
+
+def small(request: Frame) -> Frame:
+    """The parts of a request that its answer needs, without a client's additions: for requests that wait."""
+    code, opaque, _, _, flag, remark, language, version, _ = request
+    # each pull has one: `_replace` takes three times as long
+    return _new_tuple(Frame, (code, opaque, _NONE, b"", flag, remark, language, version, reply_type(request)))
+
+
+def reply_type(request: Frame) -> int:
+    """The encoding of the request, or MessagePack for a Rocketlet client that asks for it."""
+    if request.serialize_type != MSGPACK and request.ext.get(EXT_ACCEPT_ENCODING) == "MSGPACK":
+        return MSGPACK
+    return request.serialize_type
+
+
+# ------------------------------------------------------------------------------
+# The rules beside the handlers in the table: what each request needs.
+#
+# Where Apache's PlainAccessValidator has a rule for a code, it is the same here. Apache lets every signed request
+# with another code pass. Here, a request about a topic or group needs permission for that topic or group, and one
+# about the whole broker needs an administrator. A request for a message by its position needs permission for the
+# message's topic.
+
+
+PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
+
+
+class StoredRecords(Protocol):
+    """The broker's store, as far as a rule looks into it."""
+
+    def record_at(self, position: int) -> Record | None: ...
+
+
+Needs = Callable[[Frame, StoredRecords | None], Iterable[Need]]
+
+
+class Rule(NamedTuple):
+    """A client that passes has an account, or comes from a white address. `needs` raises the same errors as a handler for
+    headers and bodies that cannot be read."""
+
+    is_admin: bool
+    needs: Needs | None = None
+
+
+KNOWN = Rule(is_admin=False)
+ADMIN = Rule(is_admin=True)
+
+
+def needing(needs: Needs) -> Rule:
+    return Rule(False, needs)
+
+
+def named(frame: Frame, field: str) -> str:
+    """The text that a handler reads from a header field; empty if the field is missing."""
+    value = frame.ext.get(field)
+    return "" if value is None else str(value)
+
+
+def fields(*, topics: Iterable[str] = (), groups: Iterable[str] = (), permission: Permission = SUB) -> Rule:
+    """The header fields that name topics and groups; one that is missing or empty needs nothing, for its handler
+    refuses it or does without it."""
+    topic_fields, group_fields = tuple(topics), tuple(groups)
+
+    def needs(frame: Frame, records: StoredRecords | None) -> list[Need]:
+        found = [topic(name, permission) for field in topic_fields if (name := named(frame, field))]
+        return found + [group(name) for field in group_fields if (name := named(frame, field))]
+
+    return needing(needs)
+
+
+def _sends_to(field: str) -> Rule:
+    def needs(frame: Frame, records: StoredRecords | None) -> tuple[Need]:
+        name = frame.ext.get(field)
+        name = name if type(name) is str else named(frame, field)
+        return (_new_tuple(Need, (name, SUB if name.startswith(names.RETRY_PREFIX) else PUB)),)
+
+    return needing(needs)
+
+
+def _heartbeat(frame: Frame, records: StoredRecords | None) -> Iterable[Need]:
+    for consumer in bodies.decode_heartbeat(frame.body).consumers:
+        yield group(consumer.group)
+        for subscription in consumer.subscriptions:
+            yield topic(subscription.topic, SUB)
+
+
+def _locks(frame: Frame, records: StoredRecords | None) -> list[Need]:
+    request = group_bodies.decode_lock_request(frame.body)
+    return [group(request.group), *(topic(name, SUB) for name in {queue.topic for queue in request.queues})]
+
+
+def _assignment(frame: Frame, records: StoredRecords | None) -> list[Need]:
+    request = group_bodies.decode_assignment_request(frame.body)
+    return [group(request.group), topic(request.topic, SUB)]
+
+
+def _client_check(frame: Frame, records: StoredRecords | None) -> list[Need]:
+    return [group(group_bodies.decode_client_check(frame.body).group)]
+
+
+def _extents(frame: Frame, records: StoredRecords | None) -> list[Need]:
+    asked = named(frame, "consumerGroup")
+    return [*(topic(name, ANY) for name in decode_topics(frame.body)), *([group(asked)] if asked else [])]
+
+
+def _corrected(frame: Frame, records: StoredRecords | None) -> list[Need]:
+    """The topic and the groups that are compared. Without `filterGroups` those are all groups of the topic."""
+    others = [name for name in named(frame, "filterGroups").split(",") if name]
+    compared = named(frame, "compareGroup")
+    return [topic(named(frame, "topic"), SUB), *(group(name) for name in (compared, *others) if name)]
+
+
+def _message_at(position: int, records: StoredRecords | None) -> list[Need]:
+    """The topic of a message that is named by its place in the log: of one that waits there, or has no outcome yet, the
+    system topic that it waits in. A reader of its destination cannot tell whether it will ever be there."""
+    record = records.record_at(position) if records is not None else None
+    return [topic(record.topic, SUB)] if record is not None else []
+
+
+def _ended(frame: Frame, records: StoredRecords | None) -> list[Need]:
+    """The topic that a half message is meant for."""
+    position = read(EndTransaction, frame.ext).commit_log_offset
+    record = records.record_at(position) if records is not None else None
+    if record is None:
+        return []
+    meant = props.find(record.properties, props.REAL_TOPIC) if record.topic == names.HALF_TOPIC else None
+    return [topic(meant or record.topic, PUB)]
+
+
+def _sent_back(frame: Frame, records: StoredRecords | None) -> list[Need]:
+    """The message becomes one of the group: without its topic's permission, a group could fetch any message so."""
+    header = read(SendBack, frame.ext)
+    return [group(header.group), *_message_at(header.offset, records)]
+
+
+def _batch_ack(frame: Frame, records: StoredRecords | None) -> list[Need]:
+    """The topic may be a group's retry topic, which needs the group's permissions."""
+    acks = group_bodies.decode_batch_acks(frame.body)
+    return [need for ack in acks for need in (group(ack.group), topic(ack.topic, SUB))]
+
+
+SEND = _sends_to("topic")
+SEND_V2 = _sends_to("b")
+READS = fields(topics=("topic",), groups=("consumerGroup",))
+SEND_BACK = needing(_sent_back)
+VIEW = needing(lambda frame, records: _message_at(read(LogOffset, frame.ext).offset, records))
+END_TRANSACTION = needing(_ended)
+BATCH_ACK = needing(_batch_ack)
+HEARTBEAT = needing(_heartbeat)
+LOCKS = needing(_locks)
+ASSIGNMENT = needing(_assignment)
+CLIENT_CHECK = needing(_client_check)
+EXTENTS = needing(_extents)
+CORRECTION = needing(_corrected)
+READS_TOPIC = fields(topics=("topic",))
+MAY_KNOW_TOPIC = fields(topics=("topic",), permission=ANY)  # producers ask for offsets, too
+OF_GROUP = fields(groups=("consumerGroup",))
+GROUP = fields(groups=("group",))
+OF_GROUP_AND_TOPIC = fields(topics=("topic",), groups=("group",))
+CLONE = fields(topics=("topic",), groups=("srcGroup", "destGroup"))
+
+
+# ------------------------------------------------------------------------------
+# Finds the account of a frame, which names it and is signed with its secret.
+#
+# With TLS a Rocketlet client proves its account once (IDENTIFY): it signs what only the two ends of this connection
+# know, so that nobody can use the proof elsewhere. Its other requests need no signature then.
+
+
+def authorize(acl: Acl, connection: Connection, frame: Frame, rule: Rule, records: StoredRecords | None) -> None:
+    """Raises Refused, and a handler's errors for a request that it cannot read. `records`: the broker's, if there is
+    one."""
+    try:
+        account = acl.account_of(connection, frame.ext.get(ACCESS_KEY), partial(_has_signed, frame))
+        if account is not None:
+            needs = rule.needs(frame, records) if rule.needs is not None else None
+            acl.check(account, frame.code, needs, is_admin=rule.is_admin)
+    except Unauthorized as fault:
+        acl.note_refusal(connection, request_name(frame.code), fault)
+        # as Apache's brokers: SYSTEM_ERROR with the text of their AclException
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"AclException: {fault}") from None
+
+
+def _has_signed(frame: Frame, signer: Signer) -> bool:
+    try:
+        return signer.has_signed(frame.ext, frame.body)
+    except (TypeError, ValueError):  # fields of kinds that cannot be put in an order
+        return False
+
+
+def identify(acl: Acl, connection: Connection, frame: Frame) -> None:
+    """IDENTIFY: the connection is an account's from now on. Raises Refused; the client then goes on signing."""
+    channel = connection.channel
+    account = acl.file.policy.accounts.get(str(frame.ext.get(ACCESS_KEY)))
+    is_proven = (
+        account is not None
+        and channel != ""
+        and hmac.compare_digest(str(frame.ext.get(EXT_CHANNEL)).encode(), channel.encode())
+        and acl.identify(connection, account, partial(_has_signed, frame))
+    )
+    if not is_proven:
+        raise Refused(
+            ResponseCode.NO_PERMISSION, "an account identifies itself by TLS, and signs the connection's channel"
+        )

@@ -1,9 +1,4 @@
-"""Takes the frames of one socket read to their handlers, and the answers back.
-
-Sends are staged one by one and committed together, before any other request of the same read is looked at and before
-anything is written: one log append and one socket write per socket read. Every other request is answered by the handler
-that the table has for its code. Every request is authorized here before it is staged or handled.
-"""
+"""Dispatch of remoting requests: the table of request codes with handlers and permissions, limits, and responses."""
 
 from __future__ import annotations
 
@@ -15,33 +10,49 @@ from typing import Any
 
 import structlog
 
+from ...protocol.bodies import BodyError, Work
 from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode, request_name
+from ...protocol.codes import RequestCode as Code
 from ...protocol.frame import Frame
 from ...protocol.headers import HeaderError
 from ...protocol.names import IllegalName
-from ...protocol.schema import BodyError
-from ...protocol.work import Work
-from ..access.acl import Acl
+from ..access import Acl
 from ..broker import Broker
 from ..config import KEPT_FRAME_BYTES, LARGE_REQUEST_BYTES, LIMITS, TURN_S, UNWRITTEN_BYTES, LimitExceeded, Limits
 from ..messages.sending import LongBatch
-from ..nameserver.routes import Routes
-from ..running.histogram import Histogram
-from ..running.turns import Turns
-from ..sessions.refusal import Refusal
-from ..sessions.session import is_loopback
-from ..sessions.shares import Shares
+from ..nameserver import Routes
+from ..runtime import Histogram, Turns
+from ..sessions import AddressShares, Refusal, is_loopback
 from ..store.files import StoreError, StoreFull
-from ..store.flusher import Flusher
-from .answers import Buffers, Refused, Reply, answer, refused, small
-from .connection import Connection
-from .events import answered
-from .identification import authorize
-from .requests.sends import FULL_REMARK, REGION_EXT, Sends, store_batch
-from .rules import Rule
-from .table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS, SENDS
+from ..store.store import Flusher
+from . import administration, connection, groups, messages, pops
+from . import name_server as nameserver
+from .connection import (
+    ADMIN,
+    KNOWN,
+    Buffers,
+    Connection,
+    Refused,
+    Reply,
+    Rule,
+    answer,
+    authorize,
+    read_response,
+    refused,
+    small,
+)
+from .messages import FULL_REMARK, REGION_EXT, Sends, store_batch
 
 log = structlog.get_logger("rocketlet.dispatch")
+
+
+# ------------------------------------------------------------------------------
+# Takes the frames of one socket read to their handlers, and the answers back.
+#
+# Sends are staged one by one and committed together, before any other request of the same read is looked at and
+# before anything is written: one log append and one socket write per socket read. Every other request is answered by
+# the handler that the table has for its code. Every request is authorized here before it is staged or handled.
+
 
 Handler = Callable[[Connection, Frame], Reply]
 
@@ -88,7 +99,7 @@ class Dispatch:
         self._flusher = broker.flusher if broker is not None else None
         self._acl = acl
         self._turns = turns
-        self._answering = Shares(limits.max_answering)
+        self._answering = AddressShares(limits.max_answering)
         self._admin_is_local = admin_is_local
         self._records = broker.store if broker is not None else None
         self._sends = Sends(broker) if broker is not None else None
@@ -153,7 +164,7 @@ class Dispatch:
         """A client has answered a question. When the next request began."""
         if self._broker is None:
             return began_s
-        self._broker.clients.answer(connection, frame.opaque, answered(frame))
+        self._broker.clients.answer(connection, frame.opaque, read_response(frame))
         return time.perf_counter()
 
     def _answer_later(self, connection: Connection, frames: list[Frame], reply: Reply, out: Buffers) -> bool:
@@ -346,3 +357,134 @@ def _refuse_strangers(connection: Connection, frame: Frame) -> None:
             f"{request_name(frame.code)} is administration, which is taken from the broker's own machine only (--admin)"
         )
         raise Refused(ResponseCode.NO_PERMISSION, remark)
+
+
+# ------------------------------------------------------------------------------
+# Every request code that is answered, with its handler and its rule of permission.
+#
+# Another request is another line here, and one in docs/compatibility.md. `Dispatch` authorizes a request before it
+# calls its handler.
+
+
+BrokerHandler = Callable[[Broker, Connection, Frame], Reply]
+NameServerHandler = Callable[[Routes, Connection, Frame], Reply]
+"""Raises `Refused` and what a client's request may cause."""
+
+# These are staged one by one and committed together (`sends.Sends`), but batches of very many messages (`sends.store_batch`).
+SENDS: Mapping[int, Rule] = {
+    Code.SEND_MESSAGE: connection.SEND,
+    Code.SEND_MESSAGE_V2: connection.SEND_V2,
+    Code.SEND_BATCH_MESSAGE: connection.SEND_V2,
+}
+BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
+    # messages
+    Code.PULL_MESSAGE: (messages.pull_message, connection.READS),
+    Code.LITE_PULL_MESSAGE: (messages.pull_message, connection.READS),
+    Code.POP_MESSAGE: (pops.pop_message, connection.READS),
+    Code.ACK_MESSAGE: (pops.ack_message, connection.READS),
+    Code.BATCH_ACK_MESSAGE: (pops.batch_ack_message, connection.BATCH_ACK),
+    Code.CHANGE_MESSAGE_INVISIBLETIME: (pops.change_invisible_time, connection.READS),
+    Code.NOTIFICATION: (pops.notification, connection.READS),
+    Code.POLLING_INFO: (pops.polling_info, connection.READS),
+    Code.PEEK_MESSAGE: (pops.peek_message, connection.READS),
+    Code.CONSUMER_SEND_MSG_BACK: (messages.send_back, connection.SEND_BACK),
+    Code.RECALL_MESSAGE: (messages.recall_message, connection.SEND),
+    Code.END_TRANSACTION: (messages.end_transaction, connection.END_TRANSACTION),
+    Code.SEND_REPLY_MESSAGE: (messages.send_reply, KNOWN),
+    Code.SEND_REPLY_MESSAGE_V2: (messages.send_reply, KNOWN),
+    Code.QUERY_MESSAGE: (messages.query_message, connection.READS_TOPIC),
+    Code.VIEW_MESSAGE_BY_ID: (messages.view_message, connection.VIEW),
+    # membership
+    Code.HEART_BEAT: (groups.heartbeat, connection.HEARTBEAT),
+    Code.UNREGISTER_CLIENT: (groups.unregister_client, connection.OF_GROUP),
+    Code.AGREE_ON_MEMBERS: (groups.agree_on_members, ADMIN),
+    Code.CONFIRM_WORD: (groups.confirm_word, ADMIN),
+    Code.GET_CONSUMER_LIST_BY_GROUP: (groups.consumer_list, connection.OF_GROUP),
+    Code.LOCK_BATCH_MQ: (groups.lock, connection.LOCKS),
+    Code.UNLOCK_BATCH_MQ: (groups.unlock, connection.LOCKS),
+    Code.CHECK_CLIENT_CONFIG: (groups.check_client, connection.CLIENT_CHECK),
+    Code.QUERY_ASSIGNMENT: (groups.query_assignment, connection.ASSIGNMENT),
+    Code.SET_MESSAGE_REQUEST_MODE: (pops.set_request_mode, ADMIN),
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: (pops.request_modes, ADMIN),
+    # offsets
+    Code.QUERY_CONSUMER_OFFSET: (groups.query_consumer_offset, connection.READS),
+    Code.UPDATE_CONSUMER_OFFSET: (groups.update_consumer_offset, connection.READS),
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: (groups.search_offset, connection.MAY_KNOW_TOPIC),
+    Code.GET_MAX_OFFSET: (groups.max_offset, connection.MAY_KNOW_TOPIC),
+    Code.GET_MIN_OFFSET: (groups.min_offset, connection.MAY_KNOW_TOPIC),
+    Code.GET_EARLIEST_MSG_STORETIME: (groups.earliest_store_time, connection.MAY_KNOW_TOPIC),
+    Code.GET_QUEUE_OFFSETS: (groups.queue_offsets, connection.EXTENTS),
+    # topics
+    Code.UPDATE_AND_CREATE_TOPIC: (administration.create_topic, ADMIN),
+    Code.DELETE_TOPIC_IN_BROKER: (administration.delete_topic, ADMIN),
+    Code.GET_ALL_TOPIC_CONFIG: (administration.all_topics, ADMIN),
+    Code.GET_TOPIC_CONFIG: (administration.one_topic, connection.MAY_KNOW_TOPIC),
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: (administration.system_topics, ADMIN),
+    Code.GET_TOPIC_STATS_INFO: (administration.topic_stats, connection.MAY_KNOW_TOPIC),
+    Code.QUERY_CONSUME_QUEUE: (administration.query_consume_queue, connection.READS),
+    Code.CLEAN_UNUSED_TOPIC: (administration.clean_unused_topics, ADMIN),
+    # groups
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: (administration.update_group, ADMIN),
+    Code.DELETE_SUBSCRIPTIONGROUP: (administration.delete_group, ADMIN),
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: (administration.all_groups, ADMIN),
+    Code.GET_SUBSCRIPTIONGROUP_CONFIG: (administration.one_group, connection.GROUP),
+    Code.GET_ALL_CONSUMER_OFFSET: (administration.all_consumer_offsets, ADMIN),
+    Code.GET_CONSUMER_CONNECTION_LIST: (administration.consumer_connections, connection.OF_GROUP),
+    Code.GET_CONSUME_STATS: (administration.consume_stats, connection.READS),
+    Code.GET_BROKER_CONSUME_STATS: (administration.all_consume_stats, ADMIN),
+    Code.QUERY_TOPIC_CONSUME_BY_WHO: (administration.consumed_by, connection.READS_TOPIC),
+    Code.QUERY_CONSUME_TIME_SPAN: (administration.time_span, connection.OF_GROUP_AND_TOPIC),
+    Code.QUERY_CORRECTION_OFFSET: (administration.correction_offset, connection.CORRECTION),
+    Code.CLONE_GROUP_OFFSET: (administration.clone_offsets, connection.CLONE),
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: (administration.reset_offset, connection.OF_GROUP_AND_TOPIC),
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: (administration.consumer_status, connection.OF_GROUP_AND_TOPIC),
+    Code.GET_CONSUMER_RUNNING_INFO: (administration.forward, connection.OF_GROUP),
+    Code.CONSUME_MESSAGE_DIRECTLY: (administration.forward, ADMIN),
+    Code.GET_GROUP_HISTORY: (administration.group_history, connection.OF_GROUP),
+    # the broker
+    Code.GET_BROKER_CONFIG: (administration.broker_config, ADMIN),
+    Code.UPDATE_BROKER_CONFIG: (administration.update_broker_config, ADMIN),
+    Code.GET_BROKER_RUNTIME_INFO: (administration.runtime_info, ADMIN),
+    Code.VIEW_BROKER_STATS_DATA: (administration.view_stats, ADMIN),
+    Code.GET_ALL_DELAY_OFFSET: (administration.all_delay_offsets, ADMIN),
+    Code.CLEAN_EXPIRED_CONSUMEQUEUE: (administration.clean, ADMIN),
+    Code.DELETE_EXPIRED_COMMITLOG: (administration.clean, ADMIN),
+    Code.IDENTIFY: (administration.identify, KNOWN),
+    Code.UPDATE_AND_CREATE_ACL_CONFIG: (administration.put_account, ADMIN),
+    Code.DELETE_ACL_CONFIG: (administration.delete_account, ADMIN),
+    Code.GET_BROKER_CLUSTER_ACL_INFO: (administration.acl_version, ADMIN),
+    Code.GET_BROKER_CLUSTER_ACL_CONFIG: (administration.acl_config, ADMIN),
+    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: (administration.put_white_addresses, ADMIN),
+    Code.GET_PRODUCER_CONNECTION_LIST: (administration.producer_connections, ADMIN),
+    Code.GET_ALL_PRODUCER_INFO: (administration.all_producers, ADMIN),
+}
+NAME_SERVER_REQUESTS: Mapping[int, tuple[NameServerHandler, Rule]] = {
+    Code.REGISTER_BROKER: (nameserver.register_broker, ADMIN),
+    Code.UNREGISTER_BROKER: (nameserver.unregister_broker, ADMIN),
+    Code.QUERY_DATA_VERSION: (nameserver.data_version, ADMIN),
+    Code.GET_ROUTEINFO_BY_TOPIC: (nameserver.route, KNOWN),
+    Code.GET_BROKER_CLUSTER_INFO: (nameserver.cluster, KNOWN),
+    Code.GET_DEPARTED_BROKERS: (nameserver.departed, KNOWN),
+    Code.FORGET_BROKER: (nameserver.forget_broker, ADMIN),
+    Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: (nameserver.topics, KNOWN),
+    Code.GET_TOPICS_BY_CLUSTER: (nameserver.topics_of_cluster, KNOWN),
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: (nameserver.system_topics, KNOWN),
+    Code.GET_KV_CONFIG: (nameserver.get_kv, KNOWN),
+    Code.GET_KVLIST_BY_NAMESPACE: (nameserver.kv_list, KNOWN),
+    Code.GET_NAMESRV_CONFIG: (nameserver.config, ADMIN),
+    Code.PUT_KV_CONFIG: (nameserver.put_kv, ADMIN),
+    Code.DELETE_KV_CONFIG: (nameserver.delete_kv, ADMIN),
+    Code.DELETE_TOPIC_IN_NAMESRV: (nameserver.delete_topic, ADMIN),
+    Code.WIPE_WRITE_PERM_OF_BROKER: (nameserver.wipe_write, ADMIN),
+    Code.ADD_WRITE_PERM_OF_BROKER: (nameserver.add_write, ADMIN),
+}
+# Requests of brokers, which are on other machines. `--admin loopback` does not concern them.
+OF_BROKERS = frozenset(
+    (
+        Code.AGREE_ON_MEMBERS,
+        Code.CONFIRM_WORD,
+        Code.REGISTER_BROKER,
+        Code.UNREGISTER_BROKER,
+        Code.QUERY_DATA_VERSION,
+    )
+)

@@ -19,7 +19,7 @@ import structlog
 
 from ...protocol.names import topic_fault
 from ..config import MAX_OPEN_SEGMENTS
-from ..running.jobs import Call, Job
+from ..runtime import Call, Job
 from . import disk
 
 log = structlog.get_logger("rocketlet.store")

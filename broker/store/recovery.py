@@ -1,29 +1,38 @@
-"""Recovers the store at a start: it trusts the log and checks the indexes.
-
-The checkpoint names a commit log position below which every message is in its queue's index file, where each queue
-began and ended, and a sum of every index file. Recovery cuts the indexes back to it and reads the log from there on. An
-index that differs from the checkpoint is rebuilt from the whole log; the others stay as they are.
-
-Where the log has no whole record, recovery searches for the next one. The bytes between are damage: they are kept aside and
-logged. The bytes behind the last whole record are torn: nothing there was acknowledged, so they are kept aside and cut off.
-
-Records of a topic that was deleted stay in the log; `since`, the position at which a topic was created, and the one at which
-it was deleted keep them from coming back. A checkpoint from before either speaks of an earlier topic with that name.
-"""
+"""Recovery after a crash, inspection for `rocketlet fsck`, and backups of a data folder."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from ...protocol.message import FIXED_BYTES, Record
-from ...protocol.names import topic_fault
-from .commit_log import CommitLog, Damage
-from .consume_queue import ConsumeQueue, QueueState
-from .files import StoreError, StoreFull
+from ...protocol.names import counted, topic_fault
+from . import log as marks
+from .files import Folder, OpenFiles, StoreError, StoreFull, check_format, read_state, state_fault
+from .index import ENTRY, ENTRY_BYTES, ConsumeQueue, QueueState
+from .log import CommitLog, Damage, Marks
+
+# ------------------------------------------------------------------------------
+# Recovers the store at a start: it trusts the log and checks the indexes.
+#
+# The checkpoint names a commit log position below which every message is in its queue's index file, where each queue
+# began and ended, and a sum of every index file. Recovery cuts the indexes back to it and reads the log from there
+# on. An index that differs from the checkpoint is rebuilt from the whole log; the others stay as they are.
+#
+# Where the log has no whole record, recovery searches for the next one. The bytes between are damage: they are kept
+# aside and logged. The bytes behind the last whole record are torn: nothing there was acknowledged, so they are kept
+# aside and cut off.
+#
+# Records of a topic that was deleted stay in the log; `since`, the position at which a topic was created, and the one
+# at which it was deleted keep them from coming back. A checkpoint from before either speaks of an earlier topic with
+# that name.
+
 
 _FAR_BYTES: Final = 1 << 40  # an index that points farther behind the log's end is garbage
 
@@ -238,3 +247,272 @@ class Recovery:
             self._lost.append(Lost(queue.topic, queue.queue_id, queue.next, offset))
             queue.lose_until(offset, position)
         return True
+
+
+# ------------------------------------------------------------------------------
+# Finds damage in a data folder. Reads all of it, changes nothing.
+
+
+_BLOCK_ENTRIES: Final = 1000
+
+
+class Finding(NamedTuple):
+    """A part of the folder, its fault (None: none), and the cure by a repair or the next start."""
+
+    part: str
+    fault: str | None
+    repair: str = ""
+
+
+class _Index:
+    """One queue's index, compared with the records in the order of the log."""
+
+    def __init__(self, queue: ConsumeQueue, known: int) -> None:
+        self.queue = queue
+        self.known = known  # the next offset by the checkpoint; entries behind it are read from the log anyway
+        self.right = self.wrong = 0
+        self._block_at = 0
+        self._block = b""
+
+    def compare(self, record: Record) -> None:
+        if not self.queue.begin <= record.queue_offset < self.known:
+            return
+        if self.names(record.queue_offset, record.physical_offset, record.size):
+            self.right += 1
+        else:
+            self.wrong += 1
+
+    def names(self, offset: int, position: int, size: int) -> bool:
+        entry = self._entry(offset)
+        return entry is not None and entry[:2] == (position, size)
+
+    def _entry(self, offset: int) -> tuple[int, int, int] | None:
+        at = (offset - self._block_at) * ENTRY_BYTES
+        if not 0 <= at < len(self._block):
+            try:
+                is_there = self.queue.begin <= offset < self.queue.next
+                self._block = self.queue.entries(offset, _BLOCK_ENTRIES) if is_there else b""
+            except StoreError:
+                self._block = b""
+            self._block_at, at = offset, 0
+        if len(self._block) < at + ENTRY_BYTES:
+            return None
+        position, size, code = ENTRY.unpack_from(self._block, at)
+        return position, size, code
+
+
+def inspect(path: Path) -> Iterator[Finding]:
+    """The parts of a data folder, one by one. Raises StoreError if it is not a data folder, or if a broker uses it."""
+    folder = Folder(path, creates=False)
+    files = OpenFiles()
+    try:
+        yield from _state_files(folder)
+        yield from _log_and_indexes(folder, files)
+    finally:
+        files.close()
+        folder.unlock()
+
+
+def _state_files(folder: Folder) -> Iterator[Finding]:
+    for path in folder.state_files():
+        fault = state_fault(path)
+        if fault is None:
+            yield Finding(path.name, None)
+        elif state_fault(path.with_suffix(".old")) is None:
+            yield Finding(path.name, fault, "take the copy before it")
+        elif path.stem in ("checkpoint", "topics", "locks", "transactions"):
+            yield Finding(path.name, fault, "make it anew from the commit log")
+        elif path.name == marks.FILE:
+            yield Finding(path.name, fault, "make it anew; fewer messages are found behind damage in the commit log")
+        else:
+            yield Finding(path.name, fault, "nothing: restore it from a backup, or remove it to lose that state")
+
+
+def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[Finding]:
+    log = CommitLog(folder.path, 1, files, Marks(_state_of(folder, "marks")))
+    checkpoint = read_checkpoint(_state_of(folder, "checkpoint"))
+    if checkpoint is not None and checkpoint.summed_from is not None:
+        log.summed_from = checkpoint.summed_from
+    indexes = _indexes_of(folder, files, checkpoint)
+
+    def take(record: Record) -> None:
+        index = indexes.get((record.topic, record.queue_id))
+        if index is not None:
+            index.compare(record)
+
+    def is_named(topic: str, queue_id: int, offset: int, position: int, size: int) -> bool:
+        index = indexes.get((topic, queue_id))
+        return index is not None and index.names(offset, position, size)
+
+    records, damage, torn = log.replay(log.begin, take, is_named)
+    yield Finding(f"commit log, {counted(records, 'message')} in {log.end - log.begin:,} bytes", None)
+    for position, size in damage:
+        yield Finding(
+            f"commit log at {position}",
+            f"{size:,} bytes hold no whole message",
+            "put them aside in damaged/; skip them",
+        )
+    if torn.size:
+        yield Finding(
+            f"commit log at {torn.position}", f"ends in {torn.size:,} bytes of a torn message", "put aside and cut off"
+        )
+    if checkpoint is not None and checkpoint.position > log.end:
+        missing = checkpoint.position - log.end
+        yield Finding("commit log", f"{missing:,} bytes at its end are gone", "name the messages that are lost")
+    if checkpoint is not None and checkpoint.begin is not None and checkpoint.begin < log.begin:
+        yield Finding("commit log", f"{log.begin - checkpoint.begin:,} bytes at its beginning are gone", "name them")
+    for (topic, number), index in sorted(indexes.items()):
+        yield _finding(f"queue {topic}:{number}", index)
+
+
+def _state_of(folder: Folder, name: str) -> Any:
+    for end in (".json", ".old"):
+        path = folder.path / f"{name}{end}"
+        if state_fault(path) is None:
+            return read_state(path)
+    return None
+
+
+def _indexes_of(folder: Folder, files: OpenFiles, checkpoint: Checkpoint | None) -> dict[tuple[str, int], _Index]:
+    states = checkpoint.queues if checkpoint else {}
+    found: dict[tuple[str, int], _Index] = {}
+    for topic, number in sorted({*folder.queues(), *states}):
+        queue = ConsumeQueue(topic, number, folder.index_of(topic, number), files)
+        state = states.get((topic, number))
+        if state is not None and not queue.next:
+            queue.begin = queue.next = state.begin
+        elif state is not None:
+            queue.begin = max(queue.begin, state.begin)  # a file goes when all of its messages have expired
+        found[topic, number] = _Index(queue, state.next if state else queue.next)
+    return found
+
+
+def _finding(part: str, index: _Index) -> Finding:
+    queue = index.queue
+    lost = index.known - queue.begin - index.right - index.wrong
+    faults = []
+    if index.wrong:
+        faults.append(f"{counted(index.wrong, 'message is', 'messages are')} not where the index says")
+    if lost > 0:
+        faults.append(f"{counted(lost, 'message is', 'messages are')} not in the commit log")
+    if not faults:
+        return Finding(f"{part}, {counted(index.right, 'message')}", None)
+    return Finding(part, "; ".join(faults), "make the index anew" if index.wrong else "leave them out")
+
+
+# ------------------------------------------------------------------------------
+# Copies a data folder, also while a broker writes to it.
+#
+# The log is the truth: entries that the other files lack are found in it at the start. So they are copied first, the
+# log behind them. If retention deletes the log's first segment in between, everything is done once more, which copies
+# only new data. Segments are only ever appended to: a copy of one is continued where it ends, unless another file has
+# its name now.
+
+
+_LOG: Final = "commitlog"
+_APPENDED: Final = (_LOG, "consumequeue")
+_PARTIAL: Final = ".partial"
+_ROUNDS: Final = 10
+_AT_ONCE_BYTES: Final = 1 << 20
+# Leases are over by the time of a copy, and files that were put aside are for people who look at the damaged folder.
+_LEFT_OUT: Final = ("lock", "removed", "damaged")
+
+
+def copying(source: Path, target: Path) -> Iterator[int]:
+    """Copies a data folder into a folder that is new or empty; yields how many bytes were copied since. The copy has its name
+    when it is whole: until then it is in `target/.partial`. Raises StoreError and OSError."""
+    if not (source / "lock").exists():
+        raise StoreError(f"{source} is not a data folder: it has no file `lock`")
+    check_format(source)
+    partial = target / _PARTIAL
+    target.mkdir(parents=True, exist_ok=True)
+    if any(entry.name != _PARTIAL for entry in target.iterdir()):
+        raise StoreError(f"{target} is not empty; give a new folder")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    copy = _Copy(source, partial)
+    for _ in range(_ROUNDS):
+        first = _first_segment(source)
+        yield from copy.states()
+        yield from copy.log()
+        if _first_segment(source) == first:
+            break
+    else:
+        raise StoreError(
+            f"retention deletes faster from {source} than it can be copied; keep messages longer meanwhile"
+        )
+    (partial / "lock").touch()
+
+
+def finish(target: Path) -> None:
+    """The copy is whole."""
+    partial = target / _PARTIAL
+    for entry in sorted(partial.iterdir(), key=lambda path: path.name == "lock"):  # which makes it a data folder
+        entry.rename(target / entry.name)
+    partial.rmdir()
+    descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def partial_of(target: Path) -> Path:
+    return target / _PARTIAL
+
+
+def _first_segment(source: Path) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return min(os.listdir(source / _LOG), default="")
+    return ""
+
+
+class _Copy:
+    def __init__(self, source: Path, target: Path) -> None:
+        self._source = source
+        self._target = target
+        self._copied: dict[Path, int] = {}  # the inodes of the files that copies were begun of
+
+    def states(self) -> Iterator[int]:
+        """All but the log."""
+        for entry in sorted(os.listdir(self._source)):
+            if entry not in (_LOG, *_LEFT_OUT) and not entry.startswith("locks.") and not entry.endswith(".new"):
+                yield from self._tree(Path(entry))
+
+    def log(self) -> Iterator[int]:
+        first = _first_segment(self._source)
+        yield from self._tree(Path(_LOG))
+        for name in os.listdir(self._target / _LOG):
+            if name < first:
+                (self._target / _LOG / name).unlink()
+
+    def _tree(self, path: Path) -> Iterator[int]:
+        """A file, or a folder with all that is in it. A file that goes meanwhile, such as of a deleted topic, is left out."""
+        source = self._source / path
+        if source.is_symlink():
+            raise StoreError(f"{source} is a link; put what it leads to in its place")
+        if not source.is_dir():
+            with contextlib.suppress(FileNotFoundError):
+                yield from self._file(path)
+            return
+        (self._target / path).mkdir(exist_ok=True)
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError):
+            names = sorted(os.listdir(source))
+        for name in names:
+            yield from self._tree(path / name)
+
+    def _file(self, path: Path) -> Iterator[int]:
+        target = self._target / path
+        with open(self._source / path, "rb") as read:
+            inode = os.fstat(read.fileno()).st_ino
+            is_continued = path.parts[0] in _APPENDED and self._copied.get(path) == inode
+            with open(target, "ab" if is_continued else "wb") as written:
+                self._copied[path] = inode
+                shutil.copymode(self._source / path, target)
+                read.seek(written.tell())
+                while data := read.read(_AT_ONCE_BYTES):
+                    written.write(data)
+                    yield len(data)
+                written.flush()
+                os.fsync(written.fileno())

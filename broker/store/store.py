@@ -1,41 +1,63 @@
-"""The commit log and its indexes together: append, read, search, expire.
-
-The way of a message: `stage` gives it its place and its bytes, `commit` writes everything staged at once. The caller of
-`stage` commits before anything else looks at the store; the broker does so once per socket read.
-"""
+"""`Store`: opens the data folder, appends to the commit log, expires segments, and syncs to the device."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, Self
 
 import structlog
 
-from ...protocol.batch import Piece, Shared, encode_records
+from ...protocol.bodies import SLICE
 from ...protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from ...protocol.config import MAX_PROPERTY_BYTES
-from ...protocol.message import BEGIN_BYTES, CHECKSUM_BYTES, MAX_RECORD_BYTES, Record, encode_record, host_flags
+from ...protocol.message import (
+    BEGIN_BYTES,
+    CHECKSUM_BYTES,
+    MAX_RECORD_BYTES,
+    Piece,
+    Record,
+    Shared,
+    encode_record,
+    encode_records,
+    host_flags,
+)
 from ...protocol.names import topic_fault
-from ...protocol.work import SLICE
-from ..clock import MACHINE
-from ..config import DAMAGE_ASIDE_BYTES, DELETE_LIMIT, MAX_OPEN_SEGMENTS
-from ..running.jobs import Call, Job, make_all, run
-from . import disk, marks
-from .commit_log import CommitLog, Damage
-from .consume_queue import TAIL_ENTRIES, ConsumeQueue
+from ..config import (
+    DAMAGE_ASIDE_BYTES,
+    DELETE_LIMIT,
+    MAX_CLOCK_DOUBT_S,
+    MAX_OPEN_SEGMENTS,
+    RETENTION_JUMP_S,
+    ROOM_BYTES,
+    BrokerConfig,
+)
+from ..runtime import MACHINE, Call, Clock, Job, make_all, run
+from . import disk
+from . import log as marks
 from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, replace_state
-from .marks import Marks
-from .reading import Fetched, Reader
+from .index import TAIL_ENTRIES, ConsumeQueue, Reader, Search
+from .log import CommitLog, Damage, Marks
 from .recovery import Recovered, Recovery, checkpoint_text, read_checkpoint
-from .retention import Retention
-from .room import Room
-from .searching import Search
 
 log = structlog.get_logger("rocketlet.store")
+flusher_log = structlog.get_logger("rocketlet.flusher")
+
+
+# ------------------------------------------------------------------------------
+# The commit log and its indexes together: append, read, search, expire.
+#
+# The way of a message: `stage` gives it its place and its bytes, `commit` writes everything staged at once. The
+#     caller of
+# `stage` commits before anything else looks at the store; the broker does so once per socket read.
+
+
 Carry = Callable[[int], Job[int]]
 
 _HOST_FLAGS: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
@@ -483,4 +505,206 @@ def _flags(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
     return sys_flag if len(born_host) + len(store_host) == 16 else sys_flag | host_flags(born_host, store_host)
 
 
-__all__ = ["Fetched", "Store", "StoreError", "StoreFull"]
+# ------------------------------------------------------------------------------
+# `--flush sync`: answers wait until the data that they confirm is on the device. One sync at a time serves all that
+# came before.
+#
+# That data is in the commit log and in the journals of topics and groups. After a failed sync nobody knows what the
+# device holds, and a second sync may still succeed ("fsyncgate"). So the store takes nothing more, and every sender
+# that waits gets an error.
+
+
+Action = Callable[[], None]
+
+
+class Source(Protocol):
+    """A file that is appended to. `written` grows with each append."""
+
+    @property
+    def written(self) -> int: ...
+
+    def syncs(self) -> list[Call]: ...
+
+
+class Flusher:
+    """apart: makes calls in the one thread that waits for the device, one after the other."""
+
+    def __init__(self, store: Store, sources: Iterable[Source], apart: Callable[[list[Call]], Awaitable[None]]) -> None:
+        self._store = store
+        self._sources = tuple(sources)
+        self._apart = apart
+        self._waiting: list[tuple[Action, Action]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def written(self) -> int:
+        """Grows with everything that must be synced before it may be acknowledged."""
+        return self._store.end + sum(source.written for source in self._sources)
+
+    def after_sync(self, action: Action, otherwise: Action) -> None:
+        """Calls `action` when everything written until now is on the device, `otherwise` if the sync fails."""
+        self._waiting.append((action, otherwise))
+        if self._task is None:
+            self._task = asyncio.create_task(self._sync_all(), name="flush")
+
+    async def _sync_all(self) -> None:
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                is_synced = await self._sync()
+                for action, otherwise in waiting:
+                    _call(action if is_synced else otherwise)
+        finally:
+            self._task = None
+
+    async def _sync(self) -> bool:
+        try:
+            await self._apart(self._calls())
+        except OSError as error:
+            self._failed(error)
+        return self._store.fault is None
+
+    def _calls(self) -> list[Call]:
+        """Journals first: the log may hold messages of a topic that is new in them."""
+        if self._store.fault is not None:
+            return []
+        return [call for source in (*self._sources, self._store) for call in source.syncs()]
+
+    def _failed(self, error: OSError) -> None:
+        self._store.fail(f"what was written cannot be synced: {error.strerror}")
+
+    def sync(self) -> bool:
+        """Syncs at once, while everybody waits. False if it failed."""
+        try:
+            for call in self._calls():
+                call()
+        except OSError as error:
+            self._failed(error)
+        return self._store.fault is None
+
+    async def drain(self) -> None:
+        """Returns when nobody waits any more."""
+        while self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _call(action: Action) -> None:
+    try:
+        action()
+    except Exception:  # a defect of ours: those behind it wait for the same sync
+        flusher_log.exception("answer_failed")
+
+
+# ------------------------------------------------------------------------------
+# Whether the device takes writes. A broker whose disk is full refuses messages: it says so once, and its end.
+
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Room:
+    """`lack` is why the last write was refused, None if it was not; `refused` is how many were."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._free_bytes = 0
+        self.lack: str | None = None
+        self.refused = 0
+
+    def write_failed(self, error: StoreFull) -> None:
+        self.refused += 1
+        if self.lack is None:
+            free_bytes = self._free_now()
+            log.error(
+                "writes_refused", reason=str(error), free_bytes=free_bytes, hint="free space on the broker's disk"
+            )
+        self.lack = f"the disk takes no more: {error}; free space"
+        self._free_bytes = self._free_now()
+
+    def save_failed(self, error: StoreFull) -> None:
+        """One file of many could not be saved. The others may still be written, unless the disk is full."""
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
+            self.write_failed(error)
+
+    def wrote(self) -> None:
+        if self.lack is not None:
+            self.lack = None
+            log.info("writes_taken_again", free_bytes=self._free_now())
+
+    def now(self) -> str | None:
+        """`lack`, unless space was freed since: nobody may send to a broker that says it is not ready."""
+        if self.lack is not None and self._free_now() - self._free_bytes >= ROOM_BYTES:
+            self.wrote()
+        return self.lack
+
+    def size_and_free_bytes(self) -> tuple[int, int]:
+        """The disk's size and its free bytes."""
+        return disk.size_and_free_bytes(self._folder)
+
+    def _free_now(self) -> int:
+        try:
+            return disk.free_bytes(self._folder)
+        except OSError:  # the folder is gone, which the checkpoint reports
+            return 0
+
+
+# ------------------------------------------------------------------------------
+# Which segments expire, and the time by which they do: the machine's, unless it has just jumped ahead.
+#
+# A wall clock that is set ahead by mistake, by 30 days say, would have everything expire at once, and nothing brings
+# that back. The monotonic clock tells such a jump from time that went by. For as long as the jump is wide, a day at
+# most, the time before it counts on: then it was a machine that slept, or somebody had a day to see what the log
+# says.
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """A segment expires that was last written before a time, or that begins before the last `total_bytes` of the log."""
+
+    older_than_s: float
+    total_bytes: int | None
+
+    @classmethod
+    def of(cls, config: BrokerConfig, now_s: float, waiting_bytes: int) -> Self:
+        """Messages that wait for their time are kept until then, on top of the retained bytes."""
+        total_bytes = None if config.retain_bytes is None else config.retain_bytes + waiting_bytes
+        return cls(now_s - config.retain_hours * 3600, total_bytes)
+
+    def expires(self, log: CommitLog, start: int) -> bool:
+        is_too_old = log.modified_s(start) < self.older_than_s
+        return is_too_old or (self.total_bytes is not None and log.end - start > self.total_bytes)
+
+
+class RetentionTime:
+    """Seconds since the epoch, by a clock that is looked at every so often."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset_s = self._wall_ahead_s()
+        self._ahead_s = 0.0
+        self._doubted_until_s = 0.0
+
+    def _wall_ahead_s(self) -> float:
+        return self._clock.time_s() - self._clock.monotonic_s()
+
+    @property
+    def ahead_s(self) -> float:
+        """How far the wall clock jumped, while the time before counts on; else 0."""
+        return self._ahead_s if self._clock.monotonic_s() < self._doubted_until_s else 0.0
+
+    def now_s(self) -> float:
+        offset_s, now_s = self._wall_ahead_s(), self._clock.monotonic_s()
+        jump_s, self._offset_s = offset_s - self._offset_s, offset_s
+        if now_s >= self._doubted_until_s:
+            self._ahead_s = 0.0
+        if jump_s > RETENTION_JUMP_S:
+            self._ahead_s += jump_s
+            self._doubted_until_s = now_s + min(self._ahead_s, MAX_CLOCK_DOUBT_S)
+            self._say(jump_s, self._doubted_until_s - now_s)
+        elif jump_s < 0:  # it was set back, or is being
+            self._ahead_s = max(self._ahead_s + jump_s, 0.0)
+        return self._clock.time_s() - self._ahead_s
+
+    def _say(self, jump_s: float, wait_s: float) -> None:
+        hint = "segments expire by the time before for so long; if the machine's clock is wrong, set it back"
+        log.error("clock_set_ahead", ahead_s=round(jump_s), wait_s=round(wait_s), hint=hint)

@@ -1,23 +1,35 @@
-"""Administration of a cluster, Rocketlet's or Apache's of 4.9 and 5.x: topics, groups, offsets, messages, brokers."""
+"""`AdminClient`: topics, groups, offsets, messages and brokers of a cluster, Rocketlet's or Apache's."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import replace
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
-from typing import Any, Final, Self
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, Self
 
-from ...protocol import admin_answers, admin_bodies, bodies, group_config, names
-from ...protocol.admin_answers import GroupConnections, MemberConnection, Running
-from ...protocol.admin_bodies import Departed, Progress, decode_topic_stats
-from ...protocol.bodies import BrokerData, TopicConfig
-from ...protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from ...protocol import admin_bodies, bodies, names
+from ...protocol import properties as props
+from ...protocol.admin_bodies import (
+    Departed,
+    GroupConnections,
+    MemberConnection,
+    Progress,
+    Range,
+    Running,
+    decode_topic_stats,
+)
+from ...protocol.allocation import CONSISTENT_HASH
+from ...protocol.bodies import BrokerData, GroupConfig, TopicConfig
+from ...protocol.codes import PERM_READ, PERM_WRITE, SYS_COMPRESSED, SYS_COMPRESSION_MASK, RequestCode, ResponseCode
 from ...protocol.config import MAX_TOPIC_QUEUES
-from ...protocol.counting import counted
 from ...protocol.frame import Ext, Frame
-from ...protocol.group_config import GroupConfig
 from ...protocol.headers import (
     AccountName,
     AskMember,
@@ -28,26 +40,177 @@ from ...protocol.headers import (
     DepartedCount,
     GroupHistory,
     GroupName,
+    LogOffset,
+    PullMessageResult,
     PutAccount,
+    QueryMessage,
     ResetOffset,
+    SendBack,
+    SendMessage,
     TopicName,
+    TopicQueue,
     UpdateOffset,
     WhiteAddresses,
     write,
 )
-from ...protocol.queue import Queue
-from ...protocol.subscription import SQL92, TAG, Sql, parse_subscription
-from ..config import ADMIN_TIMEOUT_S, CLIENT_LIMITS, TOPIC_QUEUES, ClientLimits
-from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, TopicNotFound
+from ...protocol.message import MessageError, Record, decode_host, decode_record, offset_id_in, offset_in, split_records
+from ...protocol.names import SQL92, TAG, Queue, Sql, Subscription, counted, parse_subscription
+from ..config import (
+    ADMIN_TIMEOUT_S,
+    CLIENT_LIMITS,
+    LOCKS_MEAN_ORDER_VERSION,
+    OFFSET_TIMEOUT_S,
+    SEARCH_MESSAGES,
+    SEARCH_TIMEOUT_S,
+    TOPIC_QUEUES,
+    ClientLimits,
+)
+from ..errors import (
+    BrokerRefused,
+    ConfigError,
+    ConnectionFailed,
+    RequestTimeout,
+    RocketletError,
+    TopicNotFound,
+    get_logger,
+)
 from ..message import Message
-from ..wire.access import Access
-from ..wire.answers import body_of, header_of
-from ..wire.cluster import Cluster
-from ..wire.stored_since import stored_since
-from . import message_search, replay
-from .described import Group, Topic, are_broadcasting
-from .offset_change import OffsetChange, To
-from .ownership import locked
+from ..sending.accumulator import PROPERTY_BYTES
+from ..wire.cluster import Cluster, pull_header, stored_since
+from ..wire.connection import Access, Connection, body_of, header_of
+
+log = get_logger("rocketlet.admin")
+
+
+# ------------------------------------------------------------------------------
+# Messages found without a consumer group: by id, by key, by place. Nothing is consumed and nothing is committed.
+
+
+FOREVER_MS = (1 << 63) - 1
+
+
+async def by_offset_id(cluster: Cluster, offset_id: str) -> Message | None:
+    """The message with a broker's id, asked of the broker that the id names. Raises ConfigError for text that is no id."""
+    host, port, position = parsed_offset_id(offset_id)
+    connection = await cluster.connection(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    try:
+        answer = await connection.request(RequestCode.VIEW_MESSAGE_BY_ID, write(LogOffset(position)))
+    except BrokerRefused as error:
+        if error.code == ResponseCode.SYSTEM_ERROR:  # both brokers answer this where no message begins
+            return None
+        raise
+    return next(iter(_messages(answer, "")), None)
+
+
+def parsed_offset_id(offset_id: str) -> tuple[str, int, int]:
+    """Host, port and commit log position in an offset id. Raises ConfigError."""
+    try:
+        data = bytes.fromhex(offset_id)
+        if len(data) not in (16, 28):
+            raise ValueError
+        host, port = decode_host(data[:-8])
+        if (
+            port > 65_535
+        ):  # a port has four bytes here; a sender's id has as many digits, and its process id in this place
+            raise ValueError
+    except (ValueError, OSError):
+        raise ConfigError(f"{offset_id!r} is not an offset id, which has 32 or 56 hex digits") from None
+    return host, port, int.from_bytes(data[-8:], "big")
+
+
+async def by_key(
+    cluster: Cluster, topic: str, key: str, *, begin_ms: int, end_ms: int, limit: int, unique: bool
+) -> list[Message]:
+    """Up to `limit` messages a broker with a key, or a sender's message id, oldest first."""
+    header = QueryMessage(topic, key, limit, max(begin_ms, 0), min(end_ms, FOREVER_MS))
+    ext = {**write(header), "_UNIQUE_KEY_QUERY": "true" if unique else "false"}
+    addresses = await _masters(cluster, topic)
+    found = await asyncio.gather(*(_query(cluster, *item, ext) for item in addresses.items()))
+    messages = [message for part in found for message in part if _has_key(message, key, unique)]
+    return sorted(messages, key=lambda message: message.store_ms)
+
+
+def _has_key(message: Message, key: str, unique: bool) -> bool:
+    """Apache's index answers by hash: messages with another key may be among them."""
+    return message.message_id == key if unique else key in message.keys
+
+
+async def _query(cluster: Cluster, broker_name: str, address: str, ext: dict[str, str | int | bool]) -> list[Message]:
+    connection = await cluster.connection(address)
+    try:
+        answer = await connection.request(RequestCode.QUERY_MESSAGE, ext, timeout_s=SEARCH_TIMEOUT_S)
+    except BrokerRefused as error:
+        if error.code == ResponseCode.QUERY_NOT_FOUND:
+            return []
+        raise
+    return _messages(answer, broker_name)
+
+
+async def read_queue(
+    cluster: Cluster, queue: Queue, begin: int, end: int, subscription: Subscription | None = None
+) -> AsyncIterator[list[Message]]:
+    """The messages of a queue from offset `begin` up to but not including `end`, in pieces of at most SEARCH_MESSAGES.
+
+    Offsets that the broker has dropped are left out.
+    """
+    wanted = subscription or Subscription(queue.topic)
+    connection = await cluster.broker(queue.broker_name)
+    offset = begin
+    while offset < end:
+        header = pull_header(names.TOOLS_GROUP, queue, offset, min(end - offset, SEARCH_MESSAGES), wanted)
+        answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=OFFSET_TIMEOUT_S)
+        if answer.code not in (
+            ResponseCode.SUCCESS,
+            ResponseCode.PULL_RETRY_IMMEDIATELY,
+            ResponseCode.PULL_OFFSET_MOVED,
+        ):
+            if answer.code == ResponseCode.PULL_NOT_FOUND:
+                return
+            raise BrokerRefused(RequestCode.PULL_MESSAGE, answer.code, answer.remark, connection.address)
+        after = header_of(answer, PullMessageResult).next_begin_offset
+        if answer.code == ResponseCode.SUCCESS:
+            yield [item for item in _messages(answer, queue.broker_name) if begin <= item.queue_offset < end]
+        if after <= offset:
+            return
+        offset = after
+
+
+def _messages(answer: Frame, broker_name: str) -> list[Message]:
+    return [
+        Message(
+            record, Queue(record.topic, broker_name, record.queue_id), _shown_topic(record.topic, record.properties)
+        )
+        for record in body_of(answer, _readable)
+    ]
+
+
+def _readable(body: bytes) -> list[Record]:
+    """The records that can be read; the others are logged and left out. Raises MessageError where none can begin."""
+    found = []
+    for data in split_records(body):
+        try:
+            found.append(decode_record(data, errors="replace"))
+        except MessageError as error:
+            log.warning(
+                "message_unreadable", message=offset_id_in(data), offset=offset_in(data), reason=str(error),
+                hint="it is left out",
+            )  # fmt: skip
+    return found
+
+
+def _shown_topic(topic: str, properties: str) -> str:
+    """A message that waits in a retry topic belongs to the topic that it was first sent to."""
+    return (props.find(properties, props.RETRY_TOPIC) or topic) if topic.startswith(names.RETRY_PREFIX) else topic
+
+
+async def _masters(cluster: Cluster, topic: str) -> dict[str, str]:
+    route = await cluster.find_route(topic)
+    return {broker.name: broker.addresses[0] for broker in (route.brokers if route else ()) if 0 in broker.addresses}
+
+
+# ------------------------------------------------------------------------------
+# Administration of a cluster, Rocketlet's or Apache's of 4.9 and 5.x: topics, groups, offsets, messages, brokers.
+
 
 Masters = Mapping[str, str]
 """Addresses of masters by broker name."""
@@ -96,7 +259,7 @@ class AdminClient:
 
     async def broker_status(self, address: str) -> dict[str, str]:
         """GET_BROKER_RUNTIME_INFO: version, boot time, rates, disk use; the names are Apache's."""
-        return body_of(await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO), admin_answers.decode_table)
+        return body_of(await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO), admin_bodies.decode_table)
 
     async def broker_config(self, address: str) -> dict[str, str]:
         """The settings of a broker by Apache's names, as text."""
@@ -214,7 +377,7 @@ class AdminClient:
             write(TopicName(name)),
             ignored=(ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
         )
-        kept = {broker: body_of(answer, admin_answers.decode_topic_config) for broker, answer in told.items()}
+        kept = {broker: body_of(answer, admin_bodies.decode_topic_config) for broker, answer in told.items()}
         for broker, config in changed.items():
             kind = kept.get(broker, config)
             header = CreateTopic(
@@ -238,16 +401,14 @@ class AdminClient:
         """The groups that subscribe to a topic or have committed in it."""
         code, ext = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, write(TopicName(topic))
         answers = await self._each(await self.masters(), code, ext)
-        return sorted(
-            {name for answer in answers.values() for name in body_of(answer, admin_answers.decode_group_list)}
-        )
+        return sorted({name for answer in answers.values() for name in body_of(answer, admin_bodies.decode_group_list)})
 
     async def producers(self) -> dict[str, tuple[MemberConnection, ...]]:
         """Connected producers by group, if their brokers list them."""
         answers = await self._each(await self.masters(), RequestCode.GET_ALL_PRODUCER_INFO)
         found: dict[str, set[MemberConnection]] = {}
         for answer in answers.values():
-            for group, members in body_of(answer, admin_answers.decode_all_producers).items():
+            for group, members in body_of(answer, admin_bodies.decode_all_producers).items():
                 found.setdefault(group, set()).update(members)
         return {group: tuple(sorted(members)) for group, members in sorted(found.items())}
 
@@ -278,7 +439,7 @@ class AdminClient:
         answers = await self._each(await self._known(masters), RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         found: dict[str, dict[str, GroupConfig]] = {}
         for broker, answer in answers.items():
-            for name, config in body_of(answer, admin_answers.decode_groups).items():
+            for name, config in body_of(answer, admin_bodies.decode_groups).items():
                 found.setdefault(name, {})[broker] = config
         return found
 
@@ -290,9 +451,7 @@ class AdminClient:
             write(ConsumerGroup(name)),
             ignored=(ResponseCode.CONSUMER_NOT_ONLINE,),
         )
-        return {
-            broker: body_of(answer, admin_answers.decode_consumer_connections) for broker, answer in answers.items()
-        }
+        return {broker: body_of(answer, admin_bodies.decode_consumer_connections) for broker, answer in answers.items()}
 
     async def _owners(
         self, name: str, masters: Masters, connections: Mapping[str, GroupConnections]
@@ -321,7 +480,7 @@ class AdminClient:
                 answer = await self._ask(at[client_id], RequestCode.GET_CONSUMER_RUNNING_INFO, ext)
             except (BrokerRefused, RequestTimeout):  # it has just left, or is of a kind that does not answer
                 return None
-            return body_of(answer, admin_answers.decode_running)
+            return body_of(answer, admin_bodies.decode_running)
 
         found = await asyncio.gather(*map(one, at))
         return {client_id: item for client_id, item in zip(at, found, strict=True) if item is not None}
@@ -331,7 +490,7 @@ class AdminClient:
         epoch, by the broker's clock). Others refuse (BrokerRefused)."""
         header = write(GroupHistory(group, since_ms))
         answers = await self._each(await self._known(masters), RequestCode.GET_GROUP_HISTORY, header)
-        return [body_of(answer, admin_answers.decode_report) for answer in answers.values()]
+        return [body_of(answer, admin_bodies.decode_report) for answer in answers.values()]
 
     async def told(self, group: str, masters: Masters) -> list[dict[str, Any]]:
         """Like `history`, without events and lag, and without brokers that tell nothing."""
@@ -340,7 +499,7 @@ class AdminClient:
             (ResponseCode.REQUEST_CODE_NOT_SUPPORTED,),
         )
         answers = await self._each(masters, RequestCode.GET_GROUP_HISTORY, header, ignored=ignored)
-        return [body_of(answer, admin_answers.decode_report) for answer in answers.values()]
+        return [body_of(answer, admin_bodies.decode_report) for answer in answers.values()]
 
     async def create_group(self, config: GroupConfig) -> list[str]:
         """Create a group on the brokers that do not have it, and return their names.
@@ -354,9 +513,9 @@ class AdminClient:
         masters = await self.masters()
         known = await self._group_tables(config.name, masters)
         missing = {broker: at for broker, at in masters.items() if broker not in known}
-        body = group_config.encode_group(config)
+        body = bodies.encode_group(config)
         if known:
-            body = group_config.encode_altered(known[min(known)], {})
+            body = bodies.encode_altered(known[min(known)], {})
         await self._each(missing, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
         return sorted(missing)
 
@@ -395,14 +554,14 @@ class AdminClient:
         if not known:
             raise ConfigError(f"no broker knows the group {name}; `rocketlet groups list` shows all")
         for broker, table in known.items():
-            body = group_config.encode_altered(table, changes)
+            body = bodies.encode_altered(table, changes)
             await self._ask(masters[broker], RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
         return sorted(known)
 
     async def _group_tables(self, name: str, masters: Masters) -> dict[str, dict[str, Any]]:
         """Return a group's settings as each broker has them, including fields that only later brokers have."""
         answers = await self._each(masters, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-        tables = {broker: body_of(answer, admin_answers.decode_group_tables) for broker, answer in answers.items()}
+        tables = {broker: body_of(answer, admin_bodies.decode_group_tables) for broker, answer in answers.items()}
         return {broker: table[name] for broker, table in tables.items() if name in table}
 
     async def delete_group(self, name: str, *, offsets: bool = True) -> None:
@@ -493,20 +652,18 @@ class AdminClient:
     async def message(self, message_id: str, topic: str = "") -> Message | None:
         """Finds a message by its offset id, or with `topic` by the id that its sender gave it. None if there is none."""
         if not topic:
-            return await message_search.by_offset_id(self._cluster, message_id)
+            return await by_offset_id(self._cluster, message_id)
         found = await self.copies(message_id, topic)
         return found[0] if found else None
 
     async def copies(self, message_id: str, topic: str) -> list[Message]:
         """A topic's messages with the id that their sender gave them, oldest first: more than one if it was sent again."""
-        return await message_search.by_key(
-            self._cluster, topic, message_id, begin_ms=0, end_ms=message_search.FOREVER_MS, limit=32, unique=True
-        )
+        return await by_key(self._cluster, topic, message_id, begin_ms=0, end_ms=FOREVER_MS, limit=32, unique=True)
 
     async def delay_offsets(self) -> dict[str, dict[int, int]]:
         """The offset of the first undelivered message of each delay level (from 1), by broker name."""
         told = await self._each(await self.masters(), RequestCode.GET_ALL_DELAY_OFFSET)
-        return {name: body_of(answer, admin_answers.decode_delay_offsets) for name, answer in told.items()}
+        return {name: body_of(answer, admin_bodies.decode_delay_offsets) for name, answer in told.items()}
 
     async def offset_at(self, queue: Queue, time_ms: int) -> int:
         """The offset of the first message of a queue that was stored at a time or later (ms since the epoch); the queue's end
@@ -516,12 +673,10 @@ class AdminClient:
         return await self._stored_at(queue, time_ms)
 
     async def messages_with_key(
-        self, topic: str, key: str, *, begin_ms: int = 0, end_ms: int = message_search.FOREVER_MS, limit: int = 64
+        self, topic: str, key: str, *, begin_ms: int = 0, end_ms: int = FOREVER_MS, limit: int = 64
     ) -> list[Message]:
         """Finds messages with a key, oldest first: up to `limit` from each broker."""
-        return await message_search.by_key(
-            self._cluster, topic, key, begin_ms=begin_ms, end_ms=end_ms, limit=limit, unique=False
-        )
+        return await by_key(self._cluster, topic, key, begin_ms=begin_ms, end_ms=end_ms, limit=limit, unique=False)
 
     async def read(
         self, queue: Queue, begin: int, end: int, *, expression: str | Sql = "*"
@@ -531,22 +686,22 @@ class AdminClient:
             await self._cluster.find_route(queue.topic)
         kind = SQL92 if isinstance(expression, Sql) else TAG
         subscription = parse_subscription(queue.topic, expression, kind=kind)
-        async for messages in message_search.read_queue(self._cluster, queue, begin, end, subscription):
+        async for messages in read_queue(self._cluster, queue, begin, end, subscription):
             tags = subscription.tags
             yield [message for message in messages if not tags or message.tag in tags]
 
     async def send_again(self, message: Message, *, group: str | None = None) -> None:
         """Sends a stored message, such as a dead letter, to the topic that it was first sent to; with `group` only to that
         group. The stored message stays where it is. Apache's brokers of 5.x give `group` one try, after a second."""
-        await replay.send_again(self._cluster, message, group)
+        await send_again(self._cluster, message, group)
 
     async def store(self, queue: Queue, body: bytes) -> None:
         """Stores a message in one queue, for administration. A `Producer` chooses among the queues that take messages."""
-        await replay.store(self._cluster, queue, body)
+        await store(self._cluster, queue, body)
 
     async def send_to_retry(self, message: Message, group: str) -> None:
         """Sends another cluster's message that waits to be tried again to the group here, with the tries that it has had."""
-        await replay.send_to_retry(self._cluster, message, group)
+        await send_to_retry(self._cluster, message, group)
 
     # Accounts
 
@@ -554,7 +709,7 @@ class AdminClient:
         """Each broker's accounts without their secrets, and its addresses that need none, by broker name: the fields of
         plain_acl.yml. Apache's brokers of 4.9.8 and later tell nobody (BrokerRefused)."""
         answers = await self._each(await self.masters(), RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
-        return {name: body_of(answer, admin_answers.decode_accounts) for name, answer in answers.items()}
+        return {name: body_of(answer, admin_bodies.decode_accounts) for name, answer in answers.items()}
 
     async def put_account(self, account: PutAccount) -> None:
         """Creates an account on all brokers, or changes the fields that are given."""
@@ -644,3 +799,477 @@ def _changed(config: TopicConfig, queues: int | None, read_queues: int | None, p
 def _reset_time(to: str | int) -> int:
     """RESET's time: -1 is the end."""
     return to if isinstance(to, int) else 0 if to == "first" else -1
+
+
+# ------------------------------------------------------------------------------
+# A topic and a group as administration describes them.
+
+
+def are_broadcasting(connections: Mapping[str, GroupConnections]) -> bool:
+    """True if a group's members, by broker name, get every message each. They keep their own offsets. Offsets at a broker are
+    those of a time before."""
+    return bool(connections) and all(known.message_model == "BROADCASTING" for known in connections.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """`config` by broker name; `ranges`: what each queue holds; `messages`: how many that are."""
+
+    name: str
+    config: Mapping[str, TopicConfig]
+    ranges: Mapping[Queue, Range]
+
+    @property
+    def messages(self) -> int:
+        return sum(item.end - item.begin for item in self.ranges.values())
+
+    def unreadable(self, config: Mapping[str, TopicConfig]) -> dict[Queue, int]:
+        """Return the number of stored messages of each queue that is readable now and would not be with `config`."""
+        return {
+            queue: span.end - span.begin
+            for queue, span in self.ranges.items()
+            if span.end > span.begin
+            and queue.broker_name in config
+            and config[queue.broker_name].read_queues <= queue.queue_id < self.config[queue.broker_name].read_queues
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`members` and `subscriptions` as its brokers know them, none if nobody is connected; `progress` by queue of every topic
+    in which the group has committed, empty for a broadcasting group; `owners`: client id by queue."""
+
+    name: str
+    config: Mapping[str, GroupConfig]
+    connections: Mapping[str, GroupConnections]
+    progress: Mapping[Queue, Progress]
+    owners: Mapping[Queue, str]
+
+    @property
+    def members(self) -> tuple[MemberConnection, ...]:
+        """Each member once, though each broker knows it."""
+        found = {item.client_id: item for known in self.connections.values() for item in known.members}
+        return tuple(found[name] for name in sorted(found))
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not yet consumed."""
+        return sum(max(item.lag, 0) for item in self.progress.values())
+
+
+# ------------------------------------------------------------------------------
+# Offsets that are set from outside.
+
+
+To = Literal["first", "last"] | int | Mapping[Queue, int]
+"""The target of a reset: the first message, the end, a store time in ms since the epoch, or an offset for each queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetChange:
+    """A reset's effect on a queue: the messages that it skips, or that will be consumed again. `before` is None for a group
+    that has no offset there."""
+
+    before: int | None
+    after: int
+
+    @property
+    def skipped(self) -> int:
+        return max(self.after - (self.before or 0), 0)
+
+    @property
+    def repeated(self) -> int:
+        return max((self.before or 0) - self.after, 0)
+
+
+# ------------------------------------------------------------------------------
+# Sends a stored message again as it is: body, tag, keys, its sender's properties and id.
+#
+# `Producer.resend` is for services: it sends as any message is sent. This is for administrators: the bytes stay as
+# they are stored, compressed or not, and it may send to a group's retry topic, which a producer must not.
+#
+# Apache's brokers of 5.x put what is sent to the retry topic of a group with locked queues among its dead letters at
+# once (SendMessageProcessor.handleRetryAndDLQ): they take such a group for an orderly one, and our members always
+# lock. There the message is handed back instead, as by a consumer that could not handle it. The broker counts that as
+# a try, so what fails once more is a dead letter again.
+
+
+GROUP = "rocketlet-replay"
+SOONEST_LEVEL = 1  # 1 s; with none, the broker makes a message wait longer the more often it was tried
+ANY_TRIES = 0x7FFFFFFF  # a dead letter has had all that its group allows
+_KEPT = frozenset((props.KEYS, props.TAGS, props.UNIQUE_KEY))
+
+
+async def send_again(cluster: Cluster, message: Message, group: str | None) -> None:
+    """Sends a message again to its first topic, or with `group` to that group alone. Raises RocketletError."""
+    if group is not None:
+        connection = await cluster.broker(message.queue.broker_name)
+        if await _version(connection, message) >= LOCKS_MEAN_ORDER_VERSION:
+            await _hand_back(connection, message, group)
+            return
+    await _send(cluster, message, group)
+
+
+async def send_to_retry(cluster: Cluster, message: Message, group: str) -> None:
+    """A message of another cluster that waits to be tried again, with the tries that it has had. The group has no members
+    here, and so no locks. Raises RocketletError."""
+    await _send(cluster, message, group, message.record.reconsume_times, is_copy=True)
+
+
+async def _version(connection: Connection, message: Message) -> int:
+    """The broker's; each answer has it."""
+    place = TopicQueue(message.topic, message.queue_id)
+    return (await connection.request(RequestCode.GET_MAX_OFFSET, write(place))).version
+
+
+async def _hand_back(connection: Connection, message: Message, group: str) -> None:
+    header = SendBack(
+        message.physical_offset,
+        group,
+        SOONEST_LEVEL,
+        message.message_id,
+        message.origin,
+        False,
+        ANY_TRIES,
+    )
+    await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header))
+
+
+async def _send(
+    cluster: Cluster, message: Message, group: str | None, tries: int = 0, *, is_copy: bool = False
+) -> None:
+    kept = (item for item in message.properties.items() if item[0] not in ORIGINS)
+    own = {name: value for name, value in kept if name in _KEPT or name not in props.RESERVED}
+    if group is not None:
+        own[props.RETRY_TOPIC] = message.origin  # by which a consumer knows which topic it stands for
+    topic = names.retry_topic(group) if group is not None else message.origin
+    queue = random.choice(await cluster.route_to_publish(topic, 1))
+    record, text = message.record, props.encode(own)
+    if is_copy:
+        text, _ = marked(text, message)
+    header = _header(queue)._replace(
+        sys_flag=record.sys_flag & (SYS_COMPRESSED | SYS_COMPRESSION_MASK),
+        flag=record.flag,
+        reconsume_times=tries,
+        properties=text,
+    )
+    connection = await cluster.broker(queue.broker_name)
+    await connection.request(RequestCode.SEND_MESSAGE, write(header), record.body)
+
+
+async def store(cluster: Cluster, queue: Queue, body: bytes) -> None:
+    """Stores a body in a queue whose topic exists. Raises RocketletError."""
+    if cluster.master(queue.broker_name) is None:
+        await cluster.find_route(queue.topic)
+    connection = await cluster.broker(queue.broker_name)
+    await connection.request(RequestCode.SEND_MESSAGE, write(_header(queue)), body)
+
+
+def _header(queue: Queue) -> SendMessage:
+    return SendMessage(
+        producer_group=GROUP,
+        topic=queue.topic,
+        default_topic=names.DEFAULT_TOPIC,
+        default_topic_queue_nums=1,
+        queue_id=queue.queue_id,
+        sys_flag=0,
+        born_timestamp=int(time.time() * 1000),
+        flag=0,
+        properties="",
+    )
+
+
+# ------------------------------------------------------------------------------
+# Tells who owned which queue and when, and how queues changed hands: from the events that Rocketlet's brokers keep,
+# or on Apache's from one look after another.
+#
+# An event is `{"ms", "event", "client", "broker", ...}`, with `topic`, `queue` and `epoch` where it is about a lease.
+# Each lease is one owner: it begins with `locked` and ends with one of `ENDS`.
+
+
+Event = Mapping[str, Any]
+
+ENDS: Final = frozenset(("unlocked", "lock lost", "lock expired"))
+CAUSES: Final = frozenset(("joined", "left", "leaving", "closed", "expired", "subscribed"))
+"""Events that make a group share its queues anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """One member had one queue from `begin_ms` to `end_ms`; `queue` is `broker:number`. `begin_ms` is 0 if it had the queue
+    before the first event that is known."""
+
+    queue: str
+    owner: str
+    begin_ms: int
+    end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """A queue that went from one owner to the next. Times are ms since the epoch, None for events that have not happened.
+
+    - `cause`, `cause_client`, `cause_ms`: the change of the group before it, such as `joined`. Empty if none is known.
+    - `end`: how the old owner's lease ended: `unlocked` (it let go), `lock lost` (its connection closed), `lock expired`.
+    """
+
+    queue: Queue
+    before: str
+    after: str
+    end: str
+    ended_ms: int
+    locked_ms: int
+    cause: str = ""
+    cause_client: str = ""
+    cause_ms: int | None = None
+    pulled_ms: int | None = None
+    committed_ms: int | None = None
+
+    @property
+    def took_ms(self) -> int:
+        """The time from its cause, or else from the end of the old lease, to the new lease."""
+        return self.locked_ms - (self.ended_ms if self.cause_ms is None else self.cause_ms)
+
+
+def locked(reports: Iterable[Mapping[str, Any]]) -> dict[Queue, str]:
+    """Client id by queue, from what Rocketlet's brokers say of a group."""
+    return {
+        Queue(item["topic"], item["brokerName"], item["queueId"]): str(item["clientId"])
+        for report in reports
+        for item in report["owners"]
+    }
+
+
+def changes(before: Mapping[Queue, str], after: Mapping[Queue, str], ms: int) -> list[dict[str, Any]]:
+    """The events between two looks at who reads which queue, for brokers that tell none: as coarse as the looks are.
+    The epoch only pairs a queue's begin with its end."""
+    ended = [("unlocked", queue, owner) for queue, owner in before.items() if after.get(queue) != owner]
+    begun = [("locked", queue, owner) for queue, owner in after.items() if before.get(queue) != owner]
+    return [
+        {
+            "ms": ms, "event": event, "client": owner, "topic": queue.topic, "broker": queue.broker_name,
+            "queue": queue.queue_id, "epoch": 0,
+        }
+        for event, queue, owner in (*ended, *begun)
+    ]  # fmt: skip
+
+
+def ownerships(
+    events: Sequence[Event], topic: str, now_ms: int, owners: Mapping[Queue, str] = MappingProxyType({})
+) -> list[Ownership]:
+    """The ownerships by the brokers' events, oldest first, each with its broker's name. `owners`, of now, tell of leases
+    that are older than the events that brokers keep."""
+    open_since: dict[tuple[str, int], Ownership] = {}
+    done: list[Ownership] = []
+    for event in events:
+        if event.get("topic") != topic or "epoch" not in event:
+            continue
+        queue = f"{event['broker']}:{event['queue']}"
+        key = (queue, int(event["epoch"]))
+        if event["event"] == "locked":
+            open_since[key] = Ownership(queue, str(event["client"]), int(event["ms"]), now_ms)
+        elif event["event"] in ENDS:
+            begun = open_since.pop(key, Ownership(queue, str(event["client"]), 0, now_ms))
+            done.append(replace(begun, end_ms=int(event["ms"])))
+    told = {item.queue for item in open_since.values()}
+    for queue_now, owner in owners.items():
+        name = f"{queue_now.broker_name}:{queue_now.queue_id}"
+        if queue_now.topic == topic and name not in told:
+            begin_ms = max((item.end_ms for item in done if item.queue == name), default=0)
+            done.append(Ownership(name, owner, begin_ms, now_ms))
+    return done + list(open_since.values())
+
+
+def hand_overs(events: Sequence[Event]) -> list[HandOver]:
+    """Each change of a queue's owner, oldest first. A queue that its last owner takes again is none."""
+    ended: dict[Queue, Event] = {}
+    newest: dict[Queue, int] = {}
+    found: list[HandOver] = []
+    causes: dict[str, list[Event]] = {}
+    for event in events:
+        if event["event"] in CAUSES:
+            causes.setdefault(str(event["broker"]), []).append(event)
+        queue = _queue(event)
+        if queue is None:
+            continue
+        if event["event"] in ENDS:
+            ended[queue] = event
+        elif event["event"] == "locked" and (before := ended.pop(queue, None)) is not None:
+            newest.pop(queue, None)
+            if before["client"] != event["client"]:
+                newest[queue] = len(found)
+                found.append(_hand_over(queue, before, event, causes.get(str(event["broker"]), [])))
+        elif event["event"] in ("first pull", "first commit") and queue in newest:
+            at = newest[queue]
+            if event["client"] == found[at].after:
+                found[at] = _with_first(found[at], event)
+    return found
+
+
+def _with_first(known: HandOver, event: Event) -> HandOver:
+    if event["event"] == "first pull":
+        return replace(known, pulled_ms=int(event["ms"]))
+    return replace(known, committed_ms=int(event["ms"]))
+
+
+def _hand_over(queue: Queue, before: Event, locked: Event, causes: Sequence[Event]) -> HandOver:
+    ended_ms = int(before["ms"])
+    found = HandOver(
+        queue, str(before["client"]), str(locked["client"]), str(before["event"]), ended_ms, int(locked["ms"])
+    )
+    cause = next(_causing(causes, ended_ms), None)
+    if cause is None:
+        return found
+    return replace(found, cause=str(cause["event"]), cause_client=str(cause["client"]), cause_ms=int(cause["ms"]))
+
+
+def _causing(causes: Sequence[Event], ended_ms: int) -> Iterator[Event]:
+    """The newest changes before the end of the lease; the one of a closed connection is noted in the same ms."""
+    return (event for event in reversed(causes) if int(event["ms"]) <= ended_ms)
+
+
+def _queue(event: Event) -> Queue | None:
+    if "topic" not in event or "queue" not in event:
+        return None
+    return Queue(str(event["topic"]), str(event["broker"]), int(event["queue"]))
+
+
+# ------------------------------------------------------------------------------
+# `settled` waits until a group has come to rest. For tests and deployments.
+
+
+LOOK_S = 0.05
+_EVEN: Final = frozenset(("AVG", "AVG_BY_CIRCLE", "STICKY", ""))  # the last: Apache's clients do not say theirs
+
+
+Look = Callable[[], Awaitable[list[dict[str, Any]]]]
+"""Asks each broker of a cluster about a group, as `AdminClient.history` does."""
+
+
+async def settled(
+    name_server: str,
+    group: str,
+    *,
+    members: int | None = None,
+    timeout_s: float = 30.0,
+    access: Access | None = None,
+    limits: ClientLimits = CLIENT_LIMITS,
+) -> dict[str, int]:
+    """Waits until each queue of the group has one owner, no member is leaving, and the members' shares of each topic differ
+    by one queue at most. With CONSISTENT_HASH the shares are compared with its own; those of a strategy that is neither this
+    nor AVG, AVG_BY_CIRCLE or STICKY are not looked at. Returns how many queues each member owns, by client id: a member
+    may hear of its last queue a moment after its broker, so `await consumer.assigned()` before you ask it.
+
+    `members`: wait until the group has this many, too. Raises TimeoutError, which says what is missing, and RocketletError.
+    Apache's brokers do not know who owns what, so it needs Rocketlet's.
+    """
+    async with AdminClient(name_server, access=access, limits=limits) as admin:
+        return await settled_by(lambda: admin.history(group), group, members=members, timeout_s=timeout_s)
+
+
+async def settled_by(look: Look, group: str, *, members: int | None, timeout_s: float) -> dict[str, int]:
+    """Like `settled`, by the reports that `look` returns."""
+    missing = "nothing was heard"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                reports = await look()
+                if not reports:
+                    raise RocketletError("the name server knows no broker")
+                missing, owned = _judged(reports, members)
+                if not missing:
+                    return owned
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        raise TimeoutError(f"the group {group} has not settled in {timeout_s} s: {missing}") from None
+
+
+def _is_hashed(owned_by: Mapping[Queue, str], clients: Sequence[str]) -> bool:
+    """Whether CONSISTENT_HASH gives each queue of a topic to its owner."""
+    queues = sorted(owned_by)
+    return all(
+        owned_by[queue] == client for client in clients for queue in CONSISTENT_HASH.allocate(client, queues, clients)
+    )
+
+
+def _judged(reports: list[dict[str, Any]], members: int | None) -> tuple[str, dict[str, int]]:
+    """Why the group is not settled (empty if it is), and how many queues each member owns."""
+    subscriptions = {item["clientId"]: item["subscriptions"] for report in reports for item in report["members"]}
+    if members is not None and len(subscriptions) != members:
+        return f"it has {counted(len(subscriptions), 'member')}", {}
+    if not subscriptions:
+        return "it has no members", {}
+    leaving = [item["clientId"] for report in reports for item in report["members"] if item["leaving"]]
+    if leaving:
+        return f"{leaving[0]} is leaving", {}
+    if any(report.get("draining") for report in reports):
+        return "members from Apache's clients still handle messages of queues that move", {}
+    strategies = {item["clientId"]: item["strategy"] for report in reports for item in report["members"]}
+    owned_by: dict[Queue, str] = {}
+    shares: dict[str, Counter[str]] = {}
+    for report in reports:
+        owners = {(item["topic"], item["queueId"]): item["clientId"] for item in report["owners"]}
+        for topic, count in report["queues"].items():
+            for number in range(count):
+                owner = owners.get((topic, number))
+                if owner is None or owner not in subscriptions:
+                    return f"{topic}@{report['broker']}:{number} has no owner", {}
+                shares.setdefault(topic, Counter())[owner] += 1
+                owned_by[Queue(topic, report["broker"], number)] = owner
+    for topic, share in shares.items():
+        clients = names.sorted_ids([client for client, topics in subscriptions.items() if topic in topics])
+        used = {strategies[client] for client in clients}
+        counts = [share[client] for client in clients]
+        if used <= _EVEN and max(counts) - min(counts) > 1:
+            return f"the shares of {topic} are {sorted(counts)}", {}
+        if used == {CONSISTENT_HASH.name} and not _is_hashed(
+            {queue: owner for queue, owner in owned_by.items() if queue.topic == topic}, clients
+        ):
+            return f"the shares of {topic} are not those of CONSISTENT_HASH yet", {}
+    return "", {client: sum(share[client] for share in shares.values()) for client in subscriptions}
+
+
+# ------------------------------------------------------------------------------
+# Where the original of a copy lies: a property that only copies to another cluster have.
+#
+# Brokers keep a message's properties when they put it into a group's retry topic or among its dead letters. So each
+# kind of topic has a property of its own: a dead letter whose message was a copy is no copy of a dead letter.
+
+
+ORIGIN: Final = "MIRRORED_FROM"
+"""A copy's property: `broker:queue:offset` of its original."""
+_DEAD: Final = f"{ORIGIN}_DLQ"
+_RETRY: Final = f"{ORIGIN}_RETRY"
+ORIGINS: Final = frozenset((ORIGIN, _DEAD, _RETRY))
+
+_TEXT: Final = re.compile(r"(.+):([0-9]{1,10}):([0-9]{1,19})", re.DOTALL)  # Java's int and long
+
+
+class Origin(NamedTuple):
+    broker_name: str
+    queue_id: int
+    offset: int
+
+
+def property_of(topic: str) -> str:
+    """The name of the property in messages of a topic."""
+    if topic.startswith(names.DLQ_PREFIX):
+        return _DEAD
+    return _RETRY if topic.startswith(names.RETRY_PREFIX) else ORIGIN
+
+
+def origin_of(message: Message) -> Origin | None:
+    """None for a message that is no copy."""
+    found = _TEXT.fullmatch(message.properties.get(property_of(message.record.topic), ""))
+    return None if found is None else Origin(found[1], int(found[2]), int(found[3]))
+
+
+def marked(text: str, message: Message) -> tuple[str, list[str]]:
+    """A copy's properties with its origin, and the names of properties for which there was no room."""
+    name = property_of(message.record.topic)
+    value = f"{message.queue.broker_name}:{message.queue_id}:{message.queue_offset}"
+    room = PROPERTY_BYTES - len(name) - len(value.encode()) - 2
+    dropped: list[str] = []
+    if len(text.encode()) > room:
+        text, dropped = props.shortened(text, room)
+    return props.appended(text, name, value), dropped

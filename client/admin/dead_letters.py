@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ...protocol import names
 from ...protocol.admin_bodies import Range
-from ...protocol.queue import Queue
+from ...protocol.names import Queue
 from ..config import MARKED_AT_ONCE
 from ..errors import TopicNotFound
 from ..message import Message

@@ -14,9 +14,9 @@ from typing import Self
 from ..config import DEAD_LETTER_LEVEL
 from ..errors import ConfigError
 from ..message import Message
-from ..wire.home import Home
-from .handling import DeliveryWatch, Outcome, Reject, RetryLater, SendBack, Settled
-from .process_queue import ProcessQueue, Run
+from ..wire.connection import Home
+from .handling import DeliveryWatch, Outcome, Reject, RetryLater, SendBackFunction, Settled
+from .queues import ProcessQueue, Run
 
 
 class Hand:
@@ -49,7 +49,7 @@ class Deliveries:
         *,
         orderly: bool,
         suspend_queue_s: float,
-        send_back: SendBack,
+        send_back: SendBackFunction,
         retry_limit: Callable[[str], Awaitable[int]],
         on_acknowledged: Callable[[ProcessQueue], None],
         middleware: Sequence[object] = (),

@@ -1,35 +1,62 @@
-"""Hands messages to the user's handler: workers that take runs as they come, and act on a handler's outcome.
-
-A worker is a task that lives as long as the consumer; there is none per message. Concurrent handling takes any run;
-orderly handling takes a queue's runs one after the other, by one worker at a time.
-
-A handler may do anything. Only the outcomes that are documented count as success; everything else is a failure, which is
-logged and retried. Only a coroutine's KeyboardInterrupt is passed on to the runner of the loop. A worker that is cancelled
-ends, because a loop that is being closed cancels its tasks and waits for them. If the consumer has not been stopped, a new
-worker takes its place.
-"""
+"""From pulled messages to the application's handler: decoding, worker tasks, retries, and messages that are sent back."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import re
+import threading
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
-from ..arguments import check_delay
-from ..config import DEAD_LETTER_LEVEL, MAX_INT, ClientLimits
-from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, RocketletError
-from ..log import get_logger
+from ...protocol import admin_bodies, bodies
+from ...protocol.admin_bodies import RunningQueue, decode_groups
+from ...protocol.bodies import BodyError, decode_group
+from ...protocol.codes import RequestCode, ResponseCode
+from ...protocol.frame import Frame
+from ...protocol.headers import GroupOnly, SendBack, write
+from ...protocol.message import MessageError, decode_record
+from ...protocol.names import Queue, Subscription
+from ..config import (
+    DEAD_LETTER_LEVEL,
+    MAX_INT,
+    MAX_REASON_CHARS,
+    MAX_RECONSUME_TIMES,
+    MAX_TRIED_AT_ONCE,
+    OFFSET_TIMEOUT_S,
+    RETRY_DELAYS_S,
+    ClientLimits,
+    check_count,
+    check_delay,
+    takes_message,
+)
+from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, RocketletError, get_logger
 from ..message import Message, record_fault
-from .calling import Calling
-from .crew import Crew
-from .process_queue import ProcessQueue, Run
-from .reasons import reason_of
+from ..wire.cluster import Cluster
+from ..wire.connection import Connection, body_of
+from .queues import ProcessQueue, Run
 
 log = get_logger("rocketlet.handler")
+questions_log = get_logger("rocketlet.questions")
+
+
+# ------------------------------------------------------------------------------
+# Hands messages to the user's handler: workers that take runs as they come, and act on a handler's outcome.
+#
+# A worker is a task that lives as long as the consumer; there is none per message. Concurrent handling takes any run;
+# orderly handling takes a queue's runs one after the other, by one worker at a time.
+#
+# A handler may do anything. Only the outcomes that are documented count as success; everything else is a failure,
+# which is logged and retried. Only a coroutine's KeyboardInterrupt is passed on to the runner of the loop. A worker
+# that is cancelled ends, because a loop that is being closed cancels its tasks and waits for them. If the consumer
+# has not been stopped, a new worker takes its place.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +119,7 @@ class DeliveryWatch(Protocol):
 Judge = Callable[[Sequence[Message], BaseException], Outcome]
 """The outcome of messages whose handler raised."""
 
-SendBack = Callable[[Message, int, str], Awaitable[None]]
+SendBackFunction = Callable[[Message, int, str], Awaitable[None]]
 
 
 class Ended(NamedTuple):
@@ -127,7 +154,7 @@ class Workers:
         call: Calling,
         handling: Handling,
         *,
-        send_back: SendBack,
+        send_back: SendBackFunction,
         retry_limit: Callable[[str], Awaitable[int]],
         on_acknowledged: Callable[[ProcessQueue], None],
         on_failed: Callable[[Message, str], None],
@@ -478,3 +505,499 @@ def _tried_again(messages: Sequence[Message], error: BaseException) -> Outcome:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+# ------------------------------------------------------------------------------
+# A handler as something that can be awaited, whatever it is, with its middleware around it.
+#
+# A handler that is a plain function runs in a thread, so that it cannot stop the heartbeats.
+
+
+Called = Callable[[Any], Awaitable[Any]]
+Inner = Callable[[Callable[..., Awaitable[Any]]], Called]
+
+
+class Calling:
+    """Calls a handler that is called `at_once` times at the same time, at most. Raises its exceptions. `inner` is around
+    the handler, inside of all middleware."""
+
+    def __init__(
+        self,
+        handler: Callable[..., Any],
+        at_once: int,
+        middleware: Sequence[Callable[[Any, Called], Awaitable[Any]]],
+        inner: Inner | None = None,
+    ) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+        self._threads: set[int] = set()
+        coroutine = self._as_coroutine(handler, at_once)
+        self.call: Called = coroutine if inner is None else inner(coroutine)
+        for layer in reversed(middleware):
+            self.call = _around(layer, self.call)
+
+    def _as_coroutine(self, handler: Callable[..., Any], at_once: int) -> Callable[..., Awaitable[Any]]:
+        is_async = inspect.iscoroutinefunction(handler)
+        if is_async or inspect.iscoroutinefunction(type(handler).__call__):
+            return cast("Callable[..., Awaitable[Any]]", handler)
+        # As many threads as workers: a handler never waits for a thread, and the loop's own pool stays free for
+        # others.
+        self._executor = executor = ThreadPoolExecutor(
+            at_once, "rocketlet-handler", initializer=lambda: self._threads.add(threading.get_ident())
+        )
+        loop = asyncio.get_running_loop()
+
+        async def in_thread(*arguments: Any) -> Any:
+            outcome, error = await loop.run_in_executor(executor, copy_context().run, caught, handler, *arguments)
+            if error is not None:
+                raise error
+            if inspect.isawaitable(outcome):
+                raise TypeError(f"{handler!r} returned an awaitable; make it an `async def` function")
+            return outcome
+
+        return in_thread
+
+    def is_here(self) -> bool:
+        """Whether this thread is one of the handler's."""
+        return threading.get_ident() in self._threads
+
+    def stop(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _around(layer: Callable[[Any, Called], Awaitable[Any]], call: Called) -> Called:
+    return lambda argument: layer(argument, call)
+
+
+def caught(handler: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
+    """A handler's result, or its exception, in its thread. A future cannot hold every exception: StopIteration leaves it
+    without an end. Nobody has pressed Ctrl-C here: Python tells that the main thread alone."""
+    try:
+        return handler(*arguments), None
+    except (StopIteration, KeyboardInterrupt) as error:
+        failed = RuntimeError(f"the handler raised {type(error).__name__}")
+        failed.__cause__ = error
+        return None, failed
+    except BaseException as error:
+        return None, error
+
+
+# ------------------------------------------------------------------------------
+# The worker tasks that run a handler. A worker that is cancelled before the consumer stops is replaced.
+
+
+class Crew:
+    """`work` is one worker's loop; `is_closed()`: whether a worker that ends has to be replaced no more."""
+
+    def __init__(
+        self,
+        call: Calling,
+        work: Callable[[], Coroutine[Any, Any, None]],
+        is_closed: Callable[[], bool],
+        limits: ClientLimits,
+    ) -> None:
+        self._call = call
+        self._work = work
+        self._is_closed = is_closed
+        self._limits = limits
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+
+    def start(self, count: int) -> None:
+        for number in range(count):
+            self._hire(number)
+
+    def _hire(self, number: int) -> None:
+        if not self._is_closed():
+            task = asyncio.create_task(self._work(), name=f"handler {number}")
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._ended, number))
+
+    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._is_closed():
+            log.warning("worker_cancelled", worker=number, hint="another one takes its place")
+            self._loop.call_later(self._limits.restart_s, self._hire, number)
+
+    def add(self, task: asyncio.Task[None]) -> None:
+        """Adds a task that ends with the workers, and that nobody replaces."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def drain(self, drain_s: float) -> None:
+        """Waits up to `drain_s` for the workers to end."""
+        if self._tasks and drain_s > 0:
+            await asyncio.wait(self._tasks, timeout=drain_s)
+
+    async def cancel(self) -> None:
+        """Cancels the workers and waits for their end; the caller has closed the consumer before."""
+        for task in self._tasks:
+            task.cancel()
+        self._call.stop()
+        if self._tasks:  # no gather, which cancels them again: one of them may wait for the caller
+            await asyncio.wait(self._tasks)
+
+    def is_handling_here(self) -> bool:
+        """Whether a handler of this crew is the caller."""
+        try:
+            current = asyncio.current_task()
+        except RuntimeError:  # in a thread without a loop
+            current = None
+        return self._call.is_here() or any(task is current for task in self._tasks)
+
+
+# ------------------------------------------------------------------------------
+# Handlers that get a body's content in place of the message.
+#
+# A body that cannot be decoded now cannot be decoded the next time, either: its message is rejected with the reason,
+# and is not tried again. In a batch that message alone is rejected; the handler gets the others.
+
+
+Value = TypeVar("Value")
+Result = Awaitable[Outcome] | Outcome
+Decode = Callable[[bytes], Value]
+ValueHandler = Callable[[Value], Result] | Callable[[Value, Message], Result]
+ValuesHandler = Callable[[list[Value]], Result] | Callable[[list[Value], list[Message]], Result]
+
+
+class _Undecodable(Exception):
+    """The text says why."""
+
+
+class Decoding:
+    """`send_back(message, delay_level, reason)` hands a message of a batch to the broker; one alone is its consumer's."""
+
+    def __init__(
+        self, decode: Decode[Any], handler: Callable[..., Any], send_back: SendBackFunction | None = None
+    ) -> None:
+        self._decode = decode
+        self._with_message = takes_message(handler)
+        self._send_back = send_back
+
+    def around(self, call: Callable[..., Awaitable[Any]]) -> Called:
+        """Calls `call` with the content of the bodies."""
+
+        async def decoded(argument: Message | list[Message]) -> Any:
+            if isinstance(argument, Message):
+                try:
+                    value: Any = self._decoded(argument)
+                except _Undecodable as error:
+                    return Reject(str(error))
+            else:
+                value, argument = await self._all_decoded(argument)
+                if not argument:
+                    return None
+            return await (call(value, argument) if self._with_message else call(value))
+
+        return decoded
+
+    async def _all_decoded(self, messages: list[Message]) -> tuple[list[Any], list[Message]]:
+        """Those that can be. Raises RocketletError if the broker does not take one of the others."""
+        values: list[Any] = []
+        kept: list[Message] = []
+        for message in messages:
+            if message.is_given_up:  # by a try before this one
+                continue
+            try:
+                values.append(self._decoded(message))
+            except _Undecodable as error:
+                assert self._send_back is not None
+                await self._send_back(message, DEAD_LETTER_LEVEL, str(error))
+                message.is_given_up = True
+            else:
+                kept.append(message)
+        return values, kept
+
+    def _decoded(self, message: Message) -> Any:
+        try:
+            return self._decode(message.body)
+        except Exception as error:
+            reason = f"the body cannot be decoded: {reason_of(error)}"
+            log.error(
+                "message_undecodable", queue=str(message.queue), offset=message.queue_offset, reason=reason,
+                hint="it is a dead letter",
+            )  # fmt: skip
+            raise _Undecodable(reason) from error
+
+
+# ------------------------------------------------------------------------------
+# A retry policy: which exceptions of a handler are tried again, how often, and after which times.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """`Consumer(..., retry=RetryPolicy(attempts=4, delays_s=(1, 30, 600), on=(ConnectionError, TimeoutError)))`
+
+    - `attempts`: how often a message is handled at most, the first time included; then it is a dead letter.
+    - `delays_s`: before the second try, the third, and so on; the last one is for all that follow. A SharedConsumer takes
+      any times up to 12 hours, a Consumer the 18 that brokers know: 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 and 2 h.
+      Default: longer each time, from 10 s on.
+    - `on`: the exceptions that are tried again; any other makes a dead letter at once, with its text. Default: all.
+    - `never`: exceptions that are not, though `on` has them.
+
+    A handler's return value goes before the policy. In order, `suspend_queue_s` is the time between two tries.
+    """
+
+    attempts: int = 17
+    delays_s: Sequence[float] = ()
+    on: tuple[type[Exception], ...] = (Exception,)
+    never: tuple[type[Exception], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_count("attempts", self.attempts, 1)
+        if not isinstance(self.delays_s, Sequence) or isinstance(self.delays_s, str):
+            raise ConfigError(f"delays_s: {self.delays_s!r} is not a tuple of seconds, such as (1, 30, 600)")
+        for delay in self.delays_s:
+            check_delay(delay, "delays_s")
+        if len(self.delays_s) >= self.attempts:
+            raise ConfigError(
+                f"delays_s: {len(self.delays_s)} delays are more than {self.attempts} attempts have between them"
+            )
+        for name in ("on", "never"):
+            kinds = getattr(self, name)
+            if not isinstance(kinds, tuple) or not all(isinstance(item, type) for item in kinds):
+                raise ConfigError(f"{name}: {kinds!r} is not a tuple of exceptions, such as (ConnectionError,)")
+
+    def outcome_by_level(self, messages: Sequence[Message], error: BaseException) -> Outcome:
+        """Decides about a Consumer's messages whose handler raised."""
+        found = self.outcome(max(messages, key=lambda message: message.reconsume_times), error)
+        if isinstance(found, RetryLater) and found.delay is not None:
+            return RetryLater(delay_level=RETRY_DELAYS_S.index(found.delay) + 1, reason=found.reason)
+        return found
+
+    def outcome(self, message: Message, error: BaseException) -> Outcome:
+        """Decides about a message whose handler raised."""
+        reason = reason_of(error)
+        if isinstance(error, Exception) and (not isinstance(error, self.on) or isinstance(error, self.never)):
+            return Reject(reason)
+        if not self.delays_s:
+            return RetryLater(reason=reason)
+        return RetryLater(reason=reason, delay=self.delays_s[min(message.reconsume_times, len(self.delays_s) - 1)])
+
+
+def check_levels(name: str, policy: RetryPolicy) -> None:
+    """Raises ConfigError for delays that only a SharedConsumer can keep."""
+    odd = [delay for delay in policy.delays_s if delay not in RETRY_DELAYS_S]
+    if odd:
+        known = ", ".join(map(str, RETRY_DELAYS_S))
+        raise ConfigError(f"{name}: delays_s: brokers do not know {odd[0]!r} s for a Consumer; there are {known}")
+
+
+# ------------------------------------------------------------------------------
+# Why a message was not handled: the text that travels with its retry and its dead letter.
+#
+# It is short and on one line. Text that looks like a password, a token or a key is left out: more people read dead
+# letters than a service's log.
+
+
+_LOOKED_AT_CHARS: Final = 4 * MAX_REASON_CHARS
+_LEFT_OUT: Final = "***"
+_IN_ADDRESS: Final = re.compile(r"(\w://)[^\s/@]{1,200}@")
+_SCHEME: Final = re.compile(r"(?i)\b(bearer|basic)\s+[^\s,;]+")
+_NAMED: Final = re.compile(
+    r"""(?i)((?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key|authorization|credentials?|signature)"""
+    r"""[\w-]{0,20}["']?\s{0,3}[=:]\s{0,3})("[^"]*"?|'[^']*'?|[^\s,;&)}\]]+(?:\s\*\*\*)?)"""
+)
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception's type and text."""
+    try:
+        text = str(error)
+    except Exception:  # the exception's class is the user's
+        text = ""
+    name = type(error).__qualname__
+    return shown(f"{name}: {text}" if text else name)
+
+
+def shown(text: str) -> str:
+    """A text as it may be kept beside a message."""
+    line = " ".join(text[:_LOOKED_AT_CHARS].split())
+    line = "".join(char if char.isprintable() else " " for char in line)
+    line = _IN_ADDRESS.sub(rf"\1{_LEFT_OUT}@", line)
+    line = _SCHEME.sub(rf"\1 {_LEFT_OUT}", line)
+    line = _NAMED.sub(rf"\1{_LEFT_OUT}", line)
+    return line if len(line) <= MAX_REASON_CHARS else f"{line[: MAX_REASON_CHARS - 3]}..."
+
+
+# ------------------------------------------------------------------------------
+# Hands a message back to its broker, which delivers it again or keeps it as a dead letter.
+
+
+class RetryLimit:
+    """How often a message is retried in order, which its member counts: `fixed` times, or as often as the group's settings at
+    the message's broker say."""
+
+    def __init__(self, cluster: Cluster, group: str, fixed: int | None) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._fixed = fixed
+        self._known: dict[str, tuple[int, float]] = {}  # by broker name: the limit, and when it was asked for
+
+    async def at(self, broker_name: str) -> int:
+        """Return the limit at a broker. Without an answer, return the last one that is known, or 16."""
+        if self._fixed is not None:
+            return self._fixed
+        known, now_s = self._known.get(broker_name), asyncio.get_running_loop().time()
+        if known is not None and now_s - known[1] < self._cluster.limits.group_settings_s:
+            return known[0]
+        try:
+            limit = max(await self._ask(broker_name), 0)
+        except RocketletError as error:
+            limit = known[0] if known is not None else MAX_RECONSUME_TIMES
+            log.warning(
+                "group_settings_unknown", group=self._group, broker=broker_name, reason=str(error), retries=limit
+            )
+        self._known[broker_name] = limit, now_s
+        return limit
+
+    async def _ask(self, broker_name: str) -> int:
+        connection = await self._cluster.broker(broker_name)
+        ext = write(GroupOnly(self._group))
+        try:
+            answer = await connection.request(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, ext, timeout_s=OFFSET_TIMEOUT_S)
+        except BrokerRefused as error:
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            return await self._ask_for_all(connection)
+        return body_of(answer, decode_group).retry_max_times
+
+    async def _ask_for_all(self, connection: Connection) -> int:
+        """4.9 tells the settings of all groups, not of one."""
+        answer = await connection.request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {}, timeout_s=OFFSET_TIMEOUT_S)
+        settings = body_of(answer, decode_groups).get(self._group)
+        return settings.retry_max_times if settings is not None else MAX_RECONSUME_TIMES
+
+
+async def hand_back(
+    cluster: Cluster, group: str, message: Message, delay_level: int, reason: str, tries: int | None
+) -> None:
+    """`tries`: how often it may be retried; None: as often as the group's settings say. Raises RocketletError."""
+    connection = await cluster.broker(message.queue.broker_name)
+    header = SendBack(
+        message.physical_offset,
+        group,
+        delay_level,
+        message.message_id,
+        message.topic,
+        False,
+        tries,
+        shown(reason) or None,
+    )
+    await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header), timeout_s=OFFSET_TIMEOUT_S)
+
+
+# ------------------------------------------------------------------------------
+# Answers a broker's questions on behalf of an administrator: state, offsets, new offsets, a trial of a message.
+
+
+CLIENT_VERSION: Final = "V4_9_8"  # printed by mqadmin, which knows only Apache's names
+_TOPIC: Final = "topic"
+
+
+class Asked(Protocol):
+    """The consumer that answers."""
+
+    group: str
+    subscriptions: Mapping[str, Subscription]
+
+    @property
+    def queues(self) -> Mapping[Queue, ProcessQueue]: ...
+
+    @property
+    def settings(self) -> Mapping[str, str]: ...
+
+    def reset(self, offsets: Mapping[Queue, int]) -> None: ...
+
+    async def try_one(self, message: Message) -> Outcome: ...
+
+
+class Questions:
+    """Registers itself for the requests; one for another group is answered with an error. spawn: runs what answers later, and
+    ends it when the consumer stops."""
+
+    def __init__(self, cluster: Cluster, asked: Asked, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self._asked = asked
+        self._spawn = spawn
+        self._tried_now = 0
+        answers: Mapping[int, Callable[[Connection, Frame], None]] = {
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._offsets,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._try,
+        }
+        for code, answer in answers.items():
+            cluster.answer(code, partial(self._checked, answer))
+
+    def _checked(self, answer: Callable[[Connection, Frame], None], connection: Connection, frame: Frame) -> None:
+        group = frame.ext.get("group") or frame.ext.get("consumerGroup")
+        fault = None if group == self._asked.group else f"this client is not a member of the group {group}"
+        try:
+            if fault is None:
+                answer(connection, frame)
+        except (BodyError, MessageError) as error:
+            fault = str(error)
+        if fault is not None:
+            questions_log.warning("request_of_broker_refused", reason=fault)
+            if not frame.is_oneway:
+                connection.respond(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+
+    def _reset(self, connection: Connection, frame: Frame) -> None:
+        """A queue of ours goes on from the offset that is given; the others are their owners' business."""
+        offsets = admin_bodies.decode_offsets(frame.body)
+        mine = {queue: offset for queue, offset in offsets.items() if queue in self._asked.queues}
+        questions_log.info("offsets_reset", group=self._asked.group, queues=len(mine))
+        self._asked.reset(mine)
+
+    def _offsets(self, connection: Connection, frame: Frame) -> None:
+        topic = frame.ext.get(_TOPIC)
+        offsets = {
+            queue: process_queue.commit_offset
+            for queue, process_queue in self._asked.queues.items()
+            if topic in (None, queue.topic)
+        }
+        connection.respond(frame, body=admin_bodies.encode_client_status(offsets))
+
+    def _running_info(self, connection: Connection, frame: Frame) -> None:
+        asked = self._asked
+        queues = {
+            queue: RunningQueue(
+                process_queue.commit_offset,
+                process_queue.messages,
+                process_queue.size_bytes,
+                process_queue.lease.epoch > 0,
+                process_queue.is_dropped,
+                process_queue.pull.began_ms,
+            )
+            for queue, process_queue in asked.queues.items()
+        }
+        properties = {"PROP_CLIENT_VERSION": CLIENT_VERSION, "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY", **asked.settings}
+        subscriptions = map(bodies.encode_subscription, asked.subscriptions.values())
+        connection.respond(frame, body=admin_bodies.encode_running_info(properties, subscriptions, queues))
+
+    def _try(self, connection: Connection, frame: Frame) -> None:
+        if self._tried_now >= MAX_TRIED_AT_ONCE:
+            connection.respond(frame, ResponseCode.SYSTEM_BUSY, remark=f"{MAX_TRIED_AT_ONCE} messages are being tried")
+            return
+        record = decode_record(frame.body, errors="replace")
+        queue = Queue(record.topic, str(frame.ext.get("brokerName", "")), record.queue_id)
+        self._tried_now += 1
+        self._spawn(self._tried(connection, frame, Message(record, queue, record.topic)))
+
+    async def _tried(self, connection: Connection, frame: Frame, message: Message) -> None:
+        began_s = time.monotonic()
+        remark = ""
+        try:
+            outcome = await self._asked.try_one(message)
+            result = "CR_SUCCESS" if outcome is None else "CR_LATER"
+            if isinstance(outcome, Reject):
+                remark = "rejected: it would go to the dead-letter topic"
+        except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone
+            raise
+        except BaseException as error:  # a handler may cancel itself; the administrator waits for the answer
+            result, remark = "CR_THROW_EXCEPTION", repr(error)
+        finally:
+            self._tried_now -= 1
+        spent_ms = int((time.monotonic() - began_s) * 1000)
+        orderly = self._asked.settings.get("PROP_CONSUMEORDERLY") == "true"
+        connection.respond(frame, body=admin_bodies.encode_direct_result(result, remark, spent_ms, orderly=orderly))

@@ -1,44 +1,49 @@
-"""HOW a queue changes hands: a queue is handed over, not grabbed.
-
-    giver: stop pulling -> running handlers end -> commit, answered -> unlock
-    taker: lock, refused until then -> ask for the committed offset -> pull
-
-The lock is LOCK_BATCH_MQ, kept by the one broker on which the queue lies. Rocketlet's broker tells a refused member as
-soon as the queue is free (also when the owner's socket closes), checks commits against the lock's epoch and ends a
-lease that is not renewed; on Apache's broker a refused member asks again every 500 ms.
-
-A lease is true on both sides. The member counts it from the sending of the last renewal that was answered (`lease`); when
-it is over nothing of the queue begins, and the queue is suspended until its broker has answered again: the same epoch means
-that nobody had it since. A renewal names its epoch, so that it never takes a queue anew. A queue that is given up is
-renewed until it is unlocked. A queue is taken again only when the handlers of its earlier ownership have ended.
-
-An offset is never guessed.
-"""
+"""The leases of a member: heartbeats, LOCK_BATCH_MQ and UNLOCK_BATCH_MQ, and the release of queues to their next owner."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Iterable, Mapping, Set
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Set
+from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
-from ...protocol.codes import ResponseCode
+from ...protocol import bodies, group_bodies
+from ...protocol.bodies import BodyError, Heartbeat
+from ...protocol.codes import RequestCode, ResponseCode
+from ...protocol.frame import Frame
+from ...protocol.group_bodies import LockRequest
 from ...protocol.headers import HeaderError
-from ...protocol.queue import Queue
-from ...protocol.schema import BodyError
-from ..config import LAST_COMMIT_LOOKS
-from ..errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
-from ..lease import Lease, clock_s
-from ..log import get_logger
-from ..tasks import cancelled
+from ...protocol.names import Queue
+from ..config import APACHE_LEASE_S, LAST_COMMIT_LOOKS, LEASE_MARGIN_S, LEASE_S, OFFSET_TIMEOUT_S
+from ..errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError, get_logger
+from ..message import Lease, clock_s
 from ..wire.cluster import Cluster, by_broker, parts
-from ..wire.connection import Connection
-from .hand_overs import HandOvers
-from .heartbeats import Heartbeats
-from .locks import MemberLocks
+from ..wire.connection import Connection, cancelled
 from .offsets import GroupOffsets
 
 log = get_logger("rocketlet.membership")
+
+
+# ------------------------------------------------------------------------------
+# HOW a queue changes hands: a queue is handed over, not grabbed.
+#
+#     giver: stop pulling -> running handlers end -> commit, answered -> unlock
+#     taker: lock, refused until then -> ask for the committed offset -> pull
+#
+# The lock is LOCK_BATCH_MQ, kept by the one broker on which the queue lies. Rocketlet's broker tells a refused member
+# as soon as the queue is free (also when the owner's socket closes), checks commits against the lock's epoch and ends
+# a lease that is not renewed; on Apache's broker a refused member asks again every 500 ms.
+#
+# A lease is true on both sides. The member counts it from the sending of the last renewal that was answered
+# (`lease`); when it is over nothing of the queue begins, and the queue is suspended until its broker has answered
+# again: the same epoch means that nobody had it since. A renewal names its epoch, so that it never takes a queue
+# anew. A queue that is given up is renewed until it is unlocked. A queue is taken again only when the handlers of its
+# earlier ownership have ended.
+#
+# An offset is never guessed.
+
 
 _UNREACHED = (ConnectionFailed, RequestTimeout)
 
@@ -492,3 +497,361 @@ async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if outcome is not None:
             raise outcome
+
+
+# ------------------------------------------------------------------------------
+# LOCK_BATCH_MQ and UNLOCK_BATCH_MQ, as one member asks for them: whatever a broker may have locked for it is given
+# back.
+#
+# A broker grants a lock also when nobody waits for the answer any more: the caller was cancelled, or gave up.
+# Apache's keeps it for 60 s, Rocketlet's for 20 s if it restarts just then, and nobody reads the queue meanwhile. So
+# a queue is in doubt from the moment when its lock is asked for, until it is taken, refused, or an unlock is
+# answered.
+#
+# An unlock waits until the lock requests of its queue are answered, those that were given up, too. Apache's broker
+# carries out what one connection asks in several threads (AdminBrokerProcessor's executor): the unlock could overtake
+# the lock. For the same reason nothing is locked while an unlock of it is under way: the lock would be undone, and
+# its owner would not know. If a connection ends before the unlock is answered, another unlock must be answered first.
+
+
+class MemberLocks:
+    """The lock requests of one member of one group."""
+
+    def __init__(self, cluster: Cluster, group: str, client_id: str) -> None:
+        self._cluster = cluster
+        self._limits = cluster.limits
+        self._group = group
+        self._client_id = client_id
+        self._under_way: dict[asyncio.Future[Frame], Set[Queue]] = {}
+        self._unlocks: dict[Queue, asyncio.Future[Frame]] = {}
+        self._unanswered: set[Queue] = set()  # whose last unlock had no answer, and will have none
+        self._doubtful: dict[Queue, float] = {}  # until when, by our clock: then the lock has ended by itself
+
+    @property
+    def doubtful(self) -> Set[Queue]:
+        """Perhaps locked for us, and not owned."""
+        now_s = clock_s()
+        self._doubtful = {queue: over_s for queue, over_s in self._doubtful.items() if over_s > now_s}
+        return self._doubtful.keys()
+
+    @property
+    def unlocking(self) -> Set[Queue]:
+        """An unlock of these may still be carried out, and would free their present locks."""
+        self._unanswered &= self.doubtful
+        return self._unanswered.union(self._unlocks)
+
+    async def lock(
+        self, connection: Connection, queues: Iterable[Queue]
+    ) -> tuple[dict[Queue, Lease], dict[Queue, int]]:
+        """Asks for locks. Returns the queues that are locked for us now, and the group's offsets, as far as the broker
+        tells them. The queues are in doubt until they are `taken` or unlocked. Raises RocketletError and BodyError."""
+        asked = tuple(queues)
+        self.doubt(asked)
+        try:
+            answer, leases = await self._ask(connection, asked, {})
+        except BrokerRefused:
+            self._refused(asked)
+            raise
+        self._refused(set(asked) - leases.keys())
+        offsets = group_bodies.decode_committed(answer.body)
+        return leases, {queue: offset for queue, offset in offsets.items() if queue in leases}
+
+    async def renew(
+        self, connection: Connection, queues: Iterable[Queue], epochs: Mapping[Queue, int]
+    ) -> dict[Queue, Lease]:
+        """The queues that are still locked for us. One with an epoch is not taken anew. Raises RocketletError and
+        BodyError."""
+        return (await self._ask(connection, tuple(queues), epochs))[1]
+
+    async def _ask(
+        self, connection: Connection, queues: tuple[Queue, ...], epochs: Mapping[Queue, int]
+    ) -> tuple[Frame, dict[Queue, Lease]]:
+        request = LockRequest(self._client_id, self._group, queues, handover=True, epochs=epochs)
+        body = group_bodies.encode_lock_request(request)
+        asked, sent_s = set(queues), clock_s()
+        asking = connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, self._limits.hand_over_patience_s)
+        self._under_way[asking] = asked - epochs.keys()
+        asking.add_done_callback(self._answered)
+        for _ in range(2):  # halves: if this process stood still, the first one is over before its sockets are read
+            await asyncio.wait({asking}, timeout=self._limits.lock_timeout_s / 2)
+        if not asking.done():
+            raise RequestTimeout(
+                f"LOCK_BATCH_MQ was not answered in {self._limits.lock_timeout_s} s by {connection.address}"
+            )
+        answer = asking.result()
+        leases: dict[Queue, Lease] = {}
+        for queue, epoch in group_bodies.decode_locked(answer.body).items():
+            if queue in asked:
+                ends_s = sent_s + (LEASE_S if epoch else APACHE_LEASE_S) - LEASE_MARGIN_S
+                leases[queue] = Lease(epoch, ends_s, connection.address, sent_s)
+        return answer, leases
+
+    def _answered(self, asking: asyncio.Future[Frame]) -> None:
+        del self._under_way[asking]
+        if not asking.cancelled():
+            asking.exception()  # a waiting caller raises it
+
+    # Doubt
+
+    def doubt(self, queues: Iterable[Queue]) -> None:
+        """Notes queues that are not owned any more, and not unlocked."""
+        over_s = clock_s() + APACHE_LEASE_S
+        self._doubtful |= dict.fromkeys(queues, over_s)
+
+    def taken(self, queues: Iterable[Queue]) -> None:
+        """These queues are owned, or not locked for us: nothing is to be given back."""
+        for queue in queues:
+            self._doubtful.pop(queue, None)
+
+    def _refused(self, queues: Iterable[Queue]) -> None:
+        """These queues are not locked for us, unless an earlier request is carried out after this one."""
+        self.taken(queue for queue in queues if not self.is_asked_for(queue))
+
+    def is_asked_for(self, queue: Queue) -> bool:
+        """Whether a lock request of the queue is not answered yet."""
+        return any(queue in queues for queues in self._under_way.values())
+
+    async def unlock(self, queue: Queue, epoch: int = 0) -> None:
+        """Raises nothing: without an answer the queue is in doubt."""
+        await self._asked(queue)
+        self.doubt([queue])
+        try:
+            connection = await self._cluster.broker(queue.broker_name)
+        except RocketletError as error:
+            log.info("unlock_failed", queue=str(queue), reason=str(error), hint="it is tried again")
+            return
+        unlock = self._unlocks.get(queue)
+        if unlock is None:  # one that is slow is not said again before its connection gives it up
+            body = self._unlock_body({queue: epoch})
+            unlock = self._unlocks[queue] = connection.request(
+                RequestCode.UNLOCK_BATCH_MQ, {}, body, self._limits.hand_over_patience_s
+            )
+            unlock.add_done_callback(partial(self._unlocked, queue))
+        await asyncio.wait({unlock}, timeout=self._limits.lock_timeout_s)
+
+    def _unlocked(self, queue: Queue, unlock: asyncio.Future[Frame]) -> None:
+        """An unlock was answered, or will never be."""
+        del self._unlocks[queue]
+        error = unlock.exception()
+        if error is None or isinstance(error, BrokerRefused):
+            if error is not None:
+                log.info("unlock_refused", queue=str(queue), reason=str(error), hint="it was not ours any more")
+            self.taken([queue])
+            self._unanswered.discard(queue)
+        else:
+            log.info("unlock_failed", queue=str(queue), reason=str(error), hint="it is tried again")
+            self.doubt([queue])
+            self._unanswered.add(queue)
+
+    async def _asked(self, queue: Queue) -> None:
+        """Returns when no lock request of the queue is under way."""
+        under_way = [asking for asking, queues in self._under_way.items() if queue in queues]
+        if under_way:
+            await asyncio.wait(under_way)
+
+    def abandon(self, held: Mapping[Queue, Lease]) -> None:
+        """Unlocks these and those in doubt, without waiting for an answer: nobody has the time to."""
+        epochs = dict.fromkeys(self._doubtful, 0) | {queue: lease.epoch for queue, lease in held.items()}
+        for broker_name, queues in by_broker(epochs).items():
+            connection = self._cluster.connected(broker_name)
+            if connection is None or not connection.is_open:
+                continue
+            for part in parts(queues, self._limits.lock_queues):
+                body = self._unlock_body({queue: epochs[queue] for queue in part})
+                connection.oneway(RequestCode.UNLOCK_BATCH_MQ, {}, body)
+        self._doubtful.clear()
+
+    def _unlock_body(self, epochs: Mapping[Queue, int]) -> bytes:
+        known = {queue: epoch for queue, epoch in epochs.items() if epoch}
+        request = LockRequest(self._client_id, self._group, tuple(epochs), handover=True, epochs=known)
+        return group_bodies.encode_lock_request(request)
+
+
+# ------------------------------------------------------------------------------
+# Collects one member's news about several queues in one request per broker: commits, and commits with the unlock of
+# queues that are handed over.
+#
+# Only Rocketlet's brokers take that. Elsewhere, and where it did not work, each queue has requests of its own
+# (`leases`).
+
+
+class _Batch:
+    """The queues that are handed over to one broker together."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[Queue, int] = {}
+        self.epochs: dict[Queue, int] = {}
+
+
+class HandOvers:
+    """Hands one member's queues over."""
+
+    def __init__(self, cluster: Cluster, group: str, client_id: str) -> None:
+        self._cluster = cluster
+        self._limits = cluster.limits
+        self._group = group
+        self._client_id = client_id
+        self._batches: dict[str, tuple[_Batch, asyncio.Task[set[Queue]]]] = {}
+
+    async def hand_over(self, queue: Queue, offset: int, lease: Lease) -> bool:
+        """Commits and unlocks a queue, with all others of its broker that are ready in the same turn of the loop. True if the
+        broker has done both."""
+        connection = self._cluster.connected(queue.broker_name)
+        if connection is None or not connection.speaks_msgpack or not lease.epoch or lease.is_over:
+            return False
+        known = self._batches.get(queue.broker_name)
+        if known is None or len(known[0].offsets) >= self._limits.lock_queues:
+            batch = _Batch()
+            self._batches[queue.broker_name] = batch, asyncio.create_task(self._send(queue.broker_name, batch))
+        batch, sending = self._batches[queue.broker_name]
+        batch.offsets[queue], batch.epochs[queue] = offset, lease.epoch
+        return queue in await asyncio.shield(sending)
+
+    async def commit(
+        self, broker_name: str, offsets: Mapping[Queue, int], leases: Mapping[Queue, Lease]
+    ) -> tuple[set[Queue], set[Queue]]:
+        """Commits queues of one broker, as many in one request as it takes; that renews their leases there, too. The queues
+        that are committed, and those that are to be tried alone: a broker that does not answer is not asked again, because
+        by then a pull may carry a later offset."""
+        answers = [
+            await self._commit(broker_name, part, offsets, leases)
+            for part in parts(list(offsets), self._limits.lock_queues)
+        ]
+        return set().union(*(done for done, _ in answers)), set().union(*(alone for _, alone in answers))
+
+    async def _commit(
+        self, broker_name: str, queues: list[Queue], said: Mapping[Queue, int], leases: Mapping[Queue, Lease]
+    ) -> tuple[set[Queue], set[Queue]]:
+        offsets = {queue: said[queue] for queue in queues}
+        connection = self._cluster.connected(broker_name)
+        epochs = {queue: leases[queue].epoch for queue in offsets}
+        if len(offsets) < 2 or connection is None or not connection.speaks_msgpack or not all(epochs.values()):
+            return set(), set(offsets)
+        request = LockRequest(self._client_id, self._group, tuple(offsets), True, epochs, offsets)
+        try:
+            body = group_bodies.encode_lock_request(request)
+            answer = await connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, OFFSET_TIMEOUT_S)
+            stored = group_bodies.decode_committed(answer.body)
+        except (BrokerRefused, BodyError) as error:
+            log.info("commits_refused", broker=broker_name, reason=str(error), hint="each queue is tried alone")
+            return set(), set(offsets)
+        except RocketletError as error:
+            log.warning("commit_failed", broker=broker_name, reason=str(error), hint="the next commit includes it")
+            return set(), set()
+        done = {queue for queue, offset in offsets.items() if stored.get(queue) == offset}
+        return done, offsets.keys() - done
+
+    async def _send(self, broker_name: str, batch: _Batch) -> set[Queue]:
+        """The queues that the broker has committed and unlocked."""
+        await asyncio.sleep(0)  # the others that are ready
+        known = self._batches.get(broker_name)
+        if known is not None and known[0] is batch:  # not one that was begun when this one was full
+            del self._batches[broker_name]
+        connection = self._cluster.connected(broker_name)
+        if connection is None:  # waiting for one, the commit would arrive after a later one
+            return set()
+        request = LockRequest(self._client_id, self._group, tuple(batch.offsets), True, batch.epochs, batch.offsets)
+        try:
+            body = group_bodies.encode_lock_request(request)
+            answer = await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, OFFSET_TIMEOUT_S)
+            return set(group_bodies.decode_locked(answer.body))
+        except (RocketletError, BodyError) as error:
+            log.info("hand_over_delayed", broker=broker_name, reason=str(error), hint="each queue is tried alone")
+            return set()
+
+
+# ------------------------------------------------------------------------------
+# Tells every broker of the routes that this member is here, and knows which of them have heard it.
+#
+# Apache's brokers forget a member after 120 s without a heartbeat; a Rocketlet broker gives no lock to a connection
+# that has sent none.
+
+
+class Heartbeats:
+    """`describe` makes the heartbeat as it is now; `addresses` names the brokers that are to get it."""
+
+    def __init__(
+        self, cluster: Cluster, describe: Callable[[], Heartbeat], addresses: Callable[[], Iterable[str]]
+    ) -> None:
+        self._cluster = cluster
+        self._limits = cluster.limits
+        self._describe = describe
+        self._addresses = addresses
+        self._registered: set[str] = set()
+        self._failing: set[str] = set()
+        self._beating: dict[str, asyncio.Task[None]] = {}  # at single brokers
+        self.refusal: BrokerRefused | None = None
+        self._said = b""
+        self._news = asyncio.Event()
+
+    @property
+    def are_failing(self) -> bool:
+        """Whether a broker has not answered the last heartbeat."""
+        return bool(self._failing)
+
+    def is_registered(self, address: str | None) -> bool:
+        """Whether the broker at this address has heard this member on the connection that is open."""
+        return address in self._registered
+
+    def forget(self, address: str | None = None) -> None:
+        """This broker, or all of them, must hear this member again."""
+        if address is None:
+            self._registered.clear()
+        else:
+            self._registered.discard(address)
+
+    def tell_news(self) -> None:
+        """`beat_forever` says it now, if it would say something else than the last time."""
+        if bodies.encode_heartbeat(self._describe()) != self._said:
+            self._news.set()
+
+    async def beat(self) -> None:
+        """Registers at every broker, and returns when each has answered or failed to."""
+        self._said = body = bodies.encode_heartbeat(self._describe())
+        addresses = set(self._addresses())
+        self._failing &= addresses  # a broker that moved is not awaited where it was
+        await asyncio.gather(*(self._beat_at(address, body) for address in addresses))
+
+    async def register(self, addresses: Iterable[str] | None = None, patience_s: float | None = None) -> None:
+        """Says it to those of all brokers, or of these, that have not heard it. Returns when each of them has answered or
+        failed to, or after `patience_s`: a broker that stands still keeps nobody from the others. Its heartbeat goes on."""
+        named = self._addresses() if addresses is None else addresses
+        news = {address for address in named if address not in self._registered}
+        for address in news - self._beating.keys():
+            beating = asyncio.create_task(self._beat_at(address, bodies.encode_heartbeat(self._describe())))
+            self._beating[address] = beating
+            beating.add_done_callback(partial(self._has_beaten, address))
+        if news:
+            await asyncio.wait([self._beating[address] for address in news], timeout=patience_s)
+
+    def _has_beaten(self, address: str, beating: asyncio.Task[None]) -> None:
+        del self._beating[address]
+
+    async def stop(self) -> None:
+        """Ends what `register` has not waited for."""
+        await cancelled(self._beating.values())
+
+    async def _beat_at(self, address: str, body: bytes) -> None:
+        try:
+            connection = await self._cluster.connection(address)
+            await connection.request(RequestCode.HEART_BEAT, {}, body)
+        except RocketletError as error:
+            self._registered.discard(address)
+            self.refusal = error if isinstance(error, BrokerRefused) else None
+            if address not in self._failing:
+                log.warning("heartbeat_failed", broker=address, reason=str(error))
+            self._failing.add(address)
+        else:
+            self._registered.add(address)
+            if address in self._failing:
+                self._failing.discard(address)
+                log.info("broker_back", broker=address)
+
+    async def beat_forever(self) -> None:
+        while True:
+            limits = self._limits
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limits.heartbeat_retry_s if self._failing else limits.heartbeat_interval_s):
+                    await self._news.wait()
+            self._news.clear()
+            await self.beat()

@@ -1,42 +1,46 @@
-"""One client in one consumer group: puts heartbeats, the rebalance and leases together.
-
-heartbeats   tells brokers that the member is here
-rebalance    when queues change hands, and what the member's share is
-leases       how a queue changes hands, and how long it is ours
-"""
+"""Membership in a consumer group: joins, rebalances, asks brokers for its share, leaves; broadcasting members."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
+import orjson
+
+from ...host.files import locked_beside, read_file
 from ...host.version import own_version
-from ...protocol import names
-from ...protocol.allocation import AVG, Strategy
-from ...protocol.bodies import ConsumerData, Heartbeat
-from ...protocol.codes import RequestCode
+from ...protocol import group_bodies, names
+from ...protocol.allocation import AVG, ByPosition, Sticky, Strategy, subscribe_queues
+from ...protocol.bodies import BodyError, ConsumerData, Heartbeat, Route
+from ...protocol.codes import EXT_DETAIL, EXT_PLACES, EXT_SEEN_QUEUES, EXT_SHARES, RequestCode
 from ...protocol.config import MAX_REQUEST_QUEUES
-from ...protocol.counting import counted
-from ...protocol.frame import Frame
-from ...protocol.headers import UnregisterClient, write
-from ...protocol.queue import Queue
-from ...protocol.schema import BodyError
-from ...protocol.subscription import Subscription
-from ..config import HEARTBEAT_BYTES, HEARTBEAT_QUEUE_BYTES, At, Start
-from ..errors import RocketletError
-from ..lease import Lease
-from ..log import get_logger
-from ..tasks import cancelled
-from ..wire.cluster import Cluster
-from ..wire.connection import Connection
-from ..wire.identity import new_client_id
-from .heartbeats import Heartbeats
-from .leases import Leases, QueueUser
-from .offsets import GroupOffsets
-from .rebalance import Rebalance
-from .shares import Shares
+from ...protocol.frame import Ext, Frame
+from ...protocol.group_bodies import BrokerShare, Place
+from ...protocol.headers import ConsumerGroup, UnregisterClient, write
+from ...protocol.names import Queue, Subscription, counted
+from ..config import HEARTBEAT_BYTES, HEARTBEAT_QUEUE_BYTES, MAX_INT, MAX_LONG, MAX_OFFSETS_BYTES, PLACE_S, At, Start
+from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, RocketletError, get_logger
+from ..message import Lease, clock_s
+from ..wire.cluster import Cluster, new_client_id
+from ..wire.connection import Connection, cancelled
+from .leases import Heartbeats, Leases, QueueUser
+from .offsets import GroupOffsets, begin_offset
 
 log = get_logger("rocketlet.membership")
+broadcast_log = get_logger("rocketlet.broadcast")
+
+
+# ------------------------------------------------------------------------------
+# One client in one consumer group: puts heartbeats, the rebalance and leases together.
+#
+# heartbeats   tells brokers that the member is here
+# rebalance    when queues change hands, and what the member's share is
+# leases       how a queue changes hands, and how long it is ours
 
 
 class Membership:
@@ -244,3 +248,526 @@ def _consume_from(start: Start) -> str:
     if isinstance(start, int):
         return "CONSUME_FROM_TIMESTAMP"
     return "CONSUME_FROM_FIRST_OFFSET" if start == "first" else "CONSUME_FROM_LAST_OFFSET"
+
+
+# ------------------------------------------------------------------------------
+# WHEN queues change hands, and WHAT this member's share is: one loop that computes the share and asks `Leases` to get
+# there.
+#
+# Every member asks for the list of members and computes its own share (`shares`, by the strategies of
+# `protocol/allocation`). Members see changes at different moments, so shares overlap for a while; the locks in
+#     `leases` keep
+# owners single meanwhile.
+#
+# A failed or empty lookup of routes or members changes nothing.
+
+
+class Rebalance:
+    """Rebalances one member. `wake` starts a pass; `settled` is set while the member holds exactly its share."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topics: Iterable[str],
+        leases: Leases,
+        shares: Shares,
+        heartbeats: Heartbeats,
+        *,
+        wake: asyncio.Event,
+        settled: asyncio.Event,
+    ) -> None:
+        self._cluster = cluster
+        self._limits = cluster.limits
+        self._topics = list(topics)
+        self._leases = leases
+        self._shares = shares
+        self._heartbeats = heartbeats
+        self._wake = wake
+        self._settled = settled
+        self._results: dict[str, set[Queue]] = {}
+        self._queues: dict[str, tuple[Route, list[Queue]]] = {}
+        self._grown: set[str] = set()
+        self.missing: set[str] = set()  # topics that no name server knows
+
+    def add_topics(self, topics: Iterable[str]) -> None:
+        self._topics = list(dict.fromkeys((*self._topics, *topics)))
+        self._wake.set()
+
+    def grown(self, topic: str) -> None:
+        """A topic has other queues than before: its route is looked up in the next pass."""
+        if topic in self._topics:
+            self._grown.add(topic)
+
+    async def run_forever(self, *, leaving: bool = False) -> None:
+        """leaving: takes nothing more, but sees to it that brokers know this member until everything is handed over."""
+        step = self._keep_in_touch if leaving else self._pass
+        while True:
+            self._wake.clear()
+            self._retry_s = self._limits.rebalance_interval_s
+            try:
+                await step()
+            except Exception:
+                log.exception("rebalance_failed")
+                self._retry_s = self._limits.lock_retry_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._retry_s):
+                    await self._wake.wait()
+
+    async def _pass(self) -> None:
+        """Finds this member's share, gives up queues outside of it, and locks new ones."""
+        await self._keep_in_touch()
+        await self._look_up_grown()
+        mine, complete = await self._share_of_all()
+        leases = self._leases
+        if mine != leases.owned.keys():
+            self._settled.clear()
+        for queue in leases.owned.keys() - mine:
+            leases.release(queue)
+        await leases.acquire(mine)
+        if leases.are_doubtful:
+            self._retry_s = min(self._retry_s, self._limits.lock_retry_s)
+        holds_all = complete and mine == leases.owned.keys()
+        if not holds_all:
+            self._retry_s = min(self._retry_s, self._limits.lock_retry_s)
+        if not holds_all or leases.are_releasing:
+            self._settled.clear()
+        else:
+            self._settled.set()
+            self._heartbeats.tell_news()  # so that watchers see the assignment as this member does
+
+    async def _keep_in_touch(self) -> None:
+        await self._register()
+        await self._leases.reclaim()
+
+    async def _register(self) -> None:
+        """A broker that is new, or back, hears this member before it is asked for anything."""
+        await self._heartbeats.register(patience_s=self._limits.register_patience_s)
+        if not all(map(self._heartbeats.is_registered, self._cluster.masters().values())):
+            self._retry_s = self._limits.reconnect_s
+
+    async def _look_up_grown(self) -> None:
+        grown, self._grown = self._grown, set()
+        for topic in grown:
+            try:
+                await self._cluster.find_route(topic)
+            except (RocketletError, BodyError) as error:
+                log.info("lookup_failed", topic=topic, reason=str(error), hint="it is looked up again")
+                self._grown.add(topic)
+                self._retry_s = min(self._retry_s, self._limits.lock_retry_s)
+
+    async def _share_of_all(self) -> tuple[set[Queue], bool]:
+        """This member's queues of all topics; False with them if those of a topic are not known, and stay as they are."""
+        mine: set[Queue] = set()
+        complete = not self._leases.are_suspended
+        for topic in self._topics:
+            share = await self._share_of(topic)
+            if share is None:
+                complete = False
+                share = {queue for queue in self._leases.owned if queue.topic == topic}
+            mine |= share
+        return mine, complete
+
+    def _miss(self, topic: str) -> None:
+        """Says once that a topic does not exist; a group's retry topic comes with its first retry."""
+        if topic not in self.missing and not topic.startswith(names.RETRY_PREFIX):
+            self.missing.add(topic)
+            hint = (
+                "create it, send to it, or check its name and its brokers; it is read from its start when it is there"
+            )
+            log.warning("topic_missing", topic=topic, hint=hint)
+
+    async def _share_of(self, topic: str) -> set[Queue] | None:
+        """The queues of a topic that are this member's; None if that cannot be known now."""
+        began_s = clock_s()
+        try:
+            route = self._cluster.route(topic) or await self._cluster.find_route(topic)
+            if route is None:
+                self._retry_s = min(self._retry_s, self._limits.missing_route_interval_s)
+                self._miss(topic)
+                return set() if topic.startswith(names.RETRY_PREFIX) else None
+            self.missing.discard(topic)
+            queues = self._queues_of(topic, route)
+            share = await self._shares.of(topic, queues)
+        except (RocketletError, BodyError) as error:
+            log.info("lookup_failed", topic=topic, reason=str(error), hint="the assignment stays")
+            return None
+        if share is None:
+            self._heartbeats.forget()  # the broker forgot us: register again
+            return None
+        self._note(topic, share, clock_s() - began_s)
+        if share.unknown:
+            self._grown.add(topic)  # others know more brokers: the name server may, too, by the next pass
+            self._retry_s = min(self._retry_s, self._limits.lock_retry_s)
+        return set(share.mine)
+
+    def _queues_of(self, topic: str, route: Route) -> list[Queue]:
+        """Sorted once per route: there is a pass for each change of the group."""
+        found = self._queues.get(topic)
+        if found is None or found[0] is not route:
+            found = self._queues[topic] = (route, subscribe_queues(topic, route))
+        return found[1]
+
+    def _note(self, topic: str, share: Share, look_up_s: float) -> None:
+        """Logs an event if the result has changed, with the fields of Apache's `rebalanced result changed`."""
+        mine, before = set(share.mine), self._results.get(topic, set())
+        if topic in self._results and mine == before:
+            return
+        self._results[topic] = mine
+        log.info(
+            "rebalanced",
+            strategy=self._shares.strategy_name,
+            group=self._shares.group,
+            topic=topic,
+            client_id=self._shares.client_id,
+            queues=len(share.queues),
+            members=share.members,
+            result_count=len(mine),
+            result=sorted(map(str, mine)),
+            added=sorted(map(str, mine - before)),
+            removed=sorted(map(str, before - mine)),
+            look_up_ms=round(look_up_s * 1000, 1),
+        )
+
+
+# ------------------------------------------------------------------------------
+# Finds the queues of a topic that are a member's: asks brokers for the members, or only for a place among them, and
+# lets the strategy divide the queues.
+#
+# A strategy that needs no ids is told a position and a count by Rocketlet's broker, so that the answers to all
+# members of a group grow with their number and not with its square. STICKY's shares come from the broker for the same
+# reason.
+
+
+class Share(NamedTuple):
+    """A member's share of one topic: the queues that are `mine`, of `queues` in all, among so many members. `unknown` are
+    the ones on brokers that only other members know."""
+
+    mine: list[Queue]
+    queues: list[Queue]
+    members: int
+    unknown: list[Queue]
+
+
+class _Told(NamedTuple):
+    """A broker's unasked news about a topic: this member's position among so many (`place`), or its share. Both hold for
+    the queues that the members saw then."""
+
+    connection: Connection
+    told_s: float
+    place: Place | None = None
+    share: BrokerShare | None = None
+
+
+class Shares:
+    """The shares of one member of one group."""
+
+    def __init__(self, cluster: Cluster, group: str, client_id: str, strategy: Strategy) -> None:
+        self._cluster = cluster
+        self.group = group
+        self.client_id = client_id
+        self._strategy = strategy
+        self._by_position = strategy if isinstance(strategy, ByPosition) else None
+        self._detail = "share" if isinstance(strategy, Sticky) else "position" if self._by_position else "members"
+        self._told: dict[str, _Told] = {}
+        self._silent_s: dict[str, float] = {}  # when a broker last left a question unanswered
+
+    @property
+    def strategy_name(self) -> str:
+        return self._strategy.name
+
+    async def of(self, topic: str, queues: list[Queue]) -> Share | None:
+        """The member's share of all queues of a topic; None if the broker does not count it among the members. Raises
+        RocketletError and BodyError."""
+        told = self._told.get(topic)
+        if told is not None and self._may_use(queues, told):
+            if told.share is not None and told.share.queues == len(queues):
+                return Share(told.share.of(topic), queues, told.share.members, [])
+            place = told.place
+            # Where others see more, they share more out: a member that takes its part of less leaves queues to nobody.
+            if (
+                place is not None
+                and place.position >= 0
+                and place.queues == len(queues)
+                and self._by_position is not None
+            ):
+                mine = self._by_position.allocate_at(place.position, place.members, queues)
+                return Share(mine, queues, place.members, [])
+        return await self._ask(topic, queues)
+
+    async def _ask(self, topic: str, queues: list[Queue]) -> Share | None:
+        answer = await self._members(topic, queues, self._detail)
+        unknown = _unknown(topic, queues, answer)
+        queues = sorted(queues + unknown)
+        found = group_bodies.decode_shares(str(answer.ext.get(EXT_SHARES, "{}")).encode()).get(topic)
+        if found is not None:
+            return Share(found.of(topic), queues, found.members, unknown)
+        if "index" in answer.ext:
+            index, count = int(answer.ext["index"]), int(answer.ext["count"])
+            strategy = self._by_position or AVG
+            return None if index < 0 else Share(strategy.allocate_at(index, count, queues), queues, count, unknown)
+        ids = names.sorted_ids(group_bodies.decode_members(answer.body))
+        if self.client_id not in ids:
+            return None
+        return Share(self._strategy.allocate(self.client_id, queues, ids), queues, len(ids), unknown)
+
+    def told(self, connection: Connection, ext: Mapping[str, object]) -> None:
+        """A broker has said that the group has changed, and perhaps what this member would ask. Raises BodyError."""
+        places = group_bodies.decode_places(str(ext.get(EXT_PLACES, "{}")).encode())
+        shares = group_bodies.decode_shares(str(ext.get(EXT_SHARES, "{}")).encode())
+        now_s = clock_s()
+        # Else this member is told its share by another broker than newcomers, which take other shares then.
+        self._silent_s = {
+            name: s for name, s in self._silent_s.items() if self._cluster.connected(name) is not connection
+        }
+        if EXT_PLACES in ext or EXT_SHARES in ext:
+            # its earlier news is over, also where it has none now: a member with another strategy has joined
+            self._told = {topic: told for topic, told in self._told.items() if told.connection is not connection}
+        self._told |= {topic: _Told(connection, now_s, place=place) for topic, place in places.items()}
+        self._told |= {topic: _Told(connection, now_s, share=share) for topic, share in shares.items()}
+
+    def _may_use(self, queues: list[Queue], told: _Told) -> bool:
+        """Whether it is fresh, and of the broker that would be asked."""
+        brokers = self._asked(queues)
+        first = self._cluster.connected(brokers[0]) if brokers else None
+        is_fresh = clock_s() - told.told_s < PLACE_S
+        return is_fresh and told.connection is first
+
+    async def _members(self, topic: str, queues: list[Queue], detail: str | None) -> Frame:
+        """The members that subscribe to a topic, by the first broker of its queues that answers."""
+        error: RocketletError = ConnectionFailed(f"no broker of the topic {topic} is known")
+        ext: Ext = write(ConsumerGroup(self.group, topic)) | ({EXT_DETAIL: detail} if detail else {})
+        if detail == "share":
+            counts = Counter(queue.broker_name for queue in queues)
+            ext = {**ext, EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(counts)}
+        for broker_name in self._asked(queues):
+            try:
+                connection = await self._cluster.broker(broker_name)
+                return await connection.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
+            except (ConnectionFailed, RequestTimeout, BrokerRefused) as failed:
+                error = failed
+                if isinstance(failed, RequestTimeout):
+                    self._silent_s[broker_name] = clock_s()
+        raise error
+
+    def _asked(self, queues: list[Queue]) -> list[str]:
+        """The brokers of the queues in the order in which they are asked: one that did not answer is the last for a while."""
+        since_s = clock_s() - PLACE_S
+        brokers = dict.fromkeys(queue.broker_name for queue in queues)
+        return sorted(brokers, key=lambda name: self._silent_s.get(name, since_s) > since_s)
+
+
+def _unknown(topic: str, queues: list[Queue], answer: Frame) -> list[Queue]:
+    """The queues of brokers that are missing in this member's route only: a broker was away when it joined. The others share
+    them out with it; without them it would take other queues than they leave to it."""
+    seen = group_bodies.decode_seen_queues(str(answer.ext.get(EXT_SEEN_QUEUES, "{}")).encode())
+    missing = seen.keys() - {queue.broker_name for queue in queues}
+    return [Queue(topic, broker_name, number) for broker_name in missing for number in range(seen[broker_name])]
+
+
+# ------------------------------------------------------------------------------
+# Broadcasting: every member reads every queue, from offsets that it keeps in a file of its own.
+
+
+class Broadcast:
+    """Stands where `Membership` stands in a clustering consumer, without rebalance and locks.
+
+    offsets_file: where this member's offsets are kept between runs; without one every run starts anew. It is locked while the
+    member runs: two that write one file would each go on, when they start again, where the other was.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str,
+        subscriptions: Mapping[str, Subscription],
+        user: QueueUser,
+        *,
+        start: Start,
+        offsets_file: Path | str | None,
+    ) -> None:
+        self.client_id = new_client_id(cluster.client_name)
+        self.owned: dict[Queue, Lease] = {}
+        self._cluster = cluster
+        self._limits = cluster.limits
+        self._group = group
+        self._subscriptions = dict(subscriptions)
+        self._user = user
+        self._start = start
+        self._file = None if offsets_file is None else Path(os.path.realpath(offsets_file))  # a link stays one
+        self._offsets = _load(offsets_file)
+        self._lock: BinaryIO | None = None
+        self._at_joining: frozenset[Queue] = frozenset()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._heartbeats = Heartbeats(cluster, self._described, lambda: cluster.masters().values())
+        cluster.keeps_brokers = True  # one that restarts is connected with as soon as it is back
+        cluster.listen(on_change=lambda topic: self._wake.set(), on_lost=lambda address: self._wake.set())
+
+    async def join(self) -> None:
+        self._lock = _locked(self._file)
+        self._offsets = _load(self._file)  # another member may have kept its offsets since
+        for topic in self._subscriptions:
+            await self._cluster.find_route(topic)
+        self._at_joining = frozenset(
+            queue
+            for topic in self._subscriptions
+            if (route := self._cluster.route(topic)) is not None
+            for queue in subscribe_queues(topic, route)
+        )
+        await self._heartbeats.beat()
+        await self._take_queues()
+        self._tasks = [asyncio.create_task(self._keep_up(), name="broadcast")]
+
+    async def leave(self) -> None:
+        await cancelled(self._tasks)
+        try:
+            for queue in list(self.owned):
+                del self.owned[queue]
+                offset = await self._user.give_queue(queue)
+                if offset is not None:
+                    self._offsets[queue] = offset
+                self._user.lose_queue(queue)
+        finally:  # also if cancelled
+            self._save()
+            self._unlock()
+
+    async def abandon(self) -> None:
+        """Like `Membership.abandon`."""
+        await cancelled(self._tasks)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def unsettled(self) -> str:
+        """Why the member is not settled, in words; empty if it is."""
+        topics = [topic for topic in self._subscriptions if self._cluster.route(topic) is None]
+        return f"no name server knows the topic {', '.join(topics)}" if topics else "a broker of its queues is away"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has taken every queue."""
+        return self._settled.is_set()
+
+    async def settled(self) -> None:
+        await self._settled.wait()
+
+    async def commit(self, offsets: Mapping[Queue, int]) -> set[Queue]:
+        self._offsets |= offsets
+        self._save()
+        return set(offsets)
+
+    async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
+        await self.commit({queue: offset})
+
+    def _described(self) -> Heartbeat:
+        consumer = ConsumerData(
+            self._group,
+            "CONSUME_PASSIVELY",
+            "BROADCASTING",
+            subscriptions=tuple(self._subscriptions.values()),
+            own_version=own_version(),
+        )
+        return Heartbeat(self.client_id, (consumer,))
+
+    async def _keep_up(self) -> None:
+        """Heartbeats, which connect with a broker that is back, and takes the queues that routes show."""
+        loop = asyncio.get_running_loop()
+        beat_s = loop.time()
+        while True:
+            self._wake.clear()
+            missing = await self._take_queues()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s(missing=missing)):
+                    await self._wake.wait()
+            is_due = missing or self._wake.is_set() or self._heartbeats.are_failing
+            if is_due or loop.time() - beat_s >= self._limits.heartbeat_interval_s:
+                await self._heartbeats.beat()
+                beat_s = loop.time()
+
+    def _pause_s(self, *, missing: bool) -> float:
+        if missing:
+            return self._limits.missing_route_interval_s
+        return self._limits.heartbeat_retry_s if self._heartbeats.are_failing else self._limits.rebalance_interval_s
+
+    async def _take_queues(self) -> bool:
+        """Takes every queue; True if something could not be taken yet."""
+        missing = False
+        for topic in self._subscriptions:
+            try:
+                route = self._cluster.route(topic) or await self._cluster.find_route(topic)
+                queues = subscribe_queues(topic, route) if route is not None else []
+                missing = missing or not queues
+                for queue in queues:
+                    if queue not in self.owned:
+                        offset = await self._start_offset(queue)
+                        self.owned[queue] = Lease(0)
+                        self._user.take_queue(queue, offset, self.owned[queue])
+            except (RocketletError, BodyError) as error:
+                broadcast_log.info("queues_not_taken", topic=topic, reason=str(error))
+                missing = True
+        if not missing:
+            self._settled.set()
+        return missing
+
+    async def _start_offset(self, queue: Queue) -> int:
+        kept = self._offsets.get(queue)
+        if kept is not None:
+            return kept
+        start = self._start if queue in self._at_joining else "first"
+        return await begin_offset(await self._cluster.broker(queue.broker_name), queue, start)
+
+    def _save(self) -> None:
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        value = [[*queue, offset] for queue, offset in self._offsets.items()]
+        temporary = self._file.with_name(f"{self._file.name}.new")  # another file's has another name
+        temporary.write_bytes(orjson.dumps(value))
+        os.replace(temporary, self._file)
+
+
+def _locked(path: Path | None) -> BinaryIO | None:
+    if path is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return locked_beside(path)
+    except BlockingIOError:
+        raise ConfigError(
+            f"offsets_file: {path} is in use by another member; each member needs a file of its own"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"offsets_file: {path} cannot be written: {error}") from None
+
+
+def _load(path: Path | str | None) -> dict[Queue, int]:
+    if path is None:
+        return {}
+    try:
+        kept = read_file(path, MAX_OFFSETS_BYTES)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"offsets_file: {path} cannot be read: {error}") from None
+    try:
+        return dict(map(_entry, _listed(orjson.loads(kept))))
+    except ValueError as error:
+        raise ConfigError(
+            f"offsets_file: {path} is damaged ({error}); restore it, or delete it to start again"
+        ) from None
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"it holds {value!r:.100}, which is not a list")
+    return value
+
+
+def _entry(item: Any) -> tuple[Queue, int]:
+    match item:
+        case [str(topic), str(broker), int(number), int(offset)] if 0 <= number <= MAX_INT and 0 <= offset <= MAX_LONG:
+            return Queue(topic, broker, number), offset
+    raise ValueError(f"{item!r:.100} is not an offset of a queue")

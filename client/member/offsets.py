@@ -12,17 +12,11 @@ from ...protocol.allocation import subscribe_queues
 from ...protocol.codes import EXT_UNKNOWN, RequestCode, ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.headers import Offset, QueueOffset, TopicQueue, UpdateOffset, write
-from ...protocol.names import RETRY_PREFIX
-from ...protocol.queue import Queue
-from ...protocol.subscription import Subscription
+from ...protocol.names import RETRY_PREFIX, Queue, Subscription
 from ..config import OFFSET_TIMEOUT_S, PULL_COMMIT_S, At, Start
-from ..errors import BrokerRefused, ConnectionFailed, RocketletError
-from ..log import get_logger
-from ..wire.answers import header_of
-from ..wire.cluster import Cluster, by_broker
-from ..wire.connection import Connection
-from ..wire.pull_header import pull_header
-from ..wire.stored_since import stored_since
+from ..errors import BrokerRefused, ConnectionFailed, RocketletError, get_logger
+from ..wire.cluster import Cluster, by_broker, pull_header, stored_since
+from ..wire.connection import Connection, header_of
 
 log = get_logger("rocketlet.offsets")
 

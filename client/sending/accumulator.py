@@ -1,36 +1,94 @@
-"""Messages that are sent in one turn of the event loop to one queue travel as one SEND_BATCH_MESSAGE.
-
-Nothing waits: the batch leaves when the turn ends, which is when a single message would have left. A message that is alone in
-its turn is a SEND_MESSAGE_V2. Each message has its own future, and so its own result and error.
-
-When everything was answered, the first half of what probably follows leaves before the turn ends: in one piece, client and
-broker would wait for each other in turn. With two batches on the way both work at once (`Overlap`).
-
-While a broker is slower than its senders, batches wait for it, one behind the other. Senders are not woken meanwhile.
-"""
+"""Batches: collects the messages that one event-loop iteration sends to a queue, and encodes them."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import count, repeat
 from operator import methodcaller
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ...protocol.batch import encode_columns
-from ...protocol.codes import RequestCode
+from ...host.address import local_address
+from ...protocol import names
+from ...protocol import properties as props
+from ...protocol.codes import RequestCode, ResponseCode
+from ...protocol.config import MAX_BODY_BYTES, SENT_PROPERTY_BYTES
 from ...protocol.frame import ExtValue, Frame
+from ...protocol.message import encode_columns
+from ...protocol.names import Queue
 from ...protocol.properties import NAME_END, UNIQUE_KEY
-from ...protocol.queue import Queue
 from ..config import BATCH_MESSAGES, MAX_OVERLAP_PAUSE, OVERLAP_BATCHES, OVERLAP_MESSAGES
-from ..errors import AnswerUnreadable, RequestTimeout, RocketletError
-from ..message import SendResult
+from ..errors import AnswerUnreadable, MessageIllegal, RequestTimeout, RocketletError
+from ..message import Outgoing, SendResult
 from ..wire.connection import Connection
-from .sent import STORED, sent_result, sent_results
-from .unique_keys import UniqueKeys
+
+# ------------------------------------------------------------------------------
+# The id of a message, which its sender makes.
+
+
+_TWO_DIGITS: Final = tuple(f"{number:02X}" for number in range(256))
+
+
+class UniqueKeys:
+    """Makes the ids that identify a message from its first send on: address, pid, time, counter, in hex."""
+
+    CHARS: Final = 32
+
+    def __init__(self) -> None:
+        prefix = socket.inet_aton(local_address()) + (os.getpid() & 0xFFFF).to_bytes(2, "big") + os.urandom(4)
+        self.prefix = prefix.hex().upper()
+        self._counter = 0
+        month = time.localtime()
+        self.month_began_ms = int(time.mktime((month.tm_year, month.tm_mon, 1, 0, 0, 0, 0, 0, -1)) * 1000)
+        self._stem = ""
+        self.stamped_ms = 0
+        self.stamp(int(time.time() * 1000))
+
+    def stamp(self, now_ms: int) -> None:
+        """Sets the time in the ids that follow."""
+        self.stamped_ms = now_ms
+        self._stem = f"{self.prefix}{(now_ms - self.month_began_ms) & 0x7FFFFFFF:08X}"
+
+    def next(self) -> str:
+        """Another id."""
+        number = self._counter
+        if number == 0xFFFF:
+            return self.take(1)[0]
+        self._counter = number + 1
+        return self._stem + _TWO_DIGITS[number >> 8] + _TWO_DIGITS[number & 0xFF]
+
+    def take(self, count: int) -> list[str]:
+        """So many ids. With a new time when the counter begins anew, so that no id comes twice."""
+        ids: list[str] = []
+        while count > 0:
+            high, low = self._counter >> 8, self._counter & 0xFF
+            stem, ends = self._stem + _TWO_DIGITS[high], _TWO_DIGITS[low : low + count]
+            ids += [stem + end for end in ends]
+            count -= len(ends)
+            self._counter = (self._counter + len(ends)) & 0xFFFF
+            if not self._counter:
+                self.stamp(int(time.time() * 1000))
+        return ids
+
+
+# ------------------------------------------------------------------------------
+# Messages that are sent in one turn of the event loop to one queue travel as one SEND_BATCH_MESSAGE.
+#
+# Nothing waits: the batch leaves when the turn ends, which is when a single message would have left. A message that
+# is alone in its turn is a SEND_MESSAGE_V2. Each message has its own future, and so its own result and error.
+#
+# When everything was answered, the first half of what probably follows leaves before the turn ends: in one piece,
+# client and broker would wait for each other in turn. With two batches on the way both work at once (`Overlap`).
+#
+# While a broker is slower than its senders, batches wait for it, one behind the other. Senders are not woken
+# meanwhile.
+
 
 Pending = tuple["asyncio.Future[SendResult]", str, bytes, str, str | None, Queue | None]
 """A message on its way: its future, its id, body and properties; the queue key and the queue that its sender asked for. A
@@ -282,3 +340,203 @@ def _body(batch: Batch) -> bytes:
     return encode_columns(
         repeat(0), [message[2] for message in batch.messages], [text.encode() for text in batch.texts]
     )
+
+
+# ------------------------------------------------------------------------------
+# Reads where messages were stored from the answer to a send.
+
+
+_new_tuple: Final = tuple.__new__  # a NamedTuple's own constructor costs twice as much
+
+# a full success, or stored but not yet flushed or copied: never to be sent again
+STORED: Final[Mapping[int, Literal["ok", "flush timeout", "slave timeout", "no slave"]]] = {
+    ResponseCode.SUCCESS: "ok",
+    ResponseCode.FLUSH_DISK_TIMEOUT: "flush timeout",
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: "slave timeout",
+    ResponseCode.SLAVE_NOT_AVAILABLE: "no slave",
+}
+
+
+def sent_result(answer: Frame, key: str, queue: Queue) -> SendResult:
+    """Raises AnswerUnreadable."""
+    code, _, ext, _, _, _, _, _, _ = answer
+    try:
+        queue_id = int(ext["queueId"])
+        if queue_id != queue.queue_id:
+            queue = queue._replace(queue_id=queue_id)
+        return _new_tuple(SendResult, (key, str(ext["msgId"]), queue, int(ext["queueOffset"]), STORED[code], ""))
+    except (KeyError, ValueError) as error:
+        raise AnswerUnreadable(f"the answer to a send cannot be read: {error!r}") from error
+
+
+def sent_results(answer: Frame, keys: Sequence[str], queue: Queue) -> Iterable[SendResult]:
+    """The results of one request's messages, which lie one behind the other. Raises AnswerUnreadable."""
+    first = sent_result(answer, keys[0], queue)
+    offset_ids = first.offset_id.split(",")
+    if len(offset_ids) != len(keys):
+        raise AnswerUnreadable(f"{len(offset_ids)} ids for {len(keys)} messages")
+    columns = keys, offset_ids, repeat(first.queue), count(first.queue_offset), repeat(first.status), repeat("")
+    return map(_new_tuple, repeat(SendResult), zip(*columns, strict=False))
+
+
+# ------------------------------------------------------------------------------
+# Turns a message into its wire form, and refuses messages that no broker would take. Each function raises
+# MessageIllegal.
+
+
+if TYPE_CHECKING:  # whose stubs every type checker has; it need not be installed
+    from typing_extensions import TypeVar
+
+    Body = TypeVar("Body", default=bytes)
+else:
+    from typing import TypeVar
+
+    Body = TypeVar("Body")
+
+PROPERTY_BYTES: Final = SENT_PROPERTY_BYTES - 100  # the broker adds its own
+
+
+def checked_body(body: bytes) -> bytes:
+    if not isinstance(body, bytes):
+        raise MessageIllegal(f"the body is {type(body).__name__}; it must be bytes, such as text.encode()")
+    if not body:
+        raise MessageIllegal("the body is empty")
+    if len(body) > MAX_BODY_BYTES:
+        raise MessageIllegal(f"the body has {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
+    return body
+
+
+def encoded_by(encode: Callable[[Any], bytes | str], value: Any) -> bytes:
+    """The bytes that `Producer(encode=...)` makes of a body."""
+    try:
+        made = encode(value)
+    except Exception as error:
+        raise MessageIllegal(f"the body {value!r:.200} cannot be encoded: {error!r}") from error
+    if isinstance(made, str):
+        return encoded("body", made)
+    if not isinstance(made, bytes):
+        raise MessageIllegal(f"encode returned {type(made).__name__}; it must return bytes or text")
+    return made
+
+
+def properties_text(
+    tag: str | None,
+    keys: str | Sequence[str],
+    properties: Mapping[str, str] | None,
+    unique_key: str,
+    later: str,
+    *,
+    is_again: bool = False,
+) -> str:
+    """The properties' text. `unique_key` is checked already, `later` is the property that keeps the message back.
+    is_again: of a message that was sent before, perhaps by a client that takes any tag. Raises MessageIllegal."""
+    text = f"UNIQ_KEY\x01{unique_key}"
+    if tag:
+        if "||" in _plain("tag", tag) and not is_again:
+            raise MessageIllegal(
+                f"the tag {tag!r} holds '||', which separates tags: a message has one; nobody would get it"
+            )
+        text = f"TAGS\x01{tag}\x02{text}"
+    if keys:
+        joined = _one_key(_plain("keys", keys)) if isinstance(keys, str) else _plain("keys", _joined(keys))
+        text = f"KEYS\x01{joined}\x02{text}"
+    if later:
+        text = f"{later}\x02{text}"
+    if properties:
+        if not isinstance(properties, Mapping):
+            raise MessageIllegal(f"the properties {properties!r} are not a mapping of texts")
+        fault = props.reserved_fault(properties)
+        if fault:
+            raise MessageIllegal(fault)
+        text = f"{text}\x02{props.encode(properties)}"
+    size_bytes = len(text) if text.isascii() else len(encoded("properties' text", text))
+    if size_bytes > PROPERTY_BYTES:
+        raise MessageIllegal(f"the properties have {size_bytes} bytes; {PROPERTY_BYTES} are allowed")
+    return text
+
+
+def encoded(name: str, text: str) -> bytes:
+    """UTF-8, which has no bytes for half a surrogate pair."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise MessageIllegal(f"the {name} holds {half!r}, half a surrogate pair, which UTF-8 cannot hold") from None
+
+
+def checked_id(message_id: str) -> str:
+    if message_id == "":
+        raise MessageIllegal("the message id is empty; leave it out for a new one")
+    return _plain("message id", message_id)
+
+
+def check_topic(topic: str) -> None:
+    fault = names.topic_fault(topic) if isinstance(topic, str) else f"the topic {topic!r} is not a text"
+    if fault:
+        raise MessageIllegal(fault)
+
+
+def check_queue(topic: str, queue: Queue | None) -> None:
+    if queue is not None and not (isinstance(queue, Queue) and queue.topic == topic and queue.queue_id >= 0):
+        raise MessageIllegal(f"the queue {queue!r} is not a Queue of the topic {topic}")
+
+
+def check_flag(flag: int) -> None:
+    if type(flag) is not int or not -(2**31) <= flag < 2**31:
+        raise MessageIllegal(f"the flag {flag!r} is not a number of 32 bits")
+
+
+def outgoing(messages: Iterable[Any], encode: Callable[[Any], Any]) -> tuple[Outgoing, ...]:
+    """The messages of a batch. `encode` makes the body of values that are neither bytes nor an Outgoing."""
+    allowed = "a batch takes a list of bytes or Outgoing(...)"
+    if isinstance(messages, str | bytes) or not isinstance(messages, Iterable):
+        raise MessageIllegal(f"the batch is {type(messages).__name__}; {allowed}")
+    bodies = (item if isinstance(item, Outgoing) else encode(item) for item in messages)
+    items = tuple(Outgoing(item) if isinstance(item, bytes) else item for item in bodies)
+    odd = [item for item in items if not isinstance(item, Outgoing)]
+    if odd:
+        raise MessageIllegal(f"{odd[0]!r} is {type(odd[0]).__name__}; {allowed}")
+    return items
+
+
+def _joined(keys: Sequence[str]) -> str:
+    if not isinstance(keys, Iterable) or not all(isinstance(key, str) for key in keys):
+        raise MessageIllegal(f"the keys {keys!r} are neither a text nor texts; use str(...)")
+    return " ".join(map(_one_key, keys))
+
+
+def _one_key(key: str) -> str:
+    """Brokers and consumers split keys at blanks."""
+    if len(key.split()) > 1:
+        raise MessageIllegal(
+            f"the key {key!r} holds blanks, at which brokers split it; give {key.split()!r}, or no blanks"
+        )
+    return key
+
+
+def _plain(name: str, text: str) -> str:
+    if not isinstance(text, str):
+        raise MessageIllegal(f"the {name} {text!r} is not a text; use str({text!r})")
+    if not text.strip() or "\x01" in text or "\x02" in text:
+        raise MessageIllegal(f"the {name} {text!r} may neither be blank nor hold U+0001 or U+0002")
+    return text
+
+
+# ------------------------------------------------------------------------------
+# A producer's sends, as its middleware sees them.
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A send, as a producer's middleware sees it. Unless `is_batch` it has one message. A `half` is the message of a
+    transaction before its outcome; a `oneway` send gets no answer."""
+
+    topic: str
+    messages: tuple[Outgoing, ...]
+    is_batch: bool
+    queue_key: str | None
+    queue: Queue | None
+    kind: Literal["plain", "half", "oneway"] = "plain"
+
+
+SendMiddleware = Callable[[Sending, Callable[[Sending], Awaitable[SendResult]]], Awaitable[SendResult]]

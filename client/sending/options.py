@@ -5,17 +5,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, TypedDict
 
-from ...protocol.queue import Queue
-from ..arguments import (
-    Option,
-    check_bool,
-    check_callable,
-    check_client_name,
-    check_count,
-    check_kind,
-    check_layers,
-    check_seconds,
-)
+from ...protocol.names import Queue
 from ..config import (
     CLIENT_LIMITS,
     COMPRESS_OVER_BYTES,
@@ -25,10 +15,18 @@ from ..config import (
     SEND_RETRIES,
     TOPIC_QUEUES,
     ClientLimits,
+    Option,
+    check_bool,
+    check_callable,
+    check_client_name,
+    check_count,
+    check_kind,
+    check_layers,
+    check_seconds,
 )
-from ..wire.access import Access
-from .layers import SendMiddleware
-from .transactions import Check
+from ..wire.connection import Access
+from .accumulator import SendMiddleware
+from .requests import Check
 
 
 def _check_layers(name: str, layers: Any) -> None:

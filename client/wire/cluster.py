@@ -1,37 +1,48 @@
-"""A cluster as one client sees it: name servers, the routes of topics, connections to brokers."""
+"""The cluster as a client sees it: routes of topics, connections to brokers, and the start and stop of a client."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import secrets
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from enum import Enum, auto
+from itertools import count
+from typing import ClassVar, Self, TypeVar
 
+from ...host.address import local_address
 from ...protocol import bodies, names
 from ...protocol.bodies import Route
-from ...protocol.codes import PERM_WRITE, RequestCode, ResponseCode
+from ...protocol.codes import PERM_WRITE, PULL_SUBSCRIPTION, RequestCode, ResponseCode
 from ...protocol.frame import Ext, Frame
-from ...protocol.headers import TopicName, write
-from ...protocol.queue import Queue
-from ..arguments import check_client_name, parse_addresses
-from ..config import CLIENT_LIMITS, ClientLimits
+from ...protocol.headers import Offset, PullMessage, SearchOffset, TopicName, write
+from ...protocol.message import decode_records
+from ...protocol.names import TOOLS_GROUP, Queue, Subscription
+from ..config import CLIENT_LIMITS, OFFSET_TIMEOUT_S, ClientLimits, check_client_name, parse_addresses
 from ..errors import (
     AnswerUnreadable,
     BrokerRefused,
+    ConfigError,
     ConnectionFailed,
     RequestTimeout,
     RocketletError,
     TopicNotFound,
+    get_logger,
 )
-from ..log import get_logger
-from ..tasks import cancelled
-from .access import Access
-from .answers import body_of
-from .connection import Connection, Connections
+from .connection import Access, Connection, Connections, body_of, cancelled, header_of
 
 log = get_logger("rocketlet.cluster")
+
+
+# ------------------------------------------------------------------------------
+# A cluster as one client sees it: name servers, the routes of topics, connections to brokers.
+
+
 T = TypeVar("T")
 
 Answer = Callable[[Connection, Frame], None]
@@ -309,3 +320,204 @@ def by_broker(queues: Iterable[Queue]) -> dict[str, list[Queue]]:
     for queue in queues:
         groups.setdefault(queue.broker_name, []).append(queue)
     return groups
+
+
+# ------------------------------------------------------------------------------
+# The first message of a queue that was stored at a time or later.
+
+
+async def stored_since(connection: Connection, queue: Queue, time_ms: int) -> int:
+    """Return the offset of the first message stored at a time or later (ms since the epoch); the queue's end without one.
+
+    A broker names the nearest message (SEARCH_OFFSET_BY_TIMESTAMP), which may be the one before. Where several messages have
+    exactly that time, it names any of them, and at a time after the newest message, it names that. So this looks for the
+    boundary from there on, in steps that double. Raises RocketletError.
+    """
+    header = write(SearchOffset(queue.topic, queue.queue_id, time_ms))
+    answer = await connection.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, timeout_s=OFFSET_TIMEOUT_S)
+    offset = header_of(answer, Offset).offset
+    stored_ms = await _stored_ms(connection, queue, offset)
+    is_before = stored_ms is not None and stored_ms < time_ms
+    step = 1 if is_before else -1
+    low = high = offset  # the boundary is between them: `low` is before the time, `high` is not
+    while True:
+        at = max(offset + step, 0)
+        if at == offset:
+            return high
+        stored_ms = await _stored_ms(connection, queue, at)
+        if is_before and (stored_ms is None or stored_ms >= time_ms):  # a message beyond the end is not there
+            high = at
+            break
+        if not is_before and (stored_ms is None or stored_ms < time_ms):  # a message before the first one has expired
+            low = at
+            break
+        low = high = offset = at
+        step *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        stored_ms = await _stored_ms(connection, queue, middle)
+        is_in_front = not is_before if stored_ms is None else stored_ms < time_ms
+        low, high = (middle, high) if is_in_front else (low, middle)
+    return high
+
+
+async def _stored_ms(connection: Connection, queue: Queue, offset: int) -> int | None:
+    """When the message at an offset was stored; None if there is none."""
+    pull = pull_header(TOOLS_GROUP, queue, offset, 1, Subscription(queue.topic))
+    answer = await connection.ask(RequestCode.PULL_MESSAGE, pull, timeout_s=OFFSET_TIMEOUT_S)
+    for record in body_of(answer, decode_records):
+        if record.queue_offset == offset:
+            return record.store_ms
+    return None
+
+
+# ------------------------------------------------------------------------------
+# The name that a client gives itself.
+
+
+_instances = count()
+
+
+def new_client_id(name: str | None = None) -> str:
+    """`address@pid#number`: unlike every other client's on this host. With a name `name#random`, because two processes may be
+    given the same one."""
+    if name is not None:
+        return f"{name}#{secrets.token_hex(4)}"
+    return f"{local_address()}@{os.getpid()}#{time.time_ns() + next(_instances)}"
+
+
+# ------------------------------------------------------------------------------
+# The header of a pull that stands alone: it brings its own filter.
+
+
+def pull_header(
+    group: str,
+    queue: Queue,
+    offset: int,
+    count: int,
+    subscription: Subscription,
+    *,
+    max_bytes: int | None = None,
+    identity: str | None = None,
+) -> Ext:
+    """A PULL_MESSAGE that brings its own filter, waits for nothing and commits nothing.
+
+    max_bytes: how much the answer may hold, for more than a pull holds usually. identity: the topic's (`protocol.extents`);
+    another topic of the name is not read. Apache's brokers know neither."""
+    return write(
+        PullMessage(
+            group or TOOLS_GROUP,
+            queue.topic,
+            queue.queue_id,
+            offset,
+            count,
+            PULL_SUBSCRIPTION,
+            0,
+            0,
+            0,
+            subscription.expression,
+            subscription.kind,
+            max_bytes,
+            identity,
+        )
+    )
+
+
+# ------------------------------------------------------------------------------
+# The life of a producer or consumer: it starts once and ends once.
+#
+#     NEW -- start --> RUNNING -- stop --> STOPPED
+#                         |
+#                         +-- start raises --> FAILED
+#
+# It can be used at once: it is RUNNING while it still joins its group.
+
+
+class Stage(Enum):
+    NEW = auto()
+    """Made, and not started."""
+    RUNNING = auto()
+    """Started, and not stopped."""
+    FAILED = auto()
+    """Could not be started."""
+    STOPPED = auto()
+    """Stopped, or stopping."""
+
+
+class Lifecycle(ABC):
+    """`_idle_reason`: why it does nothing; empty while it runs."""
+
+    _noun: ClassVar[str] = "consumer"
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._stage = Stage.NEW
+        self._undoing: asyncio.Task[None] | None = None
+        self._idle_reason = f"has not been started; use `async with`, or `await {self._noun}.start()`"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Starts it. A consumer receives messages that are sent from now on.
+
+        Raises ConnectionFailed if no name server can be reached, BrokerRefused if a broker refuses this member or its
+        filters, and ConfigError the second time.
+        """
+        if self._stage is not Stage.NEW:
+            reason = self._idle_reason if self._stage is Stage.FAILED else "has been started before; make another one"
+            raise ConfigError(f"this {self._noun} {reason}")
+        self._cluster.start()
+        self._stage, self._idle_reason = Stage.RUNNING, ""
+        try:
+            await self._begin()
+        except BaseException as error:
+            self._stage, self._idle_reason = Stage.FAILED, f"could not be started ({error}); make another one"
+            if isinstance(error, GeneratorExit):  # a coroutine that is thrown away can wait for nothing
+                self._undo_later()
+            else:
+                await self._undo()
+            raise
+
+    def _undo_later(self) -> None:
+        with suppress(RuntimeError):  # the loop is gone, and its tasks with it
+            self._undoing = asyncio.get_running_loop().create_task(self._undo(), name="undo")
+
+    async def stop(self) -> None:
+        """Lets running handlers and checks finish, says what they did, and leaves. Harmless if it does not run. Raises
+        ConfigError in another event loop, and in a handler, which cannot wait for its own end."""
+        if self._stage is not Stage.RUNNING:
+            return
+        self.check_stop()
+        self._cluster.check_home()
+        self._stage, self._idle_reason = Stage.STOPPED, "has been stopped; make another one"
+        await self._end()
+
+    @abstractmethod
+    async def _begin(self) -> None: ...
+
+    @abstractmethod
+    async def _undo(self) -> None:
+        """Ends what a start that failed has begun."""
+
+    @abstractmethod
+    async def _end(self) -> None: ...
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it does nothing any more: it was stopped, or could not be started."""
+        return self._stage in (Stage.STOPPED, Stage.FAILED)
+
+    def check_stop(self) -> None:
+        """Raises ConfigError where `stop` would wait for its own caller, as in a handler."""
+        return
+
+    def _check_running(self) -> None:
+        """Raises ConfigError. A client that nobody started would leave its connections open for ever."""
+        if self._idle_reason:
+            raise ConfigError(f"this {self._noun} {self._idle_reason}")
+        self._cluster.check_home()

@@ -1,23 +1,23 @@
-"""One socket to a name server or broker, and the set of them.
-
-Requests written within one turn of the event loop leave in one write. An answer finds its request by number; requests
-without an answer in time are swept. Unless told otherwise, the connection opens in JSON, asks for MessagePack in each
-request, and switches when the peer has answered in it: an Apache peer never does.
-"""
+"""One connection to a broker or name server: requests, responses, credentials, TLS, and the event loop that owns it."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import math
+import os
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from typing import Final, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Set
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from threading import get_ident
+from typing import Any, Final, Literal, TypeVar, cast
 
+from ...host.files import check_file
+from ...protocol.bodies import BodyError
 from ...protocol.codes import (
     EXT_ACCEPT_ENCODING,
     EXT_CHANNEL,
@@ -31,6 +31,7 @@ from ...protocol.codes import (
 from ...protocol.frame import (
     JSON,
     MSGPACK,
+    ROCKETMQ,
     Ext,
     Frame,
     FrameError,
@@ -39,14 +40,29 @@ from ...protocol.frame import (
     encode_msgpack,
     encode_msgpack_head,
 )
-from ..config import CLIENT_LIMITS, CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, ClientLimits
-from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout
-from ..log import get_logger
-from .access import ENCODINGS, Access
-from .home import Home
-from .running_time import running_timeout
+from ...protocol.headers import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, HeaderError, Signer, read
+from ...protocol.message import MessageError
+from ..config import (
+    ASKED_AT_ONCE,
+    CLIENT_LIMITS,
+    CONNECT_TIMEOUT_S,
+    MAX_TLS_FILE_BYTES,
+    REQUEST_TIMEOUT_S,
+    TIMEOUT_TICK_S,
+    ClientLimits,
+)
+from ..errors import AnswerUnreadable, BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, get_logger
 
 log = get_logger("rocketlet.connection")
+
+
+# ------------------------------------------------------------------------------
+# One socket to a name server or broker, and the set of them.
+#
+# Requests written within one turn of the event loop leave in one write. An answer finds its request by number;
+# requests without an answer in time are swept. Unless told otherwise, the connection opens in JSON, asks for
+# MessagePack in each request, and switches when the peer has answered in it: an Apache peer never does.
+
 
 _PYTHON = int(Language.PYTHON)
 _JOINED_BYTES = 16_384  # larger data is not copied into one piece
@@ -486,3 +502,270 @@ class Connections:
                 connection.abort()
         if self._open:
             await self._all_closed.wait()
+
+
+# ------------------------------------------------------------------------------
+# Opens a client's sockets and proves its account: TLS, Apache's ACL, the encoding of headers.
+
+
+Encoding = Literal["auto", "json", "rocketmq"]
+ENCODINGS: Final[Mapping[str, int]] = {"auto": JSON, "json": JSON, "rocketmq": ROCKETMQ}
+
+
+@dataclass(frozen=True)
+class Access:
+    """A client's account, and its settings of TLS. The same value serves Producer, Consumer and AdminClient.
+
+    - `access_key`, `secret_key`, `security_token`: sign every request with them (as AclClientRPCHook of Apache's client).
+    - `tls`: encrypt connections.
+    - `ca_file`: the certificate authorities to trust, a PEM file. Default: the system's.
+    - `verify_tls`: False accepts any certificate.
+    - `cert_file`, `key_file`: this client's own certificate, for servers that ask for one.
+    - `encoding`: of headers. `auto` is JSON, and MessagePack with Rocketlet's brokers.
+
+    Raises ConfigError for values that contradict each other, and for files that cannot be read.
+    """
+
+    access_key: str = ""
+    secret_key: str = field(default="", repr=False)
+    security_token: str = field(default="", repr=False)
+    tls: bool = False
+    ca_file: str | None = None
+    verify_tls: bool = True
+    cert_file: str | None = None
+    key_file: str | None = None
+    encoding: Encoding = "auto"
+
+    def __post_init__(self) -> None:
+        if bool(self.access_key) != bool(self.secret_key):
+            raise ConfigError("access_key and secret_key are given together, or neither is: one of them is missing")
+        if self.encoding not in ENCODINGS:
+            raise ConfigError(f"encoding is {self.encoding!r}; allowed: {', '.join(ENCODINGS)}")
+        if not self.tls and (self.ca_file or self.cert_file or self.key_file):
+            raise ConfigError("certificates are given, but tls is off; set tls as well")
+        if self.key_file and not self.cert_file:
+            raise ConfigError("key_file is given, cert_file is not")
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leaves out the parts that belong to this process."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("ssl_context", "_signer")}
+
+    @property
+    def signs(self) -> bool:
+        return bool(self.access_key)
+
+    @cached_property
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """The settings of TLS; None without TLS. Raises ConfigError."""
+        if not self.tls:
+            return None
+        for name in ("ca_file", "cert_file", "key_file"):
+            path = getattr(self, name)
+            if path and not os.access(path, os.R_OK):
+                raise ConfigError(f"the TLS files cannot be used: {name} {path} is not there, or may not be read")
+        try:
+            for path in filter(None, (self.ca_file, self.cert_file, self.key_file)):
+                check_file(path, MAX_TLS_FILE_BYTES)
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if not self.verify_tls:
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            if self.cert_file:
+                context.load_cert_chain(self.cert_file, self.key_file, _refuse_password)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"the TLS files cannot be used: {error}") from None
+        return context
+
+    @cached_property
+    def _signer(self) -> Signer:
+        return Signer(self.secret_key)
+
+    def signed(self, ext: Ext, body: bytes) -> Ext:
+        """The header fields with the access key and the signature over them and the body."""
+        fields = {**ext, ACCESS_KEY: self.access_key}
+        if self.security_token:
+            fields[SECURITY_TOKEN] = self.security_token
+        fields[SIGNATURE] = self._signer.signature(fields, body)
+        return fields
+
+
+def _refuse_password() -> str:
+    """OpenSSL would ask for it on the terminal, and the program would stand."""
+    raise ConfigError("the TLS key is encrypted; decrypt it with `openssl pkey -in KEY -out PLAIN_KEY`")
+
+
+# ------------------------------------------------------------------------------
+# Reads servers' answers. An unreadable one raises an error of the client's tree, like every other failure.
+
+
+T = TypeVar("T")
+H = TypeVar("H", bound=tuple[Any, ...])
+
+
+def body_of(answer: Frame, decode: Callable[[bytes], T]) -> T:
+    """Raises AnswerUnreadable."""
+    try:
+        return decode(answer.body)
+    except (BodyError, MessageError) as error:
+        raise AnswerUnreadable(str(error)) from error
+
+
+def header_of(answer: Frame, kind: type[H]) -> H:
+    """Raises AnswerUnreadable."""
+    try:
+        return read(kind, answer.ext)
+    except HeaderError as error:
+        raise AnswerUnreadable(f"the answer cannot be read: {error}") from error
+
+
+# ------------------------------------------------------------------------------
+# A timeout that counts the time for which the event loop runs.
+#
+# A loop runs its timers before it reads its sockets. When the process stood still (a handler blocked, the machine was
+# overloaded), a plain timeout would end requests whose answers wait in the socket.
+
+
+_LONGEST_S: Final = 1e9  # stands for an endless one
+
+
+@asynccontextmanager
+async def running_timeout(timeout_s: float) -> AsyncIterator[None]:
+    """Like `asyncio.timeout`, but in ticks: one that comes late counts as one. At least two, with a look at the sockets
+    between."""
+    loop = asyncio.get_running_loop()
+    timeout_s = min(timeout_s, _LONGEST_S)
+    left = max(2, math.ceil(timeout_s / TIMEOUT_TICK_S))
+    tick_s = timeout_s / left
+    timer: asyncio.TimerHandle
+
+    def tick() -> None:
+        nonlocal left, timer
+        left -= 1
+        if left:
+            timer = loop.call_later(tick_s, tick)
+        else:
+            timeout.reschedule(loop.time())
+
+    timer = loop.call_later(tick_s, tick)
+    try:
+        async with asyncio.timeout(None) as timeout:
+            yield
+    finally:
+        timer.cancel()
+
+
+# ------------------------------------------------------------------------------
+# A client's home: the process that made it, and the event loop that it was started in.
+#
+# Its sockets, timers and futures belong to both. Used from elsewhere it would wait for ever, or lose answers; and
+# members that were made before a fork would all have one client id, by which brokers tell who owns a queue.
+
+
+_process = object()
+"""Another one in each process: to compare it asks nobody, and before Python 3.12 `get_running_loop` asks the kernel."""
+
+
+def _forked() -> None:
+    global _process
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):  # there is no fork on Windows
+    os.register_at_fork(after_in_child=_forked)
+
+
+class Home:
+    """`begin` says that the client lives here from now on, `check` that it is used where it lives, if it has begun; `enter`
+    is the one or the other. All raise ConfigError."""
+
+    __slots__ = ("_loop", "_pid", "_process", "_thread")
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._process = _process
+        self._thread = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def begin(self) -> None:
+        if os.getpid() != self._pid:
+            raise self._elsewhere()
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+
+    def enter(self) -> None:
+        if self._loop is None:
+            self.begin()
+        else:
+            self.check()
+
+    def check(self) -> None:
+        loop = self._loop
+        if loop is None or (loop.is_running() and get_ident() == self._thread and self._process is _process):
+            return  # a thread runs one loop at a time
+        if asyncio.get_running_loop() is not loop:
+            raise self._elsewhere()
+
+    def call_soon(self, action: Callable[[], object]) -> None:
+        """Calls from any thread. Does nothing once the loop is closed, or in a fork."""
+        if self._loop is not None and self._process is _process:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(action)
+
+    def _elsewhere(self) -> ConfigError:
+        if os.getpid() != self._pid:
+            return ConfigError(
+                f"this client was made in process {self._pid} and is used in {os.getpid()}; "
+                "make one in each process, after the fork"
+            )
+        return ConfigError(
+            "this client was started in another event loop; make one in each loop, or reach the other by "
+            "asyncio.run_coroutine_threadsafe"
+        )
+
+
+# ------------------------------------------------------------------------------
+# How tasks in the background end.
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels tasks; returns when they have ended, whatever they raised."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
+
+
+async def finished(tasks: Set[asyncio.Task[Any]], timeout_s: float) -> None:
+    """Waits for tasks, and cancels what takes longer. They run code of the user, which may call this and wait for it: so not
+    for the task that calls this."""
+    others = tasks - {asyncio.current_task()}
+    if not others:
+        return
+    try:
+        await asyncio.wait(others, timeout=timeout_s)
+    finally:  # also when this is cancelled
+        for task in others:
+            task.cancel()
+
+
+# ------------------------------------------------------------------------------
+# Many questions, some of them at once.
+
+
+R = TypeVar("R")
+
+
+async def side_by_side(ask: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = ASKED_AT_ONCE) -> list[R]:
+    """The answers, in the order of the items. The first that fails ends the others."""
+    places = asyncio.Semaphore(at_once)
+
+    async def one(item: T) -> R:
+        async with places:
+            return await ask(item)
+
+    tasks = [asyncio.create_task(one(item)) for item in items]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -11,8 +11,8 @@ import orjson
 from ...client.admin.admin_client import AdminClient
 from ...client.errors import BrokerRefused
 from ...protocol.codes import ResponseCode
-from ...protocol.counting import counted
-from ...protocol.pop_bodies import SHARED_OWNER
+from ...protocol.group_bodies import SHARED_OWNER
+from ...protocol.names import counted
 from ..plumbing.output import Output
 
 FOLLOW_S = 0.5

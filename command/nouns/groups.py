@@ -6,12 +6,11 @@ import argparse
 import asyncio
 from typing import Final
 
-from ...client.admin.admin_client import AdminClient
-from ...client.admin.described import are_broadcasting
+from ...client.admin.admin_client import AdminClient, are_broadcasting
 from ...client.errors import ConfigError
-from ...client.wire.side_by_side import side_by_side
-from ...protocol.counting import counted
-from ...protocol.group_config import GroupConfig
+from ...client.wire.connection import side_by_side
+from ...protocol.bodies import GroupConfig
+from ...protocol.names import counted
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Output
 from .group_report import report

@@ -9,18 +9,16 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
-from ...client.admin.admin_client import AdminClient
+from ...client.admin.admin_client import AdminClient, Topic
 from ...client.admin.dead_letters import DeadLetters, dead_letters, mark
-from ...client.admin.described import Topic
-from ...client.arguments import parse_place
+from ...client.config import parse_place
 from ...client.errors import ConfigError
 from ...client.message import Message
 from ...client.producer import Producer
 from ...protocol import names
 from ...protocol.admin_bodies import Range
-from ...protocol.counting import counted
 from ...protocol.message import MessageError
-from ...protocol.queue import Queue
+from ...protocol.names import Queue, counted
 from ..plumbing.access import access_of
 from ..plumbing.administration import Commands, changing, confirmed, noun, pairs, verb
 from ..plumbing.numbers import since, whole

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 from datetime import datetime
 
-from ...client.admin.admin_client import AdminClient
-from ...client.admin.offset_change import OffsetChange, To
+from ...client.admin.admin_client import AdminClient, OffsetChange, To
 from ...client.errors import ConfigError
-from ...protocol.counting import counted
-from ...protocol.queue import Queue
+from ...protocol.names import Queue, counted
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Output, local_time
 

@@ -11,8 +11,7 @@ from ...client.admin.admin_client import AdminClient
 from ...client.config import TOPIC_QUEUES
 from ...client.errors import ConfigError, TopicNotFound
 from ...protocol.bodies import TopicConfig
-from ...protocol.counting import counted
-from ...protocol.queue import Queue
+from ...protocol.names import Queue, counted
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Output, complain, local_time
 

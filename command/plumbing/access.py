@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ...client.errors import ConfigError
-from ...client.wire.access import Access
+from ...client.wire.connection import Access
 
 _NAMES = ("tls", "tls_ca", "tls_cert", "tls_key", "access_key", "secret_key_file")
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-from ...client.admin.mirror import Progress
+from ...migration.mirror import Progress
 from .output import printable
 
 WIDTH = 30

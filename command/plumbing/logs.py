@@ -89,7 +89,7 @@ def _write_traceback(stream: TextIO, error: ExcInfo) -> None:
 
 
 def _with_fields(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """The fields of the client's records (rocketlet.client.log), apart from their text."""
+    """The fields of the client's records (rocketlet.client.errors), apart from their text."""
     record = event["_record"]
     fields = getattr(record, "fields", None)
     return {**event, "event": record.event, **fields} if fields is not None else event

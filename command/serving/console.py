@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 import structlog
 
 from ...client.errors import ConfigError, RocketletError
-from ...client.wire.access import Access
+from ...client.wire.connection import Access
 from ...console.config import DEFAULT_PORT
 from ..config import NAME_SERVER, NAME_SERVER_VARIABLE
 from ..plumbing import logs, numbers

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ...broker.config import BrokerConfig
-from ...broker.sessions.session import is_loopback
+from ...broker.sessions import is_loopback
 
 if TYPE_CHECKING:  # loaded when a broker is controlled
-    from ...broker.nameserver.networks import Networks
+    from ...broker.nameserver import Networks
     from ...broker.server import Listening
 
 log = structlog.get_logger("rocketlet.control")

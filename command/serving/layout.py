@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ...broker.running.machine import default_budget
+from ...broker.machine import default_budget
 from ...client.errors import ConfigError
 from ..config import MAX_LOCAL_BROKERS, PORT_STEP
 from .server_options import AUTO, DEFAULT_NAME, names_of_a_broker

@@ -18,20 +18,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ...broker.access.accounts import AclError
-from ...broker.access.acl import Acl
-from ...broker.access.file import AclFile
+from ...broker.access import Acl, AclError, AclFile
 from ...broker.broker import Broker
 from ...broker.config import BrokerConfig
-from ...broker.listening.self_signed import can_sign
-from ...broker.listening.tls import Tls, TlsError, TlsFiles
-from ...broker.nameserver.networks import Networks, parse_networks
-from ...broker.nameserver.routes import Routes
-from ...broker.running.garbage import Garbage
-from ...broker.running.open_files import TooFewOpenFiles, raise_limit
+from ...broker.machine import Garbage, TooFewOpenFiles, raise_limit
+from ...broker.nameserver import Networks, Routes, parse_networks
 from ...broker.server import Listening, Server
 from ...broker.store.files import StoreError
-from ...client.arguments import parse_addresses
+from ...broker.tls import Tls, TlsError, TlsFiles, can_sign
+from ...client.config import parse_addresses
 from ...client.errors import ConfigError, RocketletError
 from ...host.address import local_address
 from ...host.memory import keep_freed
@@ -56,7 +51,7 @@ from .settings import SettingsParser
 from .supervisor import READY, Supervised, Supervisor
 
 if TYPE_CHECKING:
-    from ...broker.observing.metrics_port import Measured
+    from ...broker.metrics import Measured
 
 log = structlog.get_logger("rocketlet")
 
@@ -254,7 +249,7 @@ async def _metrics(options: argparse.Namespace, measured: Measured) -> AsyncIter
     if options.metrics_port is None:
         yield None
         return
-    from ...broker.observing.metrics_port import MetricsPort
+    from ...broker.metrics import MetricsPort
 
     served = MetricsPort(measured, options.metrics_host or options.host, options.metrics_port)
     try:
@@ -310,7 +305,7 @@ def _name_server_metrics(
 ) -> AbstractAsyncContextManager[int | None]:
     if options.metrics_port is None:
         return nullcontext()
-    from ...broker.observing.name_server_metrics import NameServerMetrics
+    from ...broker.metrics import NameServerMetrics
 
     return _metrics(options, NameServerMetrics(routes, lambda: len(server.connections), lambda: tls.expires_s))
 

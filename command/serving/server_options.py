@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...broker.config import BrokerConfig
-from ...broker.listening.tls import TLS_MODES
+from ...broker.tls import TLS_MODES
 from ..config import MAX_LOCAL_BROKERS, PORT_STEP
 from ..plumbing import logs, numbers
 

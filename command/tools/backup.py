@@ -8,13 +8,12 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ...broker.clock import MACHINE
 from ...broker.config import DELAY_LEVELS_MS, HANDOVER_LEASE_S, BrokerConfig
-from ...broker.messages.delays import tag_code_of
+from ...broker.messages.later import tag_code_of
 from ...broker.messages.topics import Topics
-from ...broker.store.copying import copying, finish, partial_of
+from ...broker.runtime import MACHINE
 from ...broker.store.files import StoreError
-from ...broker.store.inspection import inspect
+from ...broker.store.recovery import copying, finish, inspect, partial_of
 from ...broker.store.store import Store
 from ..plumbing import logs
 from ..plumbing.output import complain, printable

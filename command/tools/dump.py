@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ...protocol import bodies
-from ...protocol.bodies import BrokerData
+from ...protocol.bodies import BodyError, BrokerData
 from ...protocol.codes import RequestCode
 from ...protocol.config import MAX_FRAME_BYTES
 from ...protocol.frame import Frame, FrameError, FrameReader, encode
-from ...protocol.schema import BodyError
 from ..plumbing import numbers
 from ..plumbing.output import Output
 from ..serving.listening import listening_fault

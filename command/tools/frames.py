@@ -10,9 +10,9 @@ import orjson
 
 from ...protocol import message, properties
 from ...protocol.codes import ONEWAY_FLAG, SYS_COMPRESSED, RequestCode, code_name, request_name
-from ...protocol.compression import begin_of
 from ...protocol.frame import Frame
 from ...protocol.headers import HeaderError, read_send_v2
+from ...protocol.message import begin_of
 from ..config import MAX_INFLATED_BYTES, MAX_INFLATED_OF_FRAME
 
 SHOWN_CHARACTERS: Final = 200

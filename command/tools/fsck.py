@@ -9,17 +9,15 @@ from pathlib import Path
 
 import orjson
 
-from ...broker.clock import MACHINE
 from ...broker.config import DELAY_LEVELS_MS, BrokerConfig
-from ...broker.groups.owning.offsets import Offsets
-from ...broker.messages.delays import tag_code_of
+from ...broker.groups.offsets import Offsets
+from ...broker.messages.later import tag_code_of
 from ...broker.messages.topics import Topics
-from ...broker.running.jobs import run
+from ...broker.runtime import MACHINE, run
 from ...broker.store.files import StoreError
-from ...broker.store.inspection import Finding, inspect
-from ...broker.store.recovery import Recovered
+from ...broker.store.recovery import Finding, Recovered, inspect
 from ...broker.store.store import Store
-from ...protocol.counting import counted
+from ...protocol.names import counted
 from ..plumbing import logs
 from ..plumbing.output import complain, printable
 

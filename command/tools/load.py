@@ -18,7 +18,7 @@ from ...client.consumer import Consumer
 from ...client.errors import ConfigError, RocketletError
 from ...client.message import Message
 from ...client.producer import Producer
-from ...client.wire.access import Access
+from ...client.wire.connection import Access
 from ...protocol import names
 from ..config import (
     BENCH_DRAIN_S,

@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Iterable
 from datetime import datetime
 
-from ...client.admin.mirror import Begin, Mirror, Waiting
+from ...client.application import stop_signal
 from ...client.errors import RocketletError
-from ...client.signals import stop_signal
-from ...protocol.counting import counted
+from ...migration.mirror import Begin, Mirror, Waiting
+from ...protocol.names import counted
 from ..plumbing.access import access_of, add_client_options
 from ..plumbing.bar import drawn
 from ..plumbing.numbers import whole

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from ...client.admin.move import Move, Plan
 from ...client.errors import RocketletError
+from ...migration.move import Move, Plan
 from ..plumbing.access import access_of, add_client_options
 from ..plumbing.bar import clear, drawn
 from ..plumbing.output import Output, complain

@@ -9,11 +9,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...client.admin.admin_client import AdminClient
-from ...client.admin.described import are_broadcasting
+from ...client.admin.admin_client import AdminClient, are_broadcasting
 from ...client.config import SHORT_LAG_S
 from ...client.errors import RocketletError
-from ...client.wire.side_by_side import side_by_side
+from ...client.wire.connection import side_by_side
 from ..config import MAX_TOP_ROWS, TOP_INTERVAL_S
 from ..plumbing.administration import Commands, verb
 from ..plumbing.numbers import seconds, whole

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from starlette.requests import Request
 
 from ...client.admin.dead_letters import dead_letters, mark
-from ...client.arguments import parse_place
+from ...client.config import parse_place
 from ...client.message import Message
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.counting import counted
-from ...protocol.queue import Queue
+from ...protocol.names import Queue, counted
 from ..change import Change
 from ..config import MAX_REPLAY, PAGE_ROWS
 from ..console import Console

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from starlette.requests import Request
 
-from ...client.admin.offset_change import OffsetChange, To
+from ...client.admin.admin_client import OffsetChange, To
 from ...client.errors import TopicNotFound
 from ...protocol import names
-from ...protocol.counting import counted
-from ...protocol.group_config import GroupConfig
-from ...protocol.queue import Queue
+from ...protocol.bodies import GroupConfig
+from ...protocol.names import Queue, counted
 from ..change import Change
 from ..config import MAX_RETRIES, MAX_RETRY_QUEUES, PAGE_ROWS
 from ..form import FieldFault, Form, query_of

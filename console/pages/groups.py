@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from ...client.admin.admin_client import CAUSES, Event, HandOver, hand_overs, ownerships
 from ...client.admin.dead_letters import all_marks, dead_letters
-from ...client.admin.ownership import CAUSES, Event, HandOver, hand_overs, ownerships
-from ...client.wire.side_by_side import side_by_side
+from ...client.wire.connection import side_by_side
 from ...protocol import names
-from ...protocol.queue import Queue
+from ...protocol.names import Queue
 from .. import charts
 from ..config import SHOWN_EVENTS, SHOWN_HAND_OVERS, SHOWN_INTERVAL_S, TIMELINE_LEAST_MS, TIMELINE_S
 from ..console import Console

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from ...client.admin.described import Topic
-from ...client.admin.track import tracks
+from ...client.admin.admin_client import Topic
+from ...client.admin.trace import tracks
 from ...client.errors import ConfigError, TopicNotFound
 from ...client.message import Message
 from ...protocol import names
 from ...protocol.admin_bodies import Range
-from ...protocol.queue import Queue
+from ...protocol.names import Queue
 from ..config import LISTED_TOPICS, MAX_FOUND, TAIL_BATCH, TAIL_MESSAGES
 from ..console import Console
 from ..form import FieldFault, Form, faults_of, query_of

@@ -9,10 +9,10 @@ from starlette.requests import Request
 
 from ...client.errors import MessageIllegal, RocketletError
 from ...client.message import Message
-from ...client.sending.outgoing import properties_text
+from ...client.sending.accumulator import properties_text
 from ...protocol import names
 from ...protocol.message import MessageError
-from ...protocol.queue import Queue
+from ...protocol.names import Queue
 from ..change import Change
 from ..config import LISTED_TOPICS, TYPED_BODY_BYTES
 from ..console import Console

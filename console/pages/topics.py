@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
-from ...client.admin.described import Topic
+from ...client.admin.admin_client import Topic
 from ...client.errors import RocketletError
 from ...protocol import names
 from ...protocol.admin_bodies import Range
 from ...protocol.config import MAX_TOPIC_QUEUES
-from ...protocol.counting import counted
-from ...protocol.queue import Queue
+from ...protocol.names import Queue, counted
 from .. import charts
 from ..change import Change
 from ..config import PAGE_ROWS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, Message, Producer
 from rocketlet.client.wire.connection import Connection

@@ -9,8 +9,8 @@ from unittest.mock import ANY
 
 import orjson
 import pytest
-from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import (
     AnswerUnreadable,
@@ -23,21 +23,19 @@ from rocketlet.client import (
     TopicNotFound,
     settled,
 )
-from rocketlet.client.admin import replay
-from rocketlet.client.admin.admin_client import AdminClient
+from rocketlet.client.admin import admin_client
+from rocketlet.client.admin.admin_client import AdminClient, OffsetChange
 from rocketlet.client.admin.diagnosis import Patience, diagnose
-from rocketlet.client.admin.offset_change import OffsetChange
 from rocketlet.client.config import LOCKS_MEAN_ORDER_VERSION
 from rocketlet.client.message import Message
 from rocketlet.client.wire.connection import Connection
-from rocketlet.protocol.admin_answers import GroupConnections, MemberConnection
-from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.admin_bodies import GroupConnections, MemberConnection
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig, encode_altered
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame
-from rocketlet.protocol.group_config import GroupConfig, encode_altered
 from rocketlet.protocol.headers import ResetOffset
 from rocketlet.protocol.message import encode_host
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 from rocketlet.testing.ports import free_port
 
 from ..conftest import Connect, Node, Nodes, eventually
@@ -367,7 +365,7 @@ async def test_a_dead_letter_is_sent_to_its_group_again(
 
     node = await nodes.start(delay_levels_ms=(1,) * 18)
     if takes_locks_for_order:
-        monkeypatch.setattr(replay, "_version", newest)
+        monkeypatch.setattr(admin_client, "_version", newest)
     seen: list[Message] = []
 
     async def handle(message: Message) -> Reject | None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from rocketlet.client import AnswerUnreadable, Producer
 from rocketlet.client.member.offsets import begin_offset
-from rocketlet.client.sending.sent import sent_result
+from rocketlet.client.sending.accumulator import sent_result
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.frame import Frame
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..conftest import Node
 

@@ -6,12 +6,10 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from rocketlet.client.consuming.assignment import Assignment
-from rocketlet.client.consuming.process_queue import ProcessQueue
-from rocketlet.client.consuming.pulling import Puller
+from rocketlet.client.consuming.queues import Assignment, ProcessQueue, Puller
 from rocketlet.client.errors import ConfigError
-from rocketlet.client.lease import Lease
-from rocketlet.protocol.queue import Queue
+from rocketlet.client.message import Lease
+from rocketlet.protocol.names import Queue
 
 ONE, TWO, THREE = (Queue("t", "a", number) for number in range(3))
 

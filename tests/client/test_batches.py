@@ -19,8 +19,7 @@ from rocketlet.client import (
     SendResult,
 )
 from rocketlet.client.config import BATCH_BYTES, BATCH_MESSAGES
-from rocketlet.client.sending.accumulator import Batch
-from rocketlet.client.sending.unique_keys import UniqueKeys
+from rocketlet.client.sending.accumulator import Batch, UniqueKeys
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing import Broker, Fault

@@ -9,8 +9,7 @@ from typing import cast
 import pytest
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.errors import ConnectionFailed
-from rocketlet.client.wire.access import Access
-from rocketlet.client.wire.connection import Connection, Connections
+from rocketlet.client.wire.connection import Access, Connection, Connections
 from rocketlet.protocol.codes import RESPONSE_FLAG, RequestCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 

@@ -10,8 +10,7 @@ from typing import Any, cast
 import pytest
 from rocketlet.client import ConnectionFailed, RequestTimeout
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
-from rocketlet.client.wire.access import Access
-from rocketlet.client.wire.connection import Connection, Connections
+from rocketlet.client.wire.connection import Access, Connection, Connections
 from rocketlet.protocol.codes import RESPONSE_FLAG, RequestCode
 from rocketlet.protocol.frame import Frame, encode
 

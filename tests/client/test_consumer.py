@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rocketlet.client import ConfigError, Consumer, Message, Outgoing, Producer, Reject, RetryLater
 from rocketlet.client.config import PullLimits
+from rocketlet.protocol.bodies import GroupConfig, encode_group
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.group_config import GroupConfig, encode_group
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox, fill

@@ -14,20 +14,20 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import LEASE_SWEEP_S, ORPHAN_S
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import AdminClient, BrokerRefused, ConfigError, Consumer, Producer, settled
-from rocketlet.client.admin.settling import settled_by
+from rocketlet.client.admin.admin_client import settled_by
 from rocketlet.client.config import ClientLimits
 from rocketlet.command.cli import main
 from rocketlet.command.nouns.group_report import report as report_of
 from rocketlet.command.plumbing import logs
 from rocketlet.command.plumbing.output import Output
 from rocketlet.protocol.allocation import AVG, CONSISTENT_HASH, STICKY
+from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.headers import CreateTopic, write
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 from rocketlet.testing import Broker, Fault
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually

@@ -12,10 +12,9 @@ from functools import partial
 import pytest
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits, Start
-from rocketlet.client.member.heartbeats import Heartbeats
-from rocketlet.client.member.leases import Leases, _all
+from rocketlet.client.member.leases import Heartbeats, Leases, _all
 from rocketlet.client.member.membership import _consume_from
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually
 
@@ -175,7 +174,7 @@ async def test_a_commit_that_is_refused_for_good_ends_the_hand_over_and_is_named
 
 def refuse_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """No offset is stored, as if the queues ended before it."""
-    monkeypatch.setattr("rocketlet.broker.consuming.commits.Commits.offset_fault", lambda *about: "it is not there")
+    monkeypatch.setattr("rocketlet.broker.groups.pulling.Commits.offset_fault", lambda *about: "it is not there")
 
 
 async def test_a_hand_over_waits_for_no_heartbeat_of_another_broker(

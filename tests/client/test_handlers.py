@@ -23,7 +23,7 @@ from rocketlet.client import (
     RetryLater,
 )
 from rocketlet.client.config import ClientLimits
-from rocketlet.client.tasks import finished
+from rocketlet.client.wire.connection import finished
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 from rocketlet.client.config import ClientLimits
 from rocketlet.client.errors import BrokerRefused, ConnectionFailed, RocketletError
-from rocketlet.client.member.heartbeats import Heartbeats
+from rocketlet.client.member.leases import Heartbeats
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.bodies import Heartbeat
 from rocketlet.protocol.codes import RequestCode

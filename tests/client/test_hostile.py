@@ -10,27 +10,24 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
-from rocketlet.broker.cluster.link import Link
-from rocketlet.broker.listening.tls import Tls
+from rocketlet.broker.cluster import Link
+from rocketlet.broker.tls import Tls
 from rocketlet.client import Access, ConfigError, ConnectionFailed, Consumer, Message, SharedConsumer
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.config import MAX_OFFSETS_BYTES, MAX_TLS_FILE_BYTES, MAX_TRIED_AT_ONCE, ClientLimits, PullLimits
-from rocketlet.client.consuming.process_queue import ProcessQueue
-from rocketlet.client.consuming.pulling import Puller
-from rocketlet.client.consuming.questions import Questions
-from rocketlet.client.lease import Lease
-from rocketlet.client.member.broadcast import Broadcast, _load
-from rocketlet.client.sending.transactions import Transactions
+from rocketlet.client.consuming.handling import Questions
+from rocketlet.client.consuming.queues import ProcessQueue, Puller
+from rocketlet.client.member.membership import Broadcast, _load
+from rocketlet.client.message import Lease
+from rocketlet.client.sending.requests import Transactions
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.client.wire.connection import Connection, Connections
-from rocketlet.protocol.bodies import QueueData, Route, decode_route, encode_route
+from rocketlet.protocol.bodies import BodyError, QueueData, Route, decode_route, encode_route
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_ROUTE_QUEUES, MAX_TOPIC_QUEUES
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.message import encode_host, encode_record, offset_in, split_records
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.schema import BodyError
-from rocketlet.protocol.subscription import parse_subscription, tag_code
+from rocketlet.protocol.names import Queue, parse_subscription, tag_code
 
 from ..conftest import Node, Wire, create_topic, eventually
 from ..support.certificates import Certificates
@@ -118,7 +115,7 @@ async def test_a_record_that_cannot_be_read_is_a_dead_letter_or_skipped_and_stop
                 records[number] = damaged(record[:28] + place + record[36:])
         return records
 
-    monkeypatch.setattr("rocketlet.client.consuming.pulling.split_records", split)
+    monkeypatch.setattr("rocketlet.client.consuming.queues.split_records", split)
     bodies: list[bytes] = []
 
     async def handle(argument: Message | list[Message]) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from rocketlet.client.config import ClientLimits
-from rocketlet.client.consuming.commits import Commits
-from rocketlet.client.consuming.process_queue import ProcessQueue
-from rocketlet.client.lease import Lease
-from rocketlet.protocol.queue import Queue
+from rocketlet.client.consuming.queues import Commits, ProcessQueue
+from rocketlet.client.message import Lease
+from rocketlet.protocol.names import Queue
 
 from ..conftest import eventually
 from ..support.turns import passed

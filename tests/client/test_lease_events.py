@@ -9,13 +9,12 @@ from dataclasses import replace
 import pytest
 from rocketlet.client import Consumer, Message
 from rocketlet.client.config import ClientLimits
-from rocketlet.client.lease import Lease
-from rocketlet.client.member.hand_overs import HandOvers
-from rocketlet.client.member.leases import Leases
-from rocketlet.client.member.shares import Shares
+from rocketlet.client.member.leases import HandOvers, Leases
+from rocketlet.client.member.membership import Shares
+from rocketlet.client.message import Lease
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..conftest import Node, Wire, create_topic, eventually
 from ..support.handlers import Inbox, fill
@@ -34,7 +33,7 @@ BY_EVENTS = ClientLimits(
 def clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lease ends by itself."""
     now_s = time.clock_gettime(time.CLOCK_MONOTONIC)
-    monkeypatch.setattr("rocketlet.client.lease.clock_s", lambda: now_s)
+    monkeypatch.setattr("rocketlet.client.message.clock_s", lambda: now_s)
 
 
 def leases_of(consumer: Consumer) -> Leases:
@@ -177,7 +176,7 @@ async def test_a_refused_commit_costs_the_queue_only_if_it_is_another_s(
         mine = leases.owned[QUEUE]
         assert await leases._commit_one(QUEUE, 0, Lease(mine.epoch - 1)) is not None
         assert leases.owned.get(QUEUE) is mine, "an earlier ownership was refused"
-        monkeypatch.setattr("rocketlet.broker.consuming.commits.Commits.offset_fault", lambda *about: "it is not there")
+        monkeypatch.setattr("rocketlet.broker.groups.pulling.Commits.offset_fault", lambda *about: "it is not there")
         assert await leases._commit_one(QUEUE, 0, mine) is not None
         assert leases.owned.get(QUEUE) is mine, "the offset was refused"
 
@@ -206,7 +205,7 @@ async def test_a_hand_over_that_goes_alone_is_renewed_until_it_is_done(
         await eventually(lambda: consumer._membership.is_settled)
         leases = leases_of(consumer)
         monkeypatch.setattr(HandOvers, "hand_over", refused)
-        monkeypatch.setattr("rocketlet.broker.groups.owning.locks.Locks.commit_fault", lambda *about: "not now")
+        monkeypatch.setattr("rocketlet.broker.groups.leases.Locks.commit_fault", lambda *about: "not now")
         lease = leases.owned[QUEUE]
         leases.release(QUEUE)
         before = lease.asked_s

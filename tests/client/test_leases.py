@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import ClientLimits, PullLimits
-from rocketlet.client.lease import Lease
-from rocketlet.client.member.hand_overs import HandOvers
-from rocketlet.client.member.shares import Share, Shares
+from rocketlet.client.member.leases import HandOvers
+from rocketlet.client.member.membership import Share, Shares
+from rocketlet.client.message import Lease
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import LockRequest
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..conftest import Node, Wire, create_topic, eventually, peer
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
-from rocketlet.client.lease import Lease
 from rocketlet.client.member.leases import Leases
+from rocketlet.client.message import Lease
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import LockRequest, decode_lock_request, encode_locked
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..support.turns import passed
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from rocketlet.client import Consumer, Producer, SharedConsumer
-from rocketlet.client.lifecycle import Lifecycle
+from rocketlet.client.wire.cluster import Lifecycle
 
 from ..conftest import Node
 from ..support.handlers import Inbox

@@ -8,15 +8,14 @@ from typing import Any, cast
 import pytest
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
-from rocketlet.client.lease import Lease
-from rocketlet.client.member.hand_overs import HandOvers
-from rocketlet.client.member.locks import MemberLocks
+from rocketlet.client.member.leases import HandOvers, MemberLocks
+from rocketlet.client.message import Lease
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import LockRequest, decode_lock_request, encode_locked
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..support.turns import passed
 
@@ -78,7 +77,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("lease", "member.locks"):
+    for module in ("message", "member.leases"):
         monkeypatch.setattr(f"rocketlet.client.{module}.clock_s", clock)
     return clock
 

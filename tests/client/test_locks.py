@@ -11,11 +11,11 @@ import pytest
 from rocketlet.client import Consumer, Message
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.consuming.handling import MessageHandler
+from rocketlet.client.member.membership import Share, Shares
 from rocketlet.client.member.offsets import GroupOffsets
-from rocketlet.client.member.shares import Share, Shares
-from rocketlet.client.wire.access import Access
+from rocketlet.client.wire.connection import Access
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..conftest import Connect, Node, Nodes, create_topic, eventually
 from ..support.apache_locks import AS_APACHES, ApacheLocks, at_once

@@ -9,7 +9,7 @@ import sys
 
 import orjson
 import pytest
-from rocketlet.client.log import get_logger
+from rocketlet.client.errors import get_logger
 
 from ..conftest import PATIENCE_S
 
@@ -53,7 +53,7 @@ def test_structlog_is_loaded_when_something_is_logged() -> None:
     program = """
 import sys
 import rocketlet.client.consumer
-from rocketlet.client.log import get_logger
+from rocketlet.client.errors import get_logger
 get_logger("rocketlet.some").info("not this")
 print("structlog" in sys.modules)
 get_logger("rocketlet.some").warning("this")
@@ -68,7 +68,7 @@ def test_the_brokers_process_writes_what_libraries_log_as_its_own_lines() -> Non
     program = """
 import logging
 from rocketlet.command.plumbing import logs
-from rocketlet.client.log import get_logger
+from rocketlet.client.errors import get_logger
 logs.configure("info")
 get_logger("rocketlet.some").warning("lost", message="4711")
 logging.getLogger("asyncio").error("slow %s", "callback")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject
-from rocketlet.client.consuming.process_queue import ProcessQueue
-from rocketlet.client.lease import Lease
-from rocketlet.protocol.queue import Queue
+from rocketlet.client.consuming.queues import ProcessQueue
+from rocketlet.client.message import Lease
+from rocketlet.protocol.names import Queue
 from rocketlet.testing import Broker
 
 

@@ -9,7 +9,7 @@ from rocketlet.client.member.membership import told_queues
 from rocketlet.protocol import config, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, decode_heartbeat, encode_heartbeat
 from rocketlet.protocol.group_bodies import LockRequest
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..conftest import Node, Wire, create_topic, eventually
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rocketlet import AdminClient, Consumer, Message, MessageTrace, Outgoing, Producer, Reject
 from rocketlet.client.config import ClientLimits
-from rocketlet.protocol import trace
-from rocketlet.protocol.trace import TOPIC, Kind
+from rocketlet.protocol import admin_bodies as trace
+from rocketlet.protocol.admin_bodies import TOPIC, Kind
 
 from ..conftest import Node, Nodes, eventually
 

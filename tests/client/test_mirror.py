@@ -20,16 +20,14 @@ from rocketlet.client import (
     Topic,
     TopicNotFound,
 )
-from rocketlet.client.admin import mirror as mirror_module
-from rocketlet.client.admin.mirror import Begin, Mirror, Progress, Waiting
-from rocketlet.client.admin.origins import ORIGIN
+from rocketlet.client.admin.admin_client import ORIGIN
 from rocketlet.client.config import ClientLimits
-from rocketlet.protocol.batch import BatchEntry
-from rocketlet.protocol.compression import compressed
+from rocketlet.migration import mirror as mirror_module
+from rocketlet.migration.mirror import Begin, Mirror, Progress, Waiting
+from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.config import SENT_PROPERTY_BYTES
-from rocketlet.protocol.group_config import GroupConfig
-from rocketlet.protocol.names import retry_topic
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.message import BatchEntry, compressed
+from rocketlet.protocol.names import Queue, retry_topic
 from rocketlet.testing import Broker, Cluster, Fault
 
 from ..conftest import PATIENCE_S, eventually

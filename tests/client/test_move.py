@@ -18,8 +18,8 @@ from rocketlet.client import (
     RetryLater,
     RocketletError,
 )
-from rocketlet.client.admin.move import Move
 from rocketlet.client.config import ClientLimits
+from rocketlet.migration.move import Move
 from rocketlet.protocol.names import dlq_topic, retry_topic
 from rocketlet.testing import Broker
 

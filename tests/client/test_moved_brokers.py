@@ -11,7 +11,7 @@ from rocketlet.client import Consumer, Producer, RocketletError
 from rocketlet.client.config import ClientLimits
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.bodies import Route
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.client.config import At
 from rocketlet.client.member.offsets import GroupOffsets, Position, begin_offset
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.client.wire.connection import Connection
+from rocketlet.protocol.bodies import Work
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
 from rocketlet.protocol.frame import Frame
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.work import Work
+from rocketlet.protocol.names import Queue
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
 from ..support.requests import send

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 import rocketlet
 import rocketlet.sync
-from rocketlet.client.arguments import Option, check_seconds, chosen, options_of, takes
+from rocketlet.client.config import Option, check_seconds, chosen, options_of, takes
 from rocketlet.client.errors import ConfigError
 from rocketlet.client.options import ConsumerOptions, SharedOptions
 from rocketlet.client.sending.options import ProducerOptions

@@ -8,7 +8,7 @@ import pytest
 from rocketlet.client import Access, Producer, SendResult
 from rocketlet.client.config import BATCH_MESSAGES, MAX_OVERLAP_PAUSE, OVERLAP_BATCHES, OVERLAP_MESSAGES
 from rocketlet.client.sending.accumulator import Overlap
-from rocketlet.client.wire.access import Encoding
+from rocketlet.client.wire.connection import Encoding
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import Node, Wire, create_topic

@@ -10,11 +10,10 @@ from typing import Any, cast
 import pytest
 from rocketlet.client.config import CLIENT_LIMITS
 from rocketlet.client.errors import ConnectionFailed, RocketletError
-from rocketlet.client.lease import Lease
-from rocketlet.client.member.rebalance import Rebalance
-from rocketlet.client.member.shares import Share
+from rocketlet.client.member.membership import Rebalance, Share
+from rocketlet.client.message import Lease
 from rocketlet.protocol.bodies import BrokerData, QueueData, Route
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 T = [Queue("t", "a", number) for number in range(2)]
 U = [Queue("u", "a", number) for number in range(2)]

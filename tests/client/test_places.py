@@ -11,7 +11,7 @@ from rocketlet.client import ConfigError, Consumer, Message, Producer
 from rocketlet.client.member.offsets import Position
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..conftest import Node, Wire, create_topic, eventually
 from ..support.handlers import Inbox, fill

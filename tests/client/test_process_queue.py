@@ -8,10 +8,9 @@ from typing import cast
 
 import pytest
 from rocketlet.client.config import PullLimits
-from rocketlet.client.consuming.process_queue import ProcessQueue, Run, offsets_to_commit
-from rocketlet.client.lease import Lease
-from rocketlet.client.message import Message
-from rocketlet.protocol.queue import Queue
+from rocketlet.client.consuming.queues import ProcessQueue, Run, offsets_to_commit
+from rocketlet.client.message import Lease, Message
+from rocketlet.protocol.names import Queue
 
 QUEUE = Queue("t", "broker-a", 0)
 

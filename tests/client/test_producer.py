@@ -23,8 +23,8 @@ from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.frame import MSGPACK, Frame
 from rocketlet.protocol.message import decode_records
+from rocketlet.protocol.names import Queue
 from rocketlet.protocol.properties import decode
-from rocketlet.protocol.queue import Queue
 from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually

@@ -17,8 +17,7 @@ from rocketlet.client.config import ClientLimits
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
-from rocketlet.protocol.names import RETRY_PREFIX
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import RETRY_PREFIX, Queue
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually, peer
 from .conftest import restart

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from rocketlet.client import ConfigError, Consumer, Message, Producer, RetryLater
+from rocketlet.client.application import stop_signal
 from rocketlet.client.consuming.deliveries import Deliveries, Hand
-from rocketlet.client.signals import stop_signal
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox, fill
@@ -216,7 +216,7 @@ async def test_a_signal_stops_a_service_gracefully(node: Node, wire: Wire, numbe
 import asyncio
 from rocketlet.client import Consumer, Producer
 from rocketlet.client.consuming.deliveries import Deliveries, Hand
-from rocketlet.client.signals import stop_signal
+from rocketlet.client.application import stop_signal
 
 async def handle(message):
     print("begun", flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import (
     BrokerRefused,

@@ -17,7 +17,7 @@ from rocketlet.client import (
     SharedConsumer,
 )
 from rocketlet.client.config import ClientLimits
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 from rocketlet.testing import Broker, Fault
 
 from ..conftest import Node, Wire, create_topic, eventually

@@ -24,7 +24,7 @@ class Ticks:
         call_later = loop.call_later
 
         def kept(delay_s: float, action: Any, *arguments: Any, **rest: Any) -> asyncio.TimerHandle:
-            if getattr(action, "__module__", "").endswith(".running_time"):
+            if getattr(action, "__qualname__", "").startswith("running_timeout."):
                 self.waiting.append((delay_s, action))
                 delay_s = NEVER_S
             return call_later(delay_s, action, *arguments, **rest)

@@ -18,8 +18,8 @@ from rocketlet.client import (
     RocketletError,
 )
 from rocketlet.client.config import ClientLimits
-from rocketlet.client.consuming.reasons import shown
-from rocketlet.protocol.queue import Queue
+from rocketlet.client.consuming.handling import shown
+from rocketlet.protocol.names import Queue
 
 from ..conftest import Node, Wire, create_topic, eventually
 from ..support.handlers import fill

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocketlet.broker.listening.tls import Tls
+from rocketlet.broker.tls import Tls
 from rocketlet.client import (
     AdminClient,
     BrokerRefused,

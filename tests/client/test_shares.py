@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 from rocketlet.client.errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
-from rocketlet.client.member.shares import Share, Shares
+from rocketlet.client.member.membership import Share, Shares
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol import group_bodies
@@ -16,7 +16,7 @@ from rocketlet.protocol.allocation import AVG, CONSISTENT_HASH, STICKY, Strategy
 from rocketlet.protocol.codes import EXT_DETAIL, EXT_PLACES, EXT_SEEN_QUEUES, EXT_SHARES
 from rocketlet.protocol.frame import Ext, Frame
 from rocketlet.protocol.group_bodies import BrokerShare, Place
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 A = [Queue("t", "a", number) for number in range(2)]
 B = [Queue("t", "b", number) for number in range(2)]
@@ -48,7 +48,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("rocketlet.client.member.shares.clock_s", clock)
+    monkeypatch.setattr("rocketlet.client.member.membership.clock_s", clock)
     return clock
 
 

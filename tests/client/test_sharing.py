@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.client import Message, RetryLater
-from rocketlet.client.lease import Lease
-from rocketlet.client.sharing.deliveries import SharedDelivery
-from rocketlet.client.sharing.handout import Handout
-from rocketlet.client.sharing.settling import _by_pop, delay_of
-from rocketlet.protocol.message import MessageError
-from rocketlet.protocol.pop_bodies import decode_batch_acks, encode_batch_acks
-from rocketlet.protocol.popped import Receipt, receipt_of, starts_of, tried_in
-from rocketlet.protocol.queue import Queue
+from rocketlet.client.message import Lease
+from rocketlet.client.sharing import Handout, SharedDelivery, _by_pop, delay_of
+from rocketlet.protocol.group_bodies import decode_batch_acks, encode_batch_acks
+from rocketlet.protocol.message import MessageError, Receipt, receipt_of, starts_of, tried_in
+from rocketlet.protocol.names import Queue
 
 
 def delivery(offset: int = 0, start: int | None = None, pop_ms: int = 1, **place: Any) -> SharedDelivery:

@@ -22,7 +22,7 @@ from rocketlet.client import (
 from rocketlet.client.config import EARLIEST_MS, MAX_BATCH_SIZE
 from rocketlet.protocol import names
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 from rocketlet.testing import Broker, Fault
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually

@@ -53,7 +53,7 @@ async def test_on_a_broker_that_fixes_no_offsets_the_member_remembers_them(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Apache's, which also begins at 0 where the queue's start is still there; here it has expired."""
-    monkeypatch.setattr("rocketlet.broker.remoting.requests.offsets.EXT_UNKNOWN", "no such field")
+    monkeypatch.setattr("rocketlet.broker.remoting.groups.EXT_UNKNOWN", "no such field")
     await create_topic(wire, "t", 2)
     await fill(node, 6)
     for queue in node.broker.store.queues.values():

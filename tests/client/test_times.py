@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from rocketlet import sync
-from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.remoting.table import BROKER_REQUESTS
+from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import BrokerRefused, MessageIllegal, Outgoing, Producer
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.properties import find

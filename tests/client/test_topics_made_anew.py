@@ -63,7 +63,7 @@ async def test_also_when_the_broker_restarts_before_the_owner_reads(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     """A deletion is written down before it is answered, in so many pieces as there are."""
-    monkeypatch.setattr("rocketlet.broker.groups.owning.locks.LOOKS", piece)
+    monkeypatch.setattr("rocketlet.broker.groups.leases.LOOKS", piece)
     async with paused_behind_three(broker) as (consumer, seen):
         await made_anew(broker, messages=NEW)
         await broker.akill()

@@ -19,7 +19,7 @@ from rocketlet.client import (
     RetryLater,
     SharedConsumer,
 )
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..conftest import Node, Wire, create_topic, eventually
 

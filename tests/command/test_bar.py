@@ -9,8 +9,8 @@ import sys
 
 import pytest
 from rocketlet.client import Producer
-from rocketlet.client.admin.mirror import Progress
 from rocketlet.command.plumbing.bar import WIDTH, bar
+from rocketlet.migration.mirror import Progress
 from rocketlet.testing import Broker
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from rocketlet.client import AdminClient
-from rocketlet.client.wire.access import Access
+from rocketlet.client.wire.connection import Access
 from rocketlet.command import config
 from rocketlet.command.tools import load
 from rocketlet.command.tools.load import Half, Load

@@ -50,7 +50,7 @@ def test_a_server_is_ready_before_it_loads_what_grpc_needs() -> None:
     """It would add a tenth to the time. A client that comes at once is served all the same."""
     program = """
 import asyncio, sys
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
 async def main():
     async with Server(Listening(), broker=None, routes=Routes()) as server:
@@ -66,7 +66,7 @@ def test_what_such_a_command_logs_looks_like_all_logs() -> None:
     program = """
 import sys
 from rocketlet.command import cli
-from rocketlet.client.log import get_logger
+from rocketlet.client.errors import get_logger
 cli.configure_logs("warning")
 log = get_logger("rocketlet.some")
 log.info("not this")

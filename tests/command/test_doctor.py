@@ -9,24 +9,35 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject, settled
-from rocketlet.client.admin import diagnosis, group_findings
-from rocketlet.client.admin.described import Group, Topic
+from rocketlet.client.admin import diagnosis
+from rocketlet.client.admin.admin_client import Group, Topic
 from rocketlet.client.admin.diagnosis import Finding, Observed, Patience, diagnose, findings_of_group
 from rocketlet.client.wire.connection import Connection
-from rocketlet.protocol.admin_answers import GroupConnections, MemberConnection, Running
-from rocketlet.protocol.admin_bodies import Progress, Range, RunningQueue, encode_running_info
-from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, encode_heartbeat, encode_subscription
+from rocketlet.protocol.admin_bodies import (
+    GroupConnections,
+    MemberConnection,
+    Progress,
+    Range,
+    Running,
+    RunningQueue,
+    encode_running_info,
+)
+from rocketlet.protocol.bodies import (
+    ConsumerData,
+    DataVersion,
+    GroupConfig,
+    Heartbeat,
+    encode_heartbeat,
+    encode_registration,
+    encode_subscription,
+)
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
-from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.headers import UpdateOffset, write
-from rocketlet.protocol.names import dlq_topic
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.registration_body import encode_registration
-from rocketlet.protocol.subscription import SQL92, TAG, Sql, parse_subscription
+from rocketlet.protocol.names import SQL92, TAG, Queue, Sql, dlq_topic, parse_subscription
 from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
@@ -373,18 +384,18 @@ def test_whether_a_group_is_well_is_seen_in_one_pass_over_its_queues(monkeypatch
     topic = Topic("t", {}, dict.fromkeys(queues, Range(0, 9, 0)))
     seen = Observed(group, group.progress, {"t": topic}, {}, (), 1.0, dict.fromkeys(queues, 40.0))
     passes: list[Observed] = []
-    owned = group_findings._owned
+    owned = diagnosis._owned
 
     def counted(seen: Observed) -> dict[Queue, list[str]]:
         passes.append(seen)
         return owned(seen)
 
-    monkeypatch.setattr(group_findings, "_owned", counted)
+    monkeypatch.setattr(diagnosis, "_owned", counted)
     (stuck,) = [finding for finding in findings_of_group(seen) if finding.kind == "stuck_queue"]
     assert (
         "t@b:0, t@b:1, t@b:2 and 197 more: 1,600 messages wait, the oldest for 40 s, and their owner c1" in stuck.text
     )
-    assert len(passes) <= len(group_findings._CHECKS)
+    assert len(passes) <= len(diagnosis._CHECKS)
 
 
 async def test_a_queue_that_changes_hands_between_two_looks_has_no_two_readers(node: Node) -> None:

@@ -19,9 +19,8 @@ from rocketlet.command.plumbing.output import Output
 from rocketlet.command.tools.dump import Dump
 from rocketlet.command.tools.frames import fields, lines
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.compression import compressed
 from rocketlet.protocol.frame import Frame
-from rocketlet.protocol.message import encode_record
+from rocketlet.protocol.message import compressed, encode_record
 from rocketlet.testing import Broker, Cluster
 
 Start = Callable[..., Awaitable[str]]

@@ -8,8 +8,8 @@ from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.running.machine import default_budget
-from rocketlet.client.arguments import parse_addresses
+from rocketlet.broker.machine import default_budget
+from rocketlet.client.config import parse_addresses
 from rocketlet.client.errors import ConfigError
 from rocketlet.command.cli import parser
 from rocketlet.command.config import MAX_LOCAL_BROKERS, MAX_RESTART_DELAY_S, PORT_STEP, RESTART_DELAY_S

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from rocketlet.client import AdminClient, Consumer, Producer, Reject, settled
 from rocketlet.console.server import ConsoleServer
-from rocketlet.protocol.group_config import GroupConfig
+from rocketlet.protocol.bodies import GroupConfig
 
 from ..conftest import PATIENCE_S, Node
 from ..support.browser import Windows, windows_of

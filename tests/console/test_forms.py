@@ -12,7 +12,7 @@ from rocketlet.client import AdminClient, Message, Producer
 from rocketlet.console.config import TYPED_BODY_BYTES
 from rocketlet.console.samples import GroupSample, group_sample
 from rocketlet.protocol.admin_bodies import Progress
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..conftest import Node
 from .conftest import Site, plain, token_of

@@ -9,8 +9,7 @@ from urllib.parse import urljoin
 import pytest
 from rocketlet.client import Producer
 from rocketlet.protocol import bodies
-from rocketlet.protocol.bodies import TopicConfig
-from rocketlet.protocol.group_config import GroupConfig
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig
 
 from ..conftest import Node
 from .conftest import Site

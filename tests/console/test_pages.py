@@ -10,7 +10,7 @@ from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject, RetryLater, SendResult
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_TOPIC_QUEUES
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..conftest import Node, eventually
 from ..support.handlers import Inbox

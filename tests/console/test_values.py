@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.client.admin.ownership import hand_overs, ownerships
+from rocketlet.client.admin.admin_client import hand_overs, ownerships
 from rocketlet.client.errors import RequestTimeout
 from rocketlet.console import charts, text
 from rocketlet.console.config import PAGE_ROWS
 from rocketlet.console.pages.paging import part_of
 from rocketlet.console.rotation import Rotation
 from rocketlet.console.samples import GroupSample, TopicSample
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 
 def event(ms: int, name: str, client: str = "", **detail: Any) -> dict[str, Any]:

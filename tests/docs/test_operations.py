@@ -19,7 +19,7 @@ def names_in(text: str) -> set[str]:
 def test_every_metric_that_is_named_is_one_of_the_brokers() -> None:
     pages = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("docker/observe/*")])
     named = {name: page for page in pages for name in names_in(SUFFIX.sub("", page.read_text()))}
-    files = ("broker/observing/metrics", "broker/observing/name_server_metrics", "command/serving/supervisor_metrics")
+    files = ("broker/metrics", "command/serving/supervisor_metrics")
     known = {name for file in files for name in names_in((ROOT / f"{file}.py").read_text())}
     assert named, "the docs say what to watch"
     fixtures = {"rocketlet_broker", "rocketlet_endpoint"}  # pytest's
@@ -46,7 +46,7 @@ def test_every_warning_and_error_of_the_log_has_a_cure() -> None:
     page = (ROOT / "docs/operations.md").read_text()
     logged = {
         event
-        for room in ("broker", "command", "client", "sync", "console", "spark", "testing")
+        for room in ("broker", "command", "client", "migration", "sync", "console", "spark", "testing")
         for path in (ROOT / room).rglob("*.py")
         for event in re.findall(r"log\.(?:warning|error|critical|exception)\(\s*\"(\w+)\"", path.read_text())
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
+from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.protocol.codes import RequestCode
 
 

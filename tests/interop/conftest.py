@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.remoting import events
+from rocketlet.broker.nameserver import Routes
+from rocketlet.broker.remoting import connection as events
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.remoting.dispatch import Dispatch
 from rocketlet.broker.server import Listening, Server
-from rocketlet.broker.sessions.events import Event, Question
+from rocketlet.broker.sessions import Event, Question
 from rocketlet.client import Consumer, Producer
 from rocketlet.protocol.codes import Language
 from rocketlet.protocol.frame import FrameReader
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 from rocketlet.testing import Broker
 from rocketlet.testing.ports import free_port
 
@@ -100,11 +100,11 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         serve(dispatch, connection, frames)
 
     def telling(connection: Connection, event: Event) -> None:
-        seen.update((frame.code, client) for frame in FrameReader().feed(events.told(event)))
+        seen.update((frame.code, client) for frame in FrameReader().feed(events.encode_event(event)))
         tell(connection, event)
 
     def asking(connection: Connection, number: int, question: Question) -> None:
-        seen.update((frame.code, client) for frame in FrameReader().feed(events.asked(number, question)))
+        seen.update((frame.code, client) for frame in FrameReader().feed(events.encode_request(number, question)))
         ask(connection, number, question)
 
     monkeypatch.setattr(Dispatch, "serve", serving)

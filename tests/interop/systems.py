@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client.wire.cluster import Cluster
+from rocketlet.protocol.bodies import GroupConfig, encode_group
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.group_config import GroupConfig, encode_group
 from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
 from rocketlet.testing.ports import free_port
 

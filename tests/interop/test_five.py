@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocketlet.broker.access.acl import Acl
-from rocketlet.broker.access.file import AclFile
-from rocketlet.broker.listening.tls import Tls
+from rocketlet.broker.access import Acl, AclFile
+from rocketlet.broker.tls import Tls
 from rocketlet.client import Consumer, Producer
-from rocketlet.protocol.bodies import TopicConfig
-from rocketlet.protocol.group_config import GroupConfig
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig
 from rocketlet.testing.ports import free_port
 
 from ..conftest import Node, Nodes, made_once

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.listening.tls import Tls
+from rocketlet.broker.tls import Tls
 
 from ..conftest import Nodes, made_once
 from .conftest import fetched, missing

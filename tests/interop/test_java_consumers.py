@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from rocketlet.broker.consuming import pulling
+from rocketlet.broker.groups import pulling
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.protocol.names import dlq_topic, retry_topic
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue, dlq_topic, retry_topic
 
 from ..conftest import Connect, Nodes, create_topic, eventually
 from ..support.handlers import Inbox
@@ -264,7 +263,7 @@ async def test_java_goes_on_where_a_python_member_came(
     turned_away = Counter[str]()
     give_nothing = pulling._give_nothing
 
-    def counted(pull: pulling.Pull, answer: pulling.Answer) -> None:
+    def counted(pull: pulling.Pull, answer: pulling.PullCallback) -> None:
         turned_away[pull.header.topic] += 1
         give_nothing(pull, answer)
 

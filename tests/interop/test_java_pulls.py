@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rocketlet.broker.messages.sql_filter import FilterError, parse_filter
+from rocketlet.broker.messages.filters import FilterError, parse_filter
 from rocketlet.protocol.properties import encode
 
 from .conftest import Cluster, Run, filled, missing

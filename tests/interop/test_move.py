@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from rocketlet.client import AdminClient, Consumer, Message, Producer, RetryLater, RocketletError
-from rocketlet.client.admin.move import Move
 from rocketlet.client.config import ClientLimits
+from rocketlet.migration.move import Move
 from rocketlet.testing import Broker
 
 from bench.peers import Apache

@@ -26,11 +26,10 @@ from rocketlet.client import (
     RetryLater,
     Sql,
 )
-from rocketlet.client.admin.mirror import Mirror
 from rocketlet.client.member.offsets import GroupOffsets
 from rocketlet.client.wire.cluster import Cluster
-from rocketlet.protocol.names import dlq_topic
-from rocketlet.protocol.queue import Queue
+from rocketlet.migration.mirror import Mirror
+from rocketlet.protocol.names import Queue, dlq_topic
 from rocketlet.testing import Broker as KitBroker
 
 from ..conftest import PATIENCE_S, eventually

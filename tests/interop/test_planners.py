@@ -14,18 +14,18 @@ from rocketlet.client import Outgoing, Producer
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, ResetOffset, TopicName, write
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 pytest.importorskip("pyspark")
 import pyarrow as pa
 from rocketlet.spark.batch import to_partitions, to_read
 from rocketlet.spark.checkpoint import EMPTY, Batch
-from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.options import stream_options, write_options
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.reading import read_task
 from rocketlet.spark.sink import send_all
 from rocketlet.spark.source import _planner
+from rocketlet.spark.worker import DataLossError
 
 from bench.peers import Apache
 

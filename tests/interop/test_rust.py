@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocketlet.broker.access.acl import Acl
-from rocketlet.broker.access.file import AclFile
+from rocketlet.broker.access import Acl, AclFile
 from rocketlet.client import Producer
 
 from ..conftest import Node, Nodes, made_once

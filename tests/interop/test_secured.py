@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.listening.tls import Tls
+from rocketlet.broker.tls import Tls
 from rocketlet.client import Consumer, Producer
 
 from bench.peers import CACHE

@@ -139,7 +139,7 @@ def test_examples_and_documentation_use_public_names_only() -> None:
 @pytest.mark.parametrize(
     ("planted", "name"),
     [
-        ("from rocketlet.protocol.queue import Queue", "rocketlet.protocol.queue.Queue"),
+        ("from rocketlet.protocol.names import Queue", "rocketlet.protocol.names.Queue"),
         ("def f():\n    from rocketlet.testing import ports", "rocketlet.testing.ports"),
         ("from rocketlet.testing.broker import Broker", "rocketlet.testing.broker.Broker"),
         ("import rocketlet.client", "rocketlet.client"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from rocketlet.client.admin.ownership import Ownership
+from rocketlet.client.admin.admin_client import Ownership
 from rocketlet.demo.page import Panel, Span, write_page
 from rocketlet.demo.timeline import Mark, Sample, Told, panel_of, read_told, strips_of
 

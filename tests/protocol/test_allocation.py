@@ -11,8 +11,7 @@ from rocketlet.protocol.allocation import (
     MachineRoomNearby,
     Strategy,
 )
-from rocketlet.protocol.names import sorted_ids
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue, sorted_ids
 
 EIGHT = [Queue("T", "b-a", number) for number in range(8)]
 THREE = ["10.0.0.1@1", "10.0.0.1@2", "10.0.0.1@3"]

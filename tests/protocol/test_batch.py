@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.protocol import message as m
-from rocketlet.protocol.batch import BatchEntry, Records, Shared, decode_batch, encode_batch, encode_records, split
 from rocketlet.protocol.config import MAX_BATCH_ENTRIES, SENT_PROPERTY_BYTES
-from rocketlet.protocol.subscription import tag_code
+from rocketlet.protocol.message import BatchEntry, Records, Shared, decode_batch, encode_batch, encode_records, split
+from rocketlet.protocol.names import tag_code
 
 VECTOR = bytes.fromhex("00000028000000000000000000000003000000026869001057414954017472756502544147530141")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

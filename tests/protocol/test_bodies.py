@@ -6,11 +6,10 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.protocol import bodies, fastjson_text, group_bodies, group_config, headers, names
+from rocketlet.protocol import bodies, group_bodies, headers, names
+from rocketlet.protocol.bodies import BodyError
 from rocketlet.protocol.config import MAX_DEPTH, MAX_GROUP_CHARS, MAX_TOPIC_CHARS
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.schema import BodyError
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.names import Queue, parse_subscription
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_categories=["Cs"])),
@@ -24,18 +23,18 @@ JSON_VALUES = st.recursive(
 
 @given(JSON_VALUES)
 def test_valid_json_is_read_as_it_is(value: Any) -> None:
-    assert fastjson_text.loads(orjson.dumps(value)) == value
+    assert bodies.loads(orjson.dumps(value)) == value
 
 
 @given(JSON_VALUES)
 def test_the_lenient_reader_agrees_with_the_strict_one(value: Any) -> None:
     text = orjson.dumps({"0": value}).decode()
-    assert fastjson_text.loads(text.replace('"0"', "0", 1).encode()) == {"0": value}
+    assert bodies.loads(text.replace('"0"', "0", 1).encode()) == {"0": value}
 
 
 def test_fastjsons_unquoted_keys_are_read() -> None:
     text = b'{"offsetTable":{{"brokerName":"b-a","queueId":0,"topic":"T"}:5},"addrs":{0:"h:1",1:"h:2"}}'
-    value = fastjson_text.loads(text)
+    value = bodies.loads(text)
     assert value["addrs"] == {"0": "h:1", "1": "h:2"}
     ((key, offset),) = value["offsetTable"].items()
     assert (orjson.loads(key), offset) == ({"brokerName": "b-a", "queueId": 0, "topic": "T"}, 5)
@@ -50,15 +49,15 @@ KEYS = st.dictionaries(
 
 @given(st.lists(st.tuples(KEYS, JSON_VALUES | KEYS), max_size=4))
 def test_objects_as_keys_are_read_as_token_by_token(pairs: list[tuple[dict[str, Any], Any]]) -> None:
-    text = b'{"table":%b}' % fastjson_text.object_keys(pairs)
+    text = b'{"table":%b}' % bodies.object_keys(pairs)
     wanted = {orjson.dumps(key).decode(): value for key, value in pairs}
-    assert fastjson_text.loads(text) == {"table": wanted}
+    assert bodies.loads(text) == {"table": wanted}
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"{1}", b"[1", b'{"a":}', b"nope", b"{1:2}}", b"\xff", b"[" * 100])
 def test_what_is_no_json_is_refused(text: bytes) -> None:
-    with pytest.raises(fastjson_text.JsonError):
-        fastjson_text.loads(text)
+    with pytest.raises(bodies.JsonError):
+        bodies.loads(text)
 
 
 @given(st.binary(max_size=80))
@@ -67,7 +66,7 @@ def test_no_body_breaks_a_decoder(body: bytes) -> None:
         bodies.decode_heartbeat,
         group_bodies.decode_lock_request,
         bodies.decode_route,
-        group_config.decode_group,
+        bodies.decode_group,
     ):
         try:
             decode(body)
@@ -154,9 +153,9 @@ def test_json_in_fastjsons_dialect_is_nested_up_to_the_limit() -> None:
         return b"{1:" + b"[" * levels + b"]" * levels + b"}"
 
     deepest = MAX_DEPTH
-    assert fastjson_text.loads(nested(deepest))
-    with pytest.raises(fastjson_text.JsonError, match=f"deeper than {MAX_DEPTH}"):
-        fastjson_text.loads(nested(deepest + 1))
+    assert bodies.loads(nested(deepest))
+    with pytest.raises(bodies.JsonError, match=f"deeper than {MAX_DEPTH}"):
+        bodies.loads(nested(deepest + 1))
 
 
 @pytest.mark.parametrize("topic", ["a", "%RETRY%g", "a|b_c-1", "x" * 127])

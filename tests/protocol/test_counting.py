@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.protocol.counting import counted
+from rocketlet.protocol.names import counted
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rocketlet.protocol.bodies import BodyError
 from rocketlet.protocol.config import MAX_TOPICS_ASKED
-from rocketlet.protocol.extents import TopicExtent, decode_extents, decode_topics, encode_extents, encode_topics
-from rocketlet.protocol.schema import BodyError
+from rocketlet.protocol.group_bodies import TopicExtent, decode_extents, decode_topics, encode_extents, encode_topics
 
 SPANS = st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)), max_size=20)
 EXTENTS = st.builds(

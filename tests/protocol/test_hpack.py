@@ -9,7 +9,7 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol.config import HPACK_TABLE_BYTES, MAX_HEADER_LIST_BYTES
-from rocketlet.protocol.http2.hpack import ENTRY_BYTES, Decoder, HeadersTooLarge, HpackError, encode, huffman_decoded
+from rocketlet.protocol.hpack import ENTRY_BYTES, Decoder, HeadersTooLarge, HpackError, encode, huffman_decoded
 
 NAMES = st.sampled_from([b":path", b":method", b":authority", b"te", b"x-mq-client-id", b"x-mq-request-id", b"cookie"])
 VALUES = st.binary(max_size=200) | st.sampled_from([b"", b"POST", b"/", b"trailers", b"x" * 3000])

@@ -9,21 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol import config as limits
-from rocketlet.protocol.http2 import flow, frames
-from rocketlet.protocol.http2.connection import Aborted, Event, Http2, Opened, Received
-from rocketlet.protocol.http2.flow import Stream
-from rocketlet.protocol.http2.frames import ErrorCode, Kind, encode
-from rocketlet.protocol.http2.hpack import encode as block_of
+from rocketlet.protocol import http2
+from rocketlet.protocol.hpack import encode as block_of
+from rocketlet.protocol.http2 import Aborted, ErrorCode, Event, Http2, Kind, Opened, Received, Stream, encode
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/s/m"), (":authority", "a:1"), ("te", "trailers")]
 BLOCK = block_of(*((name.encode(), value.encode()) for name, value in FIELDS))
 HEAD = block_of((b":status", b"200"), (b"content-type", b"application/grpc"))
 TRAILERS = block_of((b"grpc-status", b"0"))
-HELLO = frames.PREFACE + frames.encode_settings({})
+HELLO = http2.PREFACE + http2.encode_settings({})
 
 
 def call(stream_id: int, *, end: bool = False, block: bytes = BLOCK) -> bytes:
-    return frames.headers_frames(stream_id, block, end, limits.MAX_HTTP2_FRAME_BYTES)
+    return http2.headers_frames(stream_id, block, end, limits.MAX_HTTP2_FRAME_BYTES)
 
 
 def begun(data: bytes = b"") -> tuple[Http2, list[Event]]:
@@ -123,9 +121,7 @@ def test_more_than_all_windows_goes_both_ways() -> None:
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40))
 def test_reads_of_any_size_have_the_same_events(sizes: list[int]) -> None:
-    data = (
-        HELLO + call(1) + encode(frames.DATA, 1, 1, b"abc") + call(3, end=True) + encode(Kind.PING, 0, 0, b"8 bytes!")
-    )
+    data = HELLO + call(1) + encode(http2.DATA, 1, 1, b"abc") + call(3, end=True) + encode(Kind.PING, 0, 0, b"8 bytes!")
     whole = Http2()
     expected = [_shown(event) for event in whole.receive(data, 0.0)]
     pieces, found = Http2(), []
@@ -184,24 +180,24 @@ def test_an_answer_waits_for_the_windows_and_counts_meanwhile() -> None:
     server, events = begun(call(1, end=True))
     stream = events[0].stream
     server.answers.send_headers(stream, HEAD)
-    server.answers.send_data(stream, b"x" * (frames.DEFAULT_WINDOW_BYTES + 10))
+    server.answers.send_data(stream, b"x" * (http2.DEFAULT_WINDOW_BYTES + 10))
     server.answers.send_end(stream, TRAILERS)
-    assert sum(len(payload) for kind, *_, payload in sent(server) if kind == Kind.DATA) == frames.DEFAULT_WINDOW_BYTES
+    assert sum(len(payload) for kind, *_, payload in sent(server) if kind == Kind.DATA) == http2.DEFAULT_WINDOW_BYTES
     assert server.answers.pending_bytes == 10
-    server.receive(frames.encode_window_update(0, 100), 0.0)
+    server.receive(http2.encode_window_update(0, 100), 0.0)
     assert sent(server) == []
-    server.receive(frames.encode_window_update(1, 4), 0.0)
+    server.receive(http2.encode_window_update(1, 4), 0.0)
     assert [payload for *_, payload in sent(server)] == [b"x" * 4]
-    server.receive(frames.encode_window_update(1, 6), 0.0)
+    server.receive(http2.encode_window_update(1, 6), 0.0)
     assert [(kind, flags) for kind, flags, *_ in sent(server)] == [(Kind.DATA, 0), (Kind.HEADERS, 5)]
     assert server.answers.pending_bytes == 0
 
 
 def test_an_answer_that_nobody_takes_is_given_up_with_its_call() -> None:
-    server, events = begun(frames.encode_settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}) + call(1, end=True))
+    server, events = begun(http2.encode_settings({http2.Setting.INITIAL_WINDOW_SIZE: 0}) + call(1, end=True))
     server.answers.send_data(events[0].stream, b"x" * 1000)
     assert server.answers.pending_bytes == 1000
-    assert server.receive(frames.encode_reset(1, ErrorCode.CANCEL), 0.0) == [Aborted(events[0].stream, 8)]
+    assert server.receive(http2.encode_reset(1, ErrorCode.CANCEL), 0.0) == [Aborted(events[0].stream, 8)]
     assert server.answers.pending_bytes == 0
     server.answers.send_data(events[0].stream, b"more")
     server.answers.send_end(events[0].stream, TRAILERS)
@@ -210,8 +206,8 @@ def test_an_answer_that_nobody_takes_is_given_up_with_its_call() -> None:
 
 def test_a_client_that_sends_more_than_a_stream_allows_loses_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """The window is never smaller than the broker reads: made smaller than one frame here."""
-    monkeypatch.setattr(flow, "STREAM_WINDOW_BYTES", 100)
-    server, _ = begun(call(1) + encode(frames.DATA, 0, 1, b"x" * 101))
+    monkeypatch.setattr(http2, "STREAM_WINDOW_BYTES", 100)
+    server, _ = begun(call(1) + encode(http2.DATA, 0, 1, b"x" * 101))
     assert [payload for kind, *_, payload in sent(server) if kind == Kind.RST_STREAM] == [b"\0\0\0\x03"]
     assert not server.is_over
 
@@ -220,11 +216,11 @@ def test_an_answer_before_the_request_has_ended_ends_the_request() -> None:
     server, events = begun(call(1))
     server.answers.send_end(events[0].stream, TRAILERS)
     assert [(kind, payload) for kind, *_, payload in sent(server)][1] == (Kind.RST_STREAM, b"\0\0\0\0")
-    assert server.receive(encode(frames.DATA, 1, 1, b"late") + call(3), 0.0) == [Opened(server.streams[3])]
+    assert server.receive(encode(http2.DATA, 1, 1, b"late") + call(3), 0.0) == [Opened(server.streams[3])]
 
 
 def test_a_table_that_the_client_makes_smaller_is_confirmed_once() -> None:
-    server, _ = begun(frames.encode_settings({frames.Setting.HEADER_TABLE_SIZE: 0}) + call(1) + call(3))
+    server, _ = begun(http2.encode_settings({http2.Setting.HEADER_TABLE_SIZE: 0}) + call(1) + call(3))
     for stream in list(server.streams.values()):
         server.answers.send_headers(stream, HEAD)
     assert [payload for kind, *_, payload in sent(server) if kind == Kind.HEADERS] == [b"\x20" + HEAD, HEAD]
@@ -245,11 +241,11 @@ def test_as_many_calls_as_allowed_are_open_and_one_more_is_refused() -> None:
     "flood",
     [
         encode(Kind.PING, 0, 0, b"8 bytes!"),
-        frames.encode_settings({}),
+        http2.encode_settings({}),
         encode(Kind.PRIORITY, 0, 1, b"\0\0\0\0\0"),
-        encode(frames.DATA, 0, 1),
+        encode(http2.DATA, 0, 1),
         encode(0x77, 0, 0),
-        frames.encode_window_update(0, 1),
+        http2.encode_window_update(0, 1),
     ],
     ids=["ping", "settings", "priority", "empty-data", "unknown", "window-update"],
 )
@@ -280,18 +276,18 @@ def test_settings_count_by_how_many_there_are_and_how_many_windows_they_change()
 
 
 def test_an_answer_behind_its_own_window_waits_for_no_other_one() -> None:
-    server, events = begun(frames.encode_settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}) + call(1) + call(3))
+    server, events = begun(http2.encode_settings({http2.Setting.INITIAL_WINDOW_SIZE: 0}) + call(1) + call(3))
     for event in events:
         server.answers.send_data(event.stream, b"answer")
     assert not server.answers._waiting
-    server.receive(frames.encode_settings({frames.Setting.INITIAL_WINDOW_SIZE: 6}), 0.0)
+    server.receive(http2.encode_settings({http2.Setting.INITIAL_WINDOW_SIZE: 6}), 0.0)
     assert [payload for kind, *_, payload in sent(server) if kind == Kind.DATA] == [b"answer", b"answer"]
 
 
 def test_calls_that_are_given_up_at_once_are_counted() -> None:
     """CVE-2023-44487."""
     server, _ = begun()
-    pairs = [call(2 * number + 1) + frames.encode_reset(2 * number + 1, 8) for number in range(limits.MAX_RESETS + 1)]
+    pairs = [call(2 * number + 1) + http2.encode_reset(2 * number + 1, 8) for number in range(limits.MAX_RESETS + 1)]
     server.receive(b"".join(pairs[:-1]), 0.0)
     assert not server.is_over
     server.take()
@@ -302,8 +298,8 @@ def test_calls_that_are_given_up_at_once_are_counted() -> None:
 @pytest.mark.parametrize("count", [limits.MAX_HEADER_FRAMES, limits.MAX_HEADER_FRAMES + 1])
 def test_a_header_block_has_so_many_frames(count: int) -> None:
     """CVE-2024-27316."""
-    parts = [encode(frames.HEADERS, 0, 1, BLOCK), *[encode(frames.CONTINUATION, 0, 1)] * (count - 2)]
-    server, events = begun(b"".join(parts) + encode(frames.CONTINUATION, frames.END_HEADERS, 1))
+    parts = [encode(http2.HEADERS, 0, 1, BLOCK), *[encode(http2.CONTINUATION, 0, 1)] * (count - 2)]
+    server, events = begun(b"".join(parts) + encode(http2.CONTINUATION, http2.END_HEADERS, 1))
     assert server.is_over is (count > limits.MAX_HEADER_FRAMES)
     assert len(events) == (count <= limits.MAX_HEADER_FRAMES)
 
@@ -315,7 +311,7 @@ def test_header_fields_that_are_too_long_end_the_connection() -> None:
 
 @pytest.mark.parametrize("size", [limits.MAX_HTTP2_FRAME_BYTES, limits.MAX_HTTP2_FRAME_BYTES + 1])
 def test_the_largest_frame(size: int) -> None:
-    server, _ = begun(call(1) + encode(frames.DATA, 0, 1, b"x" * size))
+    server, _ = begun(call(1) + encode(http2.DATA, 0, 1, b"x" * size))
     assert server.is_over is (size > limits.MAX_HTTP2_FRAME_BYTES)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.protocol.http2.fields import MalformedRequest, check_trailers, content_length, request_fields
-from rocketlet.protocol.http2.hpack import Field
+from rocketlet.protocol.hpack import Field
+from rocketlet.protocol.http2 import MalformedRequest, check_trailers, content_length, request_fields
 
 PSEUDO: list[Field] = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/")]
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol import message as m
 from rocketlet.protocol import properties as props
+from rocketlet.protocol.bodies import finish
 from rocketlet.protocol.checksum import crc32
-from rocketlet.protocol.compression import Inflater, SpentTooMuch, begin_of, compressed, decompressed
 from rocketlet.protocol.config import GZIP_MEMBER_BYTES, INFLATED_PIECE_BYTES, MAX_PROPERTY_BYTES
-from rocketlet.protocol.subscription import SubscriptionError, java_hash, parse_subscription
-from rocketlet.protocol.work import finish
+from rocketlet.protocol.message import Inflater, SpentTooMuch, begin_of, compressed, decompressed
+from rocketlet.protocol.names import SubscriptionError, java_hash, parse_subscription
 
 VECTOR = bytes.fromhex(
     "00000064daa320a758932aac000000010000000700000000000000050000000000000100000000000000018bcfe568000a00000100001388"

@@ -8,13 +8,20 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.broker.pops.handles import Handle, decode_handle, encode_handle
+from rocketlet.broker.pops.deliveries import Handle, decode_handle, encode_handle
+from rocketlet.protocol.bodies import BodyError
 from rocketlet.protocol.config import MAX_PROPERTY_BYTES
-from rocketlet.protocol.message import MessageError, decode_record, encode_host, encode_record
-from rocketlet.protocol.pop_bodies import MAX_BITS, decode_batch_acks
-from rocketlet.protocol.popped import offset_texts, reconsume_times_in, with_attempts
+from rocketlet.protocol.group_bodies import MAX_BITS, decode_batch_acks
+from rocketlet.protocol.message import (
+    MessageError,
+    decode_record,
+    encode_host,
+    encode_record,
+    offset_texts,
+    reconsume_times_in,
+    with_attempts,
+)
 from rocketlet.protocol.properties import find
-from rocketlet.protocol.schema import BodyError
 
 V4, V6 = encode_host("127.0.0.1", 1), encode_host("::1", 1)
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol.codes import RESPONSE_FLAG, VERSION, Language
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame, encode_head
-from rocketlet.protocol.headers import PullMessageResult, write
-from rocketlet.protocol.pulled import encode_found_head
+from rocketlet.protocol.headers import PullMessageResult, encode_found_head, write
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 OFFSET = st.integers(0, 2**63 - 1)

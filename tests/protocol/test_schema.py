@@ -12,18 +12,17 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.protocol import admin_bodies, bodies, config, group_bodies, group_config, registration_body
-from rocketlet.protocol.schema import BodyError, Shape
-from rocketlet.protocol.work import finish
+from rocketlet.protocol import admin_bodies, bodies, config, group_bodies
+from rocketlet.protocol.bodies import BodyError, Shape, finish
 
 
 def _decode_registration(body: bytes) -> tuple[bodies.DataVersion, list[bodies.TopicConfig]]:
-    return finish(registration_body.decode_registration(body))
+    return finish(bodies.decode_registration(body))
 
 
 DECODERS: dict[str, tuple[Callable[[bytes], Any], type[Shape]]] = {
     "heartbeat": (bodies.decode_heartbeat, bodies.HeartbeatShape),
-    "group": (group_config.decode_group, group_config.GroupShape),
+    "group": (bodies.decode_group, bodies.GroupShape),
     "version": (bodies.decode_data_version, bodies.VersionShape),
     "route": (bodies.decode_route, bodies.RouteShape),
     "cluster": (bodies.decode_cluster, bodies.ClusterShape),
@@ -33,7 +32,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], Any], type[Shape]]] = {
     "locked": (group_bodies.decode_locked, group_bodies.LockAnswerShape),
     "members": (group_bodies.decode_members, group_bodies.MemberListShape),
     "assignment": (group_bodies.decode_assignment_request, group_bodies.AssignmentShape),
-    "registration": (_decode_registration, registration_body.RegistrationShape),
+    "registration": (_decode_registration, bodies.RegistrationShape),
     "offsets": (admin_bodies.decode_offsets, admin_bodies.OffsetTableShape),
     "status": (admin_bodies.decode_client_status, admin_bodies.ClientStatusShape),
     "progress": (admin_bodies.decode_consume_stats, admin_bodies.ConsumeStatsShape),
@@ -164,7 +163,7 @@ GROUP = {"groupName": "g"}
             config.MAX_EXPRESSION_CHARS,
         ),
         (
-            group_config.decode_group,
+            bodies.decode_group,
             lambda n: GROUP | {"x": "x" * (n - len('{"groupName":"g","x":""}'))},
             config.MAX_JSON_BYTES,
         ),
@@ -181,13 +180,13 @@ def test_what_a_body_may_hold_is_limited_at_its_edge(
 def test_fastjsons_dialect_is_read_up_to_its_limit() -> None:
     text = b'{0:0,"groupName":"g","x":"%b"}'
     pad = config.MAX_DIALECT_BYTES - len(text % b"")
-    assert group_config.decode_group(text % (b"x" * pad)).name == "g"
+    assert bodies.decode_group(text % (b"x" * pad)).name == "g"
     with pytest.raises(BodyError):
-        group_config.decode_group(text % (b"x" * (pad + 1)))
+        bodies.decode_group(text % (b"x" * (pad + 1)))
 
 
 def test_numbers_and_booleans_may_stand_there_as_text() -> None:
-    group = group_config.decode_group(b'{"groupName":"g","retryQueueNums":"3","consumeEnable":"false"}')
+    group = bodies.decode_group(b'{"groupName":"g","retryQueueNums":"3","consumeEnable":"false"}')
     assert (group.retry_queues, group.consume_enable) == (3, False)
 
 
@@ -201,7 +200,7 @@ def test_a_large_registration_is_read_in_pieces_and_as_a_whole_alike(spaces: byt
     version = {"timestamp": 7, "counter": 3}
     value = {"topicConfigSerializeWrapper": {"dataVersion": version, "topicConfigTable": table}}
     body = orjson.dumps(value).replace(b'},"topic-', b"}" + spaces + b"," + spaces + b'"topic-')
-    work = registration_body.decode_registration(body)
+    work = bodies.decode_registration(body)
     assert sum(1 for _ in work) > len(body) // 65_536
     assert _decode_registration(body) == (bodies.DataVersion(7, 3), TOPICS)
 
@@ -211,7 +210,7 @@ def test_a_large_registration_is_read_in_pieces_and_as_a_whole_alike(spaces: byt
     [(b'"topic-1000":{', b'"topic-1000":['), (b"}}}}", b"}}}"), (b'"perm":6', b'"perm":"x"'), (b'"topic-9":{', b"5:{")],
 )
 def test_a_large_registration_that_is_damaged_is_refused(old: bytes, new: bytes) -> None:
-    body = registration_body.encode_registration(bodies.DataVersion(1), TOPICS)
+    body = bodies.encode_registration(bodies.DataVersion(1), TOPICS)
     assert old in body
     with pytest.raises(BodyError):
         _decode_registration(body.replace(old, new, 1))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol.codes import RESPONSE_FLAG, VERSION, Language
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, ExtValue, Frame, encode
-from rocketlet.protocol.sent import encode_sent
+from rocketlet.protocol.headers import encode_sent
 
 IDS = st.lists(st.integers(0, 2**63 - 1).map(lambda position: f"7F000001{position:016X}"), min_size=1, max_size=40)
 INT32 = st.integers(-(2**31), 2**31 - 1)

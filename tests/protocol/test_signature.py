@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, ExtValue, Frame, FrameReader, encode
-from rocketlet.protocol.signature import ACCESS_KEY, SIGNATURE, UNIQUE_KEY_QUERY, Signer
+from rocketlet.protocol.headers import ACCESS_KEY, SIGNATURE, UNIQUE_KEY_QUERY, Signer
 
 names = st.text("abcXYZ_", min_size=1, max_size=5)
 values = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.integers(-(2**63), 2**63 - 1), st.booleans())

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from rocketlet.client import Access
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.names import Queue, parse_subscription
 from rocketlet.spark.checkpoint import Mark
 from rocketlet.spark.reading import QueueRange, read_task
 

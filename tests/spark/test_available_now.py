@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 from rocketlet.client import ConnectionFailed, RocketletError
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import Batch
@@ -128,7 +128,7 @@ def test_a_query_that_ends_by_itself_reads_what_it_can_and_names_the_broker_that
 
 def test_a_member_that_ends_by_itself_waits_for_its_share(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(address, range(200))
-    monkeypatch.setattr("rocketlet.spark.member.SETTLE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("rocketlet.spark.share.SETTLE_TIMEOUT_S", 0.01)
     with opened(address, True) as first:
         first.set_targets()
         batch = first.plan()
@@ -136,7 +136,7 @@ def test_a_member_that_ends_by_itself_waits_for_its_share(address: str, monkeypa
         with opened(address, True) as second:
             fill(address, range(200))
             with monkeypatch.context() as patches, pytest.raises(RocketletError, match=r"its queues .* owns 0 queues"):
-                patches.setattr("rocketlet.spark.member.SHARE_TIMEOUT_S", 0.01)
+                patches.setattr("rocketlet.spark.share.SHARE_TIMEOUT_S", 0.01)
                 second.set_targets()
             first.finish(batch)
             second.set_targets()

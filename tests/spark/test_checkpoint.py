@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.client import ConfigError
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.checkpoint import EMPTY, Batch, Mark, check_resumed, from_offset, to_offset

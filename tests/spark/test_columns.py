@@ -20,11 +20,11 @@ from rocketlet.protocol.message import (
     encode_record,
     host_flags,
 )
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 pytest.importorskip("pyspark")
 from pyspark.sql.pandas.types import to_arrow_schema
-from rocketlet.spark import schema
+from rocketlet.spark import options
 from rocketlet.spark.columns import Rows
 
 QUEUE = Queue("t", "broker-a", 3)
@@ -122,17 +122,17 @@ def row(record: Record, topic: str) -> dict[str, Any]:
 @example(b"", "t", 0, 1)
 def test_columns_are_what_the_careful_decoder_finds(data: bytes, topic: str, begin: int, end: int) -> None:
     queue = QUEUE._replace(topic=topic)
-    batch = Rows(data, queue, begin, end).batch(tuple(schema.OURS))
+    batch = Rows(data, queue, begin, end).batch(tuple(options.OURS))
     batch.validate(full=True)
-    assert batch.schema == to_arrow_schema(schema.schema_of(schema.OURS), timezone="UTC")
+    assert batch.schema == to_arrow_schema(options.schema_of(options.OURS), timezone="UTC")
     found = [{**item, "properties": dict(item["properties"])} for item in batch.to_pylist()]
     wanted = [record for record in decode_records(data) if begin <= record.queue_offset < end]
     assert found == [row(record, topic) for record in wanted]
-    kafkas = Rows(data, queue, begin, end).batch(tuple(schema.KAFKAS))
+    kafkas = Rows(data, queue, begin, end).batch(tuple(options.KAFKA_COLUMNS))
     kafkas.validate(full=True)
-    assert kafkas.schema == to_arrow_schema(schema.schema_of(schema.KAFKAS), timezone="UTC")
+    assert kafkas.schema == to_arrow_schema(options.schema_of(options.KAFKA_COLUMNS), timezone="UTC")
     assert list(map(in_order, kafkas.to_pylist())) == [in_order(kafka_row(record, topic)) for record in wanted]
-    for name in schema.OURS:
+    for name in options.OURS:
         assert Rows(data, queue, begin, end).batch([name]) == batch.select([name]), "a column alone is the same"
 
 
@@ -151,7 +151,7 @@ def test_garbled_bytes_are_refused_or_give_the_same_rows(data: bytes, draw: st.D
         data[:at] if draw.draw(st.booleans()) else data[:at] + bytes([draw.draw(st.integers(0, 255))]) + data[at + 1 :]
     )
     try:
-        batch = Rows(cut, QUEUE, -(2**63), 2**63 - 1, strict=False).batch(tuple(schema.OURS))
+        batch = Rows(cut, QUEUE, -(2**63), 2**63 - 1, strict=False).batch(tuple(options.OURS))
     except MessageError:
         return
     except (OverflowError, ValueError, ArithmeticError) as error:

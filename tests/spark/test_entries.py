@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.client import MessageIllegal
-from rocketlet.client.sending.outgoing import PROPERTY_BYTES, checked_body, checked_id, properties_text
+from rocketlet.client.sending.accumulator import PROPERTY_BYTES, checked_body, checked_id, properties_text
 from rocketlet.protocol import properties as props
-from rocketlet.protocol.batch import BatchEntry, decode_batch, encode_batch
+from rocketlet.protocol.message import BatchEntry, decode_batch, encode_batch
 
 pytest.importorskip("pyspark")
 from rocketlet.protocol.config import MAX_BODY_BYTES
-from rocketlet.spark.entries import MessageIds, to_entries
+from rocketlet.spark.sink import MessageIds, to_entries
 
 TEXTS = st.none() | st.sampled_from(["", " ", "\x1f", "a\x01", "a\x02b", "größe", "a b", " x "]) | st.text(max_size=8)
 NAMES = st.sampled_from(["", " ", "a", "b", "größe", "a\x01", "TAGS", "UNIQ_KEY"]) | st.text(max_size=4)

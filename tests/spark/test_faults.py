@@ -14,13 +14,12 @@ import pytest
 import uvloop
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import Access, Producer, RocketletError
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.names import Queue, parse_subscription
 
 from ..conftest import PATIENCE_S
 from .conftest import StoppableBroker
@@ -29,8 +28,8 @@ from .running import MARKS, Sink, fill, run_once, stream, wait_for
 pytestmark = MARKS
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.reading import QueueRange, Task, read_task
+from rocketlet.spark.worker import DataLossError
 from rocketlet.testing.ports import free_port
 
 

@@ -13,17 +13,17 @@ import pytest
 from rocketlet.client import AnswerUnreadable
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB
-from rocketlet.protocol.extents import TopicExtent, encode_extents
 from rocketlet.protocol.frame import Frame, FrameReader, encode
+from rocketlet.protocol.group_bodies import TopicExtent, encode_extents
 from rocketlet.protocol.message import MessageError, decode_record, encode_host, encode_record
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 pytest.importorskip("pyspark")
 from rocketlet.spark import columns
 from rocketlet.spark.checkpoint import Mark
-from rocketlet.spark.extents import NOTHING, Extent, Extents
-from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.reading import QueueRange, Task
+from rocketlet.spark.share import NOTHING, Extent, Extents
+from rocketlet.spark.worker import DataLossError
 
 from .tasks import batches_of, queue_range
 

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 pytest.importorskip("pyspark")
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 from rocketlet.client.config import At
 from rocketlet.client.errors import ConfigError
-from rocketlet.spark import schema
+from rocketlet.spark import options as schema
 from rocketlet.spark.config import MAX_NUMBER, MAX_SEND_BATCH_BYTES, MAX_TIMEOUT_MS
-from rocketlet.spark.given import Position
-from rocketlet.spark.options import batch_options, chosen, columns, stream_options, write_options
-from rocketlet.spark.written import check_columns
+from rocketlet.spark.options import Position, batch_options, chosen, columns, stream_options, write_options
+from rocketlet.spark.sink import check_columns
 
 GOOD = {"nameServer": "h:1", "topic": "t", "group": "g"}
 
@@ -208,7 +207,9 @@ def test_rows_have_the_column_properties_where_they_are_read_with_it(value: str)
 def test_columns_are_named_or_those_of_kafkas_connector() -> None:
     assert columns(GOOD) == tuple(schema.OURS)
     assert columns(GOOD | {"COLUMNS": "body, tags,body"}) == ("body", "tags")
-    assert columns(GOOD | {"columns": "kafka"}) == tuple(schema.KAFKAS)[:-1], "as there, headers only when asked for"
+    assert columns(GOOD | {"columns": "kafka"}) == tuple(schema.KAFKA_COLUMNS)[:-1], (
+        "as there, headers only when asked for"
+    )
 
 
 @pytest.mark.parametrize(

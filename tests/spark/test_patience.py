@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.patience import Patience
+from rocketlet.spark.share import Patience
 
 
 def test_it_counts_from_the_first_failure_not_from_the_last_success() -> None:

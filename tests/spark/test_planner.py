@@ -15,17 +15,17 @@ from rocketlet.client.config import CLIENT_LIMITS
 from rocketlet.protocol import admin_bodies
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, ResetOffset, UpdateOffset, write
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.batch import RocketletReader
 from rocketlet.spark.checkpoint import EMPTY, Batch, from_offset, to_offset
-from rocketlet.spark.failures import DataLossError
-from rocketlet.spark.ledger import Ledger
+from rocketlet.spark.driver import Ledger
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.reading import read_task
 from rocketlet.spark.source import _planner
+from rocketlet.spark.worker import DataLossError
 
 from .conftest import StoppableBroker
 from .planners import BOTH, delete_topic, member_of, opened, read_all, request

@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from rocketlet.spark import prefetch
+from rocketlet.spark import source
+from rocketlet.spark.options import schema_of
 from rocketlet.spark.reading import read_task
-from rocketlet.spark.schema import schema_of
 from rocketlet.spark.source import RocketletStreamReader
 
 from .conftest import StoppableBroker
@@ -78,7 +78,7 @@ def test_nothing_comes_with_several_tasks_or_without_the_option(address: str) ->
 
 
 def test_large_rows_are_left_to_tasks_and_fewer_are_tried_then(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "PREFETCH_BYTES", 100)
+    monkeypatch.setattr(source, "PREFETCH_BYTES", 100)
     fill(address, range(40))
     with reader(address) as found:
         end, _, rows = next_batch(found, {})
@@ -94,7 +94,7 @@ def test_large_rows_are_left_to_tasks_and_fewer_are_tried_then(address: str, mon
 def test_what_cannot_be_read_at_once_is_left_to_a_task(
     broker: StoppableBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "PREFETCH_PATIENCE_S", 0.01)
+    monkeypatch.setattr(source, "PREFETCH_PATIENCE_S", 0.01)
     fill(broker.address, range(40))
     with reader(broker.address) as found:
         end = found.latestOffset({}, ReadAllAvailable())
@@ -106,7 +106,7 @@ def test_what_cannot_be_read_at_once_is_left_to_a_task(
 
 
 def test_a_pyspark_without_simple_readers_reads_by_tasks(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "SimpleReader", DataSourceStreamReader)
+    monkeypatch.setattr(source, "SimpleReader", DataSourceStreamReader)
     fill(address, range(40))
     with reader(address) as found:
         assert next_batch(found, {})[2] is None

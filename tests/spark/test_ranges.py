@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from .strategies import RANGES
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.ranges import Range, shared_out, split
+from rocketlet.spark.checkpoint import Range, shared_out, split
 
 
 @given(RANGES, st.integers(1, 300))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rocketlet.client import AdminClient, Outgoing, Producer
 from rocketlet.client.wire.cluster import Cluster
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 from rocketlet.testing import Broker, Fault
 
 from .tasks import QUEUE, batches_of, queue_range
@@ -17,11 +17,11 @@ from .tasks import QUEUE, batches_of, queue_range
 pytest.importorskip("pyspark")
 from rocketlet.spark.batch import RocketletReader, to_partitions, to_read
 from rocketlet.spark.checkpoint import EMPTY, Mark
-from rocketlet.spark.extents import Extents
-from rocketlet.spark.failures import DataLossError
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.reading import Task
+from rocketlet.spark.share import Extents
 from rocketlet.spark.source import _planner
+from rocketlet.spark.worker import DataLossError
 
 
 async def fill(address: str, count: int, body: bytes = b"x") -> None:

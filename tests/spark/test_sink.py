@@ -26,8 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from rocketlet.spark.config import SHOWN_BYTES
 from rocketlet.spark.options import write_options
-from rocketlet.spark.sink import send_all
-from rocketlet.spark.written import illegal_row
+from rocketlet.spark.sink import illegal_row, send_all
 from rocketlet.testing.ports import free_port
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 from rocketlet.client import Consumer, Message, Producer, RetryLater
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ..conftest import PATIENCE_S
 from .planners import member_of

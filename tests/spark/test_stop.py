@@ -20,7 +20,7 @@ pytestmark = MARKS
 import rocketlet.spark
 from pyspark.sql import DataFrame, SparkSession
 from rocketlet.spark.checkpoint import from_offset
-from rocketlet.spark.ledger import Ledger
+from rocketlet.spark.driver import Ledger
 
 
 def finished(checkpoint: Path) -> int:
@@ -224,7 +224,7 @@ def test_ledger_of_a_former_process_with_the_same_id_is_not_found(
     monkeypatch.setattr("os.getppid", lambda: 1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with monkeypatch.context() as former:
-        former.setattr("rocketlet.spark.ledger._started", lambda process: "17")
+        former.setattr("rocketlet.spark.driver._started", lambda process: "17")
         Ledger.made(1).hold("g")
     assert Ledger.found() is None
     Ledger.made(1)
@@ -247,7 +247,7 @@ def test_hold_ends_when_its_driver_does_not_renew_it(
         assert not ledger.is_held("g")
         hold()
         with monkeypatch.context() as later:
-            later.setattr("rocketlet.spark.ledger.HOLD_S", -1.0)
+            later.setattr("rocketlet.spark.driver.HOLD_S", -1.0)
             assert not ledger.is_held("g")
         assert not ledger.is_held("g"), "it is gone"
         assert len([text for text in caplog.messages if text.startswith("hold_expired")]) == 1

@@ -20,9 +20,8 @@ import rocketlet.spark
 from py4j.java_gateway import JavaPackage  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from rocketlet.spark.failures import known_within
-from rocketlet.spark.ledger import Ledger
-from rocketlet.spark.worker_start import fast_start
+from rocketlet.spark.driver import Ledger
+from rocketlet.spark.worker import fast_start, known_within
 
 from .running import MARKS
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rocketlet.broker.access.acl import Acl
-from rocketlet.broker.access.file import AclFile
-from rocketlet.broker.listening.tls import Tls
+from rocketlet.broker.access import Acl, AclFile
+from rocketlet.broker.tls import Tls
 from rocketlet.client import Access
 from rocketlet.protocol.codes import Language
 from rocketlet.protocol.frame import JSON
-from rocketlet.protocol.signature import Signer
+from rocketlet.protocol.headers import Signer
 
 from ..conftest import Wire
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.groups.foreign.agreement import Agreement, GivenElsewhere, Others
-from rocketlet.protocol.agreement import Members, Word
+from rocketlet.broker.groups.agreement import Agreement, GivenElsewhere, Others
+from rocketlet.broker.runtime import MovableClock
+from rocketlet.protocol.group_bodies import Members, Word
 from rocketlet.protocol.headers import AgreeOnMembers
 
 

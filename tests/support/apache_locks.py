@@ -13,16 +13,15 @@ from contextlib import contextmanager
 from unittest import mock
 
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.remoting.answers import Buffers, Refused, answer
-from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.remoting.table import BROKER_REQUESTS, BrokerHandler
+from rocketlet.broker.remoting.connection import Buffers, Connection, Refused, answer
+from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, BrokerHandler
 from rocketlet.client.config import APACHE_LEASE_S
-from rocketlet.client.wire.access import Access
+from rocketlet.client.wire.connection import Access
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import LockRequest
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 AS_APACHES = Access(encoding="json")  # clients take brokers that answer in JSON for Apache's
 CODES = (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.QUERY_CONSUMER_OFFSET)

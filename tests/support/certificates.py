@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trustme
-from rocketlet.broker.listening.tls import TlsFiles
+from rocketlet.broker.tls import TlsFiles
 
 
 @dataclass

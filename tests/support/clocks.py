@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.runtime import MovableClock
 
 
 class WallClock(MovableClock):

@@ -6,9 +6,7 @@ from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.group_bodies import LockRequest
-from rocketlet.protocol.names import retry_topic
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.names import Queue, parse_subscription, retry_topic
 
 from ..conftest import Node, Wire, create_topic
 from .requests import SUBSCRIBED, SUSPEND, join, pull, send

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import LIMITS, Limits
-from rocketlet.broker.groups.history import History
-from rocketlet.broker.groups.owning.lock import Around
-from rocketlet.broker.groups.owning.locks import Locks
-from rocketlet.broker.sessions.session import Session
+from rocketlet.broker.groups.leases import Around, Locks
+from rocketlet.broker.groups.settings import History
+from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.sessions import Session
 
 
 def make_locks(

@@ -6,16 +6,15 @@ import asyncio
 import time
 from typing import Any
 
-from rocketlet.protocol import bodies, fastjson_text, group_bodies
+from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Route
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import JSON, ExtValue, Frame
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import EndTransaction, PullMessage, SendMessage, write
 from rocketlet.protocol.message import Record, decode_records
+from rocketlet.protocol.names import Queue, parse_subscription
 from rocketlet.protocol.properties import find
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import parse_subscription
 
 from ..conftest import Node, Wire
 
@@ -196,4 +195,4 @@ def raw_frame(header: bytes, body: bytes = b"", serialize_type: int = JSON) -> b
 
 def value(answer: Frame) -> Any:
     assert answer.code == 0, answer.remark
-    return fastjson_text.loads(answer.body)
+    return bodies.loads(answer.body)

@@ -19,14 +19,19 @@ from rocketlet.client.admin import diagnosis
 from rocketlet.client.admin.diagnosis import Finding, Patience, diagnose
 from rocketlet.client.config import DISK_LOW_RATIO
 from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
-from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, encode_heartbeat, encode_subscription
+from rocketlet.protocol.bodies import (
+    ConsumerData,
+    DataVersion,
+    GroupConfig,
+    Heartbeat,
+    encode_heartbeat,
+    encode_registration,
+    encode_subscription,
+)
 from rocketlet.protocol.codes import VERSION, Language, RequestCode
 from rocketlet.protocol.frame import Frame, encode
-from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.headers import CreateTopic, RegisterBroker, UpdateOffset, write
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.registration_body import encode_registration
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.names import Queue, parse_subscription
 
 from ..conftest import PATIENCE_S, Connect, Wire
 

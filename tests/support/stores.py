@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rocketlet.broker.messages.delays import tag_code_of
+from rocketlet.broker.messages.later import tag_code_of
 from rocketlet.broker.store.recovery import Recovered
 from rocketlet.broker.store.store import Store
 from rocketlet.protocol.message import decode_records, encode_host
-from rocketlet.protocol.subscription import java_hash, parse_subscription
+from rocketlet.protocol.names import java_hash, parse_subscription
 
 HOST = encode_host("127.0.0.1", 1)
 TOPICS = [("t", 0), ("u", 0)]

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import orjson
-from rocketlet.protocol.work import Work
+from rocketlet.protocol.bodies import Work
 
 
 async def passed() -> None:

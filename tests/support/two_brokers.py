@@ -8,11 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from rocketlet.broker.config import Limits
-from rocketlet.protocol.bodies import DataVersion, TopicConfig
+from rocketlet.protocol.bodies import DataVersion, TopicConfig, encode_registration
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 from rocketlet.protocol.headers import RegisterBroker, write
-from rocketlet.protocol.registration_body import encode_registration
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic
 from .requests import SUBSCRIBED, SUSPEND, join, members, pull, send

@@ -18,9 +18,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from rocketlet.broker.config import BrokerConfig
-from rocketlet.broker.listening.tls import Tls
-from rocketlet.broker.nameserver.networks import Networks, parse_networks
+from rocketlet.broker.nameserver import Networks, parse_networks
 from rocketlet.broker.server import Listening
+from rocketlet.broker.tls import Tls
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.command.cli import main

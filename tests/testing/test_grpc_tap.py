@@ -17,8 +17,8 @@ from ..support.handlers import Inbox
 
 pytest.importorskip("google.protobuf", reason="needs the extra grpc")
 from rocketlet.broker.grpc import schema
-from rocketlet.broker.grpc.codes import Code
-from rocketlet.broker.grpc.table import METHODS
+from rocketlet.broker.grpc.schema import Code
+from rocketlet.broker.grpc.server import METHODS
 
 from ..support.grpc_client import CLIENT, GrpcClient, grpc_client, sending
 from ..support.grpc_client import message as stored

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import (
     AdminClient,
     BrokerRefused,
@@ -30,7 +30,7 @@ from rocketlet.client import (
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Route
 from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.names import parse_subscription
 from rocketlet.testing import Broker, BrokerUnderTest, Cluster, Fault, UnknownGroup, clock, loop_thread
 from rocketlet.testing.loop_thread import LoopThread
 

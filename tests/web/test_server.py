@@ -12,8 +12,8 @@ from unittest.mock import Mock
 
 import pytest
 import uvicorn
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import BrokerConfig
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening
 from rocketlet.console.server import ConsoleServer
 from rocketlet.testing.control import Control

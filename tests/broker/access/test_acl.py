@@ -10,25 +10,20 @@ from typing import Any
 import msgpack
 import orjson
 import pytest
-from rocketlet.broker.access.accounts import AclError
+from rocketlet.broker.access import AclError
 from rocketlet.broker.config import RELOAD_INTERVAL_S
-from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.remoting.rules import KNOWN, Rule
-from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
+from rocketlet.broker.nameserver import Routes
+from rocketlet.broker.remoting.connection import KNOWN, Rule
+from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, SENDS
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Producer, RocketletError
 from rocketlet.protocol import bodies, group_bodies
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat
+from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, finish
 from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.extents import encode_topics
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
-from rocketlet.protocol.group_bodies import LockRequest
-from rocketlet.protocol.group_config import GroupConfig
-from rocketlet.protocol.names import TRACE_TOPIC, retry_topic
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.signature import Signer
-from rocketlet.protocol.subscription import parse_subscription
-from rocketlet.protocol.work import finish
+from rocketlet.protocol.group_bodies import LockRequest, encode_topics
+from rocketlet.protocol.headers import Signer
+from rocketlet.protocol.names import TRACE_TOPIC, Queue, parse_subscription, retry_topic
 from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
 
@@ -408,7 +403,7 @@ async def test_others_are_served_while_an_account_is_written(wired: Wired, monke
         began.set()
         assert may_go_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr("rocketlet.broker.access.file.replace_file", slow)
+    monkeypatch.setattr("rocketlet.broker.access.replace_file", slow)
     admin, other = await wired(ADMIN), await wired("orders-key")
     fresh = {"accessKey": "fresh-key", "secretKey": "secret-of-fresh"}
     putting = asyncio.create_task(admin.call(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, fresh))

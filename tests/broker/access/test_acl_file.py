@@ -12,9 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.broker.access.accounts import AclError, Permission, read_policy
-from rocketlet.broker.access.addresses import PatternError, parse_pattern
-from rocketlet.broker.access.file import AclFile
+from rocketlet.broker.access import AclError, AclFile, PatternError, Permission, parse_pattern, read_policy
 from rocketlet.broker.config import MAX_ACL_FILE_BYTES
 from structlog.testing import capture_logs
 
@@ -416,7 +414,7 @@ def test_a_change_that_the_disk_refuses_leaves_no_copy_of_the_secrets(
 
     for step in ("fchmod", "fsync", "replace"):
         with monkeypatch.context() as failing, pytest.raises(AclError, match="No space left"):
-            failing.setattr(f"rocketlet.broker.running.settings_files.os.{step}", full)
+            failing.setattr(f"rocketlet.broker.machine.os.{step}", full)
             file.put_account({"accessKey": "fresh-one", "secretKey": SECRET})
         assert [entry.name for entry in path.parent.iterdir()] == [path.name]
         assert path.read_bytes() == before

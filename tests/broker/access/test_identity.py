@@ -8,12 +8,12 @@ import urllib.request
 from typing import Any
 
 import pytest
-from rocketlet.broker.listening.tls import Tls
+from rocketlet.broker.tls import Tls
 from rocketlet.client import AdminClient, Producer
 from rocketlet.client.admin.diagnosis import Harm, Patience, diagnose
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import MSGPACK
-from rocketlet.protocol.signature import Signer
+from rocketlet.protocol.headers import Signer
 
 from ...conftest import Node, Nodes, eventually
 from ...support.accounts import ACCOUNTS, ADMIN, SECRETS, SEND, AccountsFile, SignedWire, access, account, signed_wire

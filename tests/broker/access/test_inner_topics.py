@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 from rocketlet.protocol import bodies
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat
+from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.group_config import GroupConfig
-from rocketlet.protocol.names import TRACE_TOPIC
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.names import TRACE_TOPIC, parse_subscription
 
 from ...conftest import Node
 from ...support.accounts import ACCOUNTS, ADMIN, SEND, AccountsFile, Wired, account

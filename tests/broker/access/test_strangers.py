@@ -6,16 +6,15 @@ from typing import Any
 
 import orjson
 import pytest
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import LIMITS, LimitExceeded, Limits
-from rocketlet.broker.nameserver.routes import Routes
-from rocketlet.broker.remoting.table import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS
+from rocketlet.broker.nameserver import Routes
+from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol import bodies
-from rocketlet.protocol.bodies import DataVersion, TopicConfig
+from rocketlet.protocol.bodies import DataVersion, TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
-from rocketlet.protocol.work import finish
 
 from campaigns.frames import Peer
 

@@ -10,18 +10,16 @@ from typing import cast
 from unittest import mock
 
 import pytest
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import LIMITS, Limits
-from rocketlet.broker.groups.foreign.agreement import Agreement, Others
-from rocketlet.broker.groups.member import Member
-from rocketlet.broker.groups.members import ConsumerGroup
+from rocketlet.broker.groups.agreement import Agreement, Others
+from rocketlet.broker.groups.members import ConsumerGroup, Member
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.protocol.agreement import Members, Word
-from rocketlet.protocol.bodies import BrokerData, ConsumerData, Route
+from rocketlet.broker.runtime import MovableClock
+from rocketlet.protocol.bodies import BrokerData, ConsumerData, Route, finish
 from rocketlet.protocol.frame import Frame, FrameReader, encode
+from rocketlet.protocol.group_bodies import Members, Word
 from rocketlet.protocol.headers import AgreeOnMembers
-from rocketlet.protocol.subscription import Subscription
-from rocketlet.protocol.work import finish
+from rocketlet.protocol.names import Subscription
 
 from ...conftest import PATIENCE_S, Node, eventually
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import IDLE_LIMIT_S, LIMITS, SWEEP_INTERVAL_S
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.nameserver import Routes
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
-from rocketlet.protocol import bodies, group_config
-from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, TopicConfig
+from rocketlet.protocol import bodies
+from rocketlet.protocol.bodies import (
+    ConsumerData,
+    DataVersion,
+    GroupConfig,
+    Heartbeat,
+    TopicConfig,
+    encode_registration,
+)
 from rocketlet.protocol.codes import PULL_COMMIT_OFFSET as COMMITS
 from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.extents import TopicExtent, decode_extents, encode_topics
-from rocketlet.protocol.group_config import GroupConfig
+from rocketlet.protocol.group_bodies import TopicExtent, decode_extents, encode_topics
 from rocketlet.protocol.headers import UnregisterClient, write
-from rocketlet.protocol.names import retry_topic
-from rocketlet.protocol.registration_body import encode_registration
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.names import parse_subscription, retry_topic
 from rocketlet.testing.ports import free_port
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
@@ -84,7 +88,7 @@ async def test_changes_close_together_make_one_notification(node: Node, connect:
 
 
 async def test_notifications_can_be_switched_off(node: Node, wire: Wire) -> None:
-    group = group_config.encode_group(GroupConfig("g", notify_enable=False))
+    group = bodies.encode_group(GroupConfig("g", notify_enable=False))
     await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
     await beat(wire, "c1")
     changed = node.broker.groups.get("g")

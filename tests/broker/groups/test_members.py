@@ -7,7 +7,6 @@ from sys import getsizeof
 from typing import Any
 
 import pytest
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import (
     LIMITS,
     MEMBER_BYTES,
@@ -18,17 +17,14 @@ from rocketlet.broker.config import (
     LimitExceeded,
     Limits,
 )
-from rocketlet.broker.groups.history import History
-from rocketlet.broker.groups.member import size_of
-from rocketlet.broker.groups.members import ConsumerGroup, ConsumerGroups
+from rocketlet.broker.groups.members import ConsumerGroup, ConsumerGroups, size_of
+from rocketlet.broker.groups.settings import History
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.running.engine import Engine
-from rocketlet.broker.sessions.refusal import Refusal
-from rocketlet.protocol.bodies import ConsumerData
+from rocketlet.broker.runtime import Engine, MovableClock
+from rocketlet.broker.sessions import Refusal
+from rocketlet.protocol.bodies import LOOKS, ConsumerData, Work, finish
 from rocketlet.protocol.group_bodies import BrokerShare
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import Subscription
-from rocketlet.protocol.work import LOOKS, Work, finish
+from rocketlet.protocol.names import Queue, Subscription
 
 from ...conftest import peer
 

@@ -6,16 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rocketlet.broker.clock import MovableClock
-from rocketlet.broker.groups.history import History
+from rocketlet.broker.groups.drains import Notifications
 from rocketlet.broker.groups.members import ConsumerGroup, ConsumerGroups
-from rocketlet.broker.groups.notifications import Notifications
-from rocketlet.broker.running.engine import Engine
-from rocketlet.broker.sessions.events import GroupChanged
-from rocketlet.protocol.bodies import ConsumerData, TopicConfig
+from rocketlet.broker.groups.settings import History
+from rocketlet.broker.runtime import Engine, MovableClock
+from rocketlet.broker.sessions import GroupChanged
+from rocketlet.protocol.bodies import SLICE, ConsumerData, TopicConfig, finish
 from rocketlet.protocol.group_bodies import BrokerShare, Place
-from rocketlet.protocol.subscription import Subscription
-from rocketlet.protocol.work import SLICE, finish
+from rocketlet.protocol.names import Subscription
 
 
 class Told:

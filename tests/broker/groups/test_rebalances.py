@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import REBALANCE_REST_S, Limits
-from rocketlet.broker.groups.rebalances import Rebalances
+from rocketlet.broker.groups.settings import Rebalances
+from rocketlet.broker.runtime import MovableClock
 
 KEY = ("g", "t", 0)
 

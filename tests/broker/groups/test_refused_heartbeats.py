@@ -9,9 +9,9 @@ import pytest
 from rocketlet.broker.config import MAX_REFUSED, REFUSED_S
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.admin.diagnosis import Harm, diagnose
+from rocketlet.protocol.bodies import GroupConfig, encode_group
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_EXPRESSION_TAGS
-from rocketlet.protocol.group_config import GroupConfig, encode_group
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Wire

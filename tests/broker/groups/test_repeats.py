@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rocketlet.broker.config import LIMITS, REPEATS_S
-from rocketlet.broker.observing.metrics import Collector
+from rocketlet.broker.metrics import Collector
 from rocketlet.client import AdminClient
 from rocketlet.client.admin import diagnosis
 from rocketlet.protocol.codes import RequestCode

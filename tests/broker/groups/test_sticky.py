@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rocketlet.broker.config import Limits
-from rocketlet.broker.groups.sticky import StickyShares
-from rocketlet.protocol.queue import Queue
+from rocketlet.broker.groups.members import StickyShares
+from rocketlet.protocol.names import Queue
 
 SEEN = {"broker-a": 8, "broker-b": 8}
 MEMBERS = ["c1", "c2", "c3"]

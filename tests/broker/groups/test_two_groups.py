@@ -7,7 +7,7 @@ from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.message import decode_records
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.names import parse_subscription
 
 from ...conftest import Connect, Node, Wire, eventually
 from ...support.draining import FLAGS, reading

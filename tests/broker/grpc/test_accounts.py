@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.clients import GrpcClient as GrpcSession
-from rocketlet.broker.grpc.table import METHODS
+from rocketlet.broker.grpc.server import METHODS
 from rocketlet.protocol.bodies import Heartbeat, TopicConfig, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
 

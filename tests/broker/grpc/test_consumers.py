@@ -6,7 +6,6 @@ import zlib
 from typing import Any
 
 import pytest
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import (
     CLIENT_GONE_S,
     DEAD_LETTER_RETRY_S,
@@ -18,16 +17,15 @@ from rocketlet.broker.config import (
     RENEWED_INVISIBLE_MS,
     LimitExceeded,
 )
-from rocketlet.broker.grpc import receives, schema
-from rocketlet.broker.grpc.messages import filling
+from rocketlet.broker.grpc import consuming, schema
+from rocketlet.broker.grpc.producing import filling
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import AdminClient, Producer
 from rocketlet.client.admin.diagnosis import Patience, diagnose
-from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig, Work
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
-from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import Record, decode_record
-from rocketlet.protocol.work import Work
 
 from ...conftest import Connect, Node, Nodes, eventually
 from ...support.grpc_client import CLIENT, GrpcClient, message, resource, sending
@@ -323,7 +321,7 @@ async def test_a_message_that_cannot_be_written_is_a_dead_letter_and_the_others_
             raise OverflowError("a value that nobody thought of")
         return filling(found, record, *rest)
 
-    monkeypatch.setattr(receives, "filling", failing)
+    monkeypatch.setattr(consuming, "filling", failing)
     assert sorted(item.body for item in await receive(client)) == [b"1", b"3"]
     letter = decode_record(b"".join(node.broker.store.fetch(node.broker.store.queue("%DLQ%g", 0), 0, 1).pieces))
     assert (letter.body, "nobody thought of" in letter.properties) == (b"odd", True)

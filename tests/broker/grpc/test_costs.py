@@ -9,7 +9,6 @@ import zlib
 from typing import Any
 
 import pytest
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import (
     DELIVERIES_BYTES,
     LIMITS,
@@ -20,12 +19,13 @@ from rocketlet.broker.config import (
     POPPER_BYTES,
     TAG_BYTES,
 )
-from rocketlet.broker.grpc import door, schema
+from rocketlet.broker.grpc import schema, server
 from rocketlet.broker.grpc.clients import GrpcClient as GrpcSession
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_BODY_BYTES, MAX_ID_CHARS, MAX_SUBSCRIPTIONS, MAX_SUMMARY_CHARS
-from rocketlet.protocol.recall_handle import RecallHandle
+from rocketlet.protocol.message import RecallHandle
 
 from ...conftest import Connect, Node, Nodes, eventually
 from ...support.grpc_client import GrpcClient, message, resource, route, sending
@@ -71,7 +71,7 @@ async def test_messages_of_others_are_stored_while_bodies_are_inflated(
     node: Node, client: GrpcClient, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only one piece is done in a turn here, so the large body takes 64 of them."""
-    monkeypatch.setattr(door, "TURN_S", -1)
+    monkeypatch.setattr(server, "TURN_S", -1)
     sent = message("t", gzip.compress(bytes(MAX_BODY_BYTES)), body_encoding=2)
     call = client.begin("SendMessage")
     call.send(sending(sent, sent), end=True)
@@ -85,7 +85,7 @@ async def test_messages_of_others_are_stored_while_bodies_are_inflated(
 async def test_a_call_that_its_client_gives_up_while_bodies_are_inflated_stores_nothing(
     node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "TURN_S", -1)
+    monkeypatch.setattr(server, "TURN_S", -1)
     call = client.begin("SendMessage")
     call.send(sending(message("t", gzip.compress(bytes(MAX_BODY_BYTES)), body_encoding=2)), end=True)
     call.cancel()

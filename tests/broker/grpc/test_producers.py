@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from google.protobuf import duration_pb2
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import (
     MAX_CONTEXT_CHARS,
     MAX_GROUP_KEY_BYTES,
@@ -19,6 +18,7 @@ from rocketlet.broker.config import (
     TRANSACTION_SWEEP_S,
 )
 from rocketlet.broker.grpc import schema
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.codes import PERM_READ
 from rocketlet.protocol.config import MAX_BODY_BYTES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 from rocketlet.broker.grpc import schema
-from rocketlet.broker.grpc.table import METHODS
+from rocketlet.broker.grpc.server import METHODS
 
 FOLDER = Path(schema.__file__).parent
 

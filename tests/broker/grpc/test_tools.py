@@ -6,7 +6,7 @@ import ssl
 
 import orjson
 import pytest
-from rocketlet.broker.listening.tls import Tls
+from rocketlet.broker.tls import Tls
 from rocketlet.client import AdminClient, Producer, SharedConsumer
 from rocketlet.client.admin.diagnosis import Harm, Patience, diagnose
 from rocketlet.command.nouns.group_report import report
@@ -15,7 +15,7 @@ from rocketlet.console.group_watch import GroupWatch
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import ConsumeStats, write
-from rocketlet.protocol.subscription import SQL92
+from rocketlet.protocol.names import SQL92
 
 from ...conftest import Node, Nodes, Wire
 from ...support.grpc_client import GrpcClient, message, route, sending

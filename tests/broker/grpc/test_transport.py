@@ -10,10 +10,10 @@ import pytest
 from rocketlet.broker import server as broker_server
 from rocketlet.broker.config import FIELD_FACTOR, STREAM_BYTES
 from rocketlet.broker.grpc import schema
-from rocketlet.broker.grpc.door import Door
-from rocketlet.broker.listening.tls import Tls
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.grpc.server import GrpcServer
+from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
+from rocketlet.broker.tls import Tls
 from rocketlet.protocol import config as limits
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode
@@ -161,7 +161,7 @@ async def test_what_a_client_has_not_finished_counts_as_its_memory(node: Node, c
 async def test_unfinished_messages_have_a_limit(
     node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.grpc.connection.MAX_UNFINISHED_BYTES", 1000)
+    monkeypatch.setattr("rocketlet.broker.grpc.server.MAX_UNFINISHED_BYTES", 1000)
     calls = [client.begin("SendMessage") for _ in range(2)]
     for call, size in zip(calls, (500, 501), strict=True):
         client.h2.send_data(call.stream_id, (b"\0\0\1\0\0" + b"x" * size)[:size])
@@ -201,7 +201,7 @@ async def test_a_broker_that_stops_says_goodbye(nodes: Nodes, dial: Dial) -> Non
 async def test_more_calls_than_a_turn_has_time_for_are_all_answered(
     client: GrpcClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.grpc.door.TURN_S", 0.0)
+    monkeypatch.setattr("rocketlet.broker.grpc.server.TURN_S", 0.0)
     calls = [client.begin("Heartbeat") for _ in range(50)]
     for call in calls:
         call.send(schema.HeartbeatRequest(client_type=1), end=True)
@@ -225,7 +225,7 @@ async def test_a_client_that_comes_before_its_door_is_loaded_holds_up_nobody(
     may_load = threading.Event()
     real = broker_server._load_grpc
 
-    def load() -> type[Door] | None:
+    def load() -> type[GrpcServer] | None:
         assert may_load.wait(PATIENCE_S)
         return real()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import MAX_CHECKED_SENDS
-from rocketlet.broker.sessions.refusal import Refusal
+from rocketlet.broker.sessions import Refusal
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.headers import SendMessage
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.running.jobs import run
+from rocketlet.broker.runtime import run
 from rocketlet.broker.store import disk
 from rocketlet.broker.store.files import StoreFull
 from rocketlet.protocol.bodies import TopicConfig

@@ -12,8 +12,8 @@ from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.protocol.group_bodies import encode_client_check
 from rocketlet.protocol.message import decode_records
+from rocketlet.protocol.names import SQL92, Subscription
 from rocketlet.protocol.properties import decode
-from rocketlet.protocol.subscription import SQL92, Subscription
 
 from ...conftest import Connect, Node, Wire, create_topic, eventually
 from ...support.requests import SUBSCRIBED, SUSPEND, pull, send
@@ -145,7 +145,7 @@ async def test_a_message_that_breaks_a_filter_does_not_match_and_is_counted(
             raise OverflowError("too large")
         return decode(text)
 
-    monkeypatch.setattr("rocketlet.broker.messages.sql_filter.decode", broken)
+    monkeypatch.setattr("rocketlet.broker.messages.filters.decode", broken)
     await create_topic(wire, "t")
     held = wire.send(Code.PULL_MESSAGE, filtered("a = 'bad' OR a = 'good'", flags=SUBSCRIBED | SUSPEND))
     for value in ("bad", "good"):

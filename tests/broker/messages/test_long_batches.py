@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rocketlet.broker.config import BATCH_TURN_BYTES, BATCH_TURN_MESSAGES
 from rocketlet.broker.messages.sending import LongBatch, _short
-from rocketlet.protocol.batch import encode_batch
+from rocketlet.protocol.message import encode_batch
 
 
 def batch(messages: int, body: bytes = b"x") -> bytes:

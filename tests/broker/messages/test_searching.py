@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import LIMITS
-from rocketlet.broker.running.turns import Line, Turns
-from rocketlet.broker.store import searching
+from rocketlet.broker.runtime import Line, Turns
+from rocketlet.broker.store import index
+from rocketlet.protocol.bodies import Work
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.headers import QueryMessage, write
 from rocketlet.protocol.message import MAGIC, decode_record, decode_records
-from rocketlet.protocol.work import Work
 
 from bench.steps import Meter
 
@@ -46,8 +46,8 @@ async def test_a_message_is_found_by_its_place(wire: Wire) -> None:
 async def test_messages_are_found_by_any_of_their_keys(
     wire: Wire, monkeypatch: pytest.MonkeyPatch, chunk: int, entries: int
 ) -> None:
-    monkeypatch.setattr(searching, "SEARCH_CHUNK_BYTES", chunk)
-    monkeypatch.setattr(searching, "SEARCH_ENTRIES", entries)
+    monkeypatch.setattr(index, "SEARCH_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(index, "SEARCH_ENTRIES", entries)
     for topic in ("t", "u"):
         await create_topic(wire, topic)
         for number in range(30):
@@ -124,7 +124,7 @@ async def test_a_search_looks_at_no_more_than_the_newest_messages(wire: Wire, mo
     await create_topic(wire, "t")
     for number in range(4):
         await send(wire, b"%d" % number, queue=number % 2, properties=f"KEYS\x01k{number}")
-    monkeypatch.setattr(searching, "SEARCHED_ENTRIES", 3)
+    monkeypatch.setattr(index, "SEARCHED_ENTRIES", 3)
     assert await bodies_of(wire, query("k1")) == [b"1"]
     answer = await wire.call(RequestCode.QUERY_MESSAGE, query("k0"))
     assert (answer.code, "ask for an earlier time" in (answer.remark or "")) == (1, True)
@@ -196,13 +196,13 @@ async def test_a_broker_that_stops_waits_for_no_search(node: Node, wire: Wire, m
     await create_topic(wire, "t")
     await send(wire, b"here", properties="KEYS\x01k")
     looked: list[object] = []
-    look = searching.Search._look
+    look = index.Search._look
 
     def counting(*given: Any) -> Any:
         looked.append(given)
         return look(*given)
 
-    monkeypatch.setattr(searching.Search, "_look", counting)
+    monkeypatch.setattr(index.Search, "_look", counting)
     with monkeypatch.context() as patch:
         patch.setattr(node.broker.turns, *STANDING)
         for _ in range(200):

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.broker.clock import MovableClock
-from rocketlet.protocol import bodies, group_config
-from rocketlet.protocol.batch import BatchEntry, encode_batch
+from rocketlet.broker.runtime import MovableClock
+from rocketlet.protocol import bodies
+from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_PROPERTY_BYTES, SENT_PROPERTY_BYTES
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
-from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.headers import SendBack, write
-from rocketlet.protocol.message import Record, decode_records
+from rocketlet.protocol.message import BatchEntry, Record, decode_records, encode_batch
 from rocketlet.protocol.properties import decode, shortened
 from structlog.testing import capture_logs
 
@@ -178,7 +177,7 @@ async def test_a_message_sent_back_comes_again_and_ends_among_the_dead(nodes: No
     await heartbeat(wire)
     await wire.call(
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-        body=group_config.encode_group(GroupConfig("g", retry_max_times=2)),
+        body=bodies.encode_group(GroupConfig("g", retry_max_times=2)),
     )
     await send(wire, b"hard", properties="TAGS\x01A\x02UNIQ_KEY\x01u")
     (record,) = await records(wire)
@@ -206,7 +205,7 @@ async def test_a_message_with_all_properties_it_may_have_can_be_retried_and_give
     wire = await connect(node.address)
     topic, group = "t" * 127, "g" * 120
     await create_topic(wire, topic)
-    settings = group_config.encode_group(GroupConfig(group, retry_max_times=2))
+    settings = bodies.encode_group(GroupConfig(group, retry_max_times=2))
     await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings)
     own = len("\x02CLUSTER\x01DefaultCluster")
     text = "UNIQ_KEY\x01u\x02A\x01"
@@ -267,9 +266,7 @@ async def test_no_send_makes_a_topic_or_group_for_the_retries_of_nobody(node: No
         assert (refused.code, said in (refused.remark or "")) == (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, True)
     assert topic not in [item.name for item in node.broker.topics]
     assert "nobody" not in node.broker.group_configs
-    await wire.call(
-        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group_config.encode_group(GroupConfig("nobody"))
-    )
+    await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=bodies.encode_group(GroupConfig("nobody")))
     assert (await send(wire, b"x", topic=topic)).code == 0, "as a consumer sends whose broker did not take it back"
 
 

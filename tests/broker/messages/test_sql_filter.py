@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from rocketlet.broker.messages.sql_filter import FilterError, parse_filter, parsing
+from rocketlet.broker.messages.filters import FilterError, parse_filter, parsing
 from rocketlet.protocol.properties import encode
 
 from bench.steps import Meter
@@ -193,7 +193,7 @@ def test_a_value_that_is_almost_a_number_is_looked_at_in_no_time(begin: str) -> 
     """32,000 digits and a sign behind them stopped the broker for 38 s. The engine of regular expressions runs no code
     whose steps could be counted: what fails here does not end."""
     program = f"""
-from rocketlet.broker.messages.sql_filter import parse_filter
+from rocketlet.broker.messages.filters import parse_filter
 assert not parse_filter("a > 1.5")("a" + chr(1) + {begin!r} + {begin[-1]!r} * 32_000 + "!")
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)

@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import MAX_TIMER_DELAY_MS
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol import properties as props
-from rocketlet.protocol.batch import encode_batch
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
-from rocketlet.protocol.message import Record, decode_records
+from rocketlet.protocol.message import HandleError, RecallHandle, Record, decode_handle, decode_records, encode_batch
 from rocketlet.protocol.names import TIMER_TOPIC
-from rocketlet.protocol.recall_handle import HandleError, RecallHandle, decode_handle
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
 from ...support.requests import HALF_PROPERTIES, SUBSCRIBED, SUSPEND, bodies_of, pull, send

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.broker.clock import MovableClock
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol import bodies, names
 from rocketlet.protocol import properties as props
-from rocketlet.protocol.bodies import Heartbeat
+from rocketlet.protocol.bodies import Heartbeat, finish
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.message import Record, decode_record, decode_records
-from rocketlet.protocol.work import finish
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually

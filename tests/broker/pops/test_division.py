@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.config import POOL_LEAVE_S, POOL_SENT_BACK
-from rocketlet.broker.pops.values import AckStatus, PopClient, Why
+from rocketlet.broker.pops.deliveries import AckStatus, PopClient, Why
 from rocketlet.protocol.message import Record
 from rocketlet.protocol.properties import RETRY_TOPIC, find
 
@@ -171,9 +171,9 @@ def test_a_restart_keeps_what_the_pool_owns(world: World) -> None:
 
 
 def test_members_that_share_with_nobody_are_refused(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    from rocketlet.broker.pops.seats import Seat
+    from rocketlet.broker.pops.division import Seat
     from rocketlet.protocol.bodies import ConsumerData
-    from rocketlet.protocol.subscription import Subscription
+    from rocketlet.protocol.names import Subscription
 
     world.receive(client="p")
     session = Seat(lambda: None)
@@ -185,9 +185,9 @@ def test_members_that_share_with_nobody_are_refused(world: World, capsys: pytest
 
 
 def test_a_member_that_pops_needs_no_seat_and_is_the_last_in_the_list(world: World) -> None:
-    from rocketlet.broker.pops.seats import Seat
+    from rocketlet.broker.pops.division import Seat
     from rocketlet.protocol.bodies import ConsumerData
-    from rocketlet.protocol.subscription import Subscription
+    from rocketlet.protocol.names import Subscription
 
     session = Seat(lambda: None)
     session.peer = "127.0.0.1:1"

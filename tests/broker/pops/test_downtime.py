@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.config import RENEWAL_STEPS_S, STANDSTILL_S
-from rocketlet.broker.pops.values import AckStatus, Why
+from rocketlet.broker.pops.deliveries import AckStatus, Why
 
 from .world import World, bodies, client_of, handles
 

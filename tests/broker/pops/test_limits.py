@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.config import MAX_POP_MESSAGES, POOL_IDLE_S, POP_CLIENT_SILENT_S
-from rocketlet.broker.pops.seats import Seat
-from rocketlet.broker.pops.values import AckStatus, Why
-from rocketlet.broker.sessions.session import Session
+from rocketlet.broker.pops.deliveries import AckStatus, Why
+from rocketlet.broker.pops.division import Seat
+from rocketlet.broker.sessions import Session
 
 from ...conftest import limits_of
 from .world import World, bodies, handles

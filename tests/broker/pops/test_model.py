@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from rocketlet.broker.pops.values import AckStatus, Delivered, PopResult, Why
+from rocketlet.broker.pops.deliveries import AckStatus, Delivered, PopResult, Why
 from rocketlet.protocol.message import decode_record
 
 from .world import World

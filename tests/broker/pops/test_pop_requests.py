@@ -7,18 +7,17 @@ from typing import Any
 
 import orjson
 import pytest
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import MAX_NAMED_CHARS, MAX_POP_BYTES
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.admin.diagnosis import diagnose
-from rocketlet.protocol import group_config
+from rocketlet.protocol import bodies
+from rocketlet.protocol.bodies import GroupConfig, finish
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.group_bodies import decode_locked
-from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.properties import find
-from rocketlet.protocol.work import finish
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
@@ -41,10 +40,10 @@ async def test_the_checks_are_in_apache_s_order(nodes: Nodes, connect: Connect) 
     assert await faults(wire, topic="closed", queueId=99) == ResponseCode.NO_PERMISSION
     assert await faults(wire, queueId=4) == ResponseCode.INVALID_PARAMETER
     assert await faults(wire, exp="||") == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-    group = group_config.encode_group(GroupConfig("g", consume_enable=False))
+    group = bodies.encode_group(GroupConfig("g", consume_enable=False))
     await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
     assert await faults(wire, exp="||") == ResponseCode.NO_PERMISSION
-    await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group_config.encode_group(GroupConfig("g")))
+    await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=bodies.encode_group(GroupConfig("g")))
     assert await faults(wire, exp="||") == ResponseCode.SUBSCRIPTION_PARSE_FAILED
     assert await faults(wire, exp="a b", expType="SQL92") == ResponseCode.SUBSCRIPTION_PARSE_FAILED
     assert await faults(wire, invisibleTime=0) == ResponseCode.INVALID_PARAMETER

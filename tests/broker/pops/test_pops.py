@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.config import DEAD_LETTER_RETRY_S
-from rocketlet.broker.pops.deliveries import QueueDeliveries
-from rocketlet.broker.pops.letters import Letters
-from rocketlet.broker.pops.states import Delivery
-from rocketlet.broker.pops.values import AckStatus, PopRequest, PopResult, Why
-from rocketlet.protocol.subscription import Subscription
+from rocketlet.broker.pops.deliveries import AckStatus, Delivery, PopRequest, PopResult, QueueDeliveries, Why
+from rocketlet.broker.pops.pops import Letters
+from rocketlet.protocol.names import Subscription
 
 from .world import World, bodies, client_of, handles
 
@@ -304,7 +302,7 @@ def test_a_topic_or_group_that_is_deleted_ends_its_receives(world: World) -> Non
 
 
 def test_tags_that_share_a_hash_are_told_apart_and_others_are_passed(world: World) -> None:
-    from rocketlet.protocol.subscription import parse_subscription
+    from rocketlet.protocol.names import parse_subscription
 
     world.send("a", TAGS="Aa")
     world.send("b", TAGS="BB")  # the same hash in Java

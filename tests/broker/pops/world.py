@@ -7,37 +7,24 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
-from rocketlet.broker.groups.history import History
+from rocketlet.broker.groups.leases import Around, Locks
 from rocketlet.broker.groups.members import ConsumerGroups
-from rocketlet.broker.groups.modes import RequestModes
-from rocketlet.broker.groups.owning.lock import Around
-from rocketlet.broker.groups.owning.locks import Locks
-from rocketlet.broker.groups.owning.offsets import Offsets
-from rocketlet.broker.groups.owning.watch import Watch
-from rocketlet.broker.groups.settings import GroupConfigs
+from rocketlet.broker.groups.offsets import Offsets, Watch
+from rocketlet.broker.groups.settings import GroupConfigs, History, RequestModes
 from rocketlet.broker.messages.appender import Appender
 from rocketlet.broker.messages.topics import Topics
-from rocketlet.broker.pops.division import OtherReaders
-from rocketlet.broker.pops.mixed import Mixed
-from rocketlet.broker.pops.pools import PopSource
-from rocketlet.broker.pops.pops import Pops
-from rocketlet.broker.pops.seats import Seat
-from rocketlet.broker.pops.settling import Keeping
-from rocketlet.broker.pops.values import AckStatus, PopClient, PopRequest, PopResult
-from rocketlet.broker.running.engine import Engine
-from rocketlet.broker.running.jobs import run
-from rocketlet.broker.running.turns import Turns
-from rocketlet.broker.sessions.events import GroupChanged
-from rocketlet.broker.sessions.session import Session
-from rocketlet.broker.store.frames import Frames
-from rocketlet.protocol.bodies import ConsumerData, Route, TopicConfig
+from rocketlet.broker.pops.deliveries import AckStatus, PopClient, PopRequest, PopResult
+from rocketlet.broker.pops.division import Mixed, OtherReaders, Seat
+from rocketlet.broker.pops.pool import PopSource
+from rocketlet.broker.pops.pops import Keeping, Pops
+from rocketlet.broker.runtime import Engine, MovableClock, Turns, run
+from rocketlet.broker.sessions import GroupChanged, Session
+from rocketlet.broker.store.journals import Frames
+from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Route, TopicConfig
 from rocketlet.protocol.group_bodies import LockRequest
-from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.message import decode_record, encode_host
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import Subscription, tag_code
+from rocketlet.protocol.names import Queue, Subscription, tag_code
 
 from ...support.stores import open_store
 

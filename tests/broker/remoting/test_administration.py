@@ -7,18 +7,17 @@ from typing import Any
 
 import orjson
 import pytest
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import Limits
 from rocketlet.broker.groups.settings import GroupConfigs
 from rocketlet.broker.messages.topics import Topics
-from rocketlet.broker.store.consume_queue import ConsumeQueue
+from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.protocol import admin_bodies, bodies, names
 from rocketlet.protocol.admin_bodies import Progress
-from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig, group_json
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
-from rocketlet.protocol.group_config import GroupConfig, group_json
 from rocketlet.protocol.message import decode_record
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
 from ...support.requests import commit, join, pull, send, value

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 
 import pytest
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import HELD_PULL_BYTES, Limits
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.protocol.frame import Frame, encode

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 from rocketlet.broker.config import BATCH_TURN_MESSAGES
-from rocketlet.broker.remoting.requests.sends import store_batch
-from rocketlet.protocol.batch import PIECE_MESSAGES, BatchEntry, encode_batch, split
+from rocketlet.broker.remoting.messages import store_batch
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.codes import ResponseCode
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.headers import FIRST_ID
+from rocketlet.protocol.message import PIECE_MESSAGES, BatchEntry, encode_batch, split
 
 from campaigns.frames import Peer
 

@@ -10,13 +10,12 @@ from typing import Any
 import orjson
 import pytest
 from rocketlet.broker.config import IDLE_LIMIT_S, LARGE_HOLDING_BYTES, SWEEP_INTERVAL_S, Limits
+from rocketlet.broker.machine import default_budget
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.running.machine import default_budget
-from rocketlet.broker.sessions.memory import Memory
-from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.broker.sessions import Memory
+from rocketlet.protocol.bodies import TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
-from rocketlet.protocol.work import finish
 
 from campaigns.frames import Peer
 
@@ -110,7 +109,7 @@ def test_the_default_budget_is_a_share_of_the_machine_or_the_container(
 ) -> None:
     machine = default_budget()
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("rocketlet.broker.running.machine._CGROUP_LIMITS", (str(limit), str(tmp_path / "none")))
+    monkeypatch.setattr("rocketlet.broker.machine._CGROUP_LIMITS", (str(limit), str(tmp_path / "none")))
     limit.write_text("536870912\n")
     assert default_budget() == 128 * MIB
     limit.write_text("1048576\n")

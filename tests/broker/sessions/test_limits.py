@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 import pytest
 import structlog
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import (
     LARGE_HOLDING_BYTES,
     LIMITS,
@@ -19,16 +18,15 @@ from rocketlet.broker.config import (
     TOLD_AGAIN,
     Limits,
 )
-from rocketlet.broker.groups.history import History
-from rocketlet.broker.nameserver.routes import Routes
+from rocketlet.broker.groups.settings import History
+from rocketlet.broker.nameserver import Routes
+from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol import bodies, frame
-from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.config import MAX_REQUEST_HEADER_BYTES
 from rocketlet.protocol.frame import ROCKETMQ, Frame, encode
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import parse_subscription, tag_code
-from rocketlet.protocol.work import finish
+from rocketlet.protocol.names import Queue, parse_subscription, tag_code
 from structlog.testing import capture_logs
 
 from campaigns.frames import Peer
@@ -335,7 +333,7 @@ async def test_a_share_that_takes_long_is_refused(
     nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch, most: int, is_taken: bool
 ) -> None:
     wire = await connect((await nodes.start(limits=Limits(max_hashed=most))).address)
-    monkeypatch.setattr("rocketlet.broker.remoting.requests.assignments.MAX_REQUEST_QUEUES", 8)
+    monkeypatch.setattr("rocketlet.broker.remoting.groups.MAX_REQUEST_QUEUES", 8)
     await create_topic(wire, "t", 8)
     await create_topic(wire, "u", 9)
     await wire.call(Code.HEART_BEAT, body=beat("c1", consumer()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.broker.sessions.shares import Shares
+from rocketlet.broker.sessions import AddressShares
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
 
@@ -14,7 +14,7 @@ from ...support.requests import pull
 
 
 def test_one_address_has_half_and_the_machine_itself_may_have_all() -> None:
-    shares = Shares(4)
+    shares = AddressShares(4)
 
     def take(address: str) -> bool:
         has_room = shares.has_room(address)

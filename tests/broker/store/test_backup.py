@@ -7,9 +7,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-from rocketlet.broker.store import copying, files
+from rocketlet.broker.store import files, recovery
 from rocketlet.broker.store.files import StoreError, write_state
-from rocketlet.broker.store.inspection import inspect
+from rocketlet.broker.store.recovery import inspect
 from rocketlet.client import Consumer, Producer
 from rocketlet.command.tools.backup import copied
 
@@ -62,16 +62,16 @@ async def test_a_segment_that_retention_deletes_meanwhile_is_no_hole(
         for _ in range(40):
             await producer.send("t", b"x" * 100)
     node.broker.persist()
-    states = copying._Copy.states
+    states = recovery._Copy.states
     rounds: list[int] = []
 
-    def deleting(copy: copying._Copy) -> object:
+    def deleting(copy: recovery._Copy) -> object:
         yield from states(copy)
         if not rounds:
             node.broker.store.expire(older_than_s=float("inf"), total_bytes=None)
         rounds.append(node.broker.store.begin)
 
-    monkeypatch.setattr(copying._Copy, "states", deleting)
+    monkeypatch.setattr(recovery._Copy, "states", deleting)
     assert copied(node.config.data_dir, tmp_path / "copy") == 0
     assert len(rounds) == 2
     assert rounds[1] > 0

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocketlet.broker.store.store import Store
-from rocketlet.protocol.batch import encode_batch, split
-from rocketlet.protocol.message import MessageError
-from rocketlet.protocol.subscription import tag_code
+from rocketlet.protocol.message import MessageError, encode_batch, split
+from rocketlet.protocol.names import tag_code
 
 from ...support.stores import HOST, TOPICS, bodies, open_store
 
@@ -25,7 +24,7 @@ ENTRIES = st.lists(
 
 def new_store(folder: Path) -> Store:
     store = open_store(folder, time_ms=lambda: 7)
-    with mock.patch("rocketlet.broker.store.marks.secrets.token_bytes", bytes):  # stores with the same key
+    with mock.patch("rocketlet.broker.store.log.secrets.token_bytes", bytes):  # stores with the same key
         store.recover(TOPICS)
     store.begin_batch()
     return store

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.messages.delays import tag_code_of
+from rocketlet.broker.messages.later import tag_code_of
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import Heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from rocketlet.broker.store.commit_log import Damage
 from rocketlet.broker.store.files import StoreError, read_state, write_state
-from rocketlet.broker.store.inspection import inspect
+from rocketlet.broker.store.log import Damage
+from rocketlet.broker.store.recovery import inspect
 from rocketlet.broker.store.store import Store
 from rocketlet.command.tools.fsck import fsck
 from rocketlet.protocol.config import MAX_BODY_BYTES

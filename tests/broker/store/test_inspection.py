@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 from rocketlet.broker.store.files import StoreError
-from rocketlet.broker.store.inspection import inspect
+from rocketlet.broker.store.recovery import inspect
 from rocketlet.command.tools.fsck import fsck
 
 from ...support.stores import bodies, filled, kill, open_store, put, reopened

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.broker.store import disk
 from rocketlet.broker.store.files import StoreFull
-from rocketlet.broker.store.journal import Journal
+from rocketlet.broker.store.journals import Journal
 
 
 def test_changes_come_back_in_order(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import orjson
 import pytest
-from rocketlet.broker.store.commit_log import Damage
 from rocketlet.broker.store.files import read_state, write_state
+from rocketlet.broker.store.log import Damage
 from rocketlet.broker.store.recovery import Lost, Recovered
 
 from ...support.stores import TOPICS, bodies, filled, kill, open_store, put, reopened
@@ -69,8 +69,8 @@ def test_a_damaged_index_is_made_anew_and_said(tmp_path: Path, change: str, seed
 
 
 def test_an_index_of_several_files_is_checked_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.store.consume_queue.INDEX_SEGMENT_ENTRIES", 20)
-    monkeypatch.setattr("rocketlet.broker.store.consume_queue.INDEX_TAIL_BYTES", 100)
+    monkeypatch.setattr("rocketlet.broker.store.index.INDEX_SEGMENT_ENTRIES", 20)
+    monkeypatch.setattr("rocketlet.broker.store.index.INDEX_TAIL_BYTES", 100)
     monkeypatch.setattr("rocketlet.broker.store.store.TAIL_ENTRIES", 1)
     expected = filled(tmp_path)
     files = sorted((tmp_path / "consumequeue" / "t" / "0").iterdir())
@@ -293,7 +293,7 @@ def test_a_message_that_looks_like_messages_hides_no_damage(tmp_path: Path) -> N
 
 
 def test_damage_longer_than_one_read_is_searched_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketlet.broker.store.commit_log.RECOVERY_READ_BYTES", 5000)
+    monkeypatch.setattr("rocketlet.broker.store.log.RECOVERY_READ_BYTES", 5000)
     filled(tmp_path)
     (tmp_path / "checkpoint.json").unlink()
     (tmp_path / "checkpoint.old").unlink()

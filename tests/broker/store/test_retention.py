@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rocketlet.broker.config import MAX_CLOCK_DOUBT_S, RETENTION_JUMP_S, RETENTION_SWEEP_S
-from rocketlet.broker.observing.metrics import Collector
-from rocketlet.broker.store.retention import RetentionTime
+from rocketlet.broker.metrics import Collector
+from rocketlet.broker.store.store import RetentionTime
 from rocketlet.client import AdminClient
 from rocketlet.client.admin.diagnosis import Patience, diagnose
 from structlog.testing import capture_logs

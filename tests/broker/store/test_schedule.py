@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from rocketlet.broker.broker import Broker
-from rocketlet.broker.clock import MovableClock
 from rocketlet.broker.config import BrokerConfig, Limits
-from rocketlet.broker.messages.timers import waiting_text
-from rocketlet.broker.running.jobs import run
-from rocketlet.broker.store import runs
-from rocketlet.broker.store.retention import Retention
+from rocketlet.broker.messages.later import waiting_text
+from rocketlet.broker.runtime import MovableClock, run
+from rocketlet.broker.store import schedule
+from rocketlet.broker.store.store import Retention
 from rocketlet.protocol.bodies import TopicConfig
 
 HOST = b"\x7f\0\0\1\0\0\0\1"
@@ -34,8 +33,8 @@ class Times(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(runs, "RUN_BLOCK_KEYS", 4)
-        self.patch.setattr(runs, "_BLOCK_BYTES", 4 * runs.KEY_BYTES + 4)
+        self.patch.setattr(schedule, "RUN_BLOCK_KEYS", 4)
+        self.patch.setattr(schedule, "_BLOCK_BYTES", 4 * schedule.KEY_BYTES + 4)
         self.clock = MovableClock(stands=True)
         self.numbers = itertools.count()
         self.due: dict[int, int] = {}

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rocketlet.broker.running.jobs import run
-from rocketlet.broker.store.commit_log import Buffer, CommitLog
+from rocketlet.broker.runtime import run
 from rocketlet.broker.store.files import (
     Folder,
     OpenFiles,
@@ -25,10 +24,10 @@ from rocketlet.broker.store.files import (
     read_state,
     write_state,
 )
+from rocketlet.broker.store.log import Buffer, CommitLog, SegmentedFile
 from rocketlet.broker.store.recovery import Lost
-from rocketlet.broker.store.segments import SegmentedFile
 from rocketlet.broker.store.store import Store
-from rocketlet.protocol.batch import encode_batch, split
+from rocketlet.protocol.message import encode_batch, split
 
 from ...support.stores import HOST, TOPICS, bodies, kill, open_store, put
 
@@ -380,7 +379,7 @@ def test_whatever_fails_while_a_message_is_stored_leaves_nothing_behind(
 
     ways = {("encode_record", "_pack"): lambda: put(store, b"lost"), ("encode_records", "_packer"): put_batch}
     for way, number in itertools.product(ways, range(3)):
-        place = ("disk.write", f"store.{way[0]}", f"consume_queue.{way[1]}")[number]
+        place = ("disk.write", f"store.{way[0]}", f"index.{way[1]}")[number]
         with monkeypatch.context() as patch:
             patch.setattr(f"rocketlet.broker.store.{place}", fail)
             with pytest.raises(error):

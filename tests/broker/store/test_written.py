@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.broker import config
-from rocketlet.broker.store import disk, reading, written
+from rocketlet.broker.store import disk
+from rocketlet.broker.store import index as reading
+from rocketlet.broker.store import log as written
+from rocketlet.broker.store.log import Written
 from rocketlet.broker.store.store import Store
-from rocketlet.broker.store.written import Written
 from rocketlet.protocol.checksum import crc32
 from rocketlet.protocol.message import decode_records
 

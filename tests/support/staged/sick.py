@@ -13,13 +13,17 @@ from rocketlet.client import (
     Reject,
     settled,
 )
-from rocketlet.protocol.bodies import ConsumerData, DataVersion, Heartbeat, encode_heartbeat
+from rocketlet.protocol.bodies import (
+    ConsumerData,
+    DataVersion,
+    GroupConfig,
+    Heartbeat,
+    encode_heartbeat,
+    encode_registration,
+)
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.group_config import GroupConfig
 from rocketlet.protocol.headers import RegisterBroker, write
-from rocketlet.protocol.names import dlq_topic
-from rocketlet.protocol.registration_body import encode_registration
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.names import dlq_topic, parse_subscription
 from rocketlet.testing.ports import free_port
 
 from ...conftest import create_topic, eventually

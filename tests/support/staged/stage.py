@@ -19,8 +19,7 @@ from rocketlet.client import (
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, encode_heartbeat
 from rocketlet.protocol.codes import Language, RequestCode
 from rocketlet.protocol.frame import Frame, encode
-from rocketlet.protocol.queue import Queue
-from rocketlet.protocol.subscription import parse_subscription
+from rocketlet.protocol.names import Queue, parse_subscription
 
 from ...conftest import Connect, Node, Wire
 from .. import topics

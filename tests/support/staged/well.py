@@ -15,8 +15,7 @@ from rocketlet.client import (
     settled,
 )
 from rocketlet.client.admin.dead_letters import mark
-from rocketlet.protocol.names import dlq_topic
-from rocketlet.protocol.queue import Queue
+from rocketlet.protocol.names import Queue, dlq_topic
 
 from ...conftest import eventually
 from .. import topics

@@ -1,0 +1,726 @@
+"""Accounts and permissions: Apache's plain ACL (plain_acl.yml), and the check of each request."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum, auto
+from functools import lru_cache
+from ipaddress import IPv4Address, ip_address
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from ..host.files import read_file
+from ..protocol import names
+from ..protocol.bodies import DataVersion
+from ..protocol.headers import Signer
+from .config import MAX_ACL_FILE_BYTES
+from .machine import Unsettled, Watched, is_readable_by_all, replace_file
+from .sessions import Generation, Recent, Reports, Session
+
+log = structlog.get_logger("rocketlet.acl")
+
+
+# ------------------------------------------------------------------------------
+# Apache's `plain_acl.yml`: accounts, their permissions, and the addresses that need no account.
+#
+#     globalWhiteRemoteAddresses:
+#     - 10.10.103.*
+#     accounts:
+#     - accessKey: orders-service       # more than 6 characters, as its secret
+#       secretKey: a-long-secret
+#       formerSecretKey:                # ours: clients that still sign with it are believed, too
+#       whiteRemoteAddress:             # from there no signature is asked for
+#       admin: false
+#       defaultTopicPerm: DENY          # DENY, PUB, SUB or PUB|SUB; DENY if it is missing
+#       defaultGroupPerm: SUB
+#       topicPerms:
+#       - orders=PUB|SUB
+#       groupPerms:
+#       - shipping=SUB
+#
+# Meaning and defaults are those of Apache's PlainPermissionManager. Where Apache reads a mistake as DENY, such as
+# `PUB,SUB`, this file is refused with a reason.
+
+
+GLOBAL_WHITE: Final = "globalWhiteRemoteAddresses"
+ACCOUNTS: Final = "accounts"
+FORMER: Final = "formerSecretKey"
+MIN_KEY_CHARS: Final = 7  # Apache: more than 6
+
+
+class Permission(IntEnum):
+    """An account's permission for a topic or group; 0 is DENY. Bits, but no IntFlag, whose & takes twelve times as long."""
+
+    DENY = 0
+    PUB = 4
+    SUB = 8
+    ANY = PUB | SUB  # as a need: either will do
+
+
+_PERMISSIONS: Final = {
+    "DENY": Permission.DENY,
+    "PUB": Permission.PUB,
+    "SUB": Permission.SUB,
+    "PUB|SUB": Permission.ANY,
+    "SUB|PUB": Permission.ANY,
+}
+
+
+class AclError(ValueError):
+    """The accounts cannot be used as they are. The text says what to change, and holds no secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """`resources`: the permissions for single topics, and for groups under the names of their retry topics, as Apache's.
+    An administrator without any single permission may do everything. `former`: of the secret that clients are just changing,
+    which proves as much."""
+
+    access_key: str
+    signer: Signer = field(repr=False)
+    former: Signer | None = field(repr=False)
+    white: AddressPattern
+    is_admin: bool
+    default_topic: Permission
+    default_group: Permission
+    resources: Mapping[str, Permission]
+
+    def proven_by(self, has_signed: Callable[[Signer], bool]) -> Signer | None:
+        """The secret that something is signed with; None if it is neither."""
+        if has_signed(self.signer):
+            return self.signer
+        return self.former if self.former is not None and has_signed(self.former) else None
+
+    def may(self, resource: str, needed: Permission) -> bool:
+        """`resource`: a topic, or the retry topic of a group. A permission for a single name comes first. Without one, an
+        account that may use a group may use its dead letters, and inner topics are for administrators."""
+        owned = self.resources.get(resource)
+        if owned is None:
+            if self.is_admin and not self.resources:
+                return True
+            kind = _kind_of(resource)
+            if kind is _Kind.DEAD_LETTERS:
+                return self.may(names.retry_topic(resource.removeprefix(names.DLQ_PREFIX)), Permission.SUB)
+            if kind is _Kind.INNER:
+                return self.is_admin
+            owned = self.default_group if kind is _Kind.GROUP else self.default_topic
+        return bool(owned & needed)
+
+
+class _Kind(Enum):
+    """Whose permission a name needs."""
+
+    TOPIC = auto()
+    GROUP = auto()
+    DEAD_LETTERS = auto()
+    INNER = auto()
+
+
+@lru_cache(4096)
+def _kind_of(resource: str) -> _Kind:
+    if resource.startswith(names.RETRY_PREFIX):
+        return _Kind.GROUP
+    if resource.startswith(names.DLQ_PREFIX):
+        return _Kind.DEAD_LETTERS
+    return _Kind.INNER if names.is_inner_topic(resource) else _Kind.TOPIC
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Everything that one version of the file says."""
+
+    accounts: Mapping[str, Account]
+    white: tuple[AddressPattern, ...]
+
+    def is_white(self, host: str) -> bool:
+        return any(pattern.matches(host) for pattern in self.white)
+
+
+def read_policy(document: Any) -> Policy:
+    """The policy of a YAML document. Raises AclError."""
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise AclError(f"the ACL file is not a mapping; it needs {ACCOUNTS!r} and may have {GLOBAL_WHITE!r}")
+    accounts: dict[str, Account] = {}
+    for entry in _list(document, ACCOUNTS, "the ACL file"):
+        account = read_account(entry)
+        if account.access_key in accounts:
+            raise AclError(f"the account {account.access_key} is there twice")
+        accounts[account.access_key] = account
+    white = [_pattern(text, GLOBAL_WHITE) for text in _list(document, GLOBAL_WHITE, "the ACL file")]
+    return Policy(accounts, tuple(white))
+
+
+def read_account(entry: Any) -> Account:
+    """Raises AclError."""
+    if not isinstance(entry, dict):
+        raise AclError(f"an account is a mapping with accessKey and secretKey, not {type(entry).__name__}")
+    key = _key(entry, "accessKey", "an account")
+    where = f"the account {key}"
+    admin = entry.get("admin")
+    if admin not in (None, True, False):
+        raise AclError(f"{where} has admin: {str(admin)[:40]}; write true or false")
+    resources = {
+        **_resources(entry, "topicPerms", where, prefix=""),
+        **_resources(entry, "groupPerms", where, prefix=names.RETRY_PREFIX),
+    }
+    return Account(
+        key,
+        Signer(_key(entry, "secretKey", where)),
+        None if entry.get(FORMER) is None else Signer(_key(entry, FORMER, where)),
+        _pattern(entry.get("whiteRemoteAddress"), where),
+        bool(admin),
+        _permission(entry.get("defaultTopicPerm"), where),
+        _permission(entry.get("defaultGroupPerm"), where),
+        resources,
+    )
+
+
+def _key(entry: Mapping[Any, Any], name: str, where: str) -> str:
+    value = entry.get(name)
+    if isinstance(value, int) and not isinstance(value, bool):  # 12345678 without quotes, which Apache reads as a text
+        value = str(value)
+    if not isinstance(value, str) or len(value) < MIN_KEY_CHARS:
+        raise AclError(
+            f"{where} needs {name}, of at least {MIN_KEY_CHARS} characters, in quotes if it is not a plain word"
+        )
+    return value
+
+
+def _list(entry: Mapping[Any, Any], name: str, where: str) -> list[Any]:
+    found = entry.get(name)
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise AclError(f"{name} of {where} is not a list; write one item a line, each after a dash")
+    return found
+
+
+def _pattern(text: Any, where: str) -> AddressPattern:
+    if text is None:
+        return AddressPattern(())
+    try:
+        return parse_pattern(str(text))
+    except PatternError as error:
+        raise AclError(f"{where}: {error}") from None
+
+
+def _permission(text: Any, where: str) -> Permission:
+    found = _PERMISSIONS.get(text.strip() if isinstance(text, str) else text or "DENY")
+    if found is None:
+        raise AclError(f"{where} has the permission {str(text)[:40]!r}; allowed: {', '.join(_PERMISSIONS)}")
+    return found
+
+
+def _resources(entry: Mapping[Any, Any], name: str, where: str, prefix: str) -> dict[str, Permission]:
+    found: dict[str, Permission] = {}
+    for line in _list(entry, name, where):
+        resource, equals, permission = str(line).partition("=")
+        if not equals or not resource.strip():
+            raise AclError(f"{where} has {str(line)[:80]!r} in {name}; write name=PUB, SUB, PUB|SUB or DENY")
+        found[prefix + resource.strip()] = _permission(permission, where)
+    return found
+
+
+# ------------------------------------------------------------------------------
+# The permissions that a request needs.
+
+
+class Need(NamedTuple):
+    """`resource`: a topic, or the retry topic of a group, as in the accounts."""
+
+    resource: str
+    permission: Permission
+
+
+def topic(name: str, permission: Permission) -> Need:
+    """A topic; of a retry topic the group counts, for reading and for writing, as Apache's."""
+    return Need(name, Permission.SUB if name.startswith(names.RETRY_PREFIX) else permission)
+
+
+def group(name: str) -> Need:
+    return Need(names.retry_topic(name), Permission.SUB)
+
+
+# ------------------------------------------------------------------------------
+# If the broker or name server has accounts, every request is judged here before it is staged or handled.
+#
+# In Apache's order (PlainPermissionManager.validate): a global white address passes; the account must be known; from
+# the account's white address it passes; the signature must be its own; then the permissions that the request needs. A
+# door says which account a request names, how it is signed, and what it needs.
+#
+# The address of a session cannot change, so it is checked once. The signature is computed for every request, because
+# it also protects the request's content, and because a frame may come from anybody on a connection without TLS. A
+# session that has proven by other means whose it is needs no signatures (`identified`).
+
+
+_TRACE: Final = Need(names.TRACE_TOPIC, Permission.PUB)  # everybody may trace, as with Apache
+_REMARK_CHARS: Final = 100
+
+
+class Unauthorized(Exception):
+    """`reason` is the word by which refusals are counted."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Known:
+    """Remembers about a session what one version of the policy decided."""
+
+    __slots__ = ("access_key", "host", "identified", "is_white", "policy", "proof", "signing", "trusted")
+
+    def __init__(self, policy: Policy, peer: str) -> None:
+        self.identified: Account | None = None
+        self.proof: Signer | None = None  # the secret that has identified it
+        self.access_key = ""  # the account that asked last
+        self.signing: Account | None = None  # the same account, if it has to sign here
+        self.policy = policy
+        self.host = peer.rpartition(":")[0]
+        self.is_white = policy.is_white(self.host)
+        self.trusted: dict[str, bool] = {}  # per access key, whether the account's white address is this one
+
+    def trusts(self, account: Account) -> bool:
+        found = self.trusted.get(account.access_key)
+        if found is None:
+            found = self.trusted[account.access_key] = account.white.matches(self.host)
+        return found
+
+    def renewed(self, policy: Policy) -> Known:
+        """Under another version; an account that has another secret must prove itself again."""
+        known = Known(policy, f"{self.host}:0")
+        known.access_key = self.access_key
+        account = policy.accounts.get(self.identified.access_key) if self.identified else None
+        if account is not None and self.proof in (account.signer, account.former):
+            known.identified, known.proof = account, self.proof
+        return known
+
+
+def shown_to(session: Session) -> Callable[[str], bool]:
+    """Whether the account whose request this is may know a topic by its name: it may send to it or read it."""
+    known = session.known
+    if not isinstance(known, Known) or known.is_white:
+        return lambda topic: True
+    account = known.identified or known.policy.accounts.get(known.access_key)
+    if account is None:
+        return lambda topic: False
+    if known.trusts(account):
+        return lambda topic: True
+    return lambda topic: account.may(topic, Permission.ANY)
+
+
+def account_name(session: Session) -> str:
+    """The access key of the account that a session is of, or asked as last; empty without one."""
+    known = session.known
+    if not isinstance(known, Known):
+        return ""
+    return known.identified.access_key if known.identified is not None else known.access_key
+
+
+class Acl:
+    """`refused`: how many requests, by reason. `former`: how many proofs by an account's former secret, by account."""
+
+    def __init__(self, file: AclFile) -> None:
+        self.file = file
+        self.refused: Counter[str] = Counter()
+        self.former: Counter[str] = Counter()
+        self._reports = Reports()
+        self._recent = Recent(time.monotonic)
+        self.recent = self._recent.texts
+
+    def look(self) -> bool:
+        """Whether the file is to be loaded."""
+        return self.file.look()
+
+    def load(self) -> None:
+        """Reads the file again if it has changed."""
+        self.file.load()
+
+    def known(self, session: Session) -> Known:
+        """The session's record under the policy in force."""
+        policy, known = self.file.policy, session.known
+        if not isinstance(known, Known):
+            known = session.known = Known(policy, session.peer)
+        elif known.policy is not policy:
+            was_identified = known.identified is not None
+            known = session.known = known.renewed(policy)
+            if was_identified and known.identified is None:
+                session.close()  # its requests bear no signature; in another session they do
+        return known
+
+    def account_of(self, session: Session, access_key: object, has_signed: Callable[[Signer], bool]) -> Account | None:
+        """The account whose request this is, None if it may do everything. access_key: as the request names it, None if it
+        does not; `has_signed` says whether the request is signed with a secret. Raises Unauthorized."""
+        known = self.known(session)
+        # PlainPermissionManager.validate: a global white address needs neither key nor signature.
+        if known.is_white:
+            return None
+        if access_key is None:
+            if known.identified is None:
+                raise Unauthorized("no_key", "No accessKey is configured; sign with an account's keys")
+            return known.identified
+        account = self.file.policy.accounts.get(str(access_key))
+        if account is None:
+            raise Unauthorized("unknown_key", f"No acl config for {str(access_key)[:_REMARK_CHARS]}")
+        if known.signing is not account and known.trusts(account):
+            known.access_key, known.signing = account.access_key, None
+            return None
+        proof = account.proven_by(has_signed)
+        if proof is None:
+            raise Unauthorized("signature", f"Check signature failed for accessKey={account.access_key}")
+        if proof is account.former:
+            self._note_former(session, account)
+        known.access_key, known.signing = account.access_key, account
+        return account
+
+    def identify(self, session: Session, account: Account, has_signed: Callable[[Signer], bool]) -> bool:
+        """The session is the account's from now on, if that has signed."""
+        known = self.known(session)
+        proof = account.proven_by(has_signed)  # a white address passes without
+        if proof is None:
+            return False
+        if proof is account.former:
+            self._note_former(session, account)
+        known.identified, known.proof = account, proof
+        self.file.generation.rise()
+        return True
+
+    def _note_former(self, session: Session, account: Account) -> None:
+        self.former[account.access_key] += 1
+        if self._reports.is_due(session.peer, "former"):
+            log.info("former_secret_used", peer=session.peer, account=account.access_key)
+
+    def check(self, account: Account, request: object, needs: Iterable[Need] | None, *, is_admin: bool = False) -> None:
+        """Whether the account has the permissions that a request needs. request: its code or name. Raises Unauthorized."""
+        if is_admin and not account.is_admin:
+            key = account.access_key
+            raise Unauthorized("admin", f"Need admin permission for request code={request}, but accessKey={key} is not")
+        for need in needs or ():
+            if not account.may(*need) and need != _TRACE:
+                text = f"No default permission for {_words(need)}, accessKey={account.access_key}"
+                raise Unauthorized("permission", text)
+
+    def has_changed(self, session: Session, before: Policy) -> bool:
+        """Whether the account that a session asked as last is another one than under a former policy, or gone."""
+        if not isinstance(session.known, Known):
+            return False
+        key = account_name(session)
+        return before.accounts.get(key) != self.file.policy.accounts.get(key)
+
+    def may_publish(self, session: Session, topic: str) -> bool:
+        """Whether the account that a session asked as last may send to a topic."""
+        return self._may(session, topic, Permission.PUB)
+
+    def may_subscribe(self, session: Session, topic: str) -> bool:
+        """Whether it may read the topic."""
+        return self._may(session, topic, Permission.SUB)
+
+    def _may(self, session: Session, topic: str, permission: Permission) -> bool:
+        known = session.known
+        if not isinstance(known, Known):
+            return False
+        account = self.file.policy.accounts.get(known.access_key)
+        return known.is_white or (account is not None and (known.trusts(account) or account.may(topic, permission)))
+
+    def note_refusal(self, session: Session, request: str, fault: Unauthorized) -> None:
+        """Counts a refused request, and logs it if it is news."""
+        self.refused[fault.reason] += 1
+        host = session.peer.rpartition(":")[0]
+        self._recent.note((host, fault.reason), f"{fault.reason}: {host} asked for {request}: {fault}")
+        if self._reports.is_due(session.peer, fault.reason):
+            log.warning("request_refused", peer=session.peer, reason=fault.reason, request=request, remark=str(fault))
+
+
+def _words(need: Need) -> str:
+    is_group = need.resource.startswith(names.RETRY_PREFIX)
+    name = need.resource.removeprefix(names.RETRY_PREFIX)[:_REMARK_CHARS]
+    permission = "PUB or SUB" if need.permission is Permission.ANY else need.permission.name
+    return f"{'group' if is_group else 'topic'}:{name} ({permission})"
+
+
+# ------------------------------------------------------------------------------
+# The patterns of `whiteRemoteAddress` and `globalWhiteRemoteAddresses`, in Apache's grammar
+# (RemoteAddressStrategyFactory).
+#
+#     10.0.0.1                one address             2001:db8::1
+#     10.0.0.1,10.0.0.2       several                 10.0.0.{1,2,7}       2001:db8::{1,2}
+#     10.0.*.*                any number there        2001:db8:0:0:0:0:0:*
+#     10.0.0.20-60            from, to                2001:db8::1-ff
+#     *                       every address; also *.*.*.* and *:*:*:*:*:*:*:*
+#     (nothing)               none
+#
+# Apache does not check what follows the first range, and some of its patterns match more than they say (`10.0.1-5.7`
+# matches 10.0.3.9). Here every part counts.
+
+
+Span = tuple[int, int]
+
+_ANY: Final = frozenset(("*", "*.*.*.*", "*:*:*:*:*:*:*:*"))
+_MAX_ALTERNATIVES: Final = 1000
+
+
+class PatternError(ValueError):
+    """The text is not a pattern. The error says why."""
+
+
+class AddressPattern(NamedTuple):
+    """Addresses as tuples of spans, four for each of IPv4, eight of IPv6; `matches_all` for `*`."""
+
+    alternatives: tuple[tuple[Span, ...], ...]
+    matches_all: bool = False
+
+    def matches(self, host: str) -> bool:
+        """`host`: an address without its port."""
+        if self.matches_all or not self.alternatives:
+            return self.matches_all
+        numbers = _numbers(host)
+        return any(
+            len(spans) == len(numbers)
+            and all(low <= number <= high for number, (low, high) in zip(numbers, spans, strict=True))
+            for spans in self.alternatives
+        )
+
+
+def parse_pattern(text: str) -> AddressPattern:
+    """Raises PatternError."""
+    text = text.strip()
+    if text in _ANY:
+        return AddressPattern((), matches_all=True)
+    pieces = _expanded(text) if text.endswith("}") else text.split(",")
+    if len(pieces) > _MAX_ALTERNATIVES:
+        raise PatternError(f"the address pattern has {len(pieces)} alternatives; {_MAX_ALTERNATIVES} are allowed")
+    return AddressPattern(tuple(_spans(piece.strip()) for piece in pieces if piece.strip()))
+
+
+def _expanded(text: str) -> list[str]:
+    """`10.0.0.{1,2}` spelled out; braces may stand in the last part only, as Apache has it."""
+    found = re.fullmatch(r"([^{}]*[.:])\{([^{}]*)\}", text)
+    if found is None:
+        raise PatternError(f"the address pattern {text!r} has braces elsewhere than around its last part")
+    return [found[1] + part.strip() for part in found[2].split(",")]
+
+
+def _spans(text: str) -> tuple[Span, ...]:
+    numbers = _numbers(text)
+    if numbers:
+        return tuple((number, number) for number in numbers)
+    is_ipv6 = ":" in text
+    parts = _ipv6_parts(text) if is_ipv6 else text.split(".")
+    if len(parts) != (8 if is_ipv6 else 4):
+        raise PatternError(f"the address pattern {text!r} is neither IPv4 nor IPv6")
+    return tuple(_span(part.strip(), text, is_ipv6=is_ipv6) for part in parts)
+
+
+def _ipv6_parts(text: str) -> list[str]:
+    """Eight parts; `::` is as many zeros as are missing."""
+    head, double, tail = text.partition("::")
+    left, right = (side.split(":") if side else [] for side in (head, tail))
+    missing = 8 - len(left) - len(right)
+    return [*left, *["0"] * missing, *right] if double and missing > 0 else text.split(":")
+
+
+def _span(part: str, text: str, *, is_ipv6: bool) -> Span:
+    highest = 0xFFFF if is_ipv6 else 255
+    if part == "*":
+        return 0, highest
+    found = re.fullmatch(r"([0-9a-fA-F]{1,4})(?:-([0-9a-fA-F]{1,4}))?", part)
+    try:
+        if found is None:
+            raise ValueError(part)
+        low, high = (int(number, 16 if is_ipv6 else 10) for number in (found[1], found[2] or found[1]))
+    except ValueError:
+        raise PatternError(f"the address pattern {text!r} has the part {part!r}; write a number, a-b or *") from None
+    if not low <= high <= highest:
+        allowed = "0 to ffff" if is_ipv6 else "0 to 255"
+        raise PatternError(f"the address pattern {text!r} has the part {part!r}; {allowed} is allowed")
+    return low, high
+
+
+def _numbers(host: str) -> tuple[int, ...]:
+    try:
+        address = ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return ()
+    if not isinstance(address, IPv4Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    packed = address.packed
+    if len(packed) == 4:
+        return tuple(packed)
+    return tuple(int.from_bytes(packed[at : at + 2], "big") for at in range(0, 16, 2))
+
+
+# ------------------------------------------------------------------------------
+# The accounts' file: read at the start, again when it changes, and rewritten by mqadmin's ACL commands.
+#
+# It needs PyYAML, which only brokers with accounts do: `pip install 'rocketlet[acl]'`.
+
+
+_VERSION: Final = "dataVersion"
+
+Document = dict[str, Any]
+
+
+class _Unsettled(AclError):
+    """The file is being written."""
+
+
+class AclFile:
+    """`policy` is the file's present content; `generation` rises with it. Raises AclError if it cannot be used at the start;
+    a later version that cannot be used is reported, and the former stays."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self._watched = Watched((self.path,))
+        self._reading = Lock()  # a thread reads it when it has changed
+        self._document: Document
+        self.policy: Policy
+        self.generation = Generation()
+        self._take()
+        if is_readable_by_all(self.path):
+            log.warning("acl_file_readable_by_all", file=str(self.path), hint="it holds secrets; chmod o-r")
+
+    def look(self) -> bool:
+        """Whether the file is to be loaded: it has changed, and nobody writes it any more."""
+        return self._watched.look()
+
+    def load(self) -> None:
+        """Reads the file again if it has changed. 1,000 accounts take 0.4 s, so that a thread does it."""
+        with self._reading, suppress(AclError):
+            if self._watched.has_changed:
+                self._take_changed()
+
+    def _take_changed(self) -> None:
+        """Raises AclError; the former accounts stay in force then."""
+        try:
+            self._take()
+        except _Unsettled:  # a later look finds it settled
+            raise
+        except AclError as error:
+            log.error("acl_file_not_reloaded", file=str(self.path), reason=str(error))
+            raise
+        log.info("acl_file_reloaded", file=str(self.path), accounts=len(self.policy.accounts))
+
+    def _take(self) -> None:
+        """Raises AclError."""
+        try:
+            document = self._watched.take(self._read)
+        except Unsettled:
+            raise _Unsettled(f"{self.path} is being written; try again in a few seconds") from None
+        self._put(read_policy(document), document)
+
+    def _put(self, policy: Policy, document: Document) -> None:
+        self.policy, self._document = policy, document
+        self.generation.rise()
+
+    def _read(self) -> Document:
+        import yaml
+
+        try:
+            data = read_file(self.path, MAX_ACL_FILE_BYTES)
+        except OSError as error:
+            raise AclError(f"cannot read {self.path}: {error.strerror}") from None
+        if not data:  # as it is for a moment when an editor writes it anew; nobody would have an account
+            raise AclError(f"{self.path} is empty")
+        try:
+            found = yaml.safe_load(data)
+        except Exception as error:  # not YAMLError alone: `!!int ""` is an IndexError, `!!bool x` a KeyError
+            raise AclError(f"{self.path} is not YAML{_place(error)}") from None
+        if found is not None and not isinstance(found, dict):
+            raise AclError(f"{self.path} is not a mapping; it needs {ACCOUNTS!r} and may have {GLOBAL_WHITE!r}")
+        return found or {}
+
+    # Changes by mqadmin
+
+    @property
+    def entries(self) -> Sequence[Mapping[str, Any]]:
+        """The accounts as the file has them, secrets included."""
+        return self._document.get(ACCOUNTS) or ()
+
+    @property
+    def white_addresses(self) -> list[str]:
+        return [str(text) for text in self._document.get(GLOBAL_WHITE) or ()]
+
+    @property
+    def version(self) -> DataVersion:
+        found = self._document.get(_VERSION)
+        first = found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else {}
+        timestamp, counter = first.get("timestamp"), first.get("counter")
+        return DataVersion(timestamp if isinstance(timestamp, int) else 0, counter if isinstance(counter, int) else 0)
+
+    def put_account(self, entry: Mapping[str, Any]) -> None:
+        """A new account, or the fields of one that is there; what `entry` has not stays. Raises AclError."""
+
+        def change(document: Document) -> None:
+            accounts = document.get(ACCOUNTS) or []
+            document[ACCOUNTS] = accounts
+            known = next((account for account in accounts if str(account["accessKey"]) == entry["accessKey"]), None)
+            if known is None:
+                accounts.append(dict(entry))
+            else:
+                if "secretKey" in entry:  # perhaps because somebody has got hold of the former
+                    known.pop(FORMER, None)
+                known.update(entry)
+            read_account(known or accounts[-1])
+
+        self._change(change)
+
+    def delete_account(self, access_key: str) -> None:
+        """Raises AclError."""
+
+        def change(document: Document) -> None:
+            if access_key not in self.policy.accounts:
+                raise AclError(f"there is no account {access_key[:100]}")
+            document[ACCOUNTS] = [entry for entry in document[ACCOUNTS] if str(entry["accessKey"]) != access_key]
+
+        self._change(change)
+
+    def put_white_addresses(self, addresses: Sequence[str]) -> None:
+        """Raises AclError."""
+
+        def change(document: Document) -> None:
+            document[GLOBAL_WHITE] = list(addresses)
+
+        self._change(change)
+
+    def _change(self, change: Callable[[Document], None]) -> None:
+        """Changes the file's present content, which may be newer than the policy in force. The file is written first: a
+        change that cannot be kept does not take effect."""
+        with self._reading:
+            self._change_file(change)
+
+    def _change_file(self, change: Callable[[Document], None]) -> None:
+        import yaml
+
+        if self._watched.has_changed:
+            self._take_changed()
+        else:
+            self._take()
+        document = deepcopy(self._document)
+        change(document)
+        policy = read_policy(document)
+        version = {"counter": self.version.counter + 1, "timestamp": int(time.time() * 1000)}
+        document[_VERSION] = [version]
+        text = yaml.safe_dump(document, allow_unicode=True, sort_keys=False)
+        try:
+            replace_file(self.path, text.encode())
+        except OSError as error:
+            raise AclError(f"cannot write {self.path}: {error.strerror}") from None
+        self._put(policy, document)
+        self._watched.written()
+
+
+def _place(error: Exception) -> str:
+    """The line of the mistake, but not its text, which may be a secret."""
+    mark = getattr(error, "problem_mark", None)
+    return f": see line {mark.line + 1}" if mark is not None else ""

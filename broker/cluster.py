@@ -1,0 +1,453 @@
+"""The broker as a client of name servers (registration) and of the other brokers of its cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from ..protocol.bodies import BodyError, Route, TopicConfig, decode_route, encode_registration, finish
+from ..protocol.codes import PERM_READ_WRITE, RequestCode, ResponseCode, code_name
+from ..protocol.frame import Frame, FrameError, FrameReader, encode
+from ..protocol.group_bodies import Word, encode_agreed_members
+from ..protocol.headers import ACCESS_KEY, SIGNATURE, BrokerName, RegisterBroker, TopicName, write
+from .access import AclError, AclFile
+from .config import (
+    LIMITS,
+    MAX_PENDING_TOPICS,
+    PEER_IDLE_S,
+    REGISTER_INTERVAL_S,
+    REGISTER_LOOK_S,
+    REGISTER_TIMEOUT_S,
+    Limits,
+    LiveConfig,
+)
+from .messages.topics import Topics
+from .nameserver import Routes
+from .runtime import Clock, Tasks, Timer
+from .tls import Tls
+
+log = structlog.get_logger("rocketlet.registration")
+groups_log = structlog.get_logger("rocketlet.groups")
+
+
+# ------------------------------------------------------------------------------
+# A broker's links to its name servers: to the table in its own process, and to others by connections.
+
+
+Sign = Callable[[Frame], Frame]
+
+
+def signing(file: AclFile, access_key: str) -> Sign:
+    """Signs frames as one of the accounts, whose secret may change. Raises AclError."""
+    if access_key not in file.policy.accounts:
+        raise AclError(f"there is no account {access_key} in {file.path}")
+
+    def signed(frame: Frame) -> Frame:
+        account = file.policy.accounts.get(access_key)
+        if account is None:  # it is gone from the file since: the name server refuses, with a reason
+            return frame
+        ext = {**frame.ext, ACCESS_KEY: access_key}
+        return frame._replace(ext={**ext, SIGNATURE: account.signer.signature(ext, frame.body)})
+
+    return signed
+
+
+class Link:
+    """A connection to one name server or broker, opened when it is needed."""
+
+    def __init__(self, address: str, tls: Tls, sign: Sign | None) -> None:
+        self.address = address
+        self._tls = tls
+        self._sign = sign
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._frames = FrameReader()
+        self._numbers = itertools.count(1)
+        self._lock = asyncio.Lock()
+
+    async def request(self, frame: Frame) -> Frame:
+        """Raises OSError, TimeoutError or FrameError, the connection then closed."""
+        async with self._lock, asyncio.timeout(REGISTER_TIMEOUT_S):
+            try:
+                return await self._request(frame._replace(opaque=next(self._numbers)))
+            except BaseException:
+                self.close()
+                raise
+
+    async def _request(self, frame: Frame) -> Frame:
+        if self._streams is None or self.is_fresh:
+            self.close()
+            host, _, port = self.address.rpartition(":")
+            if not 0 < int(port) < 65_536:
+                raise ValueError(f"{self.address} is no address: its port is none")
+            self._streams = await asyncio.open_connection(
+                host.strip("[]"), int(port), ssl=self._tls.name_server_context
+            )
+            self._frames = FrameReader()
+        reader, writer = self._streams
+        writer.write(encode(self._sign(frame) if self._sign else frame))
+        while True:
+            data = await reader.read(65_536)
+            if not data:
+                raise ConnectionResetError(f"{self.address} closed the connection")
+            for answer in self._frames.feed(data):
+                if answer.is_response and answer.opaque == frame.opaque:
+                    return answer
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the server may be a new one: it has hung up, or was never told."""
+        return self._streams is None or self._streams[0].at_eof()
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+class NameServers:
+    """`local`: the table of the name server in this process, if there is one. tls: whether and how to encrypt
+    links. sign: as which account to ask, if name servers have accounts."""
+
+    def __init__(self, addresses: Iterable[str], local: Routes | None, tls: Tls, sign: Sign | None) -> None:
+        self.local = local
+        self._links = [Link(address, tls, sign) for address in addresses]
+
+    @property
+    def are_elsewhere(self) -> bool:
+        """Whether there are name servers in other processes."""
+        return bool(self._links)
+
+    @property
+    def any_is_fresh(self) -> bool:
+        """Whether one of them may know nothing of this broker yet."""
+        return any(link.is_fresh for link in self._links)
+
+    async def find_route(self, topic: str) -> Route | None:
+        """A topic's route, of the name server in this process or of the first one that answers."""
+        if self.local is not None:
+            return self.local.route(topic)
+        request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=write(TopicName(topic)))
+        for link in self._links:
+            answer = await self._ask(link, request)
+            if answer is not None:
+                return _route(link, answer)
+        return None
+
+    async def tell(self, frame: Frame) -> bool:
+        """Asks all at once; returns when each has answered or failed to. Whether one has taken it."""
+        return any(await asyncio.gather(*(self._tell(link, frame) for link in self._links)))
+
+    async def _tell(self, link: Link, frame: Frame) -> bool:
+        answer = await self._ask(link, frame)
+        if answer is not None and answer.code != ResponseCode.SUCCESS:
+            log.warning("name_server_refused", address=link.address, code=answer.code, remark=answer.remark)
+        return answer is not None and answer.code == ResponseCode.SUCCESS
+
+    async def _ask(self, link: Link, frame: Frame) -> Frame | None:
+        try:
+            return await link.request(frame)
+        except (OSError, FrameError) as error:  # TimeoutError is an OSError
+            log.warning("name_server_unreachable", address=link.address, reason=str(error) or "timeout")
+            return None
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+
+
+def _route(link: Link, answer: Frame) -> Route | None:
+    if answer.code != ResponseCode.SUCCESS:
+        return None
+    try:
+        return decode_route(answer.body)
+    except BodyError as error:
+        log.warning("name_server_refused", address=link.address, code=answer.code, remark=str(error))
+        return None
+
+
+# ------------------------------------------------------------------------------
+# A broker's connections to other brokers, opened when there is something to say, and closed when there is nothing for
+# long.
+#
+# Each gets one request at a time. Changes of a group that come while a request is under way are sent once, in their
+# latest state.
+
+
+Make = Callable[[], Word | None]
+Failed = Callable[[bool], None]
+
+
+class Peers:
+    def __init__(self, tls: Tls, sign: Sign | None, tasks: Tasks, clock: Clock, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._tls = tls
+        self._sign = sign
+        self._tasks = tasks
+        self._clock = clock
+        self._links: dict[str, Link] = {}
+        self._due: dict[str, dict[str, tuple[Make, Failed]]] = {}  # by address and group
+        self._idle: dict[str, Timer] = {}
+        self._refused: set[str] = set()  # logged already
+        self._is_crowded = False  # the log has it
+        self._asking = 0
+        self._is_closed = False
+
+    def say(self, address: str, group: str, make: Make, failed: Failed) -> None:
+        """Sends what `make` gives when its turn comes, or nothing if that is None. `failed(is_for_good)`: the broker cannot
+        be reached, or refuses; for good if it does not know the request."""
+        if self._is_closed:
+            return
+        if address in self._due:
+            self._due[address][group] = make, failed
+            return
+        self._due[address] = {group: (make, failed)}
+        self._tasks.spawn(self._say_due(address))
+
+    async def _say_due(self, address: str) -> None:
+        due = self._due[address]
+        try:
+            while due:
+                group = next(iter(due))
+                make, failed = due.pop(group)
+                word = make()
+                code = await self._ask(address, _frame(word)) if word is not None else ResponseCode.SUCCESS
+                if code is None:  # the others would wait in vain, too
+                    failed(False)
+                    for _, other_failed in list(due.values()):
+                        other_failed(False)
+                    due.clear()
+                elif code != ResponseCode.SUCCESS:
+                    failed(code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+        finally:
+            del self._due[address]
+        if address in self._links:
+            self._close_later(address)
+
+    async def _ask(self, address: str, frame: Frame) -> int | None:
+        """The code of the answer; None if there is none."""
+        if not self._has_room(address):
+            return None
+        link = self._links.setdefault(address, Link(address, self._tls, self._sign))
+        was_open = not link.is_fresh
+        try:
+            answer = await link.request(frame)
+        except TimeoutError:
+            reason = "timeout"
+        except (OSError, FrameError, ValueError) as error:  # ValueError: of an address
+            # it may have closed a connection on which nothing was said for long
+            if was_open:
+                return await self._ask(address, frame)
+            reason = str(error)
+        else:
+            self._note(address, answer)
+            return answer.code
+        if address not in self._refused:
+            self._refused.add(address)
+            groups_log.warning("peer_unreachable", address=address, reason=reason)
+        return None
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether there is room for one more `confirms`."""
+        return self._asking < self._limits.max_proofs
+
+    async def confirms(self, address: str, question: Frame) -> bool:
+        """Whether the broker at this address says yes. Asks by a connection of its own: a request on the other one may wait
+        for an answer that waits for this."""
+        link = Link(address, self._tls, self._sign)
+        self._asking += 1
+        try:
+            return (await link.request(question)).code == ResponseCode.SUCCESS
+        except (OSError, FrameError, ValueError):  # ValueError: of an address
+            return False
+        finally:
+            self._asking -= 1
+            link.close()
+
+    def _has_room(self, address: str) -> bool:
+        """Whether a broker may be connected to. Anybody may register some at a name server without accounts, ever others."""
+        if address in self._links or len(self._links) < self._limits.max_peer_links:
+            return True
+        idle = next((other for other in self._links if other not in self._due), None)
+        if idle is not None:
+            self._close_idle(idle)
+        elif not self._is_crowded:
+            others = f"{self._limits.max_peer_links} others are asked just now"
+            groups_log.warning("peer_unreachable", address=address, reason=others)
+        self._is_crowded = idle is None
+        return idle is not None
+
+    def _note(self, address: str, answer: Frame) -> None:
+        if answer.code == ResponseCode.SUCCESS:
+            self._refused.discard(address)
+        elif address not in self._refused:
+            self._refused.add(address)
+            groups_log.warning("peer_refused", address=address, code=code_name(answer.code), remark=answer.remark)
+
+    def _close_later(self, address: str) -> None:
+        if address in self._idle:
+            self._idle[address].cancel()
+        self._idle[address] = self._clock.call_later(PEER_IDLE_S, self._close_idle, address)
+
+    def _close_idle(self, address: str) -> None:
+        if address not in self._due:
+            timer = self._idle.pop(address, None)
+            if timer is not None:
+                timer.cancel()
+            self._refused.discard(address)
+            link = self._links.pop(address, None)
+            if link is not None:
+                link.close()
+
+    def close(self) -> None:
+        """Sends nothing any more. The owner of the tasks ends them."""
+        self._is_closed = True
+        for timer in self._idle.values():
+            timer.cancel()
+        self._idle.clear()
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+
+def _frame(word: Word) -> Frame:
+    return Frame(RequestCode.AGREE_ON_MEMBERS, ext=write(word.header), body=encode_agreed_members(word.members))
+
+
+# ------------------------------------------------------------------------------
+# Registers the broker with name servers: at the start, every 30 s, whenever a topic changes, and at the end.
+#
+# The name server in the broker's own process is called directly. Others get a connection each, with one request at a
+# time.
+
+
+class Registration:
+    """is_registered: whether a name server took the last registration. `on_known(topic)` is called when the name servers
+    know a topic as it is now, `on_all_known()` when they know all topics: one of them may have been away when a topic
+    changed."""
+
+    def __init__(
+        self,
+        settings: LiveConfig,
+        topics: Topics,
+        name_servers: NameServers,
+        clock: Clock,
+        on_known: Callable[[TopicConfig], None],
+        on_all_known: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._name_servers = name_servers
+        self._on_known = on_known
+        self._on_all_known = on_all_known
+        self._clock = clock
+        self._changed: dict[str, TopicConfig] = {}
+        self._wake = asyncio.Event()
+        self._is_running = False
+        self.is_registered = False
+        self._tasks = Tasks(clock)
+        self._due_s = clock.monotonic_s() + REGISTER_INTERVAL_S
+
+    async def start(self) -> None:
+        """Returns when every name server has answered or failed to."""
+        self._is_running = True
+        await self._register(list(self._topics))
+        if self._name_servers.are_elsewhere:
+            self._tasks.spawn(self._run())
+            self._tasks.every(REGISTER_LOOK_S, "registration", self._look)
+
+    async def stop(self) -> None:
+        self._is_running = self.is_registered = False
+        await self._tasks.stop()
+        config = self._settings.now
+        header = BrokerName(config.name, config.address, config.cluster, 0)
+        await self._name_servers.tell(Frame(RequestCode.UNREGISTER_BROKER, ext=write(header)))
+        if self._name_servers.local is not None:
+            self._name_servers.local.unregister(config.name, config.address)
+        self._name_servers.close()
+
+    def topic_changed(self, topic: TopicConfig) -> None:
+        """A topic is new or altered. Before the start all of them are."""
+        if not self._is_running:
+            return
+        self._register_locally([topic])
+        if not self._name_servers.are_elsewhere:
+            self._on_known(topic)
+        elif len(self._changed) < MAX_PENDING_TOPICS:
+            self._changed[topic.name] = topic
+            self._wake.set()
+
+    def config_changed(self) -> None:
+        """Registers anew: topics are registered with the broker's settings."""
+        self._register_locally(list(self._topics))
+        self._wake.set()
+
+    def moved(self, former: str) -> None:
+        """The broker has another address than it had."""
+        config, local = self._settings.now, self._name_servers.local
+        if local is None:
+            return
+        if former != config.address:
+            local.unregister(config.name, former)
+        local.tell_registered()
+
+    def _look(self) -> None:
+        if self._name_servers.any_is_fresh or self._clock.monotonic_s() >= self._due_s:
+            self._wake.set()
+
+    async def _run(self) -> None:
+        """Registers when a topic has changed, a name server has hung up, or the interval is over."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._register_due()
+            except Exception:
+                log.exception("timer_failed", action="register")
+
+    async def _register_due(self) -> None:
+        self._due_s = self._clock.monotonic_s() + REGISTER_INTERVAL_S
+        # A name server that has hung up may have restarted, with no routes: it hears all of them, the others the new ones.
+        changed, self._changed = self._changed, {}
+        all_are_due = self._name_servers.any_is_fresh or not changed
+        await self._register(list(self._topics) if all_are_due else list(changed.values()))
+        # After the name servers: a member that hears of it asks them, and must not get the former number of queues.
+        for topic in changed.values():
+            self._on_known(topic)
+        if all_are_due:
+            self._on_all_known()
+
+    async def _register(self, topics: list[TopicConfig]) -> None:
+        self._register_locally(topics)
+        config = self._settings.now
+        header = RegisterBroker(
+            config.name, config.address, config.cluster, config.address, 0, external_addr=config.external_address
+        )
+        body = encode_registration(self._topics.version, map(self._as_permitted, topics))
+        is_known = await self._name_servers.tell(Frame(RequestCode.REGISTER_BROKER, ext=write(header), body=body))
+        self.is_registered = self._is_running and (is_known or self._name_servers.local is not None)
+
+    def _register_locally(self, topics: list[TopicConfig]) -> None:
+        config, local = self._settings.now, self._name_servers.local
+        if local is not None:
+            work = local.registering(
+                config.cluster,
+                config.name,
+                0,
+                config.address,
+                self._topics.version,
+                list(map(self._as_permitted, topics)),
+                None,
+                config.external_address,
+            )
+            finish(work)
+
+    def _as_permitted(self, topic: TopicConfig) -> TopicConfig:
+        """A broker that may not be read or written says so of all its topics."""
+        permission = self._settings.now.permission
+        if permission & PERM_READ_WRITE == PERM_READ_WRITE:
+            return topic
+        return TopicConfig(topic.name, topic.read_queues, topic.write_queues, permission)

@@ -1,0 +1,565 @@
+"""Committed offsets of groups, their progress, and the readers of each queue."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import orjson
+import structlog
+
+from ...protocol.admin_bodies import Progress, ProgressColumns
+from ...protocol.bodies import LOOKS, SLICE, Work, joined
+from ...protocol.names import IllegalName, Queue, group_fault
+from ..config import LIMITS, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, LimitExceeded, Limits
+from ..messages.topics import Topics
+from ..runtime import Clock, Job
+from ..sessions import Session
+from ..store.files import Save, read_state
+from ..store.index import ConsumeQueue
+from ..store.store import Store
+from .leases import Locks
+from .members import ConsumerGroups, Member
+from .settings import History
+
+log = structlog.get_logger("rocketlet.groups")
+
+
+# ------------------------------------------------------------------------------
+# Committed offsets: the next message that a group reads of a queue. Saved every 5 s and at the end.
+#
+# Rewinds are counted: a Spark query must know whether its group's offset is behind its checkpoint because somebody
+# reset it, or because the query was killed before it could commit.
+
+
+_REWINDS = "rewinds"  # beside keys with an @
+_IDENTITIES = "identities"
+
+
+class Offsets:
+    """`identity_of(topic)` is an id that no later topic of the same name has; empty if it is not known."""
+
+    def __init__(self, path: Path, identity_of: Callable[[str], str], limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._path = path
+        self._identity_of = identity_of
+        self._offsets: dict[tuple[str, str], dict[int, int]] = {}
+        self._dirty = False
+        # The last commit of a lease's owner; by group and topic, so that a deleted topic costs one look a group.
+        self._of_owners: dict[tuple[str, str], dict[int, int]] = {}
+        state = read_state(path) or {}
+        self._rewinds: dict[str, int] = state.pop(_REWINDS, {})
+        self._saved_identities: dict[str, str] = state.pop(_IDENTITIES, {})
+        for key, queues in state.items():
+            topic, _, group = key.partition("@")
+            self._offsets[topic, group] = {int(number): int(offset) for number, offset in queues.items()}
+        self._count = sum(map(len, self._offsets.values()))
+        self._encoded: dict[tuple[str, str], bytes] = {}  # entries of the state file, until their offsets change
+        self._topics_of: dict[str, dict[str, None]] = {}
+        self._groups_of: dict[str, dict[str, None]] = {}
+        for topic, group in self._offsets:
+            self._note(topic, group)
+
+    def _note(self, topic: str, group: str) -> None:
+        self._topics_of.setdefault(group, {})[topic] = None
+        self._groups_of.setdefault(topic, {})[group] = None
+
+    def forget_former(self, deleted: Container[str]) -> None:
+        """Forgets offsets in topics that were deleted after these were saved, made anew or not."""
+        for topic, saved in self._saved_identities.items():
+            identity = self._identity_of(topic)
+            if identity != saved and (identity or topic in deleted):
+                self.forget_topic(topic)
+
+    def clamp(self, queues: Mapping[tuple[str, int], ConsumeQueue]) -> None:
+        """Sets back offsets beyond the end of their queue: the end was lost, and what will take its place is not read yet."""
+        for (topic, group), offsets in self._offsets.items():
+            for number, offset in offsets.items():
+                queue = queues.get((topic, number))
+                end = queue.next if queue else 0
+                if offset > end:
+                    log.warning(
+                        "offset_set_back", group=group, topic=topic, queue=number, offset=offset, end=end,
+                        hint="it was beyond the end of the queue",
+                    )  # fmt: skip
+                    offsets[number] = end
+                    self._dirty = True
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        queues = self._offsets.get((topic, group))
+        return None if queues is None else queues.get(queue_id)
+
+    def knows(self, group: str, topic: str) -> bool:
+        """Whether the group has an offset in any queue of the topic."""
+        return bool(self._offsets.get((topic, group)))
+
+    def put(self, group: str, topic: str, queue_id: int, offset: int, *, by_owner: bool = False) -> None:
+        """by_owner: under a lease. Until somebody else has put an offset, nobody but an owner may go back behind it.
+
+        Raises LimitExceeded, and IllegalName for a group that nothing is known of."""
+        key = topic, group
+        queues = self._offsets.get(key)
+        if queues is None:
+            fault = group_fault(group)
+            if fault:
+                raise IllegalName(fault)
+        if queues is None or queue_id not in queues:
+            if self._count >= self._limits.max_offsets:
+                raise LimitExceeded(
+                    f"this broker keeps {self._limits.max_offsets} offsets; delete groups that nobody needs"
+                )
+            self._count += 1
+        if queues is None:
+            queues = self._offsets[key] = {}
+            self._note(topic, group)
+        owners = self._of_owners.get(key)
+        if by_owner:
+            if owners is None:
+                owners = self._of_owners[key] = {}
+            owners[queue_id] = offset
+        elif owners and owners.get(queue_id) != offset:
+            owners.pop(queue_id, None)
+        if offset < queues.get(queue_id, 0):
+            self._rewinds[f"{topic}@{group}"] = self.rewinds(group, topic) + 1
+        queues[queue_id] = offset
+        self._encoded.pop(key, None)
+        self._dirty = True
+
+    def _of_owner(self, key: tuple[str, str], queue_id: int) -> int:
+        owners = self._of_owners.get(key)
+        return owners.get(queue_id, 0) if owners else 0
+
+    def rewinds(self, group: str, topic: str) -> int:
+        """How often the group's offset of a queue of the topic went back."""
+        return self._rewinds.get(f"{topic}@{group}", 0)
+
+    def mark(self, group: str, topic: str, queue_id: int) -> None:
+        """The committed offset counts as an owner's: the next reader goes on from here."""
+        offset = self.get(group, topic, queue_id)
+        if offset is not None:
+            self._of_owners.setdefault((topic, group), {})[queue_id] = offset
+
+    def let_go_back(self, group: str, topic: str, queue_id: int) -> None:
+        """An administrator sends the group back: a member may be behind the last owner again."""
+        owners = self._of_owners.get((topic, group))
+        if owners:
+            owners.pop(queue_id, None)
+
+    def is_behind_owner(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether an offset is one from before the last owner of a lease has gone on from it."""
+        return offset < self._of_owner((topic, group), queue_id)
+
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """The group's offsets in a topic, by queue id."""
+        return dict(self._offsets.get((topic, group), {}))
+
+    def topics_of(self, group: str) -> list[str]:
+        return list(self._topics_of.get(group, ()))
+
+    def groups(self) -> set[str]:
+        """Every group that has an offset."""
+        return set(self._topics_of)
+
+    def groups_of(self, topic: str) -> list[str]:
+        return list(self._groups_of.get(topic, ()))
+
+    def encoded(self) -> Iterator[bytes]:
+        """Everything, as it is saved: entries `"topic@group":{"queue id":offset}`."""
+        for key in list(self._offsets):
+            entry = self._encoded.get(key)
+            queues = self._offsets.get(key)
+            if queues is None:
+                continue
+            if entry is None:
+                value = orjson.dumps(queues, option=orjson.OPT_NON_STR_KEYS)
+                entry = self._encoded[key] = b"%b:%b" % (orjson.dumps("@".join(key)), value)
+            yield entry
+
+    def forget_group(self, group: str) -> None:
+        for topic in self.topics_of(group):
+            self._forget(topic, group)
+
+    def forget_topic(self, topic: str) -> None:
+        for group in self.groups_of(topic):
+            self._forget(topic, group)
+
+    def _forget(self, topic: str, group: str) -> None:
+        queues = self._offsets.pop((topic, group))
+        self._count -= len(queues)
+        self._of_owners.pop((topic, group), None)
+        self._encoded.pop((topic, group), None)
+        for table, name, other in ((self._topics_of, group, topic), (self._groups_of, topic, group)):
+            del table[name][other]
+            if not table[name]:
+                del table[name]
+        self._rewinds.pop(f"{topic}@{group}", None)
+        self._dirty = True
+
+    def saving(self) -> Job[Save | None]:
+        """How to save what has changed; None if nothing has."""
+        if not self._dirty:
+            return None
+        self._dirty = False
+        # First: an offset must not be saved with the identity of a topic that was made anew meanwhile.
+        identities = {topic: identity for topic in self._groups_of if (identity := self._identity_of(topic))}
+        yield None
+        entries = yield from joined(self.encoded())
+        rest = orjson.dumps({_REWINDS: self._rewinds, _IDENTITIES: identities})
+        content = b"{%b%b%b" % (entries, b"," if entries else b"", rest[1:])
+        return Save(self._path, content, self._again)
+
+    def _again(self) -> None:
+        self._dirty = True
+
+
+# ------------------------------------------------------------------------------
+# How far groups have come, as administration and metrics show it. A group without members has lag, too.
+
+
+class Popped(Protocol):
+    """A queue that clients pop. lag_offset: as many messages lie behind it as are not finished. committed: the lowest that
+    is not. in_hand: how many were popped and are not finished; it takes a look at each."""
+
+    @property
+    def lag_offset(self) -> int: ...
+
+    @property
+    def committed(self) -> int: ...
+
+    @property
+    def in_hand(self) -> int: ...
+
+
+class Lag(NamedTuple):
+    """Messages that a group has not committed. since_ms: when the oldest of them was stored; None without one. in_hand: how
+    many of them clients have popped."""
+
+    messages: int
+    since_ms: int | None
+    in_hand: int
+
+
+class GroupProgress:
+    """popped: for a topic that the group pops, the queues by id. Messages that are finished do not count as lag, nor do those
+    that retention has deleted. `lost`: how many messages retention deleted before a group had committed them, since the
+    start, by group and topic."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        topics: Topics,
+        store: Store,
+        offsets: Offsets,
+        groups: ConsumerGroups,
+        popped: Callable[[str, str], Mapping[int, Popped]],
+    ) -> None:
+        self._broker_name = broker_name
+        self._topics = topics
+        self._store = store
+        self._offsets = offsets
+        self._groups = groups
+        self._popped = popped
+        self.lost: Counter[tuple[str, str]] = Counter()
+
+    def _offset(
+        self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: Popped | None
+    ) -> tuple[int, int]:
+        """The offset at which the group goes on in a queue, and how many messages were deleted before it had committed
+        them."""
+        begin = queue.begin if queue is not None else 0
+        offset = popped.lag_offset if popped is not None else self._offsets.get(group, topic, queue_id)
+        return max(offset or 0, begin), max(begin - offset, 0) if offset is not None else 0
+
+    def _unreadable(self, group: str, topic: str) -> Iterator[tuple[int, ConsumeQueue, int]]:
+        """Yield queues that may not be read any more and have messages that the group has not committed, with its offset.
+
+        A group without an offset in such a queue has never been responsible for it."""
+        count = self._topics.queues_of(topic)
+        for queue_id, committed in sorted(self._offsets.of(group, topic).items()):
+            queue = self._store.queues.get((topic, queue_id))
+            if queue_id >= count and queue is not None and max(committed, queue.begin) < queue.next:
+                yield queue_id, queue, max(committed, queue.begin)
+
+    def of(self, group: str, topic: str) -> Iterator[tuple[Queue, Progress]]:
+        """How far a group is in the queues of a topic that the broker has. Each costs a read of the disk."""
+        popped = self._popped(group, topic)
+        for queue_id in range(self._topics.queues_of(topic)):
+            queue = self._store.queues.get((topic, queue_id))
+            end, of_queue = queue.next if queue else 0, popped.get(queue_id)
+            offset, lost = self._offset(group, topic, queue_id, queue, of_queue)
+            in_hand = of_queue.in_hand if of_queue is not None else 0
+            progress = Progress(end, offset, self._last_ms(queue, offset), lost, in_hand)
+            yield Queue(topic, self._broker_name, queue_id), progress
+        for queue_id, queue, offset in self._unreadable(group, topic):
+            progress = Progress(queue.next, offset, self._last_ms(queue, offset))
+            yield Queue(topic, self._broker_name, queue_id), progress
+
+    def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:
+        """Like `of`, in lists. Without `times` it reads nothing."""
+        found = ProgressColumns(topic, self._broker_name, [], [], [], [], [], [])
+        found.unreadable.extend((queue_id, at.next, offset) for queue_id, at, offset in self._unreadable(group, topic))
+        queues, popped = self._store.queues, self._popped(group, topic)
+        for queue_id in range(self._topics.queues_of(topic)):
+            queue, of_queue = queues.get((topic, queue_id)), popped.get(queue_id)
+            offset, lost = self._offset(group, topic, queue_id, queue, of_queue)
+            if lost:
+                found.lost.append((queue_id, lost))
+            if of_queue is not None and (in_hand := of_queue.in_hand):
+                found.in_hand.append((queue_id, in_hand))
+            found.broker_offsets.append(queue.next if queue else 0)
+            found.consumer_offsets.append(offset)
+            if times:
+                found.last_ms.append(self._last_ms(queue, offset))
+            if queue_id % (SLICE if times else LOOKS) == 0 or of_queue is not None:
+                yield
+        return found
+
+    def _last_ms(self, queue: ConsumeQueue | None, offset: int) -> int:
+        """When the last message before an offset was stored; 0 if it is not there."""
+        if queue is None or not queue.begin < offset <= queue.next:
+            return 0
+        return self._store.store_time_ms(queue, offset - 1)
+
+    def lag(self, group: str, topic: str) -> Work[Lag]:
+        messages, in_hand, oldest_ms = 0, 0, None
+        popped = self._popped(group, topic)
+        for number, queue_id in enumerate(range(self._topics.queues_of(topic)), 1):
+            queue, of_queue = self._store.queues.get((topic, queue_id)), popped.get(queue_id)
+            offset, _ = self._offset(group, topic, queue_id, queue, of_queue)
+            if queue is not None and offset < queue.next:
+                messages += queue.next - offset
+                first = of_queue.committed if of_queue is not None else offset
+                in_hand += of_queue.in_hand if of_queue is not None else 0
+                stored_ms = self._store.store_time_ms(queue, max(first, queue.begin))
+                oldest_ms = stored_ms if oldest_ms is None else min(oldest_ms, stored_ms)
+            if number % SLICE == 0 or of_queue is not None:
+                yield
+        for _, queue, offset in self._unreadable(group, topic):
+            messages += queue.next - offset
+            stored_ms = self._store.store_time_ms(queue, offset)
+            oldest_ms = stored_ms if oldest_ms is None else min(oldest_ms, stored_ms)
+        return Lag(messages, oldest_ms, in_hand)
+
+    def noting_lost(self) -> Work[None]:
+        """Names the groups that had not committed the messages of deleted segments."""
+        for group in self.groups():
+            online = self._groups.get(group)
+            if online is not None and online.is_broadcasting:
+                continue
+            for topic in self._offsets.topics_of(group):
+                if online is not None and topic not in online.topics:
+                    continue  # its members do not subscribe to it any more
+                lost = 0
+                for queue_id, offset in self._offsets.of(group, topic).items():
+                    queue = self._store.queues.get((topic, queue_id))
+                    if queue is not None:
+                        lost += max(queue.begin - max(offset, queue.former_begin), 0)
+                    if queue_id % LOOKS == 0:
+                        yield
+                if lost:
+                    self.lost[group, topic] += lost
+                    hint = "keep messages longer, or add consumers to catch up; delete groups that nobody needs"
+                    log.warning("messages_expired_unread", group=group, topic=topic, messages=lost, hint=hint)
+            yield
+
+    def groups(self) -> list[str]:
+        """The groups with members or offsets."""
+        return sorted({group.name for group in self._groups} | self._offsets.groups())
+
+    def topics_of(self, group: str) -> list[str]:
+        """Return the topics in which a group has an offset, and those its members subscribe to; none for a broadcasting
+        group, whose members keep their own offsets."""
+        online = self._groups.get(group)
+        if online is not None and online.is_broadcasting:
+            return []
+        names = dict.fromkeys([*self._offsets.topics_of(group), *(online.topics if online else ())])
+        return [name for name in names if self._topics.get(name) is not None]
+
+
+# ------------------------------------------------------------------------------
+# Watches who reads which queue, and reports queues that two members read or that nobody reads.
+#
+# Rocketlet members cannot read a queue that another one has locked; foreign ones do not lock, and two of them read a
+# queue while they disagree about the members. A member that pulls again soon after another one has pulled is the
+# second reader; one that has the lock has got the queue back, and so has one that comes after longer than a pull is
+# held.
+
+
+_Key = tuple[str, str, int]  # group, topic, queue id
+
+
+class Watch:
+    """is_popped: whether a group's members share a topic's messages, so that no queue has a reader."""
+
+    def __init__(
+        self,
+        groups: ConsumerGroups,
+        locks: Locks,
+        history: History,
+        queues_of: Callable[[str], int],
+        clock: Clock,
+        is_popped: Callable[[str, str], bool] = lambda group, topic: False,
+        limits: Limits = LIMITS,
+    ) -> None:
+        self._limits = limits
+        self._groups = groups
+        self._locks = locks
+        self._history = history
+        self._queues_of = queues_of
+        self._clock = clock
+        self._is_popped = is_popped
+        # the connection that pulled last, another before it, and since when it is the last
+        self.readers: dict[_Key, tuple[Session | None, Session | None, float]] = {}
+        self._keys: dict[Session, set[_Key]] = {}
+        self._given: dict[Session, dict[_Key, int]] = {}  # up to where each foreign reader got messages
+        self._unread_s: dict[_Key, float] = {}
+        self._named: set[_Key] = set()
+        self._due_s = float("-inf")
+        self.double_readers = 0
+        self.orphaned: Counter[tuple[str, str]] = Counter()
+        """How many queues nobody reads, by group and topic."""
+
+    def pulled(self, connection: Session, group: str, topic: str, queue_id: int) -> None:
+        key = (group, topic, queue_id)
+        last, before, since_s = self.readers.get(key, (None, None, 0.0))
+        if last is connection:
+            return
+        keys = self._keys.setdefault(connection, set())
+        if len(keys) >= self._limits.max_read_queues:
+            return
+        if key not in keys:
+            keys.add(key)
+            connection.charge(PLACE_BYTES)
+        now_s = self._clock.monotonic_s()
+        self.readers[key] = (connection, last, now_s)
+        self._locks.note_pull(group, topic, queue_id)
+        found = self._groups.get(group)
+        members = found.members if found else {}
+        if connection in members and members[connection].is_foreign:
+            self._locks.note_reader(group, topic, queue_id, members[connection].client_id)
+        is_back = connection is before and last is not None and now_s - since_s < MAX_HOLD_S
+        if not is_back or self._locks.is_owner(group, topic, queue_id, connection):
+            return
+        if connection in members and last in members and _may_be_two(members[connection], members[last]):
+            self.double_readers += 1
+            both = f"{members[last].client_id} and {members[connection].client_id}"
+            self._name("two readers", group, members[connection].client_id, f"{topic}:{queue_id} is read by {both}")
+
+    def reader(self, group: str, topic: str, queue_id: int) -> Session | None:
+        """The connection that pulled last."""
+        found = self.readers.get((group, topic, queue_id))
+        return found[0] if found else None
+
+    @property
+    def is_restarted(self) -> bool:
+        """Whether queues had readers or owners in a run before."""
+        return self._locks.is_restarted
+
+    def gave(self, connection: Session, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """A foreign reader was given messages up to there."""
+        key = (group, topic, queue_id)
+        if key in self._keys.get(connection, ()):
+            self._given.setdefault(connection, {})[key] = offset
+
+    def given(self, connection: Session, group: str, topic: str, queue_id: int) -> int:
+        """Up to where a foreign reader was given messages."""
+        return self._given.get(connection, {}).get((group, topic, queue_id), 0)
+
+    def let_go(self, connection: Session, group: str, topic: str, queue_id: int) -> None:
+        """The reader has handled everything of a queue that moves away from it."""
+        if self.reader(group, topic, queue_id) is connection:
+            self.readers[group, topic, queue_id] = (None, None, self._clock.monotonic_s())
+            self._locks.forget_reader(group, topic, queue_id)
+
+    def let_all_go(self, connection: Session, group: str, topic: str) -> None:
+        """The reader does not pull the topic any more."""
+        for key in self._keys.get(connection, ()):
+            if key[:2] == (group, topic):
+                self.let_go(connection, *key)
+
+    def read_by(self, connection: Session, group: str) -> list[tuple[str, int]]:
+        """The queues of a group that this connection pulled last, as topic and queue id."""
+        keys = self._keys.get(connection, ())
+        return [key[1:] for key in keys if key[0] == group and self.reader(*key) is connection]
+
+    def reads(self, connection: Session, group: str) -> bool:
+        """Whether there are any. Asked more often, and of connections with very many."""
+        keys = self._keys.get(connection, ())
+        return any(key[0] == group and self.reader(*key) is connection for key in keys)
+
+    def drop(self, connection: Session) -> None:
+        """The connection is closed and reads nothing any more."""
+        keys = self._keys.pop(connection, set())
+        self._given.pop(connection, None)
+        connection.charge(-PLACE_BYTES * len(keys))
+        for key in keys:
+            last, before, since_s = self.readers.get(key, (None, None, 0.0))
+            if last is connection:
+                self._locks.lose_reader(*key)
+            last, before = (None if item is connection else item for item in (last, before))
+            if last is None and before is None:
+                self.readers.pop(key, None)
+            else:
+                self.readers[key] = (last, before, since_s)
+
+    def looking(self) -> Work[None]:
+        """Reports the queues that no member has read or locked for some seconds, although members subscribe to them; 100
+        at a time. After very many queues it rests."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._due_s:
+            return
+        unread = yield from self._unread(now_s)
+        now_s = self._clock.monotonic_s()
+        unread_s: dict[_Key, float] = {}
+        named: set[_Key] = set()
+        fresh: list[_Key] = []
+        orphaned: Counter[tuple[str, str]] = Counter()
+        for number, key in enumerate(unread, 1):
+            unread_s[key] = since_s = self._unread_s.get(key, now_s)
+            if now_s - since_s >= ORPHAN_S:
+                orphaned[key[:2]] += 1
+                if key in self._named:
+                    named.add(key)
+                elif len(fresh) < self._limits.max_reported:
+                    fresh.append(key)
+            if number % LOOKS == 0:
+                yield
+        for group_name, topic, queue_id in fresh:
+            self._name("orphaned", group_name, "", f"{topic}:{queue_id} is read by nobody")
+        self._unread_s, self._named, self.orphaned = unread_s, named.union(fresh), orphaned
+
+    @property
+    def orphans(self) -> int:
+        return self.orphaned.total()
+
+    def _unread(self, now_s: float) -> Work[list[_Key]]:
+        """The queues that nobody reads now, as many as are watched."""
+        unread: list[_Key] = []
+        looks = 0
+        for group in self._groups:
+            for topic in () if group.is_broadcasting else sorted(group.topics):
+                if self._is_popped(group.name, topic):
+                    continue
+                for queue_id in range(self._queues_of(topic)):
+                    key = (group.name, topic, queue_id)
+                    is_unread = not self._locks.is_locked(*key) and self.reader(*key) not in group.members
+                    if is_unread and len(unread) < self._limits.max_read_queues:
+                        unread.append(key)
+                    looks += 1
+                    if looks % LOOKS == 0:
+                        yield
+            looks += 1
+        self._due_s = now_s + looks / self._limits.watched_per_s
+        return unread
+
+    def _name(self, event: str, group: str, client_id: str, fault: str) -> None:
+        log.warning("queue_misread", kind=event, group=group, fault=fault)
+        self._history.add(group, event, client_id, fault=fault)
+
+
+def _may_be_two(reader: Member, last: Member) -> bool:
+    """Whether the last reader may still be one. A Rocketlet member reads nothing without its lock: a foreign one that reads
+    has got the queue back."""
+    return reader.data.message_model == "CLUSTERING" and not last.data.strategy

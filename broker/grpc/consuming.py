@@ -1,0 +1,557 @@
+"""gRPC requests of consumers: ReceiveMessage, AckMessage, ChangeInvisibleDuration, Telemetry, Heartbeat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from ...protocol import properties as props
+from ...protocol.bodies import GroupConfig, Work, finish
+from ...protocol.codes import PERM_READ, SYS_COMPRESSED, Language
+from ...protocol.config import MAX_BODY_BYTES
+from ...protocol.grpc import Status
+from ...protocol.message import Inflater, MessageError, Record, decode_record
+from ...protocol.names import SQL92, TAG, Subscription, SubscriptionError, parse_subscription
+from ..config import (
+    DEADLINE_MARGIN_S,
+    MAX_ACKS,
+    MAX_ATTEMPT_CHARS,
+    MAX_INVISIBLE_MS,
+    MAX_POLL_S,
+    MAX_POP_BYTES,
+    MIN_INVISIBLE_MS,
+    POLL_S,
+    RECEIVE_AGAIN_S,
+    RECEIVE_BATCH,
+    RENEWED_INVISIBLE_MS,
+    SMALL_CLIENT_BYTES,
+    LimitExceeded,
+)
+from ..pops.deliveries import AckStatus, Delivered, PopRequest, PopResult, Why
+from ..pops.pool import Wait
+from ..sessions import Event, OutcomeWanted, Refusal
+from ..store.files import StoreError
+from .clients import Call, GrpcClient, Hall, set_status
+from .producing import asking, filling, set_ms
+from .schema import (
+    AckMessageResponse,
+    ChangeInvisibleDurationResponse,
+    Code,
+    Fault,
+    ForwardMessageToDeadLetterQueueResponse,
+    HeartbeatResponse,
+    NotifyClientTerminationResponse,
+    ReceiveMessageResponse,
+    TelemetryCommand,
+    check_count,
+    group_of,
+    refused,
+    topic_of,
+)
+
+log = structlog.get_logger("rocketlet.grpc")
+
+
+# ------------------------------------------------------------------------------
+# ReceiveMessage: messages that a client gets into its hands for a time, at once or as soon as some come.
+#
+# The answer is a stream: a status, the messages, the time. Messages of an answer that its client does not take go
+# back at once.
+
+
+_TAG, _SQL = 1, 2
+_TEXT_BYTES: Final = 1024  # counted for a receive that waits for its filter, beside the expression
+_RECEIVE_CODES: Final = {
+    Why.FOUND: Code.OK,
+    Why.NOTHING_NEW: Code.MESSAGE_NOT_FOUND,
+    Why.CLIENT_GONE: Code.MESSAGE_NOT_FOUND,
+    Why.TOO_MANY_WAIT: Code.TOO_MANY_REQUESTS,
+    Why.TOPIC_GONE: Code.TOPIC_NOT_FOUND,
+    Why.GROUP_GONE: Code.CONSUMER_GROUP_NOT_FOUND,
+    Why.PULLED: Code.FORBIDDEN,
+    Why.STOPPED: Code.INTERNAL_SERVER_ERROR,
+    Why.FAILED: Code.INTERNAL_SERVER_ERROR,
+}
+_SMALL_CLIENTS: Final = frozenset(("HTTP", "NODE_JS", "DOTNET", "DOT_NET", "RUST"))
+"""Languages whose clients leave gRPC's own limit of 4 MiB as it is. Node's calls itself HTTP."""
+_LATE: Final = frozenset((Why.TOO_MANY_WAIT, Why.PULLED, Why.FAILED))
+"""Clients ask again at once, so they are answered after a while."""
+
+
+@dataclass(slots=True)
+class Receiving:
+    """A receive that is under way."""
+
+    hall: Hall
+    call: Call
+    request: PopRequest
+    wait: Wait | None = None
+    given: tuple[Delivered, ...] = ()
+    kept_bytes: int = 0
+
+    def begin(self) -> None:
+        self.call.on_abort(self.aborted)
+        self.wait = self.hall.broker.pops.receive(self.request, self.answer)
+        if not self.wait.is_over:
+            self.kept_bytes = self.request.kept_bytes
+            self.call.session.charge(self.kept_bytes)
+
+    def _leave(self) -> None:
+        self.call.session.charge(-self.kept_bytes)
+        self.kept_bytes = 0
+
+    def aborted(self) -> None:
+        """The call has ended: nobody takes the answer."""
+        self._leave()
+        if self.wait is not None:
+            self.wait.cancel()
+        if self.given:
+            self.hall.broker.pops.put_back(self.request.group, self.request.topic, self.given)
+
+    def answer(self, received: PopResult) -> None:
+        self._leave()
+        if self.call.is_over:
+            self.given = received.messages
+            self.aborted()
+        elif received.why in _LATE:
+            self.hall.broker.clock.call_later(RECEIVE_AGAIN_S, self._say, received)
+        else:
+            self._say(received)
+
+    def _say(self, received: PopResult) -> None:
+        code = _RECEIVE_CODES[received.why]
+        if not received.messages:
+            end(self.hall, self.call, code, received.fault or received.why.value)
+            return
+        records = self._decoded(received.messages)
+        wanted = [pair for pair in records if _is_wanted(self.request.subscription, pair[1])]
+        if len(wanted) < len(records):
+            self._pass([pair[0] for pair in records if pair not in wanted])
+        self.given = tuple(pair[0] for pair in wanted)
+        if not wanted:
+            end(self.hall, self.call, Code.MESSAGE_NOT_FOUND, Why.NOTHING_NEW.value)
+            return
+        _send_status(self.call, code, "OK")
+        sending = self._sending(wanted)
+        if any(record.sys_flag & SYS_COMPRESSED for _, record in wanted):
+            self.hall.broker.turns.do(sending)
+        else:
+            finish(sending)
+
+    def _decoded(self, messages: tuple[Delivered, ...]) -> list[tuple[Delivered, Record]]:
+        found: list[tuple[Delivered, Record]] = []
+        for delivered in messages:
+            try:
+                found.append((delivered, decode_record(delivered.record)))
+            except MessageError as error:
+                self._give_up(delivered, f"it cannot be decoded: {error}")
+        return found
+
+    def _sending(self, wanted: list[tuple[Delivered, Record]]) -> Work[None]:
+        """Send the messages of an answer, decompressed in pieces. Beyond the bytes that an answer may have, decompressed
+        or lost in the attempt, they go back."""
+        size, takes, inflater = 0, self._takes_bytes(), Inflater()
+        for number, (delivered, record) in enumerate(wanted):
+            if self.call.is_over:  # all of them have gone back
+                return
+            if size > MAX_POP_BYTES:
+                rest, self.given = self.given[number:], self.given[:number]
+                self.hall.broker.pops.put_back(self.request.group, self.request.topic, rest)
+                break
+            response = ReceiveMessageResponse()
+            spent = inflater.spent_bytes
+            try:
+                yield from filling(response.message, record, inflater, delivered.attempt, delivered.handle)
+            except Exception as error:  # one message must not keep the others from their client
+                log.exception("message_not_written", group=self.request.group, topic=self.request.topic)
+                self._give_up(delivered, f"it cannot be written for clients of gRPC: {type(error).__name__}: {error}")
+                continue
+            size += max(len(response.message.body), inflater.spent_bytes - spent)
+            if self.call.is_over:
+                return
+            if response.ByteSize() > takes:
+                language = self.call.text(b"x-mq-language")
+                self._give_up(
+                    delivered, f"a client of {language} takes {takes} bytes with properties; send smaller bodies"
+                )
+                continue
+            self.call.send(response)
+        if not self.call.is_over:
+            _send_time(self.hall, self.call)
+
+    def _takes_bytes(self) -> float:
+        """The largest message that the client takes. A larger one would end its call, with all others, again and again."""
+        return SMALL_CLIENT_BYTES if self.call.text(b"x-mq-language").upper() in _SMALL_CLIENTS else math.inf
+
+    def _give_up(self, delivered: Delivered, reason: str) -> None:
+        """Dead-letter a message that the client cannot get. If that fails, the message is redelivered at its deadline."""
+        request = self.request
+        try:
+            self.hall.broker.pops.to_dead_letters(
+                request.group, request.topic, delivered.handle, reason, lambda outcomes: None
+            )
+        except (StoreError, LimitExceeded) as error:
+            log.error("dead_letter_failed", group=request.group, topic=request.topic, reason=str(error))
+
+    def _pass(self, passed: list[Delivered]) -> None:
+        """Their tags have the hash of one that was asked for, and are others."""
+        handles = [delivered.handle for delivered in passed]
+        self.hall.broker.pops.ack(self.request.group, self.request.topic, handles, lambda outcomes: None)
+
+
+def receive_message(hall: Hall, call: Call, request: Any) -> None:
+    try:
+        _receive(hall, call, request)
+    except Fault as fault:
+        end(hall, call, fault.code, str(fault))
+
+
+def _receive(hall: Hall, call: Call, request: Any) -> None:
+    wait_ms = _wait_ms(call, request)
+    name, group = topic_of(request.message_queue.topic), group_of(request.group)
+    invisible_ms = _invisible_ms(request)
+    subscription = _subscription(name, request.filter_expression)
+    broker = hall.broker
+    topic = broker.topics.get(name)
+    if topic is None:
+        raise Fault(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
+    settings = broker.group_configs.ensure(group)
+    if settings is None:
+        raise Fault(Code.CONSUMER_GROUP_NOT_FOUND, f"the group {group} does not exist: create it first")
+    if not topic.perm & PERM_READ or not settings.consume_enable:
+        raise Fault(Code.FORBIDDEN, f"the group {group} may not read {name} now")
+    client = hall.clients.hear(call)
+    client.group = group
+    asked_id = request.message_queue.id
+    queue_id = asked_id if 0 <= asked_id < topic.read_queues else None
+    wanted = PopRequest(
+        group,
+        name,
+        call.client,
+        request.batch_size,
+        invisible_ms,
+        wait_ms,
+        queue_id,
+        settings.consume_orderly and queue_id is not None,
+        request.auto_renew,
+        subscription,
+        attempt_id=request.attempt_id[:MAX_ATTEMPT_CHARS] or None,
+        session=client,
+    )
+    if request.batch_size <= 0:
+        end(hall, call, Code.MESSAGE_NOT_FOUND, "no messages were asked for")
+    elif request.filter_expression.type == _SQL:
+        _with_filter(hall, call, wanted, request.filter_expression.expression)
+    else:
+        _begin(hall, call, wanted)
+
+
+def _begin(hall: Hall, call: Call, request: PopRequest) -> None:
+    receiving = Receiving(hall, call, request)
+    try:
+        receiving.begin()
+    except (StoreError, OSError) as error:
+        receiving.answer(PopResult(Why.FAILED, fault=str(error)))
+
+
+def _with_filter(hall: Hall, call: Call, request: PopRequest, expression: str) -> None:
+    """Now, or when the expression is parsed. Raises Fault."""
+    filters = hall.broker.filters
+    try:
+        matches = filters.find(expression)
+        if matches is None:
+            later = partial(_look_again, hall, call, request, expression)
+            filters.when_parsed(call.session, expression, later, len(expression) + _TEXT_BYTES)
+            return
+    except Refusal as refusal:
+        raise refused(refusal) from None
+    subscription = Subscription(request.topic, expression, kind=SQL92)
+    _begin(hall, call, replace(request, subscription=subscription, matches=matches))
+
+
+def _look_again(hall: Hall, call: Call, request: PopRequest, expression: str) -> None:
+    if not call.is_over:
+        try:
+            _with_filter(hall, call, request, expression)
+        except Fault as fault:
+            end(hall, call, fault.code, str(fault))
+
+
+def _wait_ms(call: Call, request: Any) -> int:
+    """Never longer than the client waits for the answer."""
+    wait_s = MAX_POLL_S
+    if request.HasField("long_polling_timeout"):
+        wait_s = duration_ms(request.long_polling_timeout) / 1000
+        if wait_s < 0:
+            raise Fault(Code.ILLEGAL_POLLING_TIME, "the time to wait is negative")
+    if call.due_s is not None:
+        wait_s = min(wait_s, call.due_s - call.session.heard_s - DEADLINE_MARGIN_S)
+    return int(max(min(wait_s, MAX_POLL_S), 0.0) * 1000)
+
+
+def _invisible_ms(request: Any) -> int:
+    if request.auto_renew:
+        return RENEWED_INVISIBLE_MS
+    found = duration_ms(request.invisible_duration)
+    if not MIN_INVISIBLE_MS <= found <= MAX_INVISIBLE_MS:
+        reason = f"the invisible time is {found} ms; {MIN_INVISIBLE_MS} to {MAX_INVISIBLE_MS} are allowed"
+        raise Fault(Code.ILLEGAL_INVISIBLE_TIME, reason)
+    return found
+
+
+def duration_ms(duration: Any) -> int:
+    found: int = duration.seconds * 1000 + duration.nanos // 1_000_000
+    return found
+
+
+def _subscription(topic: str, expression: Any) -> Subscription | None:
+    """Raises Fault."""
+    kind = TAG if expression.type in (0, _TAG) else SQL92
+    try:
+        found = parse_subscription(topic, expression.expression, kind=kind)
+    except SubscriptionError as error:
+        raise Fault(Code.ILLEGAL_FILTER_EXPRESSION, str(error)) from None
+    return None if found.takes_all or kind == SQL92 else found
+
+
+def _is_wanted(subscription: Subscription | None, record: Record) -> bool:
+    if subscription is None or subscription.kind != TAG:
+        return True
+    return props.find(record.properties, props.TAGS) in subscription.tags
+
+
+def end(hall: Hall, call: Call, code: int, reason: str) -> None:
+    """An answer without messages."""
+    if not call.is_over:
+        _send_status(call, code, reason)
+        _send_time(hall, call)
+
+
+def _send_status(call: Call, code: int, reason: str) -> None:
+    response = ReceiveMessageResponse()
+    set_status(response.status, code, reason)
+    call.send(response)
+
+
+def _send_time(hall: Hall, call: Call) -> None:
+    response = ReceiveMessageResponse()
+    set_ms(response.delivery_timestamp, hall.broker.clock.time_ms())
+    call.send(response)
+    call.end()
+
+
+# ------------------------------------------------------------------------------
+# A client's word on messages in its hands: done, later, or given up.
+
+
+_ACK_CODES: Final = {
+    AckStatus.DONE: Code.OK,
+    AckStatus.LATE: Code.OK,
+    AckStatus.UNREADABLE: Code.INVALID_RECEIPT_HANDLE,
+    AckStatus.UNKNOWN: Code.INVALID_RECEIPT_HANDLE,
+    AckStatus.EXPIRED: Code.INVALID_RECEIPT_HANDLE,
+    AckStatus.NOT_KEPT: Code.INTERNAL_SERVER_ERROR,
+}
+
+
+def ack_message(hall: Hall, call: Call, request: Any) -> None:
+    """Answers when it is on the disk."""
+    group, topic = group_of(request.group), topic_of(request.topic)
+    if not 0 < len(request.entries) <= MAX_ACKS:
+        raise Fault(Code.BAD_REQUEST, f"a call acknowledges 1 to {MAX_ACKS} messages, not {len(request.entries)}")
+    _heard(hall, call)
+
+    def answer(outcomes: Sequence[AckStatus]) -> None:
+        response = AckMessageResponse()
+        codes = [_ACK_CODES[outcome] for outcome in outcomes]
+        for entry, outcome, code in zip(request.entries, outcomes, codes, strict=True):
+            result = response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
+            set_status(result.status, code, _text(outcome))
+        is_same = len(set(codes)) == 1
+        set_status(response.status, codes[0] if is_same else Code.MULTIPLE_RESULTS, _text(outcomes[0]))
+        call.answer(response)
+
+    hall.broker.pops.ack(group, topic, [entry.receipt_handle for entry in request.entries], answer)
+
+
+def _heard(hall: Hall, call: Call) -> None:
+    if hall.clients.is_heard(call):
+        hall.broker.pops.heard(call.client)
+
+
+def change_invisible_duration(hall: Hall, call: Call, request: Any) -> Any:
+    group, topic = group_of(request.group), topic_of(request.topic)
+    invisible_ms = duration_ms(request.invisible_duration)
+    if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
+        reason = f"the invisible time is {invisible_ms} ms; 0 to {MAX_INVISIBLE_MS} are allowed"
+        raise Fault(Code.ILLEGAL_INVISIBLE_TIME, reason)
+    _heard(hall, call)
+    changed = hall.broker.pops.change(
+        group, topic, request.receipt_handle, invisible_ms, is_counted=not request.suspend
+    )
+    response = ChangeInvisibleDurationResponse(receipt_handle=changed.handle)
+    set_status(response.status, _ACK_CODES[changed.outcome], _text(changed.outcome))
+    return response
+
+
+def forward_to_dead_letters(hall: Hall, call: Call, request: Any) -> None:
+    group, topic = group_of(request.group), topic_of(request.topic)
+    reason = f"its consumer {call.client_id[:100]} gave it up after {request.delivery_attempt} tries"
+
+    def answer(outcomes: Sequence[AckStatus]) -> None:
+        response = ForwardMessageToDeadLetterQueueResponse()
+        set_status(response.status, _ACK_CODES[outcomes[0]], _text(outcomes[0]))
+        call.answer(response)
+
+    try:
+        hall.broker.pops.to_dead_letters(group, topic, request.receipt_handle, reason, answer)
+    except StoreError as error:
+        raise Fault(Code.INTERNAL_SERVER_ERROR, str(error)) from None
+
+
+def _text(outcome: AckStatus) -> str:
+    return "OK" if outcome.is_done else outcome.value
+
+
+# ------------------------------------------------------------------------------
+# The life of a client: settings on a stream that stays open (Telemetry), Heartbeat, NotifyClientTermination.
+#
+# Settings are answered in every case, and at once: clients wait for them at their start, some without an end. They
+# need every field: the Java client fails without a policy, producers without the exponential kind; the Python client
+# looks at `metric`.
+
+
+PRODUCER, PUSH_CONSUMER, SIMPLE_CONSUMER = 1, 2, 3
+_NAMES: Final = {4: "PULL_CONSUMER", 5: "LITE_PUSH_CONSUMER", 6: "LITE_SIMPLE_CONSUMER"}
+# Redeliveries wait as Apache's do: 1 to 30 s, 1 to 10 min, 20 and 30 min, 1 and 2 h
+_BACKOFF_S: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
+_SEND_ATTEMPTS: Final = 3
+_VERSION: Final = 401  # as which tools show these clients: V5_0_0
+_LANGUAGES: Final = {
+    "JAVA": Language.JAVA,
+    "CPP": Language.CPP,
+    "DOTNET": Language.DOTNET,
+    "PYTHON": Language.PYTHON,
+    "GO": Language.GO,
+    "HTTP": Language.HTTP,
+}
+
+
+def telemetry(hall: Hall, call: Call, command: Any) -> None:
+    """Each command of the stream; None: the client has ended it."""
+    if command is None:
+        call.end()
+        return
+    if command.WhichOneof("command") != "settings":
+        return
+    try:
+        answer = _settle(hall, call, command.settings)
+    except Fault as fault:
+        refused = TelemetryCommand()
+        set_status(refused.status, fault.code, str(fault))
+        call.send(refused)
+        call.end(Status.INVALID_ARGUMENT, str(fault))
+    else:
+        call.send(answer)
+
+
+def _settle(hall: Hall, call: Call, settings: Any) -> Any:
+    """Takes a client's settings; the answer. Raises Fault."""
+    kind = settings.WhichOneof("pub_sub")
+    if settings.client_type in _NAMES:
+        named = f"{_NAMES[settings.client_type]} of {call.text(b'x-mq-language')} {call.text(b'x-mq-client-version')}"
+        raise Fault(Code.UNRECOGNIZED_CLIENT_TYPE, f"this broker does not serve clients of the kind {named}")
+    check_count(settings)
+    if kind is None:
+        raise Fault(Code.BAD_REQUEST, "there is no publishing or subscription data")
+    answer = TelemetryCommand()
+    set_status(answer.status)
+    answer.settings.CopyFrom(settings)
+    answer.settings.metric.on = False
+    if kind == "publishing":
+        topics = tuple(topic_of(topic) for topic in settings.publishing.topics)
+        client = hall.clients.hear(call)
+        _publish(hall, call, client, topics)
+        _for_producer(answer.settings)
+    else:
+        group = group_of(settings.subscription.group)
+        for entry in settings.subscription.subscriptions:
+            topic_of(entry.topic)
+        client = hall.clients.hear(call)
+        client.group = group
+        _for_consumer(answer.settings, hall.broker.group_configs.ensure(group))
+    client.stream = call
+    call.on_abort(lambda: _closed(client, call))
+    return answer
+
+
+def _closed(client: GrpcClient, call: Call) -> None:
+    if client.stream is call:
+        client.stream = None
+
+
+def _publish(hall: Hall, call: Call, client: GrpcClient, topics: tuple[str, ...]) -> None:
+    """A producer may be asked for the outcome of transactions: its group is the topic. Raises Fault."""
+    language = _LANGUAGES.get(call.text(b"x-mq-language"), Language.OTHER)
+    try:
+        hall.broker.clients.heartbeat(client, client.client_id, topics, int(language), _VERSION, is_asked=False)
+    except LimitExceeded as error:
+        raise Fault(Code.TOO_MANY_REQUESTS, str(error)) from None
+    client.topics = topics
+
+
+def _for_producer(settings: Any) -> None:
+    settings.publishing.max_body_size = MAX_BODY_BYTES
+    settings.publishing.validate_message_type = True
+    policy = settings.backoff_policy
+    policy.max_attempts = _SEND_ATTEMPTS
+    backoff = policy.exponential_backoff
+    backoff.initial.nanos = 10_000_000
+    backoff.max.seconds = 1
+    backoff.multiplier = 2
+
+
+def _for_consumer(settings: Any, group: GroupConfig | None) -> None:
+    subscription = settings.subscription
+    subscription.fifo = group is not None and group.consume_orderly
+    subscription.receive_batch_size = RECEIVE_BATCH
+    subscription.long_polling_timeout.seconds = int(POLL_S)
+    policy = settings.backoff_policy
+    policy.max_attempts = (group.retry_max_times if group is not None else 16) + 1
+    del policy.customized_backoff.next[:]
+    for seconds in _BACKOFF_S:
+        policy.customized_backoff.next.add().seconds = seconds
+
+
+def heartbeat(hall: Hall, call: Call, request: Any) -> Any:
+    if request.client_type in (PUSH_CONSUMER, SIMPLE_CONSUMER):
+        group = group_of(request.group)
+        hall.clients.hear(call).group = group
+        hall.broker.pops.heard(call.client)
+    elif request.client_type == PRODUCER:
+        client = hall.clients.hear(call)
+        if client.topics:
+            _publish(hall, call, client, client.topics)
+    response = HeartbeatResponse()
+    set_status(response.status)
+    return response
+
+
+def notify_termination(hall: Hall, call: Call, request: Any) -> Any:
+    if hall.clients.leave(call.account, call.client_id, call.session):
+        hall.broker.pops.client_gone(call.client)
+    response = NotifyClientTerminationResponse()
+    set_status(response.status)
+    return response
+
+
+def tell(do: Callable[[Work[None]], object], client: GrpcClient, event: Event) -> None:
+    """Tells a client of an event. Only producers hear something: of half messages whose outcome is not known."""
+    call = client.stream
+    if call is not None and not call.is_over and isinstance(event, OutcomeWanted):
+        do(asking(call, event.half))

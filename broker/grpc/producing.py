@@ -1,0 +1,519 @@
+"""gRPC requests of producers: SendMessage, EndTransaction, RecallMessage."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import zlib
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from ...protocol import names
+from ...protocol import properties as props
+from ...protocol.bodies import TopicConfig, Work
+from ...protocol.codes import (
+    PERM_WRITE,
+    SYS_COMPRESSED,
+    SYS_COMPRESSION_ZLIB,
+    SYS_TRANSACTION_COMMIT,
+    SYS_TRANSACTION_ROLLBACK,
+)
+from ...protocol.config import MAX_BODY_BYTES, MAX_CALL_BYTES
+from ...protocol.headers import EndTransaction, SendMessage
+from ...protocol.message import Inflater, MessageError, Record, SpentTooMuch, decode_host
+from ..config import (
+    MAX_CONTEXT_CHARS,
+    MAX_GROUP_KEY_BYTES,
+    MAX_MESSAGE_ID_CHARS,
+    MAX_RECOVERY_S,
+    MAX_SEND_MESSAGES,
+    MAX_TIMER_DELAY_MS,
+    MAX_TIMESTAMP_MS,
+    MAX_USER_PROPERTIES,
+    MAX_USER_PROPERTY_BYTES,
+    LimitExceeded,
+)
+from ..messages.appender import real_queue
+from ..messages.later import RecallFault, recalling
+from ..messages.sending import Placed
+from ..store.files import StoreError, StoreFull
+from .clients import Call, Hall, accepted_types, set_status
+from .schema import (
+    Code,
+    EndTransactionResponse,
+    Fault,
+    RecallMessageResponse,
+    SendMessageResponse,
+    TelemetryCommand,
+    has_control,
+    topic_of,
+)
+
+log = structlog.get_logger("rocketlet.sending")
+
+
+# ------------------------------------------------------------------------------
+# SendMessage: the messages of all calls of a socket read are staged one by one, and stored together.
+
+
+_Answers = list[tuple[Call, Any]]
+
+
+class Sends:
+    """`staged`: calls with their answers, which are given when their messages are stored."""
+
+    def __init__(self, hall: Hall) -> None:
+        self._hall = hall
+        self._sending = hall.broker.sending
+        self.staged: _Answers = []
+
+    def stage(self, call: Call, request: Any) -> Work[None] | None:
+        """Stage the call's messages, or return the work that does so because their bodies are to be decompressed first.
+
+        Raises:
+            Fault: The messages are refused, and nothing of the call is staged.
+        """
+        broker = self._hall.broker
+        if not request.messages or len(request.messages) > MAX_SEND_MESSAGES:
+            raise Fault(Code.MESSAGE_CORRUPTED, f"a call sends 1 to {MAX_SEND_MESSAGES} messages")
+        name = topic_of(request.messages[0].topic)
+        if any(message.topic.name != name for message in request.messages):
+            raise Fault(Code.MESSAGE_CORRUPTED, "the messages are of different topics")
+        now_ms = broker.clock.time_ms()
+        sent = [checked(message, name, now_ms) for message in request.messages]
+        topic = self._topic(name, sent)
+        if any(map(is_gzip, sent)):
+            return self._decompressing(call, name, sent)
+        self._stage(call, topic, sent)
+        return None
+
+    def _decompressing(self, call: Call, name: str, sent: list[Sent]) -> Work[None]:
+        """A body of 4 KB may inflate to 4 MiB, and one that is damaged takes as long: the bodies of a call may have as many
+        bytes, decompressed, as a call that is not compressed."""
+        inflater = Inflater(MAX_CALL_BYTES)
+        for number, item in enumerate(sent):
+            if is_gzip(item):
+                try:
+                    sent[number] = yield from decompressing(item, inflater)
+                except SpentTooMuch:
+                    reason = f"the bodies of one call inflate to more than {MAX_CALL_BYTES} bytes; send several calls"
+                    raise Fault(Code.MESSAGE_BODY_TOO_LARGE, reason) from None
+        self._stage(call, self._topic(name, sent), sent)
+
+    def _stage(self, call: Call, topic: TopicConfig, sent: list[Sent]) -> None:
+        response = SendMessageResponse()
+        set_status(response.status)
+        mark = self._sending.mark()
+        try:
+            for item in sent:
+                header = _header(topic, _queue_of(topic, item, len(sent)), item)
+                placed = self._sending.stage(header, item.body, call.session.born_host)
+                _add_entry(response, item, placed)
+        except BaseException:
+            self._sending.undo(mark)
+            raise
+        self.staged.append((call, response))
+
+    def _topic(self, name: str, sent: list[Sent]) -> TopicConfig:
+        """Raises Fault."""
+        topic = self._hall.broker.topics.get(name)
+        if topic is None:
+            raise Fault(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
+        if not topic.perm & PERM_WRITE or not topic.write_queues:
+            raise Fault(Code.FORBIDDEN, f"the topic {name} has no queue that may be written")
+        if not name.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX)):
+            accepted = accepted_types(topic)
+            for item in sent:
+                if item.kind not in accepted:
+                    reason = (
+                        f"the topic {name} takes {topic.message_type} messages, this one is {TYPE_NAMES[item.kind]}"
+                    )
+                    raise Fault(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, reason)
+        return topic
+
+    def settle(self) -> None:
+        """Stores the staged messages, and answers: with `--flush sync` when they are on the device."""
+        staged, self.staged = self.staged, []
+        broker = self._hall.broker
+        try:
+            self._sending.commit()
+        except Exception as error:
+            if not isinstance(error, StoreFull):
+                log.exception("sends_refused_store_failed")
+            _refuse(staged, str(error) or type(error).__name__)
+            return
+        broker.when_kept(
+            lambda: _answer(staged), lambda: _refuse(staged, str(broker.store.fault or "the disk does not keep it"))
+        )
+
+
+def _queue_of(topic: TopicConfig, sent: Sent, count: int) -> int:
+    """All messages of a group go to one queue."""
+    if sent.group_key and count == 1:
+        return zlib.crc32(sent.group_key.encode()) % topic.write_queues
+    return random.randrange(topic.write_queues)
+
+
+def _header(topic: TopicConfig, queue_id: int, sent: Sent) -> SendMessage:
+    return SendMessage(
+        topic.name, topic.name, names.DEFAULT_TOPIC, 0, queue_id, sent.sys_flag, sent.born_ms, 0, sent.properties
+    )
+
+
+def _add_entry(response: Any, sent: Sent, placed: Placed) -> None:
+    entry = response.entries.add()
+    set_status(entry.status)
+    entry.message_id = sent.message_id
+    entry.transaction_id = transaction_id(placed) if sent.kind == TRANSACTION else sent.message_id
+    entry.offset = placed.queue_offset
+    entry.recall_handle = placed.recall_handle or ""
+
+
+def transaction_id(placed: Placed) -> str:
+    """The id by which a half message is found. Clients do not look into it."""
+    return f"{placed.position:016X}{placed.queue_offset:016X}"
+
+
+def _answer(staged: _Answers) -> None:
+    for call, response in staged:
+        call.answer(response)
+
+
+def _refuse(staged: _Answers, reason: str) -> None:
+    for call, _ in staged:
+        call.refuse(Code.INTERNAL_SERVER_ERROR, f"the messages could not be stored: {reason}")
+
+
+# ------------------------------------------------------------------------------
+# Messages as these clients write them, and as they are stored: both doors share the topics.
+
+
+NORMAL, FIFO, DELAY, TRANSACTION = 1, 2, 3, 4
+TYPE_NAMES: Final = {NORMAL: "NORMAL", FIFO: "FIFO", DELAY: "DELAY", TRANSACTION: "TRANSACTION"}
+
+SHARDING_KEY: Final = "__SHARDINGKEY"
+TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+CHECK_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+BORN_HOST: Final = "__BORNHOST"
+TRACE_CONTEXT: Final = "TRACE_CONTEXT"
+DEAD_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+DEAD_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+
+_MD5, _IDENTITY, GZIP = 2, 1, 2
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+
+# No user may set them. Apache's MessageConst.STRING_HASH_SET.
+RESERVED: Final = frozenset(
+    "TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET "
+    "BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES "
+    "CONSUME_START_TIME POP_CK POP_CK_OFFSET 1ST_POP_TIME TRAN_PREPARED_QUEUE_OFFSET DUP_INFO EXTEND_UNIQ_INFO "
+    "INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE "
+    "INNER_MULTI_QUEUE_OFFSET TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS "
+    "TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC "
+    "DLQ_ORIGIN_MESSAGE_ID __CRC32#".split()
+)
+# Set by brokers, or shown in fields of their own
+_HIDDEN: Final = RESERVED | {
+    SHARDING_KEY,
+    CHECK_IMMUNITY,
+    TRACE_CONTEXT,
+    "TRANSACTION_CHECK_TIMES",
+    "__transactionId__",
+    "INNER_NUM",
+}
+
+
+class Sent(NamedTuple):
+    """A message that may be stored. `kind`: one of the four types; `group_key`: its message group, or empty. A body in
+    gzip is still as it was sent."""
+
+    message_id: str
+    properties: str
+    body: bytes
+    sys_flag: int
+    born_ms: int
+    kind: int
+    group_key: str
+
+
+# To be stored
+
+
+def checked(message: Any, topic: str, now_ms: int) -> Sent:
+    """Checks a message in Apache's order. Raises Fault for the first check that fails."""
+    system = message.system_properties
+    body = message.body
+    if len(body) > MAX_BODY_BYTES:
+        raise Fault(Code.MESSAGE_BODY_TOO_LARGE, f"the body has {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
+    if not body:
+        raise Fault(Code.MESSAGE_BODY_EMPTY, "the message has no body")
+    found = _user_properties(message)
+    _add_tag_and_keys(found, system)
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in found.items())
+    if size > MAX_USER_PROPERTY_BYTES:
+        reason = f"the properties, tag and keys have {size} bytes; {MAX_USER_PROPERTY_BYTES} are allowed"
+        raise Fault(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
+    if not system.message_id.strip() or has_control(system.message_id) or len(system.message_id) > MAX_MESSAGE_ID_CHARS:
+        reason = f"the message's id is blank, has control characters, or more than {MAX_MESSAGE_ID_CHARS} characters"
+        raise Fault(Code.ILLEGAL_MESSAGE_ID, reason)
+    found[props.UNIQUE_KEY] = system.message_id
+    found[props.PRODUCER_GROUP] = topic
+    is_half = system.message_type == TRANSACTION
+    if is_half:
+        _add_transaction(found, system)
+    if system.HasField("delivery_timestamp"):
+        found[TIMER_DELIVER_MS] = str(_delivery_ms(system, now_ms))
+    group_key = _group_key(found, system)
+    kind = TRANSACTION if is_half else DELAY if TIMER_DELIVER_MS in found else FIFO if group_key else NORMAL
+    for name, value in ((TRACE_CONTEXT, system.trace_context), (BORN_HOST, system.born_host)):
+        if value and len(value) <= MAX_CONTEXT_CHARS and not has_control(value):  # otherwise it is left out
+            found[name] = value
+    sys_flag = SYS_COMPRESSED | SYS_COMPRESSION_ZLIB if system.body_encoding == GZIP else 0
+    born = system.born_timestamp
+    born_ms = born.seconds * 1000 + born.nanos // 1_000_000
+    if not 0 < born_ms <= MAX_TIMESTAMP_MS:
+        born_ms = now_ms
+    return Sent(system.message_id, props.encode(found), body, sys_flag, born_ms, kind, group_key)
+
+
+def _user_properties(message: Any) -> dict[str, str]:
+    found = dict(message.user_properties)
+    if len(found) > MAX_USER_PROPERTIES:
+        reason = f"the message has {len(found)} properties; {MAX_USER_PROPERTIES} are allowed"
+        raise Fault(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
+    for name, value in found.items():
+        if name in RESERVED:
+            raise Fault(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"the property {name} is RocketMQ's own")
+        if has_control(name) or has_control(value) or not name:
+            reason = f"the property {name[:100]!r} is empty or has control characters"
+            raise Fault(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, reason)
+    return found
+
+
+def _add_tag_and_keys(found: dict[str, str], system: Any) -> None:
+    if system.HasField("tag"):
+        tag = system.tag
+        if not tag.strip() or "|" in tag or has_control(tag):
+            raise Fault(Code.ILLEGAL_MESSAGE_TAG, "the tag is blank, or has `|` or control characters")
+        found[props.TAGS] = tag
+    for key in system.keys:
+        if not key.strip() or has_control(key):
+            raise Fault(Code.ILLEGAL_MESSAGE_KEY, "a key is blank or has control characters")
+    if system.keys:
+        found[props.KEYS] = " ".join(system.keys)
+
+
+def _add_transaction(found: dict[str, str], system: Any) -> None:
+    found[props.TRANSACTION] = "true"
+    if system.HasField("orphaned_transaction_recovery_duration"):
+        seconds = system.orphaned_transaction_recovery_duration.seconds
+        if not 0 <= seconds <= MAX_RECOVERY_S:
+            reason = f"the transaction is to be recovered after {seconds} s; 0 to {MAX_RECOVERY_S} are allowed"
+            raise Fault(Code.BAD_REQUEST, reason)
+        found[CHECK_IMMUNITY] = str(seconds)
+
+
+def _delivery_ms(system: Any, now_ms: int) -> int:
+    time = system.delivery_timestamp
+    due_ms: int = time.seconds * 1000 + time.nanos // 1_000_000
+    if due_ms > now_ms + MAX_TIMER_DELAY_MS:
+        reason = f"the message is to be delivered in more than {MAX_TIMER_DELAY_MS} ms"
+        raise Fault(Code.ILLEGAL_DELIVERY_TIME, reason)
+    return max(due_ms, 0)
+
+
+def _group_key(found: dict[str, str], system: Any) -> str:
+    """The key of a message group, which also becomes a user property, where 4.9's clients look for it."""
+    if system.HasField("message_group"):
+        key: str = system.message_group
+        if not key.strip() or has_control(key) or len(key.encode()) > MAX_GROUP_KEY_BYTES:
+            reason = f"the message group is blank, has control characters, or more than {MAX_GROUP_KEY_BYTES} bytes"
+            raise Fault(Code.ILLEGAL_MESSAGE_GROUP, reason)
+        found[SHARDING_KEY] = key
+    return found.get(SHARDING_KEY, "")
+
+
+def is_gzip(sent: Sent) -> bool:
+    return sent.sys_flag & SYS_COMPRESSED != 0 and sent.body.startswith(_GZIP_MAGIC)
+
+
+def decompressing(sent: Sent, inflater: Inflater) -> Work[Sent]:
+    """Return the message with its body decompressed, because 4.9's consumers read zlib and not gzip. One that cannot be
+    read stays as it is.
+
+    Raises:
+        SpentTooMuch: The messages of the call need too much work.
+    """
+    try:
+        body = yield from inflater.inflating_gzip(sent.body, MAX_BODY_BYTES)
+    except MessageError:
+        return sent
+    return sent._replace(body=body, sys_flag=0) if body else sent
+
+
+# To be delivered
+
+
+def filling(message: Any, record: Record, inflater: Inflater, attempt: int, handle: str = "") -> Work[None]:
+    """Fill the message that a consumer gets from a record, which it acknowledges by `handle`. A compressed body takes
+    several pieces."""
+    found = props.decode(record.properties)
+    topic = record.topic
+    if topic.startswith(names.RETRY_PREFIX):
+        topic = found.get(props.RETRY_TOPIC, topic)
+    elif topic == names.HALF_TOPIC:
+        topic = found.get(props.REAL_TOPIC, topic)
+    message.topic.name = topic
+    for name, value in found.items():
+        if name not in _HIDDEN:
+            message.user_properties[name] = value
+    system = message.system_properties
+    yield from _filling_body(message, system, record, inflater)
+    _fill_properties(system, found, record)
+    set_ms(system.born_timestamp, record.born_ms)
+    set_ms(system.store_timestamp, record.store_ms)
+    system.born_host = found.get(BORN_HOST) or _address(record.born_host)
+    system.store_host = _address(record.store_host)
+    system.queue_id, system.queue_offset = record.queue_id, record.queue_offset
+    system.delivery_attempt = attempt
+    if handle:
+        system.receipt_handle = handle
+
+
+def _filling_body(message: Any, system: Any, record: Record, inflater: Inflater) -> Work[None]:
+    """Fills in the decompressed body: some clients can undo no compression, others only one kind."""
+    body, encoding = record.body, _IDENTITY
+    if record.sys_flag & SYS_COMPRESSED:
+        try:
+            body = yield from inflater.inflating(body, record.sys_flag, MAX_BODY_BYTES)
+        except MessageError:
+            encoding = GZIP
+    message.body = body
+    system.body_encoding = encoding
+    system.body_digest.type = _MD5
+    system.body_digest.checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
+
+
+def _fill_properties(system: Any, found: dict[str, str], record: Record) -> None:
+    system.message_id = found.get(props.UNIQUE_KEY) or record.offset_id
+    if tag := found.get(props.TAGS):
+        system.tag = tag
+    if keys := found.get(props.KEYS):
+        system.keys.extend(keys.split(" "))
+    due = found.get(TIMER_DELIVER_MS, "")
+    if due.isdecimal() and len(due) <= 19:
+        set_ms(system.delivery_timestamp, int(due))
+    if group_key := found.get(SHARDING_KEY):
+        system.message_group = group_key
+    if context := found.get(TRACE_CONTEXT):
+        system.trace_context = context
+    if origin := found.get(DEAD_TOPIC):
+        system.dead_letter_queue.topic = origin
+        system.dead_letter_queue.message_id = found.get(DEAD_MESSAGE_ID, "")
+    is_half = found.get(props.TRANSACTION) == "true"
+    is_timed = due != "" or props.DELAY in found
+    system.message_type = TRANSACTION if is_half else DELAY if is_timed else FIFO if group_key else NORMAL
+
+
+def set_ms(timestamp: Any, time_ms: int) -> None:
+    """Any client may store any number as a time, and protobuf's libraries raise beyond the year 9999."""
+    time_ms = min(max(time_ms, 0), MAX_TIMESTAMP_MS)
+    timestamp.seconds, timestamp.nanos = time_ms // 1000, time_ms % 1000 * 1_000_000
+
+
+def _address(host: bytes) -> str:
+    address, port = decode_host(host)
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+# ------------------------------------------------------------------------------
+# EndTransaction, and the broker's question when it does not come.
+
+
+_UNKNOWN, _COMMIT, _ROLLBACK = 0, 1, 2
+_OUTCOMES = {_COMMIT: SYS_TRANSACTION_COMMIT, _ROLLBACK: SYS_TRANSACTION_ROLLBACK}
+_ID_CHARS = 32
+
+
+def end_transaction(hall: Hall, call: Call, request: Any) -> Any:
+    topic = topic_of(request.topic)
+    if not request.transaction_id.strip():
+        raise Fault(Code.INVALID_TRANSACTION_ID, "the transaction has no id")
+    outcome = _OUTCOMES.get(request.resolution)
+    response = EndTransactionResponse()
+    set_status(response.status)
+    if outcome is None:  # not known yet: it is asked for later
+        return response
+    position, offset = _place(request.transaction_id)
+    half = hall.broker.store.record_at(position)
+    if half is not None and real_queue(half)[0] != topic:  # its producers' group may have the name of another topic
+        raise Fault(Code.INVALID_TRANSACTION_ID, f"the transaction is not one of the topic {topic}")
+    header = EndTransaction(topic, offset, position, outcome, msg_id=request.message_id or None)
+    try:
+        fault = hall.broker.transactions.end(header)
+    except StoreFull as error:
+        raise Fault(Code.INTERNAL_SERVER_ERROR, str(error)) from None
+    if fault:
+        raise Fault(Code.INVALID_TRANSACTION_ID, fault)
+    return response
+
+
+def _place(transaction_id: str) -> tuple[int, int]:
+    """Position in the log, and offset in the half queue."""
+    try:
+        if len(transaction_id) != _ID_CHARS:
+            raise ValueError
+        position, offset = int(transaction_id[:16], 16), int(transaction_id[16:], 16)
+    except ValueError:
+        raise Fault(Code.INVALID_TRANSACTION_ID, "the transaction's id was not given by this broker") from None
+    if max(position, offset) >= 1 << 63:
+        raise Fault(Code.INVALID_TRANSACTION_ID, "the transaction's id was not given by this broker")
+    return position, offset
+
+
+def asking(call: Call, half: Record) -> Work[None]:
+    """Ask a producer on its stream for the outcome of a half message."""
+    command = TelemetryCommand()
+    asked = command.recover_orphaned_transaction_command
+    yield from filling(asked.message, half, Inflater(), 1)
+    asked.message.topic.name = props.find(half.properties, props.REAL_TOPIC) or ""
+    asked.transaction_id = f"{half.physical_offset:016X}{half.queue_offset:016X}"
+    if not call.is_over:
+        call.send(command)
+
+
+# ------------------------------------------------------------------------------
+# RecallMessage: a producer takes a message back that waits for its time.
+
+
+_CODES: Final = {RecallFault.ILLEGAL_HANDLE: Code.BAD_REQUEST, RecallFault.NOT_WAITING: Code.MESSAGE_NOT_FOUND}
+
+
+def recall_message(hall: Hall, call: Call, request: Any) -> None:
+    """Answers when it is kept that the message was taken back."""
+    topic = topic_of(request.topic)
+    if hall.broker.topics.get(topic) is None:
+        raise Fault(Code.TOPIC_NOT_FOUND, f"No topic route info of {topic}")
+    try:
+        hall.broker.recalls.join(call.session, _recall(hall, call, topic, request.recall_handle))
+    except LimitExceeded as error:
+        raise Fault(Code.TOO_MANY_REQUESTS, str(error)) from None
+
+
+def _recall(hall: Hall, call: Call, topic: str, handle: str) -> Work[None]:
+    broker = hall.broker
+    try:
+        recall = yield from recalling(broker.timers, broker.config.name, topic, handle)
+    except (StoreError, LimitExceeded) as error:
+        call.refuse(Code.INTERNAL_SERVER_ERROR, str(error))
+        return
+    if recall.fault is not None:
+        call.refuse(_CODES[recall.fault], recall.reason)
+        return
+    response = RecallMessageResponse(message_id=recall.unique_key)
+    set_status(response.status)
+    broker.when_kept(
+        lambda: call.answer(response),
+        lambda: call.refuse(Code.INTERNAL_SERVER_ERROR, "it is not known whether this is kept"),
+    )

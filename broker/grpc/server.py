@@ -1,0 +1,543 @@
+"""The gRPC server: HTTP/2 connections, the table of methods, authorization, dispatch to handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from functools import partial
+from typing import Any, Final, Protocol
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from ...protocol import grpc
+from ...protocol.bodies import Work
+from ...protocol.config import MAX_ID_CHARS, MAX_UNFINISHED_BYTES
+from ...protocol.grpc import CallFault, Status
+from ...protocol.headers import Signer
+from ...protocol.hpack import encode
+from ...protocol.http2 import Aborted, ErrorCode, Http2, Opened, Stream
+from ..access import Acl, Unauthorized
+from ..broker import Broker
+from ..config import CLIENT_GONE_S, FIELD_FACTOR, PENDING_BYTES, STREAM_BYTES, TURN_S, LimitExceeded
+from ..runtime import MACHINE
+from ..sessions import AddressShares, Callers, Refusal
+from ..store.files import StoreError
+from ..tls import Carrier
+from . import clients, consuming, producing, schema
+from .clients import Call, GrpcClient, GrpcClients, Hall, Method, set_status
+from .consuming import tell
+from .producing import Sends
+from .schema import SERVICE, Code, Fault, refused
+
+log = structlog.get_logger("rocketlet.grpc")
+
+
+# ------------------------------------------------------------------------------
+# One client's socket, once it has turned out to speak HTTP/2.
+#
+# The socket's `Connection` stays: it is counted, charged and closed as every other one. This stands before it as the
+# socket's protocol, reads calls, and writes through it.
+
+
+Ready = deque[tuple[Call, bytes | Work[None] | None]]
+
+_TEXT: Final = b"This port speaks gRPC (RocketMQ 5) and RocketMQ's remoting protocol, and no other kind of HTTP.\n"
+_NO_GRPC: Final = encode(
+    (b":status", b"415"), (b"content-type", b"text/plain"), (b"content-length", str(len(_TEXT)).encode())
+)
+
+
+class CallServer(Protocol):
+    """Knows the methods, and serves the calls that were read. `callers`: hears of connections and answers."""
+
+    callers: Callers
+
+    def now_s(self) -> float: ...
+
+    def turned_away(self, connection: Carrier, reason: str) -> None: ...
+
+    def method_of(self, stream: Stream) -> Method:
+        """Raises CallFault."""
+        ...
+
+    def serve(self, ready: Ready) -> None:
+        """Serves as many calls as the time of a turn allows."""
+        ...
+
+
+class GrpcConnection(asyncio.Protocol):
+    """`ready`: messages that are read and wait for their turn, each with its call, or work on one that has begun. None: the
+    client sends no more of them."""
+
+    def __init__(self, door: CallServer, connection: Carrier) -> None:
+        self.door = door
+        self.connection = connection
+        self.http2 = Http2()
+        self.ready: Ready = deque()
+        self._unfinished_bytes = 0
+        self._charged_bytes = 0
+        self._is_serving = self._is_flush_due = False
+        connection.on_farewell(self._say_goodbye)
+        door.callers.connections += 1
+
+    def data_received(self, data: bytes) -> None:
+        connection, now_s = self.connection, self.door.now_s()
+        connection.active_s = connection.heard_s = now_s
+        connection.read_bytes += len(data)
+        self._is_serving = True
+        try:
+            for event in self.http2.receive(data, now_s):
+                if isinstance(event, Opened):
+                    self._open(event.stream)
+                elif isinstance(event, Aborted):
+                    self._abort(event.stream)
+                else:
+                    self._take(event.stream, event.data, event.is_end)
+            self.go_on()
+        except Exception:  # a defect of ours: the client that met it connects again, nobody else notices
+            log.exception("connection_closed_requests_failed", peer=connection.peer)
+            connection.abort()
+        finally:
+            self._is_serving = False
+            self.flush()
+
+    # Calls
+
+    def _open(self, stream: Stream) -> None:
+        fields = stream.fields
+        if not grpc.is_grpc(fields.get(b"content-type", b"")):
+            return  # answered at its end
+        try:
+            stream.call = call = self._call_of(stream)
+        except CallFault as fault:
+            self.http2.answers.send_end(stream, grpc.only_trailers(fault.status, str(fault)))
+            return
+        if call.method.is_open:
+            call.begin()
+
+    def _call_of(self, stream: Stream) -> Call:
+        """Raises CallFault."""
+        method = self.door.method_of(stream)
+        left_s = grpc.timeout_s(stream.fields.get(b"grpc-timeout"))
+        due_s = None if left_s is None else self.connection.heard_s + left_s
+        return Call(self.connection, stream, method, due_s, self.http2.answers, self.flush_soon, self.door.callers)
+
+    def _take(self, stream: Stream, data: bytes, is_end: bool) -> None:
+        call = stream.call
+        if not isinstance(call, Call):
+            if is_end and not stream.is_answer_ended:
+                self._refuse_http(stream)
+            return
+        before = call.reader.waiting_bytes
+        try:
+            messages = call.reader.feed(data)
+            self._unfinished_bytes += call.reader.waiting_bytes - before
+            self._check(call, messages, is_end)
+        except CallFault as fault:
+            call.end(fault.status, str(fault))
+            self._forget(call)
+            return
+        self.ready.extend((call, message) for message in messages)
+        if is_end:
+            self._unfinished_bytes -= call.reader.waiting_bytes
+            if call.method.is_open:
+                self.ready.append((call, None))
+
+    def _check(self, call: Call, messages: list[bytes], is_end: bool) -> None:
+        if self._unfinished_bytes > MAX_UNFINISHED_BYTES:
+            reason = f"calls whose messages are not complete have {MAX_UNFINISHED_BYTES} bytes on this connection"
+            raise CallFault(Status.RESOURCE_EXHAUSTED, reason)
+        if call.method.is_open:
+            return
+        if len(messages) > 1 or (messages and call.has_request):
+            raise CallFault(Status.INTERNAL, "the call has more than one message")
+        if messages:
+            call.has_request = True
+        elif is_end and not call.has_request:
+            raise CallFault(Status.INTERNAL, "the call has no message")
+
+    def _forget(self, call: Call) -> None:
+        self._unfinished_bytes -= call.reader.waiting_bytes
+        call.reader.clear()
+
+    def _refuse_http(self, stream: Stream) -> None:
+        answers = self.http2.answers
+        answers.send_headers(stream, _NO_GRPC)
+        if stream.fields[b":method"] != b"HEAD":
+            answers.send_data(stream, _TEXT)
+        answers.send_end(stream, b"")
+
+    def _abort(self, stream: Stream) -> None:
+        """The client has given a call up, or it was at fault."""
+        call, stream.call = stream.call, None
+        if isinstance(call, Call):
+            self._forget(call)
+            call.abort()
+
+    # Turns
+
+    def go_on(self) -> None:
+        """Serves ready calls, as many as the time of a turn allows."""
+        connection = self.connection
+        if not self.ready or connection.is_paused or connection.is_closed:
+            return
+        self.door.serve(self.ready)
+        if self.ready and not connection.is_held:
+            connection.is_held = True
+            connection.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self.connection.is_held = False
+        self.go_on()
+        self.flush()
+        if not self.ready:
+            self.connection.go_on()
+
+    # Writing
+
+    def flush_soon(self) -> None:
+        """Has the added answers written. Those of one turn are one write."""
+        if not (self._is_serving or self._is_flush_due):
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush_due)
+
+    def _flush_due(self) -> None:
+        self._is_flush_due = False
+        self.flush()
+
+    def flush(self) -> None:
+        http2, connection = self.http2, self.connection
+        data = http2.take()
+        if data:
+            connection.write([data])
+        answers, streams = http2.answers, len(http2.streams)
+        held = http2.waiting_bytes + self._unfinished_bytes + streams * STREAM_BYTES
+        held += answers.pending_bytes + answers.pending * PENDING_BYTES + answers.field_bytes * FIELD_FACTOR
+        if self.ready:
+            held += len(self.ready) * STREAM_BYTES + sum(len(item) for _, item in self.ready if isinstance(item, bytes))
+        if held != self._charged_bytes:
+            connection.charge(held - self._charged_bytes)
+            self._charged_bytes = held
+        if http2.is_over and not connection.is_closed:
+            self._close()
+
+    def _close(self) -> None:
+        fault = self.http2.fault
+        if fault is not None:
+            self.door.turned_away(self.connection, f"it broke a rule of HTTP/2: {fault}")
+            if self.connection.is_news("http2_connection_closed"):
+                log.warning("http2_connection_closed", peer=self.connection.peer, reason=str(fault))
+        self.connection.close()
+
+    def _say_goodbye(self) -> None:
+        self.http2.end(ErrorCode.NO_ERROR)
+        self.connection.write([self.http2.take()])
+
+    def pause_writing(self) -> None:
+        self.connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.connection.resume_writing()
+        self.go_on()
+        self.flush()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.door.callers.connections -= 1
+        self.ready.clear()
+        for stream in self.http2.lost():
+            self._abort(stream)
+        self.connection.connection_lost(error)
+
+
+# ------------------------------------------------------------------------------
+# Takes the calls of one socket read to their handlers, and the answers back.
+#
+# As in the other door, sends are staged one by one and committed together: before any other call of the same read is
+# looked at, and before anything is written. Every call is authorized before it is staged or handled.
+
+
+_CLIENT_FAULTS = (LimitExceeded, StoreError, OverflowError)
+
+
+ServeCalls = Callable[[Ready], None]
+
+
+class GrpcServer:
+    """The door of a broker, or of a name server alone, which serves no call and says so. tap: makes another function of the
+    one that serves calls."""
+
+    def __init__(self, broker: Broker | None, acl: Acl | None, tap: Callable[[ServeCalls], ServeCalls]) -> None:
+        self.serve = tap(self._serve_ready)
+        self._acl = acl
+        self._hall: Hall | None = None
+        self._sends: Sends | None = None
+        self._methods: Mapping[bytes, Method] = {}
+        self._answering = AddressShares(broker.limits.max_answering if broker is not None else 0)
+        self.callers = broker.callers if broker is not None else Callers(MACHINE)
+        self.now_s = MACHINE.monotonic_s
+        if broker is not None:
+            self._hall = Hall(broker, GrpcClients(partial(tell, broker.turns.do), self._gone, broker.limits), acl)
+            self._sends = Sends(self._hall)
+            self._methods = {f"/{SERVICE}/{name}".encode(): method for name, method in METHODS.items()}
+            self.now_s = broker.clock.monotonic_s
+
+    def _gone(self, client: GrpcClient) -> None:
+        """A client has said good-bye, or its connection is gone; then it may come back."""
+        if self._hall is not None:
+            broker = self._hall.broker
+            broker.clients.drop(client)
+            if client.group:
+                broker.pops.connection_lost(client.pop_client, client.connection.heard_s)
+                broker.clock.call_later(CLIENT_GONE_S, self._look_for, client)
+
+    def _look_for(self, client: GrpcClient) -> None:
+        if self._hall is not None and self._hall.clients.get(client.account, client.client_id) is None:
+            self._hall.broker.pops.client_gone(client.pop_client)
+
+    def turned_away(self, connection: Carrier, reason: str) -> None:
+        if self._hall is not None:
+            self._hall.broker.note_turned_away(connection.address, reason)
+
+    def protocol(self, connection: Carrier) -> GrpcConnection:
+        return GrpcConnection(self, connection)
+
+    def method_of(self, stream: Stream) -> Method:
+        """Raises CallFault."""
+        path = stream.fields[b":path"]
+        method = self._methods.get(path)
+        if method is not None:
+            return method
+        if self._hall is None:
+            raise CallFault(Status.UNAVAILABLE, "this is a name server; give the client the address of a broker")
+        raise CallFault(Status.UNIMPLEMENTED, f"{path[:100].decode(errors='replace')} is not served here")
+
+    def _serve_ready(self, ready: Ready) -> None:
+        sends = self._sends
+        assert sends is not None
+        end_s = time.perf_counter() + TURN_S
+        try:
+            while ready:
+                call, message = ready.popleft()
+                if call.is_over:
+                    continue
+                if sends.staged and call.method.name != SEND:
+                    sends.settle()
+                work = self._continue(call, message) if isinstance(message, Generator) else self._serve(call, message)
+                if work is not None:
+                    ready.appendleft((call, work))
+                if time.perf_counter() > end_s:
+                    return
+        finally:  # staged messages belong to this read
+            if sends.staged:
+                sends.settle()
+
+    def _serve(self, call: Call, message: bytes | None) -> Work[None] | None:
+        """Serve the call; return the work that is left to be done in pieces."""
+        method = call.method
+        assert self._hall is not None
+        try:
+            request = None if message is None else method.request.FromString(message)
+            if not call.client_id:
+                raise Fault(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing")
+            if len(call.client_id) > MAX_ID_CHARS:
+                raise Fault(Code.BAD_REQUEST, f"the client id has more than {MAX_ID_CHARS} characters")
+            if self._acl is not None and request is not None:
+                authorize(self._acl, call, request)
+            if method.name == SEND:
+                assert self._sends is not None
+                return self._sends.stage(call, request)
+            response = method.handler(self._hall, call, request)
+            if asyncio.iscoroutine(response):
+                self._answer_later(call, response)
+            elif response is not None:
+                call.answer(response)
+        except Exception as error:
+            self._fault(call, error)
+        return None
+
+    def _continue(self, call: Call, work: Work[None]) -> Work[None] | None:
+        """Do the next piece of the work on a call; return the work that is left."""
+        try:
+            next(work)
+        except StopIteration:
+            return None
+        except Exception as error:
+            self._fault(call, error)
+            return None
+        return work
+
+    def _answer_later(self, call: Call, response: Coroutine[Any, Any, Any]) -> None:
+        """Raises LimitExceeded."""
+        assert self._hall is not None
+        address = call.session.address
+        if not self._answering.has_room(address):
+            response.close()
+            raise LimitExceeded(f"{self._answering.count} long requests are being answered; try again later")
+        self._answering.take(address)
+        self._hall.broker.tasks.spawn(self._answer(call, response))
+
+    async def _answer(self, call: Call, response: Coroutine[Any, Any, Any]) -> None:
+        try:
+            call.answer(await response)
+        except Exception as error:
+            self._fault(call, error)
+        finally:
+            self._answering.give_back(call.session.address)
+
+    def _fault(self, call: Call, error: Exception) -> None:
+        """The answer to a call that cannot be served: the client's fault, a full disk's, or a defect of ours."""
+        name = call.method.name
+        if isinstance(error, DecodeError):
+            call.end(Status.INTERNAL, f"the {name} message cannot be decoded")
+        elif isinstance(error, Fault):
+            self._refuse(call, error.code, str(error))
+        elif isinstance(error, Refusal):
+            self._refuse(call, refused(error).code, str(error))
+        elif isinstance(error, _CLIENT_FAULTS):
+            self._refuse(call, Code.INTERNAL_SERVER_ERROR, str(error))
+        else:
+            if call.session.is_news(f"request_failed {name}"):
+                log.error("request_failed", request=name, peer=call.session.peer, exc_info=error)
+            self._refuse(call, Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+
+    def _refuse(self, call: Call, code: int, reason: str) -> None:
+        if not call.method.is_stream:
+            call.refuse(code, reason)
+            return
+        response: Any = call.method.response()
+        set_status(response.status, code, reason)
+        call.send(response)
+        call.end()
+
+
+# ------------------------------------------------------------------------------
+# Finds out who asks: `authorization: MQv2-HMAC-SHA1 Credential=<key>[/...], SignedHeaders=x-mq-date-time,
+# Signature=<hex>`.
+#
+# The accounts and their permissions are those of the other door. Clients sign the time that they state, which is
+# their own, in their own zone: nobody can tell whether it is old. Only TLS protects against somebody on the way.
+
+
+def authorize(acl: Acl, call: Call, request: Any) -> None:
+    """Raises Fault."""
+    fields = _credentials(call.text(b"authorization"))
+    access_key = fields.get("Credential", "").partition("/")[0]
+    try:
+        has_signed = partial(_has_signed, call, fields.get("Signature", "").lower())
+        account = acl.account_of(call.session, access_key or None, has_signed)
+        if account is not None:
+            call.account = account.access_key
+            acl.check(account, call.method.name, call.method.needs(request))
+    except Unauthorized as fault:
+        acl.note_refusal(call.session, call.method.name, fault)
+        raise Fault(Code.UNAUTHORIZED, str(fault)) from None
+
+
+def _has_signed(call: Call, shown: str, signer: Signer) -> bool:
+    signature = signer.signature_of(call.fields.get(b"x-mq-date-time", b""))
+    return hmac.compare_digest(signature.encode(), shown.encode())
+
+
+def _credentials(text: str) -> dict[str, str]:
+    """The pairs behind the name of the algorithm."""
+    _, _, pairs = text.partition(" ")
+    return dict(pair.strip().partition("=")[::2] for pair in pairs.split(","))
+
+
+# ------------------------------------------------------------------------------
+# Every method that is served, with its handler and the permissions that it needs.
+#
+# Another method is another line here, and one in docs/compatibility.md.
+
+
+SEND: Final = "SendMessage"
+
+
+def _staged(*_: object) -> None:
+    """SendMessage has no handler: it is staged (`sends.Sends`)."""
+    raise AssertionError("a send is staged")
+
+
+METHODS: Final[Mapping[str, Method]] = {
+    method.name: method
+    for method in (
+        # names
+        Method("QueryRoute", schema.QueryRouteRequest, schema.QueryRouteResponse, clients.query_route, schema.knows),
+        Method(
+            "QueryAssignment",
+            schema.QueryAssignmentRequest,
+            schema.QueryAssignmentResponse,
+            clients.query_assignment,
+            schema.consumes,
+        ),
+        # life of a client
+        Method(
+            "Telemetry",
+            schema.TelemetryCommand,
+            schema.TelemetryCommand,
+            consuming.telemetry,
+            schema.settles,
+            is_stream=True,
+            is_open=True,
+        ),
+        Method("Heartbeat", schema.HeartbeatRequest, schema.HeartbeatResponse, consuming.heartbeat, schema.is_of_group),
+        Method(
+            "NotifyClientTermination",
+            schema.NotifyClientTerminationRequest,
+            schema.NotifyClientTerminationResponse,
+            consuming.notify_termination,
+            schema.is_of_group,
+        ),
+        # producers
+        Method(SEND, schema.SendMessageRequest, schema.SendMessageResponse, _staged, schema.sends),
+        Method(
+            "EndTransaction",
+            schema.EndTransactionRequest,
+            schema.EndTransactionResponse,
+            producing.end_transaction,
+            schema.publishes,
+        ),
+        Method(
+            "RecallMessage",
+            schema.RecallMessageRequest,
+            schema.RecallMessageResponse,
+            producing.recall_message,
+            schema.publishes,
+        ),
+        # consumers
+        Method(
+            "ReceiveMessage",
+            schema.ReceiveMessageRequest,
+            schema.ReceiveMessageResponse,
+            consuming.receive_message,
+            schema.receives,
+            is_stream=True,
+        ),
+        Method(
+            "AckMessage",
+            schema.AckMessageRequest,
+            schema.AckMessageResponse,
+            consuming.ack_message,
+            schema.consumes,
+        ),
+        Method(
+            "ChangeInvisibleDuration",
+            schema.ChangeInvisibleDurationRequest,
+            schema.ChangeInvisibleDurationResponse,
+            consuming.change_invisible_duration,
+            schema.consumes,
+        ),
+        Method(
+            "ForwardMessageToDeadLetterQueue",
+            schema.ForwardMessageToDeadLetterQueueRequest,
+            schema.ForwardMessageToDeadLetterQueueResponse,
+            consuming.forward_to_dead_letters,
+            schema.consumes,
+        ),
+    )
+}

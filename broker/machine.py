@@ -1,0 +1,249 @@
+"""The process on its machine: memory limits, file descriptors, the garbage collector, and files that an operator edits."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+import structlog
+
+from .config import (
+    GARBAGE_GROWTH,
+    GARBAGE_MIN_BYTES,
+    GARBAGE_SWEEP_S,
+    MAX_CONNECTIONS,
+    MAX_OPEN_SEGMENTS,
+    MEMORY_SHARE,
+    MIN_MEMORY_BYTES,
+    MIN_OPEN_FILES,
+    RESERVED_FILES,
+)
+from .runtime import MACHINE, Clock, Tasks
+
+log = structlog.get_logger("rocketlet.open_files")
+garbage_log = structlog.get_logger("rocketlet.garbage")
+
+
+# ------------------------------------------------------------------------------
+# The memory that the machine or the container has, and how much of it this process takes.
+
+
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def default_budget() -> int:
+    """A quarter of the machine's memory, or of the container's."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _CGROUP_LIMITS:
+        try:
+            text = Path(path).read_text()
+        except OSError:
+            continue
+        if text.strip().isdecimal():  # "max" is no limit
+            found.append(int(text))
+    return max(int(min(found) * MEMORY_SHARE), MIN_MEMORY_BYTES)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 on systems other than Linux, which do not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+# ------------------------------------------------------------------------------
+# How many files the operating system lets this process open, and how they are shared out.
+#
+# Segments take half at most, connections the rest; a few stay free for listening sockets, state files and name
+# servers.
+
+
+_WANTED = MAX_CONNECTIONS + MAX_OPEN_SEGMENTS + RESERVED_FILES
+
+
+class TooFewOpenFiles(Exception):
+    """The broker cannot run with so few."""
+
+
+class OpenFileShares(NamedTuple):
+    """The limit of the process, and the shares of it."""
+
+    allowed: int
+    segments: int
+    connections: int
+
+
+def raise_limit() -> None:
+    """Raises the soft limit of open files up to the hard one, and logs a shortage."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:  # macOS has a limit of its own behind an infinite hard one
+            log.warning("open_files_limit_unchanged", allowed=soft, reason=str(error))
+    found = shares()
+    if found.connections < MAX_CONNECTIONS:
+        log.warning(
+            "few_open_files",
+            **found._asdict(),
+            hint=f"clients beyond {found.connections} connections will be refused; `ulimit -n {_WANTED}` before the start "
+            f"(LimitNOFILE= of systemd) allows {MAX_CONNECTIONS}",
+        )
+
+
+def shares() -> OpenFileShares:
+    """How the open files that are allowed now are shared out. Raises TooFewOpenFiles if they are too few to run."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    allowed = _WANTED if soft == resource.RLIM_INFINITY else soft
+    if allowed < MIN_OPEN_FILES:
+        text = f"{allowed} open files are allowed, {MIN_OPEN_FILES} are needed; run `ulimit -n 1024` before"
+        raise TooFewOpenFiles(text)
+    free = allowed - RESERVED_FILES
+    segments = min(free // 2, MAX_OPEN_SEGMENTS)
+    return OpenFileShares(allowed, segments, min(free - segments, MAX_CONNECTIONS))
+
+
+# ------------------------------------------------------------------------------
+# The collector of circular garbage, in a process that runs servers only.
+#
+# Python frees an object when nothing refers to it any more. Its collector is for objects that refer to each other in
+# a circle, and looks at all objects there are, again and again while they become more: with the 10,000 members of a
+# large group it takes 130 ms, in which nobody is served. A server leaves no circles behind, however its clients
+# leave. So the collector looks at new objects only, and every second the survivors are set aside, which takes no
+# time. Circles that a library leaves are found when memory has doubled: then the collector looks at all objects once.
+
+
+_YOUNG: Final = 1  # the oldest of the generations that are still collected
+_NEVER: Final = 2**31 - 1
+
+
+class Garbage:
+    """`async with Garbage()`: for the whole process, until the block ends. Where the system does not say how much memory the
+    process has (only Linux does), the collector stays as it is."""
+
+    def __init__(self, clock: Clock = MACHINE, memory_bytes: Callable[[], int] = resident_bytes) -> None:
+        self._memory_bytes = memory_bytes
+        self._tasks = Tasks(clock)
+        self._thresholds = gc.get_threshold()
+        self._limit_bytes = 0
+
+    async def __aenter__(self) -> Garbage:
+        if self._memory_bytes():
+            gc.set_threshold(*self._thresholds[:2], _NEVER)
+            self._tasks.every(GARBAGE_SWEEP_S, "garbage", self._sweep)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._tasks.stop()
+        gc.set_threshold(*self._thresholds)
+        gc.unfreeze()
+
+    def _sweep(self) -> None:
+        used_bytes = self._memory_bytes()
+        is_grown = 0 < self._limit_bytes < used_bytes
+        if is_grown:
+            gc.unfreeze()
+            found = gc.collect()
+            garbage_log.info("garbage_collected", objects=found, used_bytes=used_bytes)
+        else:
+            gc.collect(_YOUNG)
+        gc.freeze()
+        if is_grown or not self._limit_bytes:
+            self._limit_bytes = int(used_bytes * GARBAGE_GROWTH) + GARBAGE_MIN_BYTES
+
+
+# ------------------------------------------------------------------------------
+# Files that an operator writes, such as certificates and accounts: have they changed, and how is one replaced?
+
+
+State = tuple[int, int, int] | None
+T = TypeVar("T")
+
+
+class Unsettled(Exception):
+    """The files are not as they were at the last two looks: somebody may be writing them."""
+
+
+class Watched:
+    """Looks at the files' dates, sizes and inodes: a few microseconds, on every kind of file system, through the symlinks
+    that Kubernetes swaps.
+
+    Editors and configuration management write a file in place, and the first half of one can be whole by itself: YAML with
+    fewer accounts, or without the permission that denies. (Apache's FileWatchService takes such a half when its hash
+    differs.) So files are taken when two looks found them alike, and only if they are still so when they have been read.
+    The first time there is no former look: files are written before a server is started.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = tuple(paths)
+        self._taken = self._seen = self._still = self._states()
+
+    def look(self) -> bool:
+        """Whether they are to be taken: they have changed, and are as they were at the former look."""
+        now = self._states()
+        if now == self._seen:
+            self._still = now
+        self._seen = now
+        return now == self._still and self.has_changed
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the last two looks that found them alike found other files than those that were taken."""
+        return self._still != self._taken
+
+    def take(self, read: Callable[[], T]) -> T:
+        """Calls `read`. Raises Unsettled if the files have changed since the last two looks."""
+        still = self._still
+        try:
+            return read()
+        finally:
+            if self._states() != still:
+                raise Unsettled
+            self._taken = still
+
+    def written(self) -> None:
+        """The files are now as this process has replaced them."""
+        self._taken = self._seen = self._still = self._states()
+
+    def _states(self) -> list[State]:
+        return [_state(path) for path in self._paths]
+
+
+def _state(path: Path) -> State:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def is_readable_by_all(path: Path) -> bool:
+    """Raises OSError."""
+    return bool(path.stat().st_mode & 0o004)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replaces a file whole and synced; it keeps who may read it. Raises OSError, the file then as it was."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        _write_synced(temporary, data, path.stat().st_mode & 0o777)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_synced(path: Path, data: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)

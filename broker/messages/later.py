@@ -1,0 +1,718 @@
+"""Delayed messages: delay levels, messages with a delivery time, and their recall (RECALL_MESSAGE)."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from enum import Enum
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+import structlog
+
+from ...protocol import properties as props
+from ...protocol.bodies import Work
+from ...protocol.message import HandleError, RecallHandle, Record, decode_handle
+from ...protocol.names import NOTES_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, tag_code
+from ..config import (
+    CLOCK_TOLERANCE_MS,
+    DELAY_DELIVERIES_AT_ONCE,
+    DELAY_RETRY_S,
+    LIMITS,
+    MAX_TIMER_DELAY_MS,
+    RECALL_LOOKS,
+    SEARCH_CHUNK_BYTES,
+    TIMER_LOOK_S,
+    LimitExceeded,
+    Limits,
+)
+from ..runtime import Clock, Job, Timer
+from ..store.files import Damaged, Save, StoreFull, Unreadable, read_state, replace_state
+from ..store.index import ENTRY, ConsumeQueue
+from ..store.journals import Journal
+from ..store.schedule import ENTRIES_AT_ONCE, Schedule, due_of, key_of, offset_of
+from .appender import Appender, with_real_queue
+from .topics import Topics
+
+log = structlog.get_logger("rocketlet.delays")
+timers_log = structlog.get_logger("rocketlet.timers")
+notes_log = structlog.get_logger("rocketlet.notes")
+
+
+# ------------------------------------------------------------------------------
+# Delayed messages: kept in SCHEDULE_TOPIC_XXXX, a queue per level, and stored again in their own topic when due.
+#
+# The index of a schedule queue holds the due time (ms) where others hold the tag's hash, so waiting reads no message.
+# Progress is noted in the log with the messages that were delivered (`notes`), and saved like offsets, for each
+# level. So nothing is delivered again after a kill.
+#
+# Due times are of the machine's clock. If that was ahead and is set right, what was stored meanwhile seems to be due
+# later, and all that stands behind it in its level with it, retries of all groups among them. So nothing waits longer
+# than its level says, from when that is noticed (Apache's broker delivers it at once:
+# ScheduleMessageService.correctDeliverTimestamp).
+
+
+_NOTES: Final = 0  # the level under which the state file has the number of the next note
+
+
+def tag_code_of(record: Record, levels_ms: tuple[int, ...]) -> int:
+    """The third field of a record's index entry: its tag's hash, or the time at which a delayed message is due."""
+    # As CommitLog.checkMessageAndReturnSize: the index alone says when something is due.
+    if record.topic == TIMER_TOPIC:
+        return int(props.find(record.properties, props.TIMER_OUT_MS) or 0)
+    if record.topic == SCHEDULE_TOPIC:
+        return record.store_ms + levels_ms[min(record.queue_id, len(levels_ms) - 1)]
+    return tag_code(record.properties)
+
+
+def stage_due(record: Record, topics: Topics, appender: Appender) -> bool:
+    """Stages a message whose time has come in its own topic; whether that is there still."""
+    topic = props.find(record.properties, props.REAL_TOPIC) or ""
+    wanted = int(props.find(record.properties, props.REAL_QUEUE_ID) or 0)
+    queue_id = topics.queue_now(topic, wanted)
+    if queue_id is None:
+        log.warning("delayed_message_dropped", topic=topic, id=record.offset_id, hint="its topic was deleted")
+        return False
+    if queue_id != wanted:
+        log.info("message_in_another_queue", topic=topic, queue=queue_id, wanted=wanted)
+    queue = appender.store.queue(topic, queue_id)
+    appender.stage_again(record, queue, record.properties.encode(), tag_code(record.properties))
+    return True
+
+
+class Delays:
+    """`levels_ms`: how long each level waits, level 1 first."""
+
+    def __init__(
+        self, path: Path, levels_ms: tuple[int, ...], topics: Topics, appender: Appender, clock: Clock
+    ) -> None:
+        self._path = path
+        self._levels_ms = levels_ms
+        self._topics = topics
+        self._appender = appender
+        self._clock = clock
+        self._store = appender.store
+        self._notes = Notes(appender, OF_DELAYS)
+        self.progress = self._load()
+        self._timers: dict[int, Timer] = {}
+        self._ahead_ms: dict[int, int] = {}  # how far the clock was ahead when messages of a level were stored
+        self._dirty = False
+        self.set_aside = 0
+        self._clamp()
+
+    def _load(self) -> dict[int, int]:
+        """The saved progress, or that of the last note if there are other notes now. A power cut may have taken some."""
+        saved = {int(level): offset for level, offset in (read_state(self._path) or {}).items()}
+        known = saved.pop(_NOTES, 0)
+        last = list(self._notes.since(self._notes.next - 1)) if known != self._notes.next else []
+        return {int(level): offset for level, offset in last[0].items()} if last else saved
+
+    def start(self) -> None:
+        for level in range(1, len(self._levels_ms) + 1):
+            if (SCHEDULE_TOPIC, level - 1) in self._store.queues:
+                self.expect(level)
+
+    def _clamp(self) -> None:
+        """Progress behind the end of a level was lost with it; messages that come there are not delivered yet."""
+        for level, offset in self.progress.items():
+            queue = self._store.queues.get((SCHEDULE_TOPIC, level - 1))
+            end = queue.next if queue else 0
+            if offset > end:
+                log.warning("delay_progress_set_back", level=level, end=end)
+                self.progress[level] = end
+                self._dirty = True
+
+    def stop(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def queue(self, level: int) -> ConsumeQueue:
+        """The queue in which the messages of a level wait."""
+        return self._store.queue(SCHEDULE_TOPIC, level - 1)
+
+    def place_of(self, level: int, topic: str, queue_id: int, text: str) -> tuple[ConsumeQueue, str, int]:
+        """The queue in which a message waits, its properties there, and its due time (ms) for the index."""
+        return self.queue(level), with_real_queue(text, topic, queue_id), self.due_ms(level, self._store.now_ms)
+
+    def level(self, wanted: int) -> int:
+        """A level as asked, the highest at most."""
+        # CommitLog.putMessage: a level beyond the highest is the highest
+        return min(wanted, len(self._levels_ms))
+
+    def due_ms(self, level: int, now_ms: int) -> int:
+        return now_ms + self._levels_ms[level - 1]
+
+    def expect(self, level: int) -> None:
+        """A message was stored at this level: makes sure that a timer runs for the first one that is due."""
+        if level not in self._timers:
+            self._set_timer(level)
+
+    def _set_timer(self, level: int, at_least_s: float = 0.0) -> None:
+        self._timers.pop(level, None)
+        try:
+            wait_s = self.wait_s(level)
+        except Exception as error:
+            log.exception("delay_level_stuck", level=level, reason=str(error))
+            wait_s = DELAY_RETRY_S
+        if wait_s is not None:
+            self._timers[level] = self._clock.call_later(max(wait_s, at_least_s), self._deliver, level)
+
+    @property
+    def levels(self) -> range:
+        return range(1, len(self._levels_ms) + 1)
+
+    def wait_s(self, level: int) -> float | None:
+        """How long until the level's first message is due; None if it has none."""
+        queue = self.queue(level)
+        offset = max(self.progress.get(level, 0), queue.begin)
+        return (
+            self._wait_ms(level, queue.entry(offset)[2], self._clock.time_ms()) / 1000 if offset < queue.next else None
+        )
+
+    def _wait_ms(self, level: int, due_ms: int, now_ms: int) -> int:
+        ahead_ms = due_ms - now_ms - self._levels_ms[level - 1]
+        if ahead_ms <= CLOCK_TOLERANCE_MS:
+            return due_ms - now_ms
+        known_ms = self._ahead_ms.get(level, 0)
+        if ahead_ms > known_ms:
+            self._ahead_ms[level] = ahead_ms
+            if not known_ms:
+                hint = "messages of this level wait no longer than it says; check the time service of the machine"
+                log.warning("clock_set_back", level=level, ahead_s=ahead_ms / 1000, hint=hint)
+        return due_ms - now_ms - self._ahead_ms[level]
+
+    def _deliver(self, level: int) -> None:
+        """Stores the messages that are due, some hundreds at once, and sets the next timer, whatever happens."""
+        try:
+            self._deliver_due(level)
+        except StoreFull as error:
+            log.error("delayed_delivery_failed", reason=str(error), level=level)
+            self._set_timer(level, DELAY_RETRY_S)
+        except Exception as error:
+            log.exception("delayed_delivery_failed", reason=str(error), level=level)
+            self._set_timer(level, DELAY_RETRY_S)
+        else:
+            self._set_timer(level)
+
+    def _deliver_due(self, level: int) -> None:
+        store, queue = self._store, self.queue(level)
+        offset = max(self.progress.get(level, 0), queue.begin)
+        # Thousands may be due in the same ms; the other clients' requests come between.
+        end = min(queue.next, offset + DELAY_DELIVERIES_AT_ONCE)
+        with self._appender.batch() as now_ms:
+            while offset < end and self._wait_ms(level, queue.entry(offset)[2], now_ms) <= 0:
+                try:
+                    if not stage_due(store.message(queue, offset), self._topics, self._appender):
+                        self.set_aside += 1
+                except (OSError, StoreFull, Unreadable):  # that may pass
+                    raise
+                except Exception as error:  # one that cannot be read or placed must not stop those behind it
+                    self.set_aside += 1
+                    log.error("delayed_message_set_aside", level=level, offset=offset, reason=str(error))
+                offset += 1
+            progress = {**self.progress, level: offset}
+            if progress != self.progress:
+                self._notes.stage({str(level): offset for level, offset in progress.items()})
+        # Only now: if the batch was rolled back, all of it is delivered again.
+        self.progress = progress
+        self._dirty = True
+
+    def saving(self) -> Job[Save | None]:
+        """How to save what has changed; None if nothing has."""
+        yield from ()
+        if not self._dirty:
+            return None
+        self._dirty = False
+        progress = {str(level): offset for level, offset in self.progress.items()} | {str(_NOTES): self._notes.next}
+        return Save(self._path, orjson.dumps(progress), self._again)
+
+    def _again(self) -> None:
+        self._dirty = True
+
+
+# ------------------------------------------------------------------------------
+# Messages that are sent to a time: kept in rmq_sys_wheel_timer, and stored again in their own topic when it has come.
+#
+# The index of that queue holds the time (ms) where others hold the tag's hash, so waiting reads no message. A key is
+# a time and an offset in that queue; `store/schedule.py` has them in order, most of them on disk.
+#
+# Progress is the last key that was delivered. What was delivered is noted in the log with the messages (`notes`), and
+# progress is saved like offsets. So nothing is delivered again after a kill. A time that is before it, because the
+# clock went back, is noted by itself (`_behind`).
+#
+# Retention drops the log's oldest segments. Messages in them that wait are stored once more at its end first
+# (`carrying`).
+
+
+MARK: Final = "TIMER_D"  # the properties that ask for a time begin so
+_ASKING: Final = (props.TIMER_DELAY_SEC, props.TIMER_DELAY_MS, props.TIMER_DELIVER_MS)  # the first one counts
+_EARLY_S: Final = 1e-6  # how early a time may be after sums of floats
+_NOTHING: Final = -1
+
+
+class IllegalTime(ValueError):
+    """A message asks for a time that it cannot be sent to. The text says why."""
+
+
+def time_asked(text: str, now_ms: int) -> int:
+    """When a message with these properties is to be delivered, ms; 0 for at once. Raises IllegalTime.
+
+    Like Apache's HookUtils.handleScheduleMessage: a time in the past is at once, and so is a message that has waited
+    already."""
+    if props.find(text, props.TIMER_RECALL) is not None:
+        raise IllegalTime("messages are recalled by a request of their own, RECALL_MESSAGE (370)")
+    if props.find(text, props.TIMER_OUT_MS) is not None:
+        return 0
+    name, value = next(((name, found) for name in _ASKING if (found := props.find(text, name)) is not None), ("", "0"))
+    if not (value.isascii() and value.removeprefix("-").isdecimal() and len(value) <= 19):
+        raise IllegalTime(f"the property {name} is {value[:40]!r}, which is not a number")
+    scale = 1000 if name == props.TIMER_DELAY_SEC else 1
+    due_ms = int(value) * scale + (0 if name == props.TIMER_DELIVER_MS else now_ms)
+    if due_ms - now_ms > MAX_TIMER_DELAY_MS:
+        raise IllegalTime(
+            f"timer message illegal, it asks for a time {(due_ms - now_ms) / 86_400_000:.1f} days ahead; the delay time "
+            f"should not be bigger than the max delay {MAX_TIMER_DELAY_MS}ms"
+        )
+    return due_ms if name and due_ms > now_ms else 0
+
+
+def without_time(text: str) -> str:
+    """The properties of a message whose delay level counts instead."""
+    for name in _ASKING:
+        text = props.without(text, name)
+    return text
+
+
+class Timers:
+    """`waiting`: how many messages wait, with those that were recalled, and how many bytes they have in the log."""
+
+    def __init__(self, folder: Path, topics: Topics, appender: Appender, clock: Clock, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._path = folder / "timers.json"
+        self._topics = topics
+        self._appender = appender
+        self._store = appender.store
+        self._clock = clock
+        self._timer: Timer | None = None
+        self._is_started = False
+        self._latest = _NOTHING  # the key that was taken out last
+        self._dirty = False
+        self.set_aside = 0
+        state: dict[str, Any] = read_state(self._path) or {}
+        end = self.queue.next
+        self._delivered = key_of(*state.get("delivered", (0, 0)))
+        self._taken = min(state.get("taken", 0), end)
+        self._carried = min(state.get("carried", 0), end)  # those below were delivered, or are stored once more behind
+        self._behind = {offset for offset in state.get("behind", ()) if offset < self._taken}
+        self._notes = Notes(appender, OF_TIMERS)
+        self.waiting = int(state.get("waiting", 0))
+        self.waiting_bytes = int(state.get("bytes", 0))
+        self._recalled_path = folder / "recalled.json"
+        self.journal = Journal(self._recalled_path)
+        # By time, topic and unique key, where the queue ended then. After a kill amid `carrying` a message is there twice.
+        self._recalled: dict[tuple[int, str, str], int] = {}
+        for *item, recalled_end in (*(read_state(self._recalled_path) or ()), *self.journal.read()):
+            self._recalled[tuple(item)] = recalled_end
+        self._kept = len(self._recalled)  # when they were written last, of which some may be over
+        done, count, size = self._read_notes(int(state.get("notes", 0)))
+        self._saved = self._delivered
+        self._schedule = Schedule(folder / "timers", self.queue, self._is_done, limits)
+        self._schedule.load(self._taken, self._delivered, self._behind)
+        self._take_in(done)
+        self._wait_for_less(count, size)
+
+    def _read_notes(self, first: int) -> tuple[set[int], int, int]:
+        """Takes over the notes since the progress was saved. Returns the offsets of messages that were delivered since, and
+        how many wait no more, with their bytes."""
+        notes, done, count, size = self._notes, set[int](), 0, 0
+        if notes.next < first:  # a power cut took the end of the log, and messages that were delivered with it
+            for note in notes.since(notes.next - 1):
+                self._delivered = min(self._delivered, key_of(*note["delivered"]))
+        for note in notes.since(first):
+            self._delivered = max(self._delivered, key_of(*note["delivered"]))
+            self._carried = max(self._carried, min(note["carried"], self.queue.next))
+            done.update(note["done"])
+            count, size = count + note["count"], size + note["bytes"]
+            self._dirty = True
+        self._behind = {offset for offset in self._behind - done if offset >= self._carried}
+        return done, count, size
+
+    def _note(self, delivered: int, carried: int, done: list[int], sizes: list[int]) -> None:
+        """Notes with the staged messages that others wait no more: those at the offsets `done`, or carried on."""
+        self._notes.stage(
+            {
+                "delivered": [due_of(delivered), offset_of(delivered)],
+                "carried": carried,
+                "done": done,
+                "count": len(sizes),
+                "bytes": sum(sizes),
+            }
+        )
+
+    def _wait_for_less(self, count: int, size: int) -> None:
+        self.waiting = max(self.waiting - count, 0)
+        self.waiting_bytes = max(self.waiting_bytes - size, 0)
+
+    @property
+    def queue(self) -> ConsumeQueue:
+        """The queue in which the messages wait."""
+        return self._store.queue(TIMER_TOPIC, 0)
+
+    # Waiting messages, by time
+
+    def _is_done(self, key: int) -> bool:
+        """Whether a message that was taken is delivered, or stored once more behind."""
+        offset = offset_of(key)
+        if offset < max(self._carried, self.queue.begin):
+            return True
+        return key <= self._delivered and offset not in self._behind
+
+    def take(self) -> None:
+        """Messages were stored here: takes them in, and makes sure that a timer runs for the first one that is due."""
+        first = self._schedule.next
+        self._take_in()
+        if self._is_started and (self._timer is None or self._schedule.next != first):
+            self._set_timer()
+
+    def _take_in(self, done: Container[int] = ()) -> None:
+        """done: offsets of messages that were delivered, which are counted and wait no more."""
+        queue = self.queue
+        while self._taken < queue.next:
+            data = queue.entries(self._taken, min(queue.next - self._taken, ENTRIES_AT_ONCE))
+            for _, size, due_ms in ENTRY.iter_unpack(data):
+                if size and self._taken in done:
+                    self.waiting += 1
+                    self.waiting_bytes += size
+                elif size:
+                    self._add(key_of(due_ms, self._taken), size)
+                self._taken += 1
+
+    def _add(self, key: int, size: int) -> None:
+        self._dirty = True
+        if key <= self._delivered:  # the clock went back
+            self._behind.add(offset_of(key))
+        self.waiting += 1
+        self.waiting_bytes += size
+        self._schedule.add(key)
+
+    # Delivering
+
+    def start(self) -> None:
+        self._is_started = True
+        self._set_timer()
+
+    def stop(self) -> None:
+        self._is_started = False
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def wait_s(self) -> float | None:
+        """How long until the first message is due; None if none waits."""
+        key = self._schedule.next
+        return None if key is None else due_of(key) / 1000 - self._clock.time_s()
+
+    def _set_timer(self, at_least_s: float = 0.0) -> None:
+        self._cancel()
+        wait_s = self.wait_s()
+        if wait_s is not None:
+            self._timer = self._clock.call_later(min(max(wait_s, at_least_s), TIMER_LOOK_S), self._deliver)
+
+    def _deliver(self) -> None:
+        """Stores the messages that are due, some hundreds at once, and sets the next timer, whatever happens."""
+        self._timer = None
+        try:
+            self._deliver_due()
+        except StoreFull as error:
+            timers_log.error("timed_delivery_failed", reason=str(error))
+            self._set_timer(DELAY_RETRY_S)
+        except Exception as error:
+            timers_log.exception("timed_delivery_failed", reason=str(error))
+            self._set_timer(DELAY_RETRY_S)
+        else:
+            self._set_timer()
+
+    def _deliver_due(self) -> None:
+        queue, end_s = self.queue, self._clock.time_s() + _EARLY_S
+        taken: list[int] = []
+        done: list[int] = []  # sizes
+        limits = self._limits
+        try:
+            with self._appender.batch():
+                while (key := self._schedule.next) is not None and due_of(key) <= end_s * 1000:
+                    if len(taken) >= limits.timer_deliveries_at_once or sum(done) >= limits.timer_delivery_bytes:
+                        break
+                    self._schedule.take()
+                    taken.append(key)
+                    is_again = key == self._latest  # it came back after a failure, and a file has it, too
+                    self._latest = key
+                    if not is_again and not self._is_done(key):
+                        done.append(queue.entry(offset_of(key))[1])
+                        self._stage(queue, key)
+                if taken:
+                    self._note(max(self._delivered, *taken), self._carried, [*map(offset_of, taken)], done)
+        except BaseException:
+            self._latest = _NOTHING
+            self._schedule.add_again(taken)
+            raise
+        if taken:
+            self._dirty = True
+            # Only now: if the batch was rolled back, all of it is delivered again.
+            self._behind.difference_update(map(offset_of, taken))
+            self._delivered = max(self._delivered, *taken)
+            self._wait_for_less(len(done), sum(done))
+
+    def _stage(self, queue: ConsumeQueue, key: int) -> None:
+        offset = offset_of(key)
+        try:
+            record = self._store.message(queue, offset)
+            if not self._was_recalled(record, key) and not stage_due(record, self._topics, self._appender):
+                self.set_aside += 1
+        except (OSError, StoreFull, Unreadable):  # that may pass
+            raise
+        except Exception as error:  # one that cannot be read or placed must not stop those behind it
+            self.set_aside += 1
+            timers_log.error("timed_message_set_aside", offset=offset, due_ms=due_of(key), reason=str(error))
+
+    # Recalling
+
+    def recalling(self, topic: str, due_ms: int, unique_key: str) -> Work[bool]:
+        """Takes a message back that waits for its time, for good; whether there was one. Raises StoreFull, LimitExceeded."""
+        found = False
+        between = self._schedule.between(key_of(due_ms, 0), key_of(due_ms + 1, 0))
+        keys = list(islice(between, self._limits.max_recall_looks))
+        looks = looked_bytes = 0
+        for key in keys:
+            if self._takes_back(key, topic, unique_key):
+                found = True
+            looks, looked_bytes = looks + 1, looked_bytes + self.queue.entry(offset_of(key))[1]
+            if looks >= RECALL_LOOKS or looked_bytes > SEARCH_CHUNK_BYTES:
+                looks = looked_bytes = 0
+                yield
+        if not found and len(keys) == self._limits.max_recall_looks:
+            raise LimitExceeded(
+                f"more than {self._limits.max_recall_looks} messages wait for this ms; it cannot be found among them"
+            )
+        return found
+
+    def _takes_back(self, key: int, topic: str, unique_key: str) -> bool:
+        offset = offset_of(key)
+        if self._is_done(key):
+            return False
+        try:
+            record = self._store.message(self.queue, offset)
+        except Damaged:
+            return False
+        text = record.properties
+        if props.find(text, props.UNIQUE_KEY) != unique_key or props.find(text, props.REAL_TOPIC) != topic:
+            return False
+        if self._was_recalled(record, key):
+            return False
+        if len(self._recalled) >= self._limits.max_recalled:
+            most = self._limits.max_recalled
+            raise LimitExceeded(f"{most} messages were recalled whose time has not come; try again later")
+        self.journal.append([due_of(key), topic, unique_key, self.queue.next])
+        self._recalled[due_of(key), topic, unique_key] = self.queue.next
+        return True
+
+    def _was_recalled(self, record: Record, key: int) -> bool:
+        if not self._recalled:
+            return False
+        topic, unique_key = (props.find(record.properties, name) or "" for name in (props.REAL_TOPIC, props.UNIQUE_KEY))
+        return offset_of(key) < self._recalled.get((due_of(key), topic, unique_key), 0)
+
+    # Keeping
+
+    def carrying(self, position: int) -> Job[int]:
+        """Stores messages that wait, and that lie before a position of the log, once more at its end. Returns the position
+        before which nothing waits any more: a full disk may take less."""
+        queue, had = self.queue, self._carried
+        try:
+            while (offset := max(self._carried, queue.begin)) < self._taken and queue.entry(offset)[0] < position:
+                self._carry_some(queue, offset, position)
+                yield None
+            save = (yield from self.saving()) if self._carried != had else None
+            if save is not None:
+                yield from self._store.syncing()  # messages delivered or stored once more, before that is noted
+                yield partial(save.write, True)
+        except StoreFull as error:
+            timers_log.error("timed_messages_not_carried", reason=str(error), hint="the log keeps them where they are")
+            self._dirty = True
+            return min(position, queue.entry(offset)[0]) if offset < queue.next else position
+        return position
+
+    def _carry_some(self, queue: ConsumeQueue, offset: int, position: int) -> None:
+        total = 0
+        carried: list[int] = []
+        limits = self._limits
+        with self._appender.batch():
+            while (
+                offset < self._taken
+                and len(carried) < limits.timer_deliveries_at_once
+                and total < limits.timer_delivery_bytes
+            ):
+                at, size, due_ms = queue.entry(offset)
+                if at >= position:
+                    break
+                if size and not self._is_done(key_of(due_ms, offset)):
+                    total += size
+                    carried.append(size)
+                    self._carry_one(queue, offset, due_ms)
+                offset += 1
+            if carried:
+                self._note(self._delivered, offset, [], carried)
+        self._carried = offset
+        self._wait_for_less(len(carried), total)
+        self._behind = {kept for kept in self._behind if kept >= offset}
+        self._dirty = True
+        self.take()
+
+    def _carry_one(self, queue: ConsumeQueue, offset: int, due_ms: int) -> None:
+        try:
+            record = self._store.message(queue, offset)
+        except (Damaged, ValueError) as error:
+            self.set_aside += 1
+            timers_log.error("timed_message_set_aside", offset=offset, due_ms=due_ms, reason=str(error))
+            return
+        if not self._was_recalled(record, key_of(due_ms, offset)):
+            self._appender.stage_again(record, queue, record.properties.encode(), due_ms)
+
+    def saving(self) -> Job[Save | None]:
+        """How to save what has changed; None if nothing has."""
+        yield from self._schedule.saving(lambda: self._delivered, lambda: self._behind)
+        if not self._dirty:
+            return None
+        self._dirty = False
+        self._saved = self._delivered
+        state = {
+            "delivered": [due_of(self._delivered), offset_of(self._delivered)],
+            "taken": self._taken,
+            "carried": self._carried,
+            "notes": self._notes.next,
+            "behind": sorted(self._behind),
+            "waiting": self.waiting,
+            "bytes": self.waiting_bytes,
+        }
+        return Save(self._path, orjson.dumps(state), self._again)
+
+    def _again(self) -> None:
+        self._dirty = True
+        self._saved = 0
+
+    def saving_recalled(self) -> Job[None]:
+        """Writes all recalled messages when the journal has become long. Raises StoreFull."""
+        if self.journal.lines > self._limits.journal_lines + self._kept:
+            # A message that the saved progress does not have as done may come up again.
+            self._recalled = {item: end for item, end in self._recalled.items() if item[0] >= due_of(self._saved)}
+            self._kept = len(self._recalled)
+            content = orjson.dumps([[*item, end] for item, end in self._recalled.items()])
+            yield from self.journal.shortening(_one(partial(replace_state, self._recalled_path, content)))
+
+
+def _one(call: partial[None]) -> Job[None]:
+    yield call
+
+
+def waiting_text(text: str, due_ms: int, topic: str, queue_id: int) -> str:
+    """The properties of a message that waits for a time."""
+    return props.appended(with_real_queue(text, topic, queue_id), props.TIMER_OUT_MS, str(due_ms))
+
+
+# ------------------------------------------------------------------------------
+# Recalls of messages by their producer before their time, with the handles that doors give out and take.
+
+
+class RecallFault(Enum):
+    ILLEGAL_HANDLE = "illegal handle"
+    """The handle is none, or another topic's or broker's."""
+    NOT_WAITING = "not waiting"
+    """The message was delivered, or recalled before, or never was there."""
+
+
+class Recall(NamedTuple):
+    """The outcome of a recall. `fault` is None for a message that was taken back; `reason` says it in words."""
+
+    unique_key: str
+    fault: RecallFault | None = None
+    reason: str = ""
+
+
+def handle_of(text: str, topic: str, broker_name: str, due_ms: int) -> str:
+    """The handle of a message with these properties that waits for a time; empty if it can have none: it needs a unique key,
+    and Apache gives none for retries."""
+    unique_key = props.find(text, props.UNIQUE_KEY)
+    if not unique_key or " " in unique_key or topic.startswith(RETRY_PREFIX):
+        return ""
+    return RecallHandle(topic, broker_name, due_ms, unique_key).encoded()
+
+
+def recalling(timers: Timers, broker_name: str, topic: str, text: str) -> Work[Recall]:
+    """Takes back the message that a handle names. On disk when this is done, as an acknowledged message is. Raises StoreFull,
+    LimitExceeded."""
+    try:
+        handle = decode_handle(text)
+    except HandleError as fault:
+        return Recall("", RecallFault.ILLEGAL_HANDLE, str(fault))
+    if handle.topic != topic:
+        return Recall(
+            "", RecallFault.ILLEGAL_HANDLE, f"recall failed, topic not match: the handle is of {handle.topic}"
+        )
+    if handle.broker_name != broker_name:
+        reason = f"recall failed, broker service not available: the handle is of {handle.broker_name}"
+        return Recall("", RecallFault.ILLEGAL_HANDLE, reason)
+    found = yield from timers.recalling(topic, handle.due_ms, handle.unique_key)
+    if not found:
+        reason = "recall failed, no such message waits: it was delivered, or recalled already"
+        return Recall(handle.unique_key, RecallFault.NOT_WAITING, reason)
+    return Recall(handle.unique_key)
+
+
+# ------------------------------------------------------------------------------
+# Notes of what was delivered of delayed and timed messages, in the log itself.
+#
+# A note is stored in the same append as the messages that it speaks of, so a broker that is killed has both or none.
+# State files hold what was delivered when they were written, and the number of the next note. A start reads the notes
+# since then.
+
+
+OF_DELAYS: Final = 0  # queues of the topic
+OF_TIMERS: Final = 1
+QUEUES: Final = 2
+
+
+class Notes:
+    """The notes of one kind."""
+
+    def __init__(self, appender: Appender, queue_id: int) -> None:
+        self._appender = appender
+        self._store = appender.store
+        self._queue_id = queue_id
+
+    @property
+    def _queue(self) -> ConsumeQueue:
+        return self._store.queue(NOTES_TOPIC, self._queue_id)
+
+    @property
+    def next(self) -> int:
+        """The number of the next note."""
+        return self._queue.next
+
+    def stage(self, value: Any) -> None:
+        """Notes a value with the messages that are staged."""
+        self._appender.stage(self._queue, orjson.dumps(value), b"", 0, 0, 0, self._store.now_ms, self._store.store_host)
+
+    def since(self, number: int) -> Iterator[Any]:
+        """The values of this note and of those after it, oldest first."""
+        queue = self._queue
+        for offset in range(max(number, queue.begin), queue.next):
+            try:
+                yield orjson.loads(self._store.message(queue, offset).body)
+            except (Damaged, ValueError) as error:
+                hint = "messages that it speaks of may be delivered again"
+                notes_log.error("delivery_note_unreadable", offset=offset, reason=str(error), hint=hint)

@@ -1,0 +1,558 @@
+"""Prometheus metrics of brokers and name servers, and the port that serves them and the health checks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
+from importlib.metadata import version
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from threading import Lock, Thread
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import structlog
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from ..protocol import names
+from ..protocol.bodies import SLICE, Work
+from ..protocol.codes import RequestCode
+from .broker import Broker
+from .config import LIMITS, MAX_METRICS_CONNECTIONS, MAX_ORPHANED_TOPICS, METRICS_CLIENT_S, Limits
+from .messages.topics import GOT, PUT
+from .nameserver import Routes
+from .runtime import Histogram
+from .sessions import Memory, is_loopback
+
+log = structlog.get_logger("rocketlet.metrics")
+
+
+# ------------------------------------------------------------------------------
+# Prometheus metrics and health checks of a broker.
+#
+# Imported only if a metrics port is given. Names that begin with `rocketlet_` are ours; those that begin with
+# `rocketmq_` are the ones of Apache's exporter (RMQMetricsCollector) with its labels, so that its dashboards and
+# alerts work here, too.
+
+
+_MINUTE_S = 60.0
+
+T = TypeVar("T")
+
+
+class Collector:
+    """Reads a broker's metrics, and whether it can serve clients."""
+
+    def __init__(self, broker: Broker, memory: Memory, connections: Sized) -> None:
+        self._broker = broker
+        self._memory = memory
+        self._connections = connections
+
+    async def readiness(self) -> str | None:
+        fault = self._broker.store.write_fault()
+        if fault is not None:
+            return fault
+        return None if self._broker.registration.is_registered else "no name server knows the broker"
+
+    async def snapshot(self) -> list[Metric]:
+        return [
+            *self._process(),
+            *await self._topics(),
+            *self._store(),
+            *self._requests(),
+            *self._access(),
+            *await self._groups(),
+        ]
+
+    @property
+    def _place(self) -> list[str]:
+        return [self._broker.config.cluster, self._broker.config.name]
+
+    def _gauge(self, name: str, text: str, value: float | None = None, *labels: str) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, text, labels=["cluster", "broker", *labels])
+        if value is not None:
+            family.add_metric(self._place, value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float | None = None, *labels: str) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, text, labels=["cluster", "broker", *labels])
+        if value is not None:
+            family.add_metric(self._place, value)
+        return family
+
+    def _histogram(self, name: str, text: str, *labels: str) -> HistogramMetricFamily:
+        return HistogramMetricFamily(name, text, labels=["cluster", "broker", *labels])
+
+    def _process(self) -> Iterator[Metric]:
+        info = InfoMetricFamily("rocketlet", "The version that runs", labels=["cluster", "broker"])
+        info.add_metric(self._place, {"version": version("rocketlet")})
+        yield info
+        yield self._gauge("rocketlet_connections", "Open connections", len(self._connections))
+        yield self._gauge(
+            "rocketlet_grpc_connections", "Of these, connections of clients of 5.x", self._broker.callers.connections
+        )
+        yield self._gauge(
+            "rocketlet_connections_held_bytes",
+            "Bytes that connections hold: unfinished requests and unread answers",
+            self._memory.used_bytes,
+        )
+        yield self._gauge(
+            "rocketlet_connections_budget_bytes",
+            "Bytes that connections may hold (--memory)",
+            self._memory.budget_bytes,
+        )
+
+    async def _topics(self) -> list[Metric]:
+        broker, place = self._broker, self._place
+        put = self._counter("rocketlet_messages_put", "Messages stored, since the data folder began", None, "topic")
+        offset = self._gauge("rocketmq_producer_offset", "Messages stored, since the data folder began", None, "topic")
+        tps = self._gauge("rocketmq_producer_tps", "Messages stored per second, in the last minute", None, "topic")
+        totals, rates = await _done(broker.statistics.all_rates(_MINUTE_S))
+        got = self._counter("rocketlet_messages_got", "Messages read, since the start", None, "topic", "group")
+        got_tps = self._gauge(
+            "rocketmq_consumer_tps", "Messages read per second, in the last minute", None, "topic", "group"
+        )
+        of_broker = {PUT: 0.0, GOT: 0.0}
+        for number, ((kind, key), total) in enumerate(totals.of.items(), 1):
+            if kind not in of_broker:
+                continue
+            rate = rates[kind, key]
+            of_broker[kind] += rate
+            if kind == PUT:
+                put.add_metric([*place, key], total)
+                offset.add_metric([*place, key], total)
+                tps.add_metric([*place, key], rate)
+            else:
+                topic, _, group = key.rpartition("@")
+                got.add_metric([*place, topic, group], total)
+                got_tps.add_metric([*place, topic, group], rate)
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+        return [
+            *(put, offset, tps, got, got_tps),
+            self._gauge("rocketmq_broker_tps", "Messages stored per second, in the last minute", of_broker[PUT]),
+            self._gauge("rocketmq_broker_qps", "Messages read per second, in the last minute", of_broker[GOT]),
+        ]
+
+    def _store(self) -> Iterator[Metric]:
+        store = self._broker.store
+        yield self._gauge("rocketlet_commit_log_bytes", "Bytes in the commit log", store.end - store.begin)
+        yield self._gauge("rocketlet_disk_used_ratio", "How full the data folder's disk is, 0 to 1", store.disk_ratio())
+        yield self._gauge(
+            "rocketlet_store_failed", "1 if the disk failed, so that nothing is written", int(store.fault is not None)
+        )
+        yield self._gauge(
+            "rocketlet_store_full", "1 if the disk has no room for what is sent", int(store.room.now() is not None)
+        )
+        yield self._gauge(
+            "rocketlet_clock_ahead_seconds",
+            "By how much the machine's clock jumped ahead, while segments expire by the time before; else 0",
+            self._broker.retention_time.ahead_s,
+        )
+        yield self._gauge(
+            "rocketlet_registered", "1 if a name server knows the broker", int(self._broker.registration.is_registered)
+        )
+        yield self._counter(
+            "rocketlet_messages_damaged", "Messages left out because they cannot be read", len(store.damaged)
+        )
+        yield self._gauge(
+            "rocketlet_transactions_waiting", "Half messages without an outcome", self._broker.transactions.waiting
+        )
+        timers = self._broker.timers
+        yield self._gauge(
+            "rocketlet_timed_waiting", "Messages that wait for the time that they were sent to", timers.waiting
+        )
+        yield self._counter("rocketlet_heartbeats_refused", "Heartbeats that were refused", self._broker.refusals.count)
+        yield self._counter(
+            "rocketlet_filter_failures", "Messages that an SQL92 filter failed at", self._broker.filters.failed
+        )
+        yield self._counter(
+            "rocketlet_delayed_set_aside",
+            "Delayed messages that could not be delivered",
+            self._broker.delays.set_aside + timers.set_aside,
+        )
+
+    def _requests(self) -> Iterator[Metric]:
+        """Only of requests that were made: at most one for each request code."""
+        family = self._histogram(
+            "rocketlet_request_seconds",
+            "How long the broker worked on a request; what a pull waits is not in it",
+            "request",
+        )
+        for code, histogram in self._broker.request_times.items():
+            if any(histogram.counts):
+                _add(family, [*self._place, RequestCode(code).name], histogram)
+        yield family
+        calls = self._counter(
+            "rocketlet_grpc_calls",
+            "Answers to clients of 5.x, by method and the code of the answer; 20000 is success",
+            None,
+            "method",
+            "code",
+        )
+        for (method, answered), count in self._broker.callers.answers.items():
+            calls.add_metric([*self._place, method, answered], count)
+        yield calls
+
+    def _access(self) -> Iterator[Metric]:
+        broker, place = self._broker, self._place
+        refused = self._counter(
+            "rocketlet_requests_refused", "Requests that their account may not make, by reason", None, "reason"
+        )
+        for reason, count in (broker.acl.refused if broker.acl else {}).items():
+            refused.add_metric([*place, reason], count)
+        yield refused
+        former = self._counter(
+            "rocketlet_former_secret_used", "Proofs by an account's formerSecretKey", None, "account"
+        )
+        for account, count in (broker.acl.former if broker.acl else {}).items():
+            former.add_metric([*place, account], count)
+        yield former
+        expires = self._gauge(
+            "rocketlet_certificate_expires_timestamp_seconds", "When a certificate in a TLS file expires", None, "file"
+        )
+        for path, at_s in broker.tls.expires_s.items():
+            expires.add_metric([*place, path.name], at_s)
+        yield expires
+        handshakes = self._counter("rocketlet_tls_handshakes", "TLS handshakes, by how they ended", None, "outcome")
+        handshakes.add_metric([*place, "done"], broker.tls.handshakes)
+        handshakes.add_metric([*place, "failed"], broker.tls.failed_handshakes)
+        yield handshakes
+        yield self._counter(
+            "rocketlet_tls_mismatches",
+            "Clients that came with TLS to a plain port, or without to one that enforces it",
+            broker.tls.refused,
+        )
+
+    async def _groups(self) -> list[Metric]:
+        return [*await self._members(), *await self._lags(), self._lost(), *self._ownership()]
+
+    async def _members(self) -> list[Metric]:
+        broker, place = self._broker, self._place
+        members = self._gauge("rocketlet_group_members", "Members of a group", None, "group")
+        faults = self._gauge(
+            "rocketlet_group_disagreements", "In how many things members of a group disagree", None, "group"
+        )
+        dead = self._gauge("rocketlet_dead_letters", "Dead letters of a group that are stored", None, "group")
+        hands = self._gauge(
+            "rocketlet_group_unfinished", "Messages that clients have popped and not acknowledged", None, "group"
+        )
+        popping = self._gauge(
+            "rocketlet_group_popping_clients", "Clients that popped messages in the last two minutes", None, "group"
+        )
+        again = self._counter(
+            "rocketlet_messages_redelivered", "Popped messages that were no first ones, since the start", None, "group"
+        )
+        for name in broker.progress.groups():
+            await asyncio.sleep(0)  # clients do not wait for a thousand groups
+            group = broker.groups.get(name)
+            letters = broker.store.queues.get((names.dlq_topic(name), 0))
+            for family, value in (
+                (members, len(group.members) if group else 0),
+                (faults, len(group.reported) if group else 0),
+                (hands, broker.pops.unfinished(name)),
+                (popping, len(broker.pops.clients(name)) if broker.pops.pools else 0),
+                (again, broker.pops.redelivered(name)),
+                (dead, letters.next - letters.begin if letters else 0),
+            ):
+                family.add_metric([*place, name], value)
+        return [members, faults, dead, hands, popping, again]
+
+    async def _lags(self) -> list[Metric]:
+        """How far each group is in each of its topics."""
+        broker = self._broker
+        names_of = ("topic", "group")
+        lag = self._gauge("rocketlet_group_lag", "Messages that a group has not committed", None, *names_of)
+        piled = self._gauge("rocketmq_message_accumulation", "Messages that a group has not committed", None, *names_of)
+        offset = self._gauge("rocketmq_consumer_offset", "The sum of a group's committed offsets", None, *names_of)
+        oldest = self._gauge(
+            "rocketlet_group_oldest_seconds",
+            "Age of the oldest message that a group has not committed; 0 if there is none",
+            None,
+            *names_of,
+        )
+        latency = self._gauge(
+            "rocketmq_group_get_latency_by_storetime",
+            "Age of the oldest message that a group has not committed, ms",
+            None,
+            *names_of,
+        )
+        now_ms = broker.clock.time_ms()
+        for name in broker.progress.groups():
+            await asyncio.sleep(0)
+            for topic in broker.progress.topics_of(name):
+                messages, since_ms, _ = await _done(broker.progress.lag(name, topic))
+                age_ms = 0 if since_ms is None else max(now_ms - since_ms, 0)
+                committed = sum(broker.offsets.of(name, topic).values())
+                values = (messages, messages, committed, age_ms / 1000, age_ms)
+                for family, value in zip((lag, piled, offset, oldest, latency), values, strict=True):
+                    family.add_metric([*self._place, topic, name], value)
+        return [lag, piled, offset, oldest, latency]
+
+    def _lost(self) -> Metric:
+        lost = self._counter(
+            "rocketlet_messages_expired_unread",
+            "Messages that retention deleted before a group had committed them, since the start",
+            None,
+            *("topic", "group"),
+        )
+        for (name, topic), messages in self._broker.progress.lost.items():
+            lost.add_metric([*self._place, topic, name], messages)
+        return lost
+
+    def _ownership(self) -> Iterator[Metric]:
+        watch, rebalances = self._broker.watch, self._broker.history.rebalances
+        yield self._counter(
+            "rocketlet_double_readers", "Times that a queue was read by two members", watch.double_readers
+        )
+        yield self._counter(
+            "rocketlet_undrained_queues",
+            "Queues that moved while a foreign member handled messages of them, which are handled again",
+            self._broker.repeats.undrained,
+        )
+        yield self._counter(
+            "rocketlet_left_uncommitted",
+            "Messages that foreign members had been given and had not committed when they left",
+            self._broker.repeats.left,
+        )
+        yield self._gauge(
+            "rocketlet_peers_away",
+            "Other brokers of groups with foreign members that cannot be asked about the members",
+            len(self._broker.draining.agreement.away()),
+        )
+        yield self._gauge("rocketlet_receives_waiting", "Receives that wait for a message", self._broker.pops.waiting)
+        yield self._gauge("rocketlet_orphaned_queues", "Queues that no member reads now", watch.orphans)
+        unread = self._gauge(
+            "rocketlet_group_orphaned_queues",
+            "Queues of a topic that no member of a group reads now",
+            None,
+            "topic",
+            "group",
+        )
+        for (group, topic), count in watch.orphaned.most_common(MAX_ORPHANED_TOPICS):
+            unread.add_metric([*self._place, topic, group], count)
+        yield unread
+        handover = self._histogram(
+            "rocketlet_handover_seconds", "How long a queue had no owner between two owners (Rocketlet members)"
+        )
+        _add(handover, self._place, rebalances.handovers)
+        settle = self._histogram(
+            "rocketlet_settle_seconds",
+            "From a change of members to the last queue that changed hands (Rocketlet members)",
+        )
+        _add(settle, self._place, rebalances.settling)
+        yield from (handover, settle)
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
+    family.add_metric(labels, histogram.buckets(), histogram.sum_s)
+
+
+async def _done(work: Work[T]) -> T:
+    """The result of work that others need not wait for."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await asyncio.sleep(0)
+
+
+# ------------------------------------------------------------------------------
+# The metrics port: /metrics, /healthz and /readyz, served by prometheus-client in a thread that asks the event loop.
+#
+# Imported only if a metrics port is given.
+
+
+class Measured(Protocol):
+    """The source of the answers. Both methods run in the event loop. `readiness` is the reason why the broker cannot serve
+    clients, or None."""
+
+    async def snapshot(self) -> list[Metric]: ...
+
+    async def readiness(self) -> str | None: ...
+
+
+class _Threads(ThreadingMixIn, WSGIServer):
+    """A thread for each connection. When there are too many, the oldest one makes room: a client that connects and asks
+    nothing must not use up the broker's threads and descriptors."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: dict[socket.socket, None] = {}
+        self._changing = Lock()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changing:
+            if len(self._open) >= MAX_METRICS_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):  # its client has hung up
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread sees the end, and closes it
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changing:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Logs defects, but no fault of a client, such as hanging up."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            log.exception("metrics_request_failed")
+
+
+class _Quiet(WSGIRequestHandler):
+    timeout = METRICS_CLIENT_S
+
+    def log_message(self, *arguments: object) -> None:
+        """Requests are not logged."""
+
+
+def _is_own(host: str) -> bool:
+    """Whether nobody else can make the name of a Host header point here."""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in ("localhost", socket.gethostname().lower())
+    return True
+
+
+class MetricsPort:
+    """Serves until `close`. Raises OSError if the port is taken. On a loopback address it knows only addresses and this
+    machine's names: the page of a site that makes its own name point there (DNS rebinding) reads nothing."""
+
+    def __init__(self, measured: Measured, host: str, port: int, limits: Limits = LIMITS) -> None:
+        self._answer_s = limits.metrics_answer_s
+        self._no_answer = f"the event loop has not answered for {self._answer_s:g} s"
+        self._measured = measured
+        self._is_local = host == "localhost" or is_loopback(host)
+        self._loop = asyncio.get_running_loop()
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        ProcessCollector(registry=registry)
+        self._metrics = make_wsgi_app(registry)
+        try:
+            self._server = make_server(host, port, self._answer, _Threads, handler_class=_Quiet)
+        except OSError as error:
+            raise OSError(error.errno, f"the metrics port {host}:{port}: {error.strerror}") from None
+        self.port = int(self._server.server_port)
+        self._thread = Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def describe(self) -> list[Metric]:
+        """Collects nothing before the first request."""
+        return []
+
+    def collect(self) -> list[Metric]:
+        """Collects the metrics for prometheus-client, in its thread."""
+        found: list[Metric] = self._ask(self._measured.snapshot())
+        return found
+
+    def _ask(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Runs in the loop, for a thread. Raises TimeoutError when the loop does not answer; nothing goes on then."""
+        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return asked.result(self._answer_s)
+        except TimeoutError:
+            asked.cancel()
+            raise
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO")
+        host = str(environ.get("HTTP_HOST") or "")
+        if self._is_local and host and not _is_own(host):
+            text = f"The metrics port of this machine does not know the host name {host[:80]!r}; use an address."
+            status = "403 Forbidden"
+        elif path == "/metrics":
+            try:
+                found: Iterable[bytes] = self._metrics(environ, start_response)
+                return found
+            except TimeoutError:
+                status, text = "503 Service Unavailable", self._no_answer
+            except (TypeError, ValueError):  # prometheus-client raises these for an Accept whose version is no number
+                return self._metrics({**environ, "HTTP_ACCEPT": ""}, start_response)  # type: ignore[no-any-return]
+        elif path in ("/healthz", "/readyz"):
+            fault = self._fault(is_ready=path == "/readyz")
+            status, text = ("503 Service Unavailable", fault) if fault else ("200 OK", "ok")
+        else:
+            status, text = "404 Not Found", "There are /metrics, /healthz and /readyz."
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{text}\n".encode()]
+
+    def _fault(self, *, is_ready: bool) -> str | None:
+        """Why the process is not alive or, with `is_ready`, not ready for clients; None if it is."""
+        try:
+            return self._ask(self._measured.readiness() if is_ready else asyncio.sleep(0))  # type: ignore[no-any-return] # a text, or None
+        except TimeoutError:
+            return self._no_answer
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+
+# ------------------------------------------------------------------------------
+# Prometheus metrics of a name server that runs alone; imported only if a metrics port is given.
+
+
+class NameServerMetrics:
+    """`connections`: how many are open; `expires_s`: when its certificates expire."""
+
+    def __init__(
+        self, routes: Routes, connections: Callable[[], int], expires_s: Callable[[], Mapping[Path, float]]
+    ) -> None:
+        self._routes = routes
+        self._connections = connections
+        self._expires_s = expires_s
+
+    async def readiness(self) -> str | None:
+        return None
+
+    async def snapshot(self) -> list[Metric]:
+        expires = self._gauge(
+            "rocketlet_name_server_certificate_expires_timestamp_seconds",
+            "When a certificate in a TLS file expires",
+            "file",
+        )
+        for path, at_s in self._expires_s().items():
+            expires.add_metric([path.name], at_s)
+        departed = self._gauge(
+            "rocketlet_name_server_departed_broker", "1 for a broker that had topics and is gone", "cluster", "broker"
+        )
+        for broker in self._routes.departed():
+            departed.add_metric([broker.cluster, broker.name], 1)
+        return [
+            self._gauge(
+                "rocketlet_name_server_brokers", "Brokers that are registered", value=len(self._routes.brokers())
+            ),
+            self._gauge("rocketlet_name_server_topics", "Topics of all brokers together", value=self._routes.entries),
+            self._gauge("rocketlet_name_server_connections", "Open connections", value=self._connections()),
+            departed,
+            expires,
+        ]
+
+    def _gauge(self, name: str, text: str, *labels: str, value: float | None = None) -> GaugeMetricFamily:
+        return GaugeMetricFamily(name, text, value=value, labels=labels or None)

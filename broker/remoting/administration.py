@@ -1,0 +1,1062 @@
+"""Remoting requests of administrators: groups, topics, accounts, broker settings, monitoring."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from functools import partial
+from itertools import chain
+from struct import iter_unpack
+from typing import Any, Final
+
+import orjson
+import structlog
+
+from ...host.version import own_version
+from ...protocol import admin_bodies, bodies, names
+from ...protocol.admin_bodies import ConnectedClient, Progress, ProgressColumns, Range
+from ...protocol.bodies import (
+    LOOKS,
+    SLICE,
+    BodyError,
+    ConsumerData,
+    TopicConfig,
+    Work,
+    encode_group,
+    group_json,
+    listed,
+    topic_json,
+)
+from ...protocol.codes import MAX_PERM, VERSION, Language, RequestCode, ResponseCode
+from ...protocol.config import MAX_TABLE_BYTES
+from ...protocol.frame import Frame
+from ...protocol.group_bodies import SHARED_OWNER
+from ...protocol.headers import (
+    AccountName,
+    AclVersion,
+    AskMember,
+    CloneOffset,
+    ConsumeQueueQuery,
+    ConsumerGroup,
+    ConsumeStats,
+    CorrectionOffset,
+    CreateTopic,
+    GroupHistory,
+    GroupName,
+    GroupOnly,
+    IsOrder,
+    ProducerGroup,
+    PutAccount,
+    ResetOffset,
+    TopicGroup,
+    TopicName,
+    ViewStats,
+    WhiteAddresses,
+    read,
+    write,
+)
+from ...protocol.message import decode_host
+from ...protocol.names import Queue, Subscription
+from ..access import AclError, AclFile
+from ..broker import Broker
+from ..config import (
+    MAX_ASKED_AT_ONCE,
+    MAX_NAMED_MEMBERS,
+    MAX_QUERY_ENTRIES,
+    MAX_QUEUES_PER_TOPIC,
+    MAX_RETAIN_HOURS,
+    MAX_STATUSES_BYTES,
+    MAX_TRANSACTION_TIMEOUT_S,
+    BrokerConfig,
+    within,
+)
+from ..groups.members import ConsumerGroup as Group
+from ..groups.members import Member
+from ..machine import resident_bytes
+from ..messages.topics import GOT, GOT_BYTES, PUT, PUT_BYTES, SENT_BACK, Rate, Statistics, Totals
+from ..runtime import Histogram
+from ..sessions import Answer, Asked, HandlingWanted, OffsetsReset, OffsetsWanted, RunningWanted
+from ..store.files import StoreFull
+from ..store.index import ConsumeQueue
+from .connection import Buffers, Connection, Refused, answer, small
+from .connection import identify as prove
+
+log = structlog.get_logger("rocketlet.admin")
+topics_log = structlog.get_logger("rocketlet.topics")
+acl_log = structlog.get_logger("rocketlet.acl")
+
+
+# ------------------------------------------------------------------------------
+# Administration of groups: connections, progress, offsets set from outside, and questions to the members.
+
+
+def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    name = read(ConsumerGroup, frame.ext).consumer_group
+    group, popping = broker.groups.get(name), broker.pops.clients(name)
+    if group is None and not popping:
+        remark = f"the consumer group[{name}] not online"
+        return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
+    members = [member for member in group.members.values() if not member.is_seat] if group is not None else []
+    data = members[0].data if members else ConsumerData(name)
+    infos = [
+        ConnectedClient(member.client_id, member.connection.peer, member.language, member.version) for member in members
+    ]
+    known = {member.client_id for member in members}
+    infos += [ConnectedClient(client_id, "", Language.OTHER, 0) for client_id in popping if client_id not in known]
+    table: dict[str, Any] = {
+        item.topic: bodies.encode_subscription(item) for wanted in popping.values() for item in wanted
+    }
+    for topic in sorted(group.topics) if group is not None else ():
+        found = group.subscription(None, topic) if group is not None else None
+        if found is not None:
+            table[topic] = bodies.encode_subscription(found)
+        yield
+    body = yield from admin_bodies.encode_consumer_connections(
+        infos, data.consume_type, data.message_model, data.consume_from, table
+    )
+    return answer(frame, body=body)
+
+
+def one_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """GET_SUBSCRIPTIONGROUP_CONFIG, which 5.x's tools ask for one group."""
+    name = read(GroupOnly, frame.ext).group
+    settings = next((group for group in broker.group_configs if group.name == name), None)
+    if settings is None:
+        remark = f"No group in this broker. group: {name}"
+        return answer(frame, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark=remark)
+    return answer(frame, body=encode_group(settings))
+
+
+def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(GroupName, frame.ext)
+    broker.group_configs.delete(header.group_name)
+    if header.remove_offset:
+        broker.offsets.forget_group(header.group_name)
+        broker.pops.forget_group(header.group_name)
+    log.info("group_deleted", group=header.group_name, offsets=header.remove_offset)
+    return answer(frame)
+
+
+# Progress
+
+
+def consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    header = read(ConsumeStats, frame.ext)
+    group = header.consumer_group
+    topics = [header.topic] if header.topic else broker.progress.topics_of(group)
+    if header.columns:
+        columns = yield from _columns(broker, group, topics, times=header.times)
+        return answer(frame, body=(yield from admin_bodies.encode_progress_columns(columns)))
+    tps = 0.0
+    for number, topic in enumerate(topics, 1):
+        tps += broker.statistics.rate(GOT, f"{topic}@{group}", 60).per_second
+        if number % SLICE == 0:
+            yield
+    body = yield from admin_bodies.encode_consume_stats(_progress(broker, group, topics), tps)
+    return answer(frame, body=body)
+
+
+def _columns(broker: Broker, group: str, topics: list[str], *, times: bool) -> Work[list[ProgressColumns]]:
+    found: list[ProgressColumns] = []
+    for topic in topics:
+        columns = yield from broker.progress.columns(group, topic, times=times)
+        found.append(columns)
+    return found
+
+
+def _progress(broker: Broker, group: str, topics: list[str]) -> Iterator[tuple[Queue, Progress]]:
+    return chain.from_iterable(broker.progress.of(group, topic) for topic in topics)
+
+
+def all_consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    read(IsOrder, frame.ext)
+    names = [group.name for group in broker.group_configs]
+    groups = ((name, _progress(broker, name, broker.progress.topics_of(name))) for name in names)
+    body = yield from admin_bodies.encode_all_consume_stats(broker.config.address, groups)
+    return answer(frame, body=body)
+
+
+def consumed_by(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """QUERY_TOPIC_CONSUME_BY_WHO: the groups that subscribe to a topic, or have an offset in it."""
+    topic = read(TopicName, frame.ext).topic
+    online = [group.name for group in broker.groups.subscribing(topic)]
+    found = list(dict.fromkeys([*online, *broker.offsets.groups_of(topic)]))
+    return answer(frame, body=orjson.dumps({"groupList": found}))
+
+
+def time_span(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """QUERY_CONSUME_TIME_SPAN: of each queue the times of its first, last, and last consumed message."""
+    header = read(TopicGroup, frame.ext)
+    if broker.topics.get(header.topic) is None:
+        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{header.topic}] not exist")
+    body = yield from admin_bodies.encode_times(_times(broker, header.group, header.topic))
+    return answer(frame, body=body)
+
+
+def _times(broker: Broker, group: str, topic: str) -> Iterator[dict[str, Any]]:
+    now_ms = broker.clock.time_ms()
+    for at, item in broker.progress.of(group, topic):
+        queue = broker.store.queues.get((at.topic, at.queue_id))
+        stored = queue is not None and queue.begin < queue.next
+        yield {
+            "messageQueue": bodies.queue_json(at),
+            "minTimeStamp": broker.store.store_time_ms(queue, queue.begin) if queue and stored else -1,
+            "maxTimeStamp": broker.store.store_time_ms(queue, queue.next - 1) if queue and stored else -1,
+            "consumeTimeStamp": item.last_ms or -1,
+            "delayTime": now_ms - item.last_ms if item.lag and item.last_ms else 0,
+        }
+
+
+def correction_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """QUERY_CORRECTION_OFFSET: the least offset per queue among some groups, and the compared group where it is behind."""
+    header = read(CorrectionOffset, frame.ext)
+    topic = header.topic
+    groups = (header.filter_groups or "").split(",") if header.filter_groups else broker.offsets.groups_of(topic)
+    least: dict[str, int] = {}
+    for group in groups:
+        for queue_id, offset in broker.offsets.of(group, topic).items():
+            queue = broker.store.queues.get((topic, queue_id))
+            if queue is not None and offset >= queue.begin:
+                least[str(queue_id)] = min(least.get(str(queue_id), offset), offset)
+        yield
+    compared = broker.offsets.of(header.compare_group, topic)
+    corrections = {
+        queue_id: offset if compared.get(int(queue_id), -1) < offset else -1 for queue_id, offset in least.items()
+    }
+    return answer(frame, body=orjson.dumps({"correctionOffsets": corrections}))
+
+
+# Offsets set from outside
+
+
+def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """CLONE_GROUP_OFFSET: a group begins where another one is."""
+    header = read(CloneOffset, frame.ext)
+    topics = [header.topic] if header.topic else broker.offsets.topics_of(header.src_group)
+    for topic in topics:
+        for queue_id, offset in broker.offsets.of(header.src_group, topic).items():
+            broker.offsets.put(header.dest_group, topic, queue_id, offset)
+        broker.pops.sent_elsewhere(header.dest_group, topic)
+        yield
+    return answer(frame)
+
+
+def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """INVOKE_BROKER_TO_RESET_OFFSET: members are told the offsets. Without members, the tool commits them.
+
+    `isForce` false only goes back, as Apache's, except for a single queue: the offset named for it counts.
+    """
+    header = read(ResetOffset, frame.ext)
+    topic = broker.topics.get(header.topic)
+    if topic is None:
+        remark = f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    if header.queue_id >= topic.write_queues:
+        remark = f"the topic {header.topic} has no queue {header.queue_id}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    is_single = header.queue_id >= 0
+    offsets: dict[Queue, int] = {}
+    for queue_id in [header.queue_id] if is_single else range(topic.write_queues):
+        current = broker.offsets.get(header.group, header.topic, queue_id)
+        if current is None:
+            remark = f"THe consumer group <{header.group}> not exist"
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+        wanted = yield from _wanted_offset(broker, broker.store.queues.get((header.topic, queue_id)), header)
+        if header.is_force or is_single or wanted < current:
+            offsets[Queue(header.topic, broker.config.name, queue_id)] = wanted
+        else:
+            offsets[Queue(header.topic, broker.config.name, queue_id)] = current
+        if queue_id % SLICE == SLICE - 1:
+            yield
+    group = broker.groups.get(header.group)
+    is_popped = broker.pops.is_popped(header.group, header.topic)
+    if is_popped:
+        _reset_popped(broker, header, offsets)
+    if group is None and is_popped:
+        return answer(frame, body=admin_bodies.encode_offsets(offsets))
+    if group is None:
+        remark = f"Consumer not online, so can not reset offset, Group: {header.group} Topic: {header.topic}"
+        return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
+    is_cpp = frame.language == Language.CPP
+    event = OffsetsReset(header.topic, header.group, header.timestamp, header.is_force, offsets, is_cpp)
+    for queue in offsets:
+        broker.offsets.let_go_back(header.group, header.topic, queue.queue_id)
+    for session, member in list(group.members.items()):
+        if not member.is_seat:
+            session.tell(event)
+        yield
+    log.info("offsets_reset", group=header.group, topic=header.topic, members=len(group.members))
+    return answer(frame, body=admin_bodies.encode_offsets(offsets))
+
+
+def _reset_popped(broker: Broker, header: ResetOffset, offsets: Mapping[Queue, int]) -> None:
+    """Clients that pop can no longer acknowledge the messages in their hands."""
+    for queue, offset in offsets.items():
+        if broker.pops.serves(header.group, header.topic, queue.queue_id):
+            broker.offsets.put(header.group, header.topic, queue.queue_id, offset)
+    broker.pops.sent_elsewhere(header.group, header.topic)
+    log.info("offsets_reset", group=header.group, topic=header.topic, members=0)
+
+
+def _wanted_offset(broker: Broker, queue: ConsumeQueue | None, header: ResetOffset) -> Work[int]:
+    """Raises Refused for an offset that the queue does not have."""
+    begin, end = (queue.begin, queue.next) if queue is not None else (0, 0)
+    if header.queue_id >= 0 and header.offset != -1:
+        if not begin <= header.offset <= end:
+            remark = f"{header.topic}:{header.queue_id} has the offsets {begin} to {end}, not {header.offset}"
+            raise Refused(ResponseCode.SYSTEM_ERROR, remark)
+        return header.offset
+    if queue is None or header.timestamp == -1:
+        return end
+    if header.exact:
+        return (yield from broker.store.first_not_before(queue, header.timestamp))
+    return (yield from broker.store.offset_by_time(queue, header.timestamp))
+
+
+# Asked of members
+
+
+def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS: the offsets in the members' hands; answers when all have, or time is up."""
+    header = read(TopicGroup, frame.ext)
+    group = broker.groups.get(header.group)
+    asked = {
+        member.client_id: peer
+        for peer, member in (group.members.items() if group else ())
+        if not member.is_seat and header.client_addr in (None, "", member.client_id)
+    }
+    if not asked:
+        remark = f"No Any Consumer online in the consumer group: [{header.group}]"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    frame = small(frame)  # the answers may be long in coming
+    offsets: dict[str, dict[Queue, int]] = {}
+    waiting, size = set(asked), 0
+    if len(asked) > MAX_ASKED_AT_ONCE:
+        remark = f"the group {header.group} has {len(asked)} members; {MAX_ASKED_AT_ONCE} are asked at once, name one"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+
+    def answered(client_id: str, reply: Answer | None) -> None:
+        nonlocal size
+        waiting.discard(client_id)
+        size += len(reply.body) if reply is not None else 0
+        if reply is not None and reply.is_ok and size <= MAX_STATUSES_BYTES:
+            try:
+                offsets[client_id] = admin_bodies.decode_client_status(reply.body)
+            except BodyError as error:
+                if connection.is_news("consumer_status_unreadable"):
+                    log.warning("consumer_status_unreadable", client=client_id, reason=str(error))
+        if not waiting:
+            connection.write(answer(frame, body=admin_bodies.encode_consumer_status(offsets)))
+
+    question = OffsetsWanted(header.group, header.topic)
+    for client_id, peer in asked.items():
+        broker.clients.ask(peer, question, partial(answered, client_id), by=connection)
+    return None
+
+
+def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY: asked of the member named, whose answer is passed on."""
+    header = read(AskMember, frame.ext)
+    group = broker.groups.get(header.consumer_group)
+    member = next(
+        (
+            asked
+            for asked, one in (group.members if group else {}).items()
+            if one.client_id == header.client_id and not one.is_seat
+        ),
+        None,
+    )
+    if member is None:
+        remark = f"The Consumer <{header.consumer_group}> <{header.client_id}> not online"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    fields, frame = dict(frame.ext), small(frame)  # the answer may be long in coming
+    record: bytes | None = None
+    if frame.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+        fields["brokerName"] = broker.config.name
+        record = broker.store.record_bytes_at(_position_in(header.msg_id))
+        if record is None:
+            remark = f"no message has the id {header.msg_id}"
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+
+    def answered(reply: Answer | None) -> None:
+        if reply is not None and len(reply.body) > MAX_TABLE_BYTES:
+            remark = f"the answer of {header.client_id} has {len(reply.body)} bytes; {MAX_TABLE_BYTES} are passed on"
+            connection.write(answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark))
+        elif reply is None:
+            remark = f"consumer <{header.consumer_group}> <{header.client_id}> did not answer in time"
+            connection.write(answer(frame, ResponseCode.CONSUME_MSG_TIMEOUT, remark=remark))
+        else:
+            connection.write(_passed_on(frame, reply))
+
+    asked = Asked(header.consumer_group, header.client_id, fields)
+    question = RunningWanted(asked) if record is None else HandlingWanted(asked, record)
+    broker.clients.ask(member, question, answered, by=connection)
+    return None
+
+
+def _passed_on(request: Frame, reply: Answer) -> Buffers:
+    """The answer of a member, which may have come in by another door."""
+    if isinstance(reply.detail, Frame):
+        came = reply.detail
+        return answer(request, came.code, dict(came.ext), came.body, came.remark)
+    return answer(request, ResponseCode.SUCCESS if reply.is_ok else ResponseCode.SYSTEM_ERROR, body=reply.body)
+
+
+def _position_in(message_id: str | None) -> int:
+    """The commit log position in an offset id; -1 if it is not an offset id."""
+    try:
+        data = bytes.fromhex(message_id or "")
+        decode_host(data[:-8])
+    except (ValueError, OSError):
+        return -1
+    return int.from_bytes(data[-8:], "big")
+
+
+# Settings and what people look at
+
+
+def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    group = bodies.decode_group(frame.body)
+    fault = names.group_fault(group.name)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    broker.group_configs.put(group)
+    log.info("group_settings_changed", group=group.name)
+    return answer(frame)
+
+
+def _subscribed(group: Group | None) -> list[str]:
+    return sorted(group.topics) if group else []
+
+
+def _owners(broker: Broker, name: str, group: Group | None) -> Work[dict[tuple[str, int], str]]:
+    """Client id by topic and queue id: the one that has locked the queue or, for foreign members, which lock nothing, the
+    one that reads it."""
+    owners = broker.locks.owners(name)
+    looks = 0
+    for topic in broker.pops.topics_of(name):
+        for queue_id in range(broker.topics.queues_of(topic) if broker.pops.is_apart(name, topic) else 0):
+            owners.setdefault((topic, queue_id), SHARED_OWNER)
+    for topic in _subscribed(group):
+        for queue_id in range(broker.topics.queues_of(topic)):
+            looks += 1
+            if looks % LOOKS == 0:
+                yield
+            reader = broker.watch.reader(name, topic, queue_id)
+            member = group.members.get(reader) if group and reader else None
+            if member is not None and member.is_foreign:
+                owners.setdefault((topic, queue_id), member.client_id)
+    return owners
+
+
+def group_history(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
+    name, since_ms, lag = read(GroupHistory, frame.ext)
+    value = yield from history_of(broker, name, since_ms, lag=lag)
+    parts: list[bytes] = []
+    for key, item in value.items():
+        if isinstance(item, list):
+            parts.append(b"%b:[%b]" % (orjson.dumps(key), (yield from listed(map(orjson.dumps, item)))))
+        else:
+            parts.append(b"%b:%b" % (orjson.dumps(key), orjson.dumps(item)))
+    return answer(frame, body=b"{%b}" % (yield from listed(parts)))
+
+
+def _member(member: Member, *, pops: bool) -> dict[str, Any]:
+    return {
+        "clientId": member.client_id,
+        "peer": member.connection.peer,
+        "strategy": member.data.strategy,
+        "rocketletVersion": member.data.own_version,
+        "messageModel": member.data.message_model,
+        "leaving": member.data.leaving,
+        "subscriptions": {item.topic: item.expression for item in member.subscriptions.values()},
+        "pops": pops,
+    }
+
+
+def _popper(client_id: str, wanted: Iterable[Subscription]) -> dict[str, Any]:
+    """A client that pops and sends no heartbeats to this door, as those of 5.x."""
+    return {
+        "clientId": client_id,
+        "peer": "",
+        "strategy": None,
+        "messageModel": "CLUSTERING",
+        "leaving": False,
+        "subscriptions": {item.topic: item.expression for item in wanted},
+        "pops": True,
+    }
+
+
+def history_of(broker: Broker, name: str, since_ms: int = 0, *, lag: bool = True) -> Work[dict[str, Any]]:
+    """The broker's report on a group, with events from `since_ms` on; without `lag` nothing is read."""
+    group = broker.groups.get(name)
+    members: list[dict[str, Any]] = []
+    popping = broker.pops.clients(name)
+    for number, member in enumerate(list(group.members.values()) if group else (), 1):
+        if not member.is_seat:  # its client follows
+            members.append(_member(member, pops=popping.pop(member.client_id, None) is not None))
+        if number % SLICE == 0:
+            yield
+    members += [_popper(client_id, wanted) for client_id, wanted in popping.items()]
+    owned = yield from _owners(broker, name, group)
+    owners = [
+        {"topic": topic, "brokerName": broker.config.name, "queueId": queue_id, "clientId": client_id}
+        for (topic, queue_id), client_id in owned.items()
+    ]
+    progress: list[dict[str, Any]] = []
+    for topic in broker.progress.topics_of(name) if lag else ():
+        messages, oldest_ms, in_hand = yield from broker.progress.lag(name, topic)
+        progress.append({"topic": topic, "messages": messages, "oldestMs": oldest_ms, "inHand": in_hand})
+    return {
+        "broker": broker.config.name,
+        "members": members,
+        "lag": progress,
+        "owners": owners,
+        "draining": broker.draining.is_pending(name),
+        "full": [f"{topic}:{queue_id}" for topic, queue_id in broker.pops.full(name)],
+        "queues": {topic: broker.topics.queues_of(topic) for topic in _subscribed(group)},
+        "disagreements": sorted(group.reported) if group else [],
+        "events": broker.history.of(name, since_ms),
+    }
+
+
+def all_groups(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    table = ((group.name, group_json(group)) for group in broker.group_configs)
+    body = yield from admin_bodies.encode_versioned(broker.group_configs.version, "subscriptionGroupTable", table)
+    return answer(frame, body=body)
+
+
+def all_consumer_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    table = yield from listed(broker.offsets.encoded())
+    return answer(frame, body=b'{"offsetTable":{%b}}' % table)
+
+
+# ------------------------------------------------------------------------------
+# Administration of the broker and its topics: what mqadmin lists and sets.
+
+
+# Apache's names of the settings that may be changed while the broker runs, what each sets, and between which values.
+_SETTINGS: dict[str, tuple[str, Callable[[str], Any], float, float]] = {
+    "brokerPermission": ("permission", int, 0, MAX_PERM),
+    "autoCreateTopicEnable": ("auto_create_topics", lambda text: text == "true", 0, 1),
+    "autoCreateSubscriptionGroup": ("auto_create_groups", lambda text: text == "true", 0, 1),
+    "defaultTopicQueueNums": ("default_queues", int, 1, MAX_QUEUES_PER_TOPIC),
+    "fileReservedTime": ("retain_hours", float, 0, MAX_RETAIN_HOURS),
+    "transactionTimeOut": ("transaction_timeout_s", lambda text: int(text) / 1000, 0, MAX_TRANSACTION_TIMEOUT_S),
+}
+
+
+def all_delay_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    table = {str(level): offset for level, offset in broker.delays.progress.items()}
+    return answer(frame, body=orjson.dumps({"offsetTable": table}))
+
+
+def settings(config: BrokerConfig) -> dict[str, Any]:
+    """The settings by Apache's names where it has the same, the others by ours."""
+    ours = {item.name: getattr(config, item.name) for item in fields(config)}
+    apache = {
+        "brokerName": config.name,
+        "brokerClusterName": config.cluster,
+        "brokerId": 0,
+        "brokerRole": "ASYNC_MASTER",
+        "brokerIP1": config.address.rpartition(":")[0].strip("[]"),
+        "listenPort": config.address.rpartition(":")[2],
+        "flushDiskType": "SYNC_FLUSH" if config.flush == "sync" else "ASYNC_FLUSH",
+        "storePathRootDir": config.data_dir,
+        "namesrvAddr": ";".join(config.name_servers),
+        "maxMessageSize": 4 * 1024 * 1024,
+        "enablePropertyFilter": "true",
+    }
+    for name, (field, *_) in _SETTINGS.items():
+        value = ours[field]
+        if name == "transactionTimeOut":
+            value = int(value * 1000)
+        apache[name] = str(value).lower() if isinstance(value, bool) else value
+    return apache
+
+
+def broker_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    version = orjson.dumps({"counter": broker.settings.changes, "timestamp": broker.statistics.boot_ms}).decode()
+    return answer(frame, ext={"version": version}, body=admin_bodies.encode_properties(settings(broker.config)))
+
+
+def update_broker_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """Applies all settings or none. They last until the broker stops."""
+    wanted = admin_bodies.decode_properties(frame.body)
+    changes: dict[str, Any] = {}
+    for name, text in wanted.items():
+        if name not in _SETTINGS:
+            remark = f"{name} cannot be changed while the broker runs; these can: {', '.join(_SETTINGS)}"
+            return answer(frame, ResponseCode.NO_PERMISSION, remark=remark)
+        field, convert, low, high = _SETTINGS[name]
+        try:
+            changes[field] = within(name, convert(text), low, high)
+        except (ValueError, OverflowError):
+            raise BodyError(f"{name}: {text[:40]!r} is not a number") from None
+    broker.change_config(replace(broker.config, **changes))
+    log.info("settings_changed", **wanted)
+    return answer(frame)
+
+
+def clean(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG: drops expired segments now."""
+    broker.tasks.spawn(broker.expire_segments())
+    return answer(frame)
+
+
+def all_producers(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    return answer(frame, body=(yield from admin_bodies.encode_all_producers(broker.clients.all_producers())))
+
+
+def producer_connections(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    name = read(ProducerGroup, frame.ext).producer_group
+    infos = broker.clients.producers(name)
+    if not infos:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the producer group[{name}] not exist")
+    return answer(frame, body=(yield from admin_bodies.encode_producer_connections(infos)))
+
+
+# ------------------------------------------------------------------------------
+# Answers monitoring: mqadmin's brokerStatus and statsAll, Apache's exporter for Prometheus, its dashboard.
+#
+# The answer has every value of Apache's broker 4.9.7: the exporter takes a broker that leaves one out for none. Parts
+# that this broker lacks, such as pools of threads, read as they do there while nothing waits.
+
+
+# BrokerConfig's defaults: dashboards divide the number that waits by the number that may.
+_POOLS: Final = {"send": 10_000, "pull": 100_000, "query": 20_000, "EndTransaction": 100_000}
+_OF_BROKER: Final = {"BROKER_PUT_NUMS": PUT, "BROKER_GET_NUMS": GOT}
+_STATS: Final = (PUT, PUT_BYTES, GOT, GOT_BYTES, SENT_BACK)
+_SENDS: Final = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+_PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+_LEVELS_MS: Final = (0, 10, 50, 100, 200, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 10_000)  # StoreStatsService's
+_LEVEL_NAMES: Final = (
+    "<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s", "1~2s", "2~3s", "3~4s", "4~5s", "5~10s",
+    "10s~",
+)  # fmt: skip
+_UNLIMITED: Final = (1 << 31) - 1
+
+
+def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """GET_BROKER_RUNTIME_INFO."""
+    totals = yield from broker.statistics.totals()
+    table = {
+        **_identity(broker),
+        **_rates(broker.statistics, totals),
+        **_store(broker),
+        **dict(_waiting()),
+        **_latencies(broker),
+        **dict(_delays(broker)),
+        **_ours(broker),
+    }
+    return answer(frame, body=admin_bodies.encode_table({name: str(value) for name, value in table.items()}))
+
+
+def _identity(broker: Broker) -> dict[str, Any]:
+    boot_ms = broker.statistics.boot_ms
+    return {
+        "brokerVersionDesc": "V4_9_8",
+        "rocketletVersion": own_version(),
+        "brokerVersion": VERSION,
+        "bootTimestamp": boot_ms,
+        "startAcceptSendRequestTimeStamp": 0,  # as Apache's: a setting that keeps senders away for a while
+        "runtime": _spelled(broker.clock.time_ms() - boot_ms),
+    }
+
+
+def _rates(stats: Statistics, totals: Totals) -> dict[str, Any]:
+    got_rates, since_start = stats.rates(GOT, totals), stats.since_start(totals)
+    table: dict[str, Any] = {
+        "putTps": stats.rates(PUT, totals),
+        "getTransferedTps": got_rates,
+        "getTransferredTps": got_rates,  # as 5.x spells it
+        "getTotalTps": got_rates,
+        "getFoundTps": got_rates,
+        "getMissTps": "0.0 0.0 0.0",
+        "putMessageTimesTotal": since_start[PUT],
+        "putMessageSizeTotal": since_start[PUT_BYTES],
+        "putMessageAverageSize": since_start[PUT_BYTES] / max(since_start[PUT], 1),
+    }
+    for name, key in (("Put", PUT), ("Get", GOT)):
+        yesterday, morning, now = stats.sums(key, totals)
+        table[f"msg{name}TotalYesterdayMorning"] = yesterday
+        table[f"msg{name}TotalTodayMorning"] = morning
+        table[f"msg{name}TotalTodayNow"] = now
+    return table
+
+
+def _store(broker: Broker) -> dict[str, Any]:
+    store = broker.store
+    ratio, (total, free) = round(store.disk_ratio(), 4), store.room.size_and_free_bytes()
+    return {
+        "earliestMessageTimeStamp": store.earliest_ms(),
+        "commitLogMinOffset": store.begin,
+        "commitLogMaxOffset": store.end,
+        "commitLogDiskRatio": ratio,
+        f"commitLogDiskRatio_{broker.config.data_dir / 'commitlog'}": ratio,
+        "consumeQueueDiskRatio": ratio,
+        "commitLogDirCapacity": f"Total : {total / (1 << 30):.1f} GiB, Free : {free / (1 << 30):.1f} GiB.",
+        "putMessageFailedTimes": store.room.refused,
+        "pageCacheLockTimeMills": 0,
+        "remainHowManyDataToFlush": "0 B",
+        "remainTransientStoreBufferNumbs": _UNLIMITED,
+        "dispatchBehindBytes": 0,
+        "dispatchMaxBuffer": 0,
+    }
+
+
+def _waiting() -> Iterator[tuple[str, int]]:
+    for pool, capacity in _POOLS.items():
+        yield f"{pool}ThreadPoolQueueCapacity", capacity
+        name = pool[0].lower() + pool[1:]
+        yield f"{name}ThreadPoolQueueSize", 0
+        yield f"{name}ThreadPoolQueueHeadWaitTimeMills", 0
+    yield "EndTransactionQueueSize", 0
+
+
+def _latencies(broker: Broker) -> dict[str, Any]:
+    """The times of requests, each rounded up to the bound of its bucket."""
+    puts = [broker.request_times[code] for code in _SENDS]
+    pulls = [broker.request_times[code] for code in _PULLS]
+    counts = [0] * len(_LEVEL_NAMES)
+    for histogram in puts:
+        for bound_ms, count in zip(_bounds_ms(histogram), histogram.counts, strict=True):
+            counts[bisect_left(_LEVELS_MS, bound_ms if bound_ms > 1 else 0)] += count  # Apache's counts whole ms
+    levels = " ".join(f"[{name}]:{count}" for name, count in zip(_LEVEL_NAMES, counts, strict=True))
+    return {
+        "putMessageDistributeTime": f"{levels} ",
+        "putLatency99": f"{_quantile_ms(puts, 0.99):.2f}",
+        "putLatency999": f"{_quantile_ms(puts, 0.999):.2f}",
+        "putMessageEntireTimeMax": round(_quantile_ms(puts, 1.0)),
+        "getMessageEntireTimeMax": round(_quantile_ms(pulls, 1.0)),
+    }
+
+
+def _bounds_ms(histogram: Histogram) -> list[float]:
+    return [bound_s * 1000 for bound_s in (*histogram.bounds_s, 2 * histogram.bounds_s[-1])]
+
+
+def _quantile_ms(histograms: list[Histogram], share: float) -> float:
+    counts = [sum(column) for column in zip(*(histogram.counts for histogram in histograms), strict=True)]
+    wanted, seen = share * sum(counts), 0
+    for bound_ms, count in zip(_bounds_ms(histograms[0]), counts, strict=True):
+        seen += count
+        if count and seen >= wanted:
+            return bound_ms
+    return 0.0
+
+
+def _delays(broker: Broker) -> Iterator[tuple[str, str]]:
+    for level in range(1, len(broker.config.delay_levels_ms) + 1):
+        queue = broker.store.queues.get((names.SCHEDULE_TOPIC, level - 1))
+        if queue is not None:
+            yield f"scheduleMessageOffset_{level}", f"{broker.delays.progress.get(level, 0)},{queue.next}"
+
+
+def _ours(broker: Broker) -> dict[str, Any]:
+    """Our own values, for `rocketlet doctor`."""
+    return {
+        "residentBytes": resident_bytes(),
+        "writeFault": broker.store.write_fault() or "",
+        "clockAheadSeconds": round(broker.retention_time.ahead_s),
+        "damagedMessages": len(broker.store.damaged),
+        "leases": len(broker.locks),
+        "refusedHeartbeats": _json(broker.refusals.recent()[-MAX_NAMED_MEMBERS:]),
+        "repeats": _json({**broker.repeats.recent(), "away": broker.draining.agreement.away()}),
+        "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),
+        "unburied": _json(broker.pops.unburied()[-MAX_NAMED_MEMBERS:]),
+        "turnedAway": _json([*broker.tls.turned_away(), *broker.turned_away.texts()][-MAX_NAMED_MEMBERS:]),
+        "failedCalls": _json(broker.callers.failed()[-MAX_NAMED_MEMBERS:]),
+        "certificates": _json({path.name: int(at_s) for path, at_s in broker.tls.expires_s.items()}),
+        "members": sum(len(group.members) for group in broker.groups),
+        "server": f"rocketlet, Python {sys.version.split()[0]}",
+    }
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _spelled(duration_ms: int) -> str:
+    """A duration in words, like Apache's StoreStatsService.getFormatRuntime."""
+    minutes, seconds = divmod(duration_ms // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
+
+
+def view_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """VIEW_BROKER_STATS_DATA: of a topic, a group in a topic, or the broker."""
+    header = read(ViewStats, frame.ext)
+    stats = broker.statistics
+    if header.stats_name in _STATS:
+        rates = {
+            "statsMinute": stats.rate(*header, 60),
+            "statsHour": stats.rate(*header, 3600),
+            "statsDay": stats.today(*header),
+        }
+    elif header.stats_name in _OF_BROKER:
+        totals = yield from stats.totals()
+        kind = _OF_BROKER[header.stats_name]
+        rates = {
+            "statsMinute": stats.rate_of_all(kind, totals, 60),
+            "statsHour": stats.rate_of_all(kind, totals, 3600),
+            "statsDay": stats.today_of_all(kind, totals),
+        }
+    else:
+        remark = f"The stats <{header.stats_name}> not exist; these do: {', '.join((*_STATS, *_OF_BROKER))}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    value = {name: _told(rate) for name, rate in rates.items()}
+    return answer(frame, body=orjson.dumps(value))
+
+
+def _told(rate: Rate) -> dict[str, float]:
+    return {"avgpt": 0.0, "sum": rate.total, "tps": rate.per_second}
+
+
+# ------------------------------------------------------------------------------
+# The settings of topics, asked for and changed.
+
+
+def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(CreateTopic, frame.ext)
+    fault = names.topic_fault(header.topic)
+    if fault is None and broker.topics.is_built_in(header.topic):
+        fault = f"the topic {header.topic} is conflict with system topic"
+    if fault is None and header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
+        fault = f"the topic filter type {header.topic_filter_type} is unknown; use SINGLE_TAG or MULTI_TAG"
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    former = broker.topics.get(header.topic)
+    wanted = TopicConfig(
+        header.topic,
+        header.read_queue_nums,
+        header.write_queue_nums,
+        header.perm,
+        header.topic_filter_type,
+        header.topic_sys_flag,
+        message_type=former.message_type if former is not None else "",
+    )
+    broker.topics.put(bodies.altered_attributes(wanted, header.attributes), broker.store.end)
+    topics_log.info("topic_created", topic=header.topic, queues=header.write_queue_nums)
+    return answer(frame)
+
+
+async def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """Answers when its files are gone."""
+    name = read(TopicName, frame.ext).topic
+    fault = names.topic_fault(name)
+    if fault is None and broker.topics.is_built_in(name):
+        fault = f"the topic {name} is a system topic, which cannot be deleted"
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    broker.topics.delete(name, broker.store.end)
+    broker.offsets.forget_topic(name)
+    broker.pops.forget_topic(name)
+    noting = broker.locks.topic_deleted(name)
+    topics_log.info("topic_deleted", topic=name)
+    removing = broker.store.deleting(name)
+    broker.held_pulls.let_topic_go(name)
+    try:
+        await broker.device.do(noting)
+        await broker.device.do(removing)
+    except StoreFull as error:
+        raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"not all of it is gone: {error}") from None
+    return answer(frame)
+
+
+def all_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    table = ((topic.name, topic_json(topic)) for topic in broker.topics)
+    body = yield from admin_bodies.encode_versioned(broker.topics.version, "topicConfigTable", table)
+    return answer(frame, ext={}, body=body)
+
+
+def one_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """GET_TOPIC_CONFIG, which 5.x's tools ask for one topic."""
+    name = read(TopicName, frame.ext).topic
+    topic = broker.topics.get(name)
+    if topic is None:
+        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"No topic in this broker. topic: {name}")
+    return answer(frame, body=orjson.dumps({"attributes": {}, **topic_json(topic)}))
+
+
+def system_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    found: list[str] = []
+    for number, topic in enumerate(broker.topics, 1):
+        if broker.topics.is_built_in(topic.name):
+            found.append(topic.name)
+        if number % SLICE == 0:
+            yield
+    body = yield from bodies.encode_topic_list(found)
+    return answer(frame, body=body)
+
+
+def topic_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """GET_TOPIC_STATS_INFO: the range of each queue."""
+    name = read(TopicName, frame.ext).topic
+    topic = broker.topics.get(name)
+    if topic is None:
+        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{name}] not exist")
+    count = max(topic.write_queues, topic.read_queues)
+    ranges = ((Queue(name, broker.config.name, number), _range(broker, name, number)) for number in range(count))
+    body = yield from admin_bodies.encode_topic_stats(ranges)
+    return answer(frame, body=body)
+
+
+def _range(broker: Broker, topic: str, queue_id: int) -> Range:
+    queue = broker.store.queues.get((topic, queue_id))
+    if queue is None:
+        return Range(0, 0, 0)
+    if queue.begin == queue.next:
+        return Range(queue.begin, queue.next, 0)
+    return Range(queue.begin, queue.next, broker.store.store_time_ms(queue, queue.next - 1))
+
+
+def query_consume_queue(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """QUERY_CONSUME_QUEUE: entries of a queue's index, 1,024 at most."""
+    header = read(ConsumeQueueQuery, frame.ext)
+    queue = broker.store.queues.get((header.topic, header.queue_id))
+    if queue is None:
+        remark = f"{header.queue_id}@{header.topic} is not exist!"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    begin = max(header.index_, queue.begin)
+    count = min(header.index_ + header.count_ - begin, queue.next - begin, MAX_QUERY_ENTRIES)
+    entries = [
+        {"eval": True, "physicOffset": position, "physicSize": size, "tagsCode": code}
+        for position, size, code in iter_unpack(">QIq", queue.entries(begin, count) if count > 0 else b"")
+    ]
+    value = {"maxQueueIndex": queue.next, "minQueueIndex": queue.begin, "queueData": entries}
+    return answer(frame, body=orjson.dumps(value))
+
+
+def clean_unused_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """CLEAN_UNUSED_TOPIC: drops the queues' data of topics that are gone; here a deleted topic leaves none."""
+    return answer(frame)
+
+
+# ------------------------------------------------------------------------------
+# mqadmin's ACL commands. Apache writes to any file that the request names; here it can only be the broker's own.
+#
+# A thread changes the file: 1,000 accounts take 0.4 s, in which nobody else would be served.
+
+
+_SHOWN: Final = (
+    "accessKey",
+    "whiteRemoteAddress",
+    "admin",
+    "defaultTopicPerm",
+    "defaultGroupPerm",
+    "topicPerms",
+    "groupPerms",
+)
+
+
+async def put_account(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """UPDATE_AND_CREATE_ACL_CONFIG: fields that are not given stay as they are, but for `admin`, as Apache's."""
+    header = read(PutAccount, frame.ext)
+    given: dict[str, Any] = {
+        "whiteRemoteAddress": header.white_remote_address,
+        "defaultTopicPerm": header.default_topic_perm or None,
+        "defaultGroupPerm": header.default_group_perm or None,
+        "topicPerms": _parts(header.topic_perms),
+        "groupPerms": _parts(header.group_perms),
+    }
+    entry: dict[str, Any] = {"accessKey": header.access_key, "admin": header.admin}
+    if header.secret_key:  # Apache's keeps the secret when none is sent (PlainPermissionManager.updateAccessConfig)
+        entry["secretKey"] = header.secret_key
+    entry |= {name: value for name, value in given.items() if value is not None}
+    code = ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED
+    file = _file(broker, code)
+
+    def change() -> None:
+        file.put_account(entry)
+        acl_log.info("account_put", account=header.access_key, peer=connection.peer)
+
+    return await _changed(frame, code, change)
+
+
+async def delete_account(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    name = read(AccountName, frame.ext).access_key
+    file = _file(broker, ResponseCode.DELETE_ACL_CONFIG_FAILED)
+
+    def change() -> None:
+        file.delete_account(name)
+        acl_log.info("account_deleted", account=name, peer=connection.peer)
+
+    return await _changed(frame, ResponseCode.DELETE_ACL_CONFIG_FAILED, change)
+
+
+async def put_white_addresses(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(WhiteAddresses, frame.ext)
+    code = ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
+    file = _file(broker, code)
+    if header.acl_file_full_path and header.acl_file_full_path != str(file.path):
+        raise Refused(code, f"this broker has one ACL file, {file.path}; leave the file's name out")
+    addresses = _parts(header.global_white_addrs) or []
+
+    def change() -> None:
+        file.put_white_addresses(addresses)
+        acl_log.info("white_addresses_put", peer=connection.peer)
+
+    return await _changed(frame, code, change)
+
+
+def acl_version(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    file = _file(broker, ResponseCode.SYSTEM_ERROR)
+    version = bodies.version_json(file.version)
+    config = broker.config
+    header = AclVersion(
+        orjson.dumps(version).decode(),
+        orjson.dumps({str(file.path): version}).decode(),
+        config.name,
+        config.address,
+        config.cluster,
+    )
+    return answer(frame, ext=write(header))
+
+
+def acl_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """GET_BROKER_CLUSTER_ACL_CONFIG. Apache's answer holds the secrets, for which 4.9.8 gave the request up; this one
+    does not."""
+    file = _file(broker, ResponseCode.SYSTEM_ERROR)
+    accounts = [{name: entry[name] for name in _SHOWN if entry.get(name) is not None} for entry in file.entries]
+    return answer(frame, body=orjson.dumps({"globalWhiteAddrs": file.white_addresses, "plainAccessConfigs": accounts}))
+
+
+def identify(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    if broker.acl is None:
+        raise Refused(ResponseCode.NO_PERMISSION, "this broker has no accounts; nobody needs to identify itself")
+    prove(broker.acl, connection, frame)
+    return answer(frame)
+
+
+def _file(broker: Broker, code: int) -> AclFile:
+    if broker.acl is None:
+        raise Refused(code, "this broker has no accounts; start it with --acl FILE")
+    return broker.acl.file
+
+
+async def _changed(frame: Frame, code: int, change: Callable[[], None]) -> Buffers:
+    try:
+        await asyncio.to_thread(change)
+    except AclError as error:
+        return answer(frame, code, remark=str(error))
+    return answer(frame)
+
+
+def _parts(text: str | None) -> list[str] | None:
+    """The pieces between commas; braces keep theirs, as in 10.0.0.{1,2}."""
+    if text is None:
+        return None
+    pieces, depth = [""], 0
+    for character in text:
+        depth += (character == "{") - (character == "}")
+        if character == "," and depth <= 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return [piece.strip() for piece in pieces if piece.strip()]

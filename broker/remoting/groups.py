@@ -1,0 +1,624 @@
+"""Remoting requests of group members: HEART_BEAT, UNREGISTER_CLIENT, locks, assignments, offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from hmac import compare_digest
+
+import structlog
+
+from ...protocol import allocation, bodies, group_bodies, names
+from ...protocol.admin_bodies import Running, decode_running
+from ...protocol.bodies import BodyError, ConsumerData, GroupConfig, Heartbeat, Route, TopicConfig, Work
+from ...protocol.codes import EXT_DETAIL, EXT_SEEN_QUEUES, EXT_SHARES, EXT_UNKNOWN, RequestCode, ResponseCode
+from ...protocol.config import MAX_ID_CHARS, MAX_REQUEST_QUEUES, MAX_SUBSCRIPTIONS
+from ...protocol.frame import Ext, Frame
+from ...protocol.group_bodies import (
+    POP,
+    Members,
+    TopicExtent,
+    decode_agreed_members,
+    decode_topics,
+    encode_extents,
+    encode_pop_assignment,
+)
+from ...protocol.headers import (
+    AgreeOnMembers,
+    BrokerTimes,
+    ConfirmWord,
+    Offset,
+    OptionalGroup,
+    QueueOffset,
+    SearchOffset,
+    StoreTime,
+    TopicQueue,
+    UnregisterClient,
+    UpdateOffset,
+    read,
+    write,
+)
+from ...protocol.headers import ConsumerGroup as ConsumerGroupHeader
+from ...protocol.names import RETRY_PREFIX, SQL92, TAG, Queue, SubscriptionError, parse_subscription
+from ..broker import Broker
+from ..config import MAX_RUNNING_INFO_BYTES, LimitExceeded
+from ..groups.members import ConsumerGroup, shape_of
+from ..sessions import Answer, Asked, Refusal, RunningWanted
+from ..store.files import StoreFull
+from ..store.index import ConsumeQueue
+from .connection import Buffers, Connection, Refused, answer, refused, small
+
+log = structlog.get_logger("rocketlet.groups")
+broker_log = structlog.get_logger("rocketlet.broker")
+
+
+# ------------------------------------------------------------------------------
+# The requests of membership: heartbeats, unregistering, member lists, locks, client checks.
+
+
+def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    try:
+        beat = _beat_of(connection, frame.body)
+        if connection.beat is None:
+            _forget_presumed(broker, connection, beat)
+        _check(broker, connection, beat)
+        broker.clients.heartbeat(connection, beat.client_id, beat.producer_groups, frame.language, frame.version)
+    except Exception as error:
+        client_id, groups = bodies.names_in_heartbeat(frame.body)
+        is_news = connection.is_news("heartbeat_refused")
+        broker.refusals.note(connection.peer, client_id, groups, str(error), is_news=is_news)
+        raise
+    _take(broker, connection, beat, frame.language, frame.version)
+    if connection.beat is None or connection.beat[1] is not beat:
+        connection.keep_beat((frame.body, beat))
+    return answer(frame)
+
+
+def introduced(broker: Broker, connection: Connection, beat: bodies.Heartbeat, language: int, version: int) -> None:
+    """A client becomes a member by what it has answered, as by a heartbeat of its own; that one may give another id. Raises
+    Refused, Refusal, LimitExceeded."""
+    _check(broker, connection, beat)
+    broker.clients.heartbeat(connection, beat.client_id, (), language, version)
+    _take(broker, connection, beat, language, version)
+    for consumer in beat.consumers:
+        broker.groups.members_of(consumer.group)[connection].is_presumed = True
+
+
+def _forget_presumed(broker: Broker, connection: Connection, beat: bodies.Heartbeat) -> None:
+    """The client says who it is."""
+    for consumer in beat.consumers:
+        member = broker.groups.members_of(consumer.group).get(connection)
+        if member is not None and member.is_presumed:
+            member.is_presumed = False
+            if member.client_id != beat.client_id:
+                broker.groups.leave(connection, consumer.group)
+
+
+def _take(broker: Broker, connection: Connection, beat: bodies.Heartbeat, language: int, version: int) -> None:
+    for consumer in beat.consumers:
+        broker.groups.heartbeat(connection, beat.client_id, consumer, language, version)
+        for place in broker.locks.readers_back(consumer.group, beat.client_id):
+            broker.watch.pulled(connection, consumer.group, *place)  # it handles messages of the queue since before
+        broker.locks.join(connection, consumer.group)
+        broker.notifications.heard(connection, consumer.group)
+
+
+def _check(broker: Broker, connection: Connection, beat: bodies.Heartbeat) -> None:
+    """All that a heartbeat may be refused for, before any of its groups is registered. Raises Refused, Refusal,
+    LimitExceeded."""
+    for consumer in beat.consumers:
+        settings = broker.group_configs.ensure(consumer.group)
+        if settings is not None and settings.strict:
+            fault = _strict_fault(broker, connection, consumer)
+            if fault:
+                raise Refused(ResponseCode.NO_PERMISSION, fault)
+        if settings is not None:
+            _ensure_retry_topic(broker, connection, settings)
+    if connection.beat is None or connection.beat[1] is not beat:  # the last one once more was admitted
+        broker.groups.admit(connection, beat.client_id, (consumer.group for consumer in beat.consumers))
+
+
+def _beat_of(connection: Connection, body: bytes) -> bodies.Heartbeat:
+    """Most heartbeats are their client's last one once more, which was decoded and checked. Raises BodyError, IllegalName."""
+    if connection.beat is not None and connection.beat[0] == body:
+        return connection.beat[1]
+    beat = bodies.decode_heartbeat(body)
+    # All names first: a heartbeat that is refused registers nothing.
+    for consumer in beat.consumers:
+        fault = names.group_fault(consumer.group)
+        if fault:
+            raise names.IllegalName(fault)
+    return beat
+
+
+def _ensure_retry_topic(broker: Broker, connection: Connection, group: GroupConfig) -> None:
+    name = names.retry_topic(group.name)
+    if broker.topics.get(name) is not None:
+        return
+    try:
+        broker.topics.ensure(TopicConfig(name, group.retry_queues, group.retry_queues), broker.store.end)
+    except StoreFull as error:  # members can read from a full disk
+        if connection.is_news("retry_topic_save_failed"):
+            log.error("retry_topic_save_failed", group=group.name, reason=str(error))
+
+
+def _strict_fault(broker: Broker, connection: Connection, consumer: ConsumerData) -> str | None:
+    """Why a strict group refuses a member; None if it does not."""
+    wanted = shape_of({item.topic: item for item in consumer.subscriptions}.values())
+    group = broker.groups.get(consumer.group)
+    other = group.other_than(connection, wanted) if group else None
+    if other is None:
+        return None
+    return (
+        f"the group {consumer.group} is strict: this client subscribes to {_spelled(wanted)}, {other.client_id} to "
+        f"{_spelled(other.shape)}; subscribe to the same, or use `rocketlet groups set {consumer.group} --strict off`"
+    )
+
+
+def _spelled(subscriptions: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{topic} [{expression}]" for topic, expression in sorted(subscriptions))
+
+
+def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(UnregisterClient, frame.ext)
+    connection.keep_beat(None)
+    if header.consumer_group:
+        broker.pops.session_gone(connection)
+        is_foreign = broker.commits.is_foreign_member(connection, header.consumer_group)
+        if is_foreign:
+            unfinished = 0
+            for place in broker.watch.read_by(connection, header.consumer_group):
+                broker.offsets.mark(header.consumer_group, *place)  # the next one may have loaded its offset before
+                broker.locks.forget_reader(header.consumer_group, *place)
+                committed = broker.offsets.get(header.consumer_group, *place) or 0
+                unfinished += max(broker.watch.given(connection, header.consumer_group, *place) - committed, 0)
+            if unfinished:
+                broker.repeats.note_left(header.consumer_group, header.client_ID, unfinished)
+        broker.groups.leave(connection, header.consumer_group)
+        broker.locks.leave(connection, header.consumer_group, is_foreign=is_foreign)
+    if header.producer_group:
+        broker.clients.forget_producer(header.producer_group, connection)
+    return answer(frame)
+
+
+def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    header = read(ConsumerGroupHeader, frame.ext)
+    name, topic, detail = header.consumer_group, header.topic, frame.ext.get(EXT_DETAIL)
+    if detail is None and not topic:
+        question = small(frame)
+        if broker.draining.notices.when_sure(
+            name, connection, lambda: connection.write(_list_given(broker, connection, question, name))
+        ):
+            return None
+        return _list_given(broker, connection, frame, name)
+    group = broker.groups.get(name)
+    client_ids: list[str] = []
+    if group is not None:
+        client_ids = group.client_ids(topic) if topic else broker.draining.notices.given(group, connection)
+    if group is None or not client_ids or detail is None:
+        return _listed(frame, name, client_ids)
+    if detail == "members" or not topic:
+        return answer(frame, ext=_seen_queues(group, topic), body=group_bodies.encode_members(client_ids))
+    return answer(frame, ext=_place_or_share(group, connection, frame, topic))
+
+
+def _list_given(broker: Broker, connection: Connection, frame: Frame, name: str) -> Buffers:
+    """The answer to a member that shares the queues of all its topics out by one list."""
+    group = broker.groups.get(name)
+    # A reader that is not known again yet would drop its queues, with messages of them in its handlers.
+    if group is None or (connection not in group.members and broker.locks.misses_readers(name)):
+        return _listed(frame, name, [])
+    return _listed(frame, name, broker.draining.notices.given(group, connection))
+
+
+def _listed(frame: Frame, name: str, client_ids: list[str]) -> Buffers:
+    if not client_ids:
+        # ConsumerManageProcessor.getConsumerListByGroup: Apache's Java client keeps its queues when it gets this.
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {name}")
+    return answer(frame, body=group_bodies.encode_members(client_ids))
+
+
+def _place_or_share(group: ConsumerGroup, connection: Connection, frame: Frame, topic: str) -> Ext:
+    """A member's position or share, which spares it the list of the others."""
+    member = group.members.get(connection)
+    client_id = member.client_id if member else ""
+    if member is not None and EXT_SEEN_QUEUES in frame.ext:
+        group.sees(member, topic, group_bodies.decode_seen_queues(str(frame.ext[EXT_SEEN_QUEUES]).encode()))
+    share = group.share(client_id, topic) if frame.ext.get(EXT_DETAIL) == "share" else None
+    shares: Ext = {EXT_SHARES: group_bodies.encode_shares({topic: share})} if share else {}
+    index, count = group.place(client_id, topic)
+    return {"index": index, "count": count, **shares, **_seen_queues(group, topic)}
+
+
+def _seen_queues(group: ConsumerGroup, topic: str | None) -> Ext:
+    """The queues of a topic as the members see them, for one that asks just when a broker is missing in its route."""
+    return {EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(group.seen_queues(topic))} if topic else {}
+
+
+def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    request = group_bodies.decode_lock_request(frame.body)
+    fault = _foreign_client(broker, connection, request) or names.group_fault(request.group)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, body=group_bodies.encode_locked({}), remark=fault)
+    refused = broker.locks.refused
+    epochs = broker.locks.lock(request, connection)
+    if request.offsets:
+        return answer(frame, body=group_bodies.encode_locked(epochs, _commit(broker, connection, request, epochs)))
+    # A queue taken anew: with its offset a member can begin without another request.
+    if not request.handover or request.epochs:
+        # Apache's clients take queues that are not in the answer for locked by another, and ask again.
+        remark = "this broker keeps no more locks; try again later" if broker.locks.refused > refused else None
+        return answer(frame, body=group_bodies.encode_locked(epochs), remark=remark)
+    found = {queue: broker.offsets.get(request.group, queue.topic, queue.queue_id) for queue in epochs}
+    offsets = {queue: offset for queue, offset in found.items() if offset is not None}
+    return answer(frame, body=group_bodies.encode_locked(epochs, offsets))
+
+
+def _commit(
+    broker: Broker, connection: Connection, request: group_bodies.LockRequest, epochs: Mapping[Queue, int]
+) -> dict[Queue, int]:
+    """Carries out a member's commits, in one request that renews its leases, too. The member asks for the rest queue by
+    queue, and is told why not."""
+    done: dict[Queue, int] = {}
+    for queue, offset in request.offsets.items():
+        place = (queue.topic, queue.queue_id)
+        epoch = epochs.get(queue)
+        if epoch is None or request.epochs.get(queue) != epoch:
+            continue
+        fault = broker.commits.fence_fault(
+            connection, request.group, place, offset, epoch
+        ) or broker.commits.offset_fault(request.group, place, offset)
+        if fault is None:
+            broker.commits.store(connection, request.group, place, offset, by_owner=True)
+            done[queue] = offset
+    return done
+
+
+def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    request = group_bodies.decode_lock_request(frame.body)
+    fault = _foreign_client(broker, connection, request)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    if request.offsets:
+        return _commit_and_unlock(broker, connection, frame, request)
+    faults = broker.locks.unlock(request, connection)
+    # Apache's clients expect success whatever was locked: their broker says nothing else.
+    if faults and request.handover:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"not unlocked: {'; '.join(faults)}")
+    return answer(frame)
+
+
+def _commit_and_unlock(
+    broker: Broker, connection: Connection, frame: Frame, request: group_bodies.LockRequest
+) -> Buffers:
+    """Hands over several queues of a member in one request: the answer names those that were committed and unlocked. The
+    member commits the rest queue by queue, and is told why not."""
+    ready: list[Queue] = []
+    for queue, offset in request.offsets.items():
+        place, epoch = (queue.topic, queue.queue_id), request.epochs.get(queue)
+        fault = broker.commits.fence_fault(
+            connection, request.group, place, offset, epoch
+        ) or broker.commits.offset_fault(request.group, place, offset)
+        if fault is None and epoch is not None:
+            broker.commits.store(connection, request.group, place, offset, by_owner=True)
+            ready.append(queue)
+    broker.locks.unlock(replace(request, queues=tuple(ready)), connection)
+    locks, group = broker.locks, request.group
+    done = {
+        queue: request.epochs[queue]
+        for queue in ready
+        if not locks.is_leased_to(group, queue.topic, queue.queue_id, connection)
+    }
+    return answer(frame, body=group_bodies.encode_locked(done))
+
+
+def _foreign_client(broker: Broker, connection: Connection, request: group_bodies.LockRequest) -> str | None:
+    """Why a lease is not this connection's to take or free; None if it is. Apache's clients are believed."""
+    if not request.handover:
+        return None
+    group = broker.groups.get(request.group)
+    member = group.members.get(connection) if group else None
+    if member is None:
+        return f"this connection is not a member of the group {request.group}; send a heartbeat first"
+    if member.client_id != request.client_id:
+        return f"this connection is the client {member.client_id}, not {request.client_id}"
+    return None
+
+
+def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """CHECK_CLIENT_CONFIG: whether the broker can filter as the client wants."""
+    check = group_bodies.decode_client_check(frame.body)
+    kind = check.kind or TAG
+    if kind == TAG:
+        return answer(frame)
+    if kind != SQL92:
+        remark = f"the expression type {kind} is unknown; use TAG or SQL92"
+        return answer(frame, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=remark)
+    request = small(frame)
+    if broker.filters.find(check.expression) is None:
+        broker.filters.when_parsed(
+            connection,
+            check.expression,
+            lambda: connection.write(_checked(broker, request, check.expression)),
+            len(check.expression),
+        )
+        return None
+    return answer(frame)
+
+
+def _checked(broker: Broker, frame: Frame, expression: str) -> Buffers:
+    try:
+        broker.filters.find(expression)
+    except Refusal as refusal:
+        return refused(refusal).answer(frame)
+    return answer(frame)
+
+
+# ------------------------------------------------------------------------------
+# Apache's push consumers that pull without a heartbeat become members at once: after a restart of the broker, or on a
+# new connection.
+#
+# Their next heartbeat comes up to 30 s later (MQClientInstance.startScheduledTask); nothing that a broker answers
+# makes Java's client send one earlier. It answers a broker that asks how it runs
+# (ClientRemotingProcessor.getConsumerRunningInfo): its subscriptions and its queues, without its client id. It is the
+# client that has read the queue last.
+
+
+Place = tuple[str, str, int]  # group, topic, queue id
+
+
+def ask_who(broker: Broker, connection: Connection, frame: Frame, place: Place) -> None:
+    """Asks a client that pulls a queue how it runs, unless it is being asked already."""
+    if not broker.clients.is_asked(connection):
+        question = RunningWanted(Asked(place[0], broker.locks.last_reader(*place) or "", {}))
+        answered = partial(_answered, broker, connection, place, frame.language, frame.version)
+        with suppress(LimitExceeded):
+            broker.clients.ask(connection, question, answered, by=connection)
+
+
+def _answered(
+    broker: Broker, connection: Connection, place: Place, language: int, version: int, reply: Answer | None
+) -> None:
+    members = broker.groups.members_of(place[0])
+    client_id = broker.locks.last_reader(*place)
+    is_there = client_id is None or any(member.client_id == client_id for member in members.values())
+    if reply is None or not reply.is_ok or connection in members or is_there or connection.is_closed:
+        return
+    try:
+        beat = _checked_heartbeat(broker, connection, place, str(client_id), reply.body)
+        if beat is not None:
+            introduced(broker, connection, beat, language, version)
+            log.info("member_known_again", group=place[0], client=client_id)
+    except (BodyError, SubscriptionError, Refused, Refusal, LimitExceeded) as fault:
+        if connection.is_news("member_unreadable"):
+            log.info("member_unreadable", group=place[0], client=client_id, reason=str(fault))
+
+
+def _checked_heartbeat(
+    broker: Broker, connection: Connection, place: Place, client_id: str, body: bytes
+) -> Heartbeat | None:
+    """The heartbeat that the client would send; None if it does not read the queue, or may not read all its topics."""
+    if len(body) > MAX_RUNNING_INFO_BYTES:
+        return None
+    running = decode_running(body)
+    is_reader = Queue(place[1], broker.config.name, place[2]) in running.commit_offsets
+    if not is_reader or place[1] not in running.subscriptions:
+        return None
+    if len(running.subscriptions) > MAX_SUBSCRIPTIONS or not _may_read(broker, connection, running):
+        return None
+    subscriptions = tuple(
+        parse_subscription(topic, expression, version=running.versions[topic], kind=running.kinds[topic])
+        for topic, expression in running.subscriptions.items()
+    )
+    where = running.properties.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET"
+    return Heartbeat(client_id, (ConsumerData(place[0], "CONSUME_PASSIVELY", "CLUSTERING", where, subscriptions),))
+
+
+def _may_read(broker: Broker, connection: Connection, running: Running) -> bool:
+    acl = broker.acl
+    topics = (topic for topic in running.subscriptions if not topic.startswith(RETRY_PREFIX))
+    return acl is None or all(acl.may_subscribe(connection, topic) for topic in topics)
+
+
+# ------------------------------------------------------------------------------
+# QUERY_ASSIGNMENT, 5.0's: the broker computes a member's share, for members that ask for it, or lets it pop.
+
+
+async def query_assignment(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """Answers when the topic's route is known, which lies with a name server."""
+    request = group_bodies.decode_assignment_request(frame.body)
+    if request.strategy not in allocation.COMPUTED:
+        remark = f"the strategy {request.strategy} is unknown; use {', '.join(allocation.COMPUTED)}"
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    is_popped = broker.request_modes.of(request.group, request.topic).mode == POP
+    route = await broker.name_servers.find_route(request.topic)
+    if route is None:
+        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{request.topic}] not exist")
+    if is_popped and request.message_model != "BROADCASTING":
+        names = dict.fromkeys(data.broker_name for data in route.queues if data.read_queues)
+        return answer(frame, body=encode_pop_assignment(request.topic, names))
+    return answer(frame, body=group_bodies.encode_assignment(_share(broker, request, route)))
+
+
+def _share(broker: Broker, request: group_bodies.AssignmentRequest, route: Route) -> list[Queue]:
+    """Raises LimitExceeded where one request would keep all others waiting."""
+    count = sum(data.read_queues for data in route.queues)
+    if count > MAX_REQUEST_QUEUES:
+        raise LimitExceeded(f"{request.topic} has {count} queues; a broker shares out {MAX_REQUEST_QUEUES} at most")
+    queues = allocation.subscribe_queues(request.topic, route)
+    if request.message_model == "BROADCASTING":
+        return queues
+    group = broker.groups.get(request.group)
+    ids = list(group.order(request.topic)) if group else []
+    strategy = allocation.COMPUTED[request.strategy]
+    points = strategy.virtual_nodes * len(ids) if isinstance(strategy, allocation.ConsistentHash) else 0
+    if points + count > broker.limits.max_hashed:
+        raise LimitExceeded(f"{request.strategy} with {count} queues and {len(ids)} members takes too long; use AVG")
+    return strategy.allocate(request.client_id, queues, ids)
+
+
+# ------------------------------------------------------------------------------
+# Takes other brokers' words on groups with foreign members, and checks that they come from those brokers.
+#
+# Without accounts anybody who reaches the port can speak in a broker's name. So a broker asks the one of that name,
+# at the address that the name server has for it, whether the word is its own, once for each connection. A token is
+# for one listener, which cannot use it with another broker. With accounts only an administrator may speak, and nobody
+# is asked.
+
+
+async def agree_on_members(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """Our own: another broker says how far it is with a group that has foreign members on both."""
+    header = read(AgreeOnMembers, frame.ext)
+    fault = names.group_fault(header.consumer_group)
+    if fault:
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    for text in (header.broker_name, header.digest, header.token):
+        if len(text) > MAX_ID_CHARS:
+            remark = f"a name, digest or token has {len(text)} characters; {MAX_ID_CHARS} are allowed"
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
+    members = decode_agreed_members(frame.body)
+    address = broker.draining.agreement.address(header.consumer_group, header.broker_name)
+    if address is None or broker.acl is not None or connection.broker_name == header.broker_name:
+        broker.draining.heard(header, members)  # without an address it is no peer, and changes nothing
+        return answer(frame)
+    if connection.is_proving or not broker.peers.may_ask:
+        return answer(frame, ResponseCode.SYSTEM_BUSY, remark="other brokers are being asked whether they said so")
+    connection.is_proving = True
+    return await _hear_if_confirmed(broker, connection, frame, address, header, members)
+
+
+async def _hear_if_confirmed(
+    broker: Broker, connection: Connection, frame: Frame, address: str, header: AgreeOnMembers, members: Members
+) -> Buffers:
+    question = Frame(RequestCode.CONFIRM_WORD, ext=write(ConfirmWord(broker.config.name, header.token)))
+    try:
+        is_confirmed = await broker.peers.confirms(address, question)
+    finally:
+        connection.is_proving = False
+    if is_confirmed:
+        connection.broker_name = header.broker_name
+        broker.draining.heard(header, members)
+        return answer(frame)
+    if connection.is_news("peer_not_believed"):
+        log.warning("peer_not_believed", peer=connection.peer, broker=header.broker_name, address=address)
+    remark = f"{header.broker_name}, asked at {address}, does not say that this word is its own"
+    return answer(frame, ResponseCode.NO_PERMISSION, remark=remark)
+
+
+def confirm_word(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """Our own: another broker asks whether this one has said something to it."""
+    header = read(ConfirmWord, frame.ext)
+    if compare_digest(header.token.encode(), broker.draining.agreement.token(header.broker_name).encode()):
+        return answer(frame)
+    return answer(frame, ResponseCode.NO_PERMISSION, remark=f"{broker.config.name} did not say so")
+
+
+# ------------------------------------------------------------------------------
+# Offsets: where a group is in a queue, and where the queue begins and ends.
+
+
+def query_consumer_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """Apache's broker answers 0 for a group that has no offset and a queue whose start is still there
+    (ConsumerManageProcessor.queryConsumerOffset), so "latest" starts at 0. A Rocketlet client says which it wants instead:
+    an error, or the latest, which is then fixed for all queues of the topic, so that members who start together agree."""
+    header = read(QueueOffset, frame.ext)
+    group, topic = header.consumer_group, header.topic
+    offset = broker.offsets.get(group, topic, header.queue_id)
+    if offset is not None:
+        return answer(frame, ext=write(Offset(offset)))
+    queue = _queue(broker, topic, header.queue_id)
+    wanted = frame.ext.get(EXT_UNKNOWN)
+    if wanted == "latest":
+        return answer(frame, ext=write(Offset(_fix_latest(broker, group, topic, queue))))
+    if wanted == "error" or (queue is not None and queue.begin > 0):
+        remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+        return answer(frame, ResponseCode.QUERY_NOT_FOUND, remark=remark)
+    return answer(frame, ext=write(Offset(0)))
+
+
+def _fix_latest(broker: Broker, group: str, topic: str, queue: ConsumeQueue | None) -> int:
+    if broker.group_configs.ensure(group) is None:
+        raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
+    if broker.offsets.knows(group, topic):  # the queue is newer than the group
+        return queue.begin if queue else 0
+    for queue_id in range(broker.topics.queues_of(topic)):
+        other = broker.store.queues.get((topic, queue_id))
+        broker.offsets.put(group, topic, queue_id, other.next if other else 0)
+    return queue.next if queue else 0
+
+
+def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(UpdateOffset, frame.ext)
+    group, queue = header.consumer_group, (header.topic, header.queue_id)
+    fault = broker.commits.fence_fault(
+        connection, group, queue, header.commit_offset, header.epoch, may_be_tool=not frame.is_oneway
+    )
+    if fault:
+        if connection.is_news("commit_refused"):
+            broker_log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
+        return answer(frame, ResponseCode.NO_PERMISSION, remark=f"the offset is not stored: {fault}")
+    fault = broker.commits.offset_fault(group, queue, header.commit_offset)
+    if fault:
+        if connection.is_news("commit_refused"):
+            broker_log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
+        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the offset is not stored: {fault}")
+    if header.sought and header.epoch is not None:
+        broker.locks.forget_former_end(group, *queue)
+    broker.commits.store(connection, group, queue, header.commit_offset, by_owner=header.epoch is not None)
+    return answer(frame, ext={})
+
+
+def _queue(broker: Broker, topic: str, queue_id: int) -> ConsumeQueue | None:
+    return broker.store.queues.get((topic, queue_id))
+
+
+def max_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(TopicQueue, frame.ext)
+    queue = _queue(broker, header.topic, header.queue_id)
+    return answer(frame, ext=write(Offset(queue.next if queue else 0)))
+
+
+def min_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(TopicQueue, frame.ext)
+    queue = _queue(broker, header.topic, header.queue_id)
+    return answer(frame, ext=write(Offset(queue.begin if queue else 0)))
+
+
+def queue_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """GET_QUEUE_OFFSETS, our own. Topics that are not here are skipped."""
+    group = read(OptionalGroup, frame.ext).consumer_group or ""
+    found: dict[str, TopicExtent] = {}
+    for name in decode_topics(frame.body):
+        if broker.topics.get(name):
+            found[name] = _extent(broker, group, name)
+            yield
+    times = BrokerTimes(broker.clock.time_ms(), broker.statistics.boot_ms)
+    return answer(frame, ext=write(times), body=encode_extents(found))
+
+
+def _extent(broker: Broker, group: str, topic: str) -> TopicExtent:
+    queues = [_queue(broker, topic, queue_id) for queue_id in range(broker.topics.queues_of(topic))]
+    return TopicExtent(
+        broker.topics.identity(topic),
+        broker.offsets.rewinds(group, topic),
+        tuple(queue.begin if queue else 0 for queue in queues),
+        tuple(queue.next if queue else 0 for queue in queues),
+    )
+
+
+def search_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    header = read(SearchOffset, frame.ext)
+    queue = _queue(broker, header.topic, header.queue_id)
+    offset = (yield from broker.store.offset_by_time(queue, header.timestamp)) if queue else 0
+    return answer(frame, ext=write(Offset(offset)))
+
+
+def earliest_store_time(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    header = read(TopicQueue, frame.ext)
+    queue = _queue(broker, header.topic, header.queue_id)
+    stored = queue is not None and queue.begin < queue.next
+    return answer(
+        frame, ext=write(StoreTime(broker.store.store_time_ms(queue, queue.begin) if queue and stored else -1))
+    )

@@ -1,0 +1,406 @@
+"""Messages that are shared (POP), as 5.x's remoting clients ask for them: the checks in Apache's order, and the answers.
+
+A client acknowledges by the receipt handle, which each record carries as its property POP_CK."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import structlog
+
+from ...protocol.codes import PERM_READ, ResponseCode
+from ...protocol.frame import Frame
+from ...protocol.group_bodies import BatchAck, decode_batch_acks, decode_request_mode, encode_request_modes
+from ...protocol.headers import (
+    FROM_END,
+    FROM_FIRST,
+    AckMessage,
+    ChangedInvisibleTime,
+    ChangeInvisibleTime,
+    Notification,
+    Notified,
+    PeekMessage,
+    Polling,
+    PollingInfo,
+    PopMessage,
+    PopMessageResult,
+    read,
+    write,
+)
+from ...protocol.message import MessageError, offset_texts, with_attempts
+from ...protocol.names import RETRY_PREFIX, SQL92, TAG, Subscription, SubscriptionError, parse_subscription
+from ..broker import Broker
+from ..config import (
+    LATE_POLL_MS,
+    MAX_ATTEMPT_CHARS,
+    MAX_INVISIBLE_MS,
+    MAX_NAMED_CHARS,
+    MAX_POLL_S,
+    MAX_POP_MESSAGES,
+    LimitExceeded,
+)
+from ..pops.deliveries import TOPIC_MARK, AckStatus, Delivered, PopClient, PopRequest, PopResult, Why, encode_handle
+from ..pops.pool import Wait
+from ..sessions import Refusal
+from ..store.files import StoreError
+from ..store.index import ConsumeQueue
+from .connection import Buffers, Connection, Refused, answer, answer_pieces, refused, small
+
+log = structlog.get_logger("rocketlet.pops")
+
+_NOTHING = {
+    Why.TOO_MANY_WAIT: ResponseCode.POLLING_FULL,
+    Why.TOPIC_GONE: ResponseCode.TOPIC_NOT_EXIST,
+    Why.GROUP_GONE: ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    Why.STOPPED: ResponseCode.SERVICE_NOT_AVAILABLE,
+    Why.PULLED: ResponseCode.NO_PERMISSION,
+    Why.FAILED: ResponseCode.SYSTEM_ERROR,
+}
+_NO_MESSAGES = write(PopMessageResult(0, 0, 0, 0))  # Java's client logs four errors for an answer without these fields
+
+
+def pop_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """POP_MESSAGE. Answers when there is a message, or the time is up."""
+    return _pop(broker, connection, frame, read(PopMessage, frame.ext))
+
+
+def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessage) -> Buffers | None:
+    if header.born_time > 0 and header.poll_time > 0:
+        late_ms = broker.clock.time_ms() - header.born_time - header.poll_time
+        if late_ms > LATE_POLL_MS:
+            if connection.is_news("pop_came_late"):  # such a client retries for ever and says nothing
+                hint = "nobody waits for its answer any more, or the clock of the client's machine is behind: set it"
+                group = header.consumer_group[:MAX_NAMED_CHARS]  # nothing has looked at it yet
+                log.warning("pop_came_late", group=group, peer=connection.peer, late_s=late_ms / 1000, hint=hint)
+            remark = f"the broker[{broker.config.name}] pop message is timeout too much"
+            raise Refused(ResponseCode.POLLING_TIMEOUT, remark, _NO_MESSAGES)
+    _check_reading(broker)
+    if header.max_msg_nums > MAX_POP_MESSAGES:
+        raise Refused(
+            ResponseCode.INVALID_PARAMETER,
+            f"the broker[{broker.config.name}] pop message's num is greater than {MAX_POP_MESSAGES}",
+        )
+    _check_topic(broker, header.topic, header.queue_id)
+    _check_group(broker, header.consumer_group, in_order=header.order)
+    subscription = _subscription(header)
+    matches = None
+    if subscription is not None and subscription.kind == SQL92:
+        matches = broker.filters.find(subscription.expression)
+        if matches is None:
+            again = partial(_pop_again, broker, connection, small(frame), header)
+            size = len(subscription.expression) + len(header.topic) + len(header.consumer_group)
+            broker.filters.when_parsed(connection, subscription.expression, again, size)
+            return None
+    if not 0 < header.invisible_time <= MAX_INVISIBLE_MS:
+        raise Refused(
+            ResponseCode.INVALID_PARAMETER,
+            f"the invisible time {header.invisible_time} ms is not between 1 and {MAX_INVISIBLE_MS}",
+        )
+    request = PopRequest(
+        header.consumer_group,
+        header.topic,
+        client_of(broker, connection, header.consumer_group),
+        max(header.max_msg_nums, 1),
+        header.invisible_time,
+        min(max(header.poll_time, 0), int(MAX_POLL_S * 1000)),
+        queue_id=header.queue_id if header.queue_id >= 0 else None,
+        is_strict=header.queue_id >= 0,
+        session=connection,
+        in_order=header.order,
+        subscription=subscription,
+        matches=matches,
+        attempt_id=(header.attempt_id or "")[:MAX_ATTEMPT_CHARS] or None,
+        from_first=header.init_mode == FROM_FIRST,
+        from_end=header.init_mode == FROM_END,
+    )
+    if not broker.pops.is_popped(request.group, request.topic):  # a member that pulled until now
+        broker.watch.let_all_go(connection, request.group, request.topic)
+    return _Receive(broker, connection, small(frame), request).begin()
+
+
+def _pop_again(broker: Broker, connection: Connection, frame: Frame, header: PopMessage) -> None:
+    """When its filter was parsed."""
+    try:
+        reply = _pop(broker, connection, frame, header)
+    except Refused as refusal:
+        reply = refusal.answer(frame)
+    except Refusal as refusal:
+        reply = refused(refusal).answer(frame)
+    except (StoreError, MessageError, LimitExceeded) as error:  # outside of the dispatch, which would say it
+        reply = answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
+    if reply is not None:
+        connection.write(reply)
+
+
+def client_of(broker: Broker, connection: Connection, group: str) -> PopClient:
+    """The client that pops is the connection. Its id, for people, is that of the group's member there, or of the only
+    client there."""
+    found = broker.groups.get(group)
+    member = found.members.get(connection) if found else None
+    client_id = member.client_id if member is not None else broker.clients.only_id(connection)
+    return PopClient(client_id or f"{connection.peer}@{connection.number}", session=connection)
+
+
+class _Receive:
+    """One POP_MESSAGE and where its answer goes. It counts as a held pull as long as it waits."""
+
+    def __init__(self, broker: Broker, connection: Connection, frame: Frame, request: PopRequest) -> None:
+        self._broker = broker
+        self._connection = connection
+        self._frame = frame
+        self._request = request
+        self._now: Buffers | None = None
+        self._wait: Wait | None = None
+        self._kept_bytes = 0
+
+    def begin(self) -> Buffers | None:
+        """The answer if there is one now."""
+        self._connection.on_lost(_cancel_receives)
+        self._connection.on_lost(self._broker.pops.session_gone)
+        wait = self._broker.pops.receive(self._request, self._answer)
+        if wait.is_over:
+            return self._now
+        self._wait = wait
+        connection = self._connection
+        connection.receives.add(self)
+        connection.held_pulls += 1
+        self._kept_bytes = self._request.kept_bytes
+        connection.charge(self._kept_bytes)
+        return None
+
+    def cancel(self) -> None:
+        """The client is gone."""
+        self._leave()
+        if self._wait is not None:
+            self._wait.cancel()
+
+    def _leave(self) -> None:
+        if self in self._connection.receives:
+            self._connection.receives.discard(self)
+            self._connection.held_pulls -= 1
+            self._connection.charge(-self._kept_bytes)
+
+    def _answer(self, received: PopResult) -> None:
+        connection = self._connection
+        self._leave()
+        if self._wait is None:  # within `begin`
+            self._now = self._encode(received)
+        elif connection.is_closed or connection.is_paused:  # it reads too slowly to get more
+            self._broker.pops.put_back(self._request.group, self._request.topic, received.messages)
+            connection.when_read(lambda: connection.write(self._encode(PopResult(Why.NOTHING_NEW))))
+        else:
+            connection.write(self._encode(received))
+
+    def _encode(self, received: PopResult) -> Buffers:
+        if received.why is not Why.FOUND:
+            code = _NOTHING.get(received.why, ResponseCode.POLLING_TIMEOUT)
+            return answer(self._frame, code, _NO_MESSAGES, remark=received.fault or received.why.value)
+        starts, offsets = offset_texts((TOPIC_MARK, item.queue_id, item.offset) for item in received.messages)
+        result = PopMessageResult(received.pop_ms, received.invisible_ms, 0, received.rest, starts, offsets)
+        return answer_pieces(self._frame, write(result), list(map(_record, received.messages)), "FOUND")
+
+
+def _record(message: Delivered) -> bytes:
+    return with_attempts(message.record, message.attempt - 1, message.handle)
+
+
+def _cancel_receives(connection: Connection) -> None:
+    for receive in list(connection.receives):
+        receive.cancel()
+
+
+def _subscription(header: PopMessage) -> Subscription | None:
+    """The filter; None takes all messages."""
+    try:
+        found = parse_subscription(header.topic, header.exp, kind=header.exp_type or TAG)
+    except SubscriptionError as error:
+        remark = f"parse the consumer's subscription failed: {error}"
+        raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark) from None
+    if found.kind not in (TAG, SQL92):
+        remark = f"the broker does not support consumer to filter message by {found.kind}"
+        raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark)
+    return None if found.takes_all else found
+
+
+def _check_reading(broker: Broker) -> None:
+    if not broker.config.permission & PERM_READ:
+        raise Refused(ResponseCode.NO_PERMISSION, f"the broker[{broker.config.name}] pop message is forbidden")
+
+
+def _check_topic(broker: Broker, name: str, queue_id: int, bad_queue: int = ResponseCode.INVALID_PARAMETER) -> None:
+    topic = broker.topics.get(name)
+    if topic is None:
+        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
+    if not topic.perm & PERM_READ:
+        raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] peeking message is forbidden")
+    if queue_id >= topic.read_queues:
+        remark = f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:[{topic.read_queues}]"
+        raise Refused(bad_queue, remark)
+
+
+def _check_group(broker: Broker, name: str, *, in_order: bool = False) -> None:
+    """in_order: a group that is made now is one in order."""
+    group = broker.group_configs.ensure(name, orderly=in_order)
+    if group is None:
+        raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] not exist")
+    if not group.consume_enable:
+        raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
+
+
+# Clients' words on their messages
+
+
+def ack_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """ACK_MESSAGE. Like Apache's: 0 also for messages that are in nobody's hands. Answers when it is on the disk."""
+    header = read(AckMessage, frame.ext)
+    queue = _queue(broker, header.topic, header.queue_id)
+    if not (queue is not None and queue.begin <= header.offset <= queue.next):
+        return answer(frame, ResponseCode.NO_MESSAGE, remark=_outside(header.topic, header.queue_id, header.offset))
+    answered = partial(_answer_acks, connection, small(frame))
+    broker.pops.ack(header.consumer_group, header.topic, [header.extra_info], answered)
+    return None
+
+
+def _queue(broker: Broker, topic: str, queue_id: int) -> ConsumeQueue | None:
+    """Raises Refused for one that the topic does not have."""
+    config = broker.topics.get(topic)
+    if config is None:
+        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+    if not 0 <= queue_id < config.read_queues:
+        remark = f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{config.read_queues}]"
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, remark)
+    return broker.store.queues.get((topic, queue_id))
+
+
+def _outside(topic: str, queue_id: int, offset: int) -> str:
+    return f"request offset[{offset}] not exist in {topic}:{queue_id}"
+
+
+def _answer_acks(connection: Connection, frame: Frame, outcomes: Sequence[AckStatus]) -> None:
+    if AckStatus.NOT_KEPT in outcomes:
+        remark = f"the acknowledgement is not stored: {AckStatus.NOT_KEPT.value}"
+        connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
+    else:
+        connection.write(answer(frame))
+
+
+def batch_ack_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """BATCH_ACK_MESSAGE: messages of several pops. Acknowledgements for a queue that is not there are skipped."""
+    acks = decode_batch_acks(frame.body)
+    if not acks:
+        return answer(frame, ResponseCode.NO_MESSAGE, remark="batch ack is empty")
+    count, found = len(acks), list[AckStatus]()
+
+    def answered(outcomes: Sequence[AckStatus]) -> None:
+        nonlocal count
+        count -= 1
+        found.extend(outcomes)
+        if count == 0:
+            _answer_acks(connection, reply_to, found)
+
+    reply_to = small(frame)
+    for ack in acks:
+        broker.pops.ack(ack.group, ack.topic, _handles(broker.config.name, ack), answered)
+    return None
+
+
+def _handles(broker_name: str, ack: BatchAck) -> list[str]:
+    mark = int(ack.mark) if ack.mark.isdecimal() else TOPIC_MARK
+    return [
+        encode_handle(broker_name, ack.queue_id, offset, ack.pop_ms, ack.invisible_ms, mark) for offset in ack.offsets
+    ]
+
+
+def change_invisible_time(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """CHANGE_MESSAGE_INVISIBLETIME. The handle stays as it is: the answer has its pop time."""
+    header = read(ChangeInvisibleTime, frame.ext)
+    queue = _queue(broker, header.topic, header.queue_id)
+    if not (queue is not None and queue.begin <= header.offset < queue.next):
+        return answer(frame, ResponseCode.NO_MESSAGE, remark=_outside(header.topic, header.queue_id, header.offset))
+    if not 0 <= header.invisible_time <= MAX_INVISIBLE_MS:
+        remark = f"the invisible time {header.invisible_time} ms is not between 0 and {MAX_INVISIBLE_MS}"
+        return answer(frame, ResponseCode.INVALID_PARAMETER, remark=remark)
+    changed = broker.pops.change(
+        header.consumer_group, header.topic, header.extra_info, header.invisible_time, is_counted=not header.suspend
+    )
+    if not changed.outcome.is_done:
+        return answer(frame, ResponseCode.NO_MESSAGE, remark=changed.outcome.value)
+    return answer(frame, ext=write(ChangedInvisibleTime(changed.pop_ms, changed.invisible_ms, 0)))
+
+
+# Looking
+
+
+def notification(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """NOTIFICATION: as a receive that takes nothing; answers when there is something to pop, or the time is up."""
+    header = read(Notification, frame.ext)
+    _check_reading(broker)
+    _check_topic(broker, header.topic, header.queue_id)
+    _check_group(broker, header.consumer_group)
+    request = PopRequest(
+        header.consumer_group,
+        header.topic,
+        client_of(broker, connection, header.consumer_group),
+        0,
+        0,
+        min(max(header.poll_time, 0), int(MAX_POLL_S * 1000)),
+        queue_id=header.queue_id if header.queue_id >= 0 else None,
+        is_strict=header.queue_id >= 0,
+        session=connection,
+    )
+    return _Notification(broker, connection, small(frame), request).begin()
+
+
+class _Notification(_Receive):
+    def _encode(self, received: PopResult) -> Buffers:
+        if received.why in (Why.FOUND, Why.NOTHING_NEW, Why.TOO_MANY_WAIT):
+            told = Notified(received.why is Why.FOUND, received.why is Why.TOO_MANY_WAIT)
+            return answer(self._frame, ext=write(told))
+        return super()._encode(received)
+
+
+def polling_info(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """POLLING_INFO: how many receives wait."""
+    header = read(PollingInfo, frame.ext)
+    _check_topic(broker, header.topic, -1)
+    return answer(frame, ext=write(Polling(broker.pops.waits(header.consumer_group, header.topic))))
+
+
+def peek_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """PEEK_MESSAGE: the messages that the group would get next. It stays where it is."""
+    header = read(PeekMessage, frame.ext)
+    _check_reading(broker)
+    if header.max_msg_nums > MAX_POP_MESSAGES:
+        raise Refused(ResponseCode.INVALID_PARAMETER, f"more than {MAX_POP_MESSAGES} messages are asked for")
+    _check_topic(broker, header.topic, header.queue_id)
+    _check_group(broker, header.consumer_group)
+    queue_id = header.queue_id if header.queue_id >= 0 else None
+    now_ms = broker.clock.time_ms()
+    found = broker.pops.peek(header.consumer_group, header.topic, queue_id, max(header.max_msg_nums, 1))
+    if not found:
+        return answer(frame, ResponseCode.PULL_NOT_FOUND, _NO_MESSAGES, remark="there is no message")
+    places = [(TOPIC_MARK, item.queue_id, item.offset) for item in found]
+    result = PopMessageResult(now_ms, 0, 0, 0, *offset_texts(places))
+    return answer_pieces(frame, write(result), [item.record for item in found], "FOUND")
+
+
+# Modes
+
+
+def set_request_mode(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """SET_MESSAGE_REQUEST_MODE: whether a group's members pull a topic's queues or pop its messages."""
+    mode = decode_request_mode(frame.body)
+    if mode.topic.startswith(RETRY_PREFIX):
+        remark = "retry topic is not allowed to set mode"
+        return answer(frame, ResponseCode.NO_PERMISSION, remark=remark)
+    if broker.topics.get(mode.topic) is None:
+        return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{mode.topic}] not exist, apply first please!")
+    _check_group(broker, mode.group)
+    broker.request_modes.put(mode)
+    return answer(frame)
+
+
+def request_modes(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """GET_ALL_MESSAGE_REQUEST_MODE."""
+    return answer(frame, body=encode_request_modes(broker.request_modes))

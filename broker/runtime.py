@@ -1,0 +1,451 @@
+"""The clock, tasks, deferred work and thread pool that all parts of a broker run on.
+
+`Clock` is the only source of time. `Tasks` owns background tasks. Long work is done in pieces, so that one request does not
+block the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from heapq import heappop, heappush
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import structlog
+
+from ..protocol.bodies import Work
+from .config import TURN_S, LimitExceeded
+
+log = structlog.get_logger("rocketlet.turns")
+tasks_log = structlog.get_logger("rocketlet.tasks")
+
+
+# ------------------------------------------------------------------------------
+# The time that a broker reads and waits by, once, so that it can be turned.
+#
+# Whatever expires, is due or is stamped asks its broker's `Clock`, and waits with its `call_later`. `MovableClock` is
+# one that a test moves forward: delayed messages, leases, checks of transactions and retention come at once. The
+# simulation goes one level below: it replaces the time module and the event loop, so that the same `Clock` is virtual
+# there.
+#
+# Waiting for another process, such as a name server that does not answer, takes the event loop's own time.
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock:
+    """The machine's."""
+
+    def monotonic_s(self) -> float:
+        """The time for durations: it never goes back."""
+        return time.monotonic()
+
+    def time_s(self) -> float:
+        """Seconds since the epoch, for times that are stored or shown."""
+        return time.time()
+
+    def time_ms(self) -> int:
+        return int(self.time_s() * 1000)
+
+    def call_later(self, delay_s: float, action: Callable[..., object], *arguments: Any) -> Timer:
+        return asyncio.get_running_loop().call_later(delay_s, action, *arguments)
+
+
+MACHINE: Final = Clock()
+
+
+class MovableClock(Clock):
+    """The machine's time, and as much more as it was advanced by. `stands`: it moves by `advance` only."""
+
+    def __init__(self, *, stands: bool = False) -> None:
+        self._stands = stands
+        self._began = (time.monotonic(), time.time())
+        self._ahead_s = 0.0
+        self._is_advancing = False
+        self._timers: list[tuple[float, int, _MovableTimer]] = []
+        self._numbers = itertools.count()
+        self._next: asyncio.TimerHandle | None = None
+
+    def monotonic_s(self) -> float:
+        return (self._began[0] if self._stands else time.monotonic()) + self._ahead_s
+
+    def time_s(self) -> float:
+        return (self._began[1] if self._stands else time.time()) + self._ahead_s
+
+    def call_later(self, delay_s: float, action: Callable[..., object], *arguments: Any) -> Timer:
+        timer = _MovableTimer(action, arguments)
+        heappush(self._timers, (self.monotonic_s() + max(delay_s, 0.0), next(self._numbers), timer))
+        self._wait()
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        """Moves on, and runs everything that falls due on the way, each at its time and in order."""
+        end_s = self.monotonic_s() + seconds
+        self._is_advancing = True
+        try:
+            while self._timers and self._timers[0][0] <= end_s:
+                due_s, _, timer = heappop(self._timers)
+                self._ahead_s += max(due_s - self.monotonic_s(), 0.0)
+                timer.run()
+        finally:
+            self._is_advancing = False
+        self._ahead_s += max(end_s - self.monotonic_s(), 0.0)
+        self._wait()
+
+    def stop(self) -> None:
+        """Forgets all timers."""
+        self._timers.clear()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Lets the event loop wake us for the first timer."""
+        if self._is_advancing:  # once is enough, at the end
+            return
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if self._timers and not self._stands:
+            wait_s = max(self._timers[0][0] - self.monotonic_s(), 0.0)
+            self._next = asyncio.get_running_loop().call_later(wait_s, self.advance, 0.0)
+
+
+class _MovableTimer:
+    def __init__(self, action: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        self._action: Callable[..., object] | None = action
+        self._arguments = arguments
+
+    def cancel(self) -> None:
+        self._action = None
+
+    def run(self) -> None:
+        """Runs like a timer of the event loop: an exception goes to the loop's handler, and ends nothing else."""
+        if self._action is None:
+            return
+        try:
+            self._action(*self._arguments)
+        except Exception as error:
+            context = {"message": f"timer failed: {self._action}", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+
+# ------------------------------------------------------------------------------
+# Turns of the event loop: what takes long is done in pieces, so that everybody else waits for a few ms at most.
+#
+# Work is a generator that yields after each piece (`protocol.work`). It begins at once. When a turn's time is over,
+# the rest of it waits for the next turns, in which all that waits does a piece after the other. One turn is all that
+# they get together, between two looks at the sockets, however many they are.
+
+
+class Turns:
+    def __init__(self, turn_s: float = TURN_S) -> None:
+        self._turn_s = turn_s
+        self._waiting: deque[Work[Any]] = deque()
+        self._alone: set[str] = set()
+        self._is_due = False
+        self._end_s = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """How much work is not done."""
+        return len(self._waiting)
+
+    def do(self, work: Work[Any]) -> None:
+        """Does the work, now if there is time left in this turn and nothing else waits."""
+        if not self._is_due:
+            self._is_due = True
+            self._end_s = time.perf_counter() + self._turn_s
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._waiting.append(work)
+        if len(self._waiting) == 1:
+            self._go_on()
+
+    def call(self, action: Callable[..., object], *arguments: Any) -> None:
+        """A call that is short, but perhaps one of very many."""
+        self.do(_call(action, arguments))
+
+    def do_alone(self, name: str, begin: Callable[[], Work[None]]) -> None:
+        """Does the first piece at once and the rest in turns; nothing if such work is not done yet."""
+        if name not in self._alone:
+            self._alone.add(name)
+            work = self._ending(name, begin())
+            if not _is_over(work):
+                self.do(work)
+
+    def _ending(self, name: str, work: Work[None]) -> Work[None]:
+        try:
+            yield from work
+        finally:
+            self._alone.discard(name)
+
+    async def done(self) -> None:
+        """Returns when nothing waits any more."""
+        while self._waiting:  # noqa: ASYNC110 (each turn does a piece)
+            await asyncio.sleep(0)
+
+    def _turn(self) -> None:
+        self._end_s = time.perf_counter() + self._turn_s
+        self._go_on()
+        self._is_due = bool(self._waiting)
+        if self._is_due:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _go_on(self) -> None:
+        while self._waiting and time.perf_counter() <= self._end_s:
+            work = self._waiting[0]
+            try:
+                next(work)
+            except StopIteration:
+                self._waiting.popleft()
+            except Exception:
+                log.exception("work_failed")
+                self._waiting.popleft()
+            else:
+                self._waiting.rotate(-1)
+
+
+class OneATurn:
+    """Calls that wait until all that the sockets have brought is done. Each turn of the event loop makes one, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def call(self, action: Callable[[], None]) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._waiting.append(action)
+
+    def _turn(self) -> None:
+        action = self._waiting.popleft()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._turn)
+        action()
+
+
+class Line:
+    """Long work of one kind that clients ask for. One piece of work of each client is under way at a time, and `at_once` of
+    all clients; what else they ask for waits in line, and the clients take turns."""
+
+    def __init__(self, turns: Turns, at_once: int, max_waiting: int) -> None:
+        self._turns = turns
+        self._at_once = at_once
+        self._max_waiting = max_waiting
+        self._waiting: dict[object, deque[Work[None]]] = {}
+        self._working: set[object] = set()
+        self._is_stopped = False
+
+    def join(self, client: object, work: Work[None]) -> None:
+        """Raises LimitExceeded if too much of this client waits."""
+        line = self._waiting.get(client)
+        if self._is_stopped or (line is not None and len(line) >= self._max_waiting):
+            raise LimitExceeded(f"{self._max_waiting} requests such as this one wait already; try again later")
+        self._waiting.setdefault(client, deque()).append(work)
+        self._begin()
+
+    def stop(self) -> None:
+        """Begins nothing more. Work that is under way ends with its current piece."""
+        self._is_stopped = True
+        self._waiting.clear()
+
+    def _begin(self) -> None:
+        while len(self._working) < self._at_once:
+            client = next((client for client in self._waiting if client not in self._working), None)
+            if client is None:
+                return
+            line = self._waiting.pop(client)
+            work = line.popleft()
+            if line:
+                self._waiting[client] = line  # behind the other clients'
+            self._working.add(client)
+            self._turns.do(self._doing(client, work))
+
+    def _doing(self, client: object, work: Work[None]) -> Work[None]:
+        try:
+            for _ in work:
+                if self._is_stopped:
+                    return
+                yield
+        finally:
+            self._working.discard(client)
+            self._begin()
+
+
+def _is_over(work: Work[None]) -> bool:
+    """Does a piece."""
+    for _ in work:
+        return False
+    return True
+
+
+def _call(action: Callable[..., object], arguments: tuple[Any, ...]) -> Work[None]:
+    action(*arguments)
+    return
+    yield
+
+
+# ------------------------------------------------------------------------------
+# A broker's background tasks: work at intervals, and work that waits for something. One owner, one way to end them.
+
+
+class Tasks:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._running: set[asyncio.Task[None]] = set()
+        self._timers: dict[str, Timer] = {}
+
+    def every(self, interval_s: float, name: str, action: Callable[[], object]) -> None:
+        """Calls `action` at this interval, whether it fails or not: no timer dies silently."""
+        self._timers[name] = self._clock.call_later(interval_s, self._tick, interval_s, name, action)
+
+    def _tick(self, interval_s: float, name: str, action: Callable[[], object]) -> None:
+        self.every(interval_s, name, action)
+        try:
+            action()
+        except Exception:
+            tasks_log.exception("timer_failed", action=name)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            tasks_log.error("task_failed", exc_info=error)
+
+    async def stop(self) -> None:
+        """Ends the timers, cancels the tasks, and returns when they have ended."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# ------------------------------------------------------------------------------
+# Work that also waits for the device, such as to save a state file.
+#
+# A job is a generator. It yields None after each piece of work, and calls that may take as long as the device wants
+# to. `run` makes these at once. A broker makes them in a thread, and does something else meanwhile: a slow disk stops
+# nobody.
+
+
+T = TypeVar("T")
+
+Call = Callable[[], object]
+Job = Generator[Call | None, None, T]
+
+
+def make_all(calls: Iterable[Call]) -> None:
+    """Makes the calls one after the other, with nothing between them."""
+    for call in calls:
+        call()
+
+
+async def do(job: Job[T], make: Callable[[Call | None], Awaitable[object]]) -> T:
+    """Does the job: `make` makes its calls, and is free where the job yields None. Raises the job's exceptions."""
+    fault: Exception | None = None
+    while True:
+        try:
+            call = next(job) if fault is None else job.throw(fault)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        fault = None
+        try:
+            await make(call)
+        except Exception as error:
+            fault = error
+
+
+def run(job: Job[T]) -> T:
+    """Does the job without doing anything else meanwhile. Raises its exceptions."""
+    try:
+        do(job, _make_at_once).send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("a job waited that is done at once")
+
+
+async def _make_at_once(call: Call | None) -> None:
+    if call is not None:
+        call()
+
+
+# ------------------------------------------------------------------------------
+# The thread that waits for the device: a slow disk stops nobody else.
+
+
+class Device:
+    """Does jobs one after the other, in the loop; their calls that wait are made in one thread."""
+
+    def __init__(self) -> None:
+        # not the loop's own executor: a handler in the same loop may have shut that down
+        self._thread = ThreadPoolExecutor(1, "device")
+        self._jobs = asyncio.Lock()
+
+    async def do(self, job: Job[T]) -> T:
+        """Does a job in turns, and waits for the device in the thread. Raises its exceptions."""
+        async with self._jobs:
+            return await do(job, self._make)
+
+    async def _make(self, call: Call | None) -> None:
+        await (asyncio.sleep(0) if call is None else self.make([call]))
+
+    async def make(self, calls: list[Call]) -> None:
+        """Makes the calls in the thread. Returns behind all that were asked for before, also without any: what those keep
+        is then kept."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, make_all, calls)
+
+    def end(self) -> None:
+        """Makes no calls any more. One that hangs may still end."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+# ------------------------------------------------------------------------------
+# How long something took, counted in buckets. Prometheus computes quantiles of them, also over many brokers.
+
+
+class Histogram:
+    """`bounds_s` are the upper bounds of the buckets, in seconds; what takes longer than the last is in one more."""
+
+    __slots__ = ("bounds_s", "counts", "sum_s")
+
+    def __init__(self, bounds_s: Sequence[float]) -> None:
+        self.bounds_s = tuple(bounds_s)
+        self.counts = [0] * (len(self.bounds_s) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, duration_s: float, count: int = 1) -> None:
+        self.counts[bisect_left(self.bounds_s, duration_s)] += count
+        self.sum_s += duration_s * count
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """Each bound as Prometheus writes it, and how many took that long or less."""
+        found: list[tuple[str, int]] = []
+        total = 0
+        for bound, count in zip((*map(str, self.bounds_s), "+Inf"), self.counts, strict=True):
+            total += count
+            found.append((bound, total))
+        return found
+
+
+# ------------------------------------------------------------------------------
+# Makes things happen later: tasks, turns and the clock that all of them read.
+
+
+class Engine(NamedTuple):
+    tasks: Tasks
+    turns: Turns
+    clock: Clock

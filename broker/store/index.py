@@ -1,0 +1,748 @@
+"""Consume queues (20 bytes per message) and reads of messages by queue offset, position, time and key."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import lru_cache
+from heapq import heapify, heappop, heapreplace
+from itertools import accumulate, chain, compress, count, pairwise
+from operator import add, ne
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+
+import orjson
+import structlog
+
+from ...protocol.bodies import Work
+from ...protocol.message import (
+    FIXED_BYTES,
+    MAX_RECORD_BYTES,
+    MessageError,
+    Record,
+    is_certainly,
+    places_in,
+    properties_in,
+    store_time_at,
+    stored_ms,
+    without_checksum,
+)
+from ...protocol.names import Subscription
+from ..config import (
+    BULK_PULL_BYTES,
+    BULK_PULL_MESSAGES,
+    CHECKED_GAP_BYTES,
+    DAMAGE_NEIGHBOURS,
+    INDEX_SEGMENT_ENTRIES,
+    INDEX_TAIL_BYTES,
+    MAX_NOTED_DAMAGE,
+    PULL_BYTES,
+    PULL_MESSAGES,
+    READ_GAP_BYTES,
+    SCAN_BYTES,
+    SCAN_ENTRIES,
+    SEARCH_CHUNK_BYTES,
+    SEARCH_ENTRIES,
+    SEARCHED_ENTRIES,
+    SHARED_READ_BYTES,
+)
+from .files import Damaged, OpenFiles, StoreError
+from .log import Buffer, CommitLog, SegmentedFile
+
+log = structlog.get_logger("rocketlet.store")
+
+
+# ------------------------------------------------------------------------------
+# One queue's index: 20 bytes a message (commit log position, record size, tag code), as in Apache's consume queue.
+#
+# The newest entries are in memory (`_tail`) until a checkpoint or 64 KiB; older ones are in files. After a crash the
+# missing ones are made again from the commit log. A message that was lost has an entry of size 0, so that the offsets
+# of those behind it stay.
+
+
+ENTRY: Final = Struct(">QIq")
+ENTRY_BYTES: Final = ENTRY.size
+TAIL_ENTRIES: Final = INDEX_TAIL_BYTES // ENTRY_BYTES
+
+_pack = ENTRY.pack
+
+
+@lru_cache(32)
+def _packer(count: int) -> Callable[..., bytes]:
+    """Packs so many entries at once."""
+    return Struct(">" + "QIq" * count).pack
+
+
+class QueueState(NamedTuple):
+    """A queue in a checkpoint: its first and its next offset, and its segments' sums by start.
+
+    `sums` is None in checkpoints of earlier releases, which have the next offset alone.
+    """
+
+    begin: int
+    next: int
+    sums: dict[int, int] | None
+
+
+class ConsumeQueue:
+    """Entries `begin` to `next`, the queue offsets of the messages."""
+
+    __slots__ = (
+        "_entry",
+        "_entry_of",
+        "_file",
+        "_tail",
+        "_tail_at",
+        "begin",
+        "former_begin",
+        "next",
+        "put_bytes",
+        "queue_id",
+        "topic",
+        "topic_record",
+    )
+
+    def __init__(self, topic: str, queue_id: int, directory: Path, open_files: OpenFiles) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        name = topic.encode()
+        self.topic_record = bytes((len(name),)) + name
+        self._file = SegmentedFile(directory, INDEX_SEGMENT_ENTRIES * ENTRY_BYTES, open_files, sums=True)
+        self.begin = -(-self._file.begin // ENTRY_BYTES)
+        self.next = self._tail_at = max(self._file.end // ENTRY_BYTES, self.begin)
+        self._tail = bytearray()
+        self.former_begin = self.begin  # before messages expired the last time
+        self.put_bytes = 0  # bytes of records appended since the start
+        self._entry_of = (-1, -1)
+        self._entry = b""
+
+    def append(self, position: int, size: int, tag_code: int) -> int:
+        """The new message's queue offset."""
+        self._tail += _pack(position, size, tag_code)
+        self.put_bytes += size
+        offset = self.next
+        self.next = offset + 1
+        return offset
+
+    def extend(self, positions: Sequence[int], sizes: Sequence[int], tag_codes: Sequence[int]) -> int:
+        """The first new message's queue offset. If a number does not fit, nothing is appended."""
+        entries = [0] * (3 * len(positions))
+        entries[0::3], entries[1::3], entries[2::3] = positions, sizes, tag_codes
+        self._tail += _packer(len(positions))(*entries)
+        self.put_bytes += sum(sizes)
+        offset = self.next
+        self.next = offset + len(positions)
+        return offset
+
+    def take_back(self, count: int) -> None:
+        """Undoes the last appends."""
+        del self._tail[len(self._tail) - count * ENTRY_BYTES :]
+        self.next -= count
+
+    def entries(self, offset: int, count: int) -> bytes:
+        """The raw entries of up to `count` messages from `offset`, which must lie in `begin` to `next`."""
+        count = min(count, self.next - offset)
+        tail_at = self._tail_at
+        if offset >= tail_at:
+            at = (offset - tail_at) * ENTRY_BYTES
+            return bytes(self._tail[at : at + count * ENTRY_BYTES])
+        stored = min(count, tail_at - offset)
+        data = self._file.read(offset * ENTRY_BYTES, stored * ENTRY_BYTES)
+        if stored < count:
+            data += self._tail[: (count - stored) * ENTRY_BYTES]
+        return data
+
+    def entry(self, offset: int) -> tuple[int, int, int]:
+        """Commit log position, size and tag code of one message."""
+        position, size, tag_code = ENTRY.unpack(self.entries(offset, 1))
+        return position, size, tag_code
+
+    def names(self, offset: int, position: int, size: int) -> bool:
+        """Whether the entry at an offset is that of a record of that position and size."""
+        return self.begin <= offset < self.next and self.entry(offset)[:2] == (position, size)
+
+    @property
+    def tail_is_long(self) -> bool:
+        return len(self._tail) >= INDEX_TAIL_BYTES
+
+    def flush(self) -> bool:
+        """Moves the tail into the file; False if there is none. Raises StoreFull; the tail is then still in memory."""
+        if not self._tail:
+            return False
+        self._file.append(self._tail)
+        self._tail_at = self.next
+        self._tail = bytearray()
+        return True
+
+    def sync(self) -> None:
+        """Returns when everything flushed is on the device. Raises StoreFailed."""
+        self._file.sync()
+
+    @property
+    def checkpoint_entry(self) -> bytes:
+        """The queue's entry in a checkpoint, after `flush`: `"topic@queue":[begin,next,start of a segment,its sum,...]`."""
+        if self._entry_of != (self.begin, self._tail_at):
+            values = [self.begin, self._tail_at]
+            for start, found in (self._file.sums or {}).items():
+                values += (start, found)
+            self._entry = b"%b:%b" % (orjson.dumps(f"{self.topic}@{self.queue_id}"), orjson.dumps(values))
+            self._entry_of = (self.begin, self._tail_at)
+        return self._entry
+
+    def close(self) -> None:
+        """Gives back the descriptors."""
+        self._file.forget()
+
+    # Recovery
+
+    def restore(self, state: QueueState) -> bool:
+        """Goes back to a checkpoint's state; False if the file does not hold that. The tail must be empty."""
+        if state.begin >= state.next:
+            self.restart(state.next)
+            return True
+        file = self._file
+        if self.next < state.next or file.begin > state.begin * ENTRY_BYTES:
+            return False
+        file.truncate(state.next * ENTRY_BYTES)
+        self.next = self._tail_at = state.next
+        if state.sums is None:
+            return self._is_plausible() and self._take_sums()
+        self.begin = state.begin
+        return file.has_sums(state.sums)
+
+    def known_end(self) -> int:
+        """The least end of the log, by the last entry in the file; 0 without one."""
+        try:
+            position, size, _ = self.entry(self.next - 1)
+        except StoreError:
+            return 0
+        return position + size if FIXED_BYTES <= size <= MAX_RECORD_BYTES else 0
+
+    def _take_sums(self) -> bool:
+        self._file.take_sums()
+        return True
+
+    def _is_plausible(self) -> bool:
+        """Whether the entries can be those of messages, one behind the other in the log."""
+        if self._file.gaps():
+            return False
+        for offset in range(self.begin, self.next, INDEX_SEGMENT_ENTRIES):
+            entries = list(ENTRY.iter_unpack(self.entries(offset, INDEX_SEGMENT_ENTRIES + 1)))
+            if any(not size for _, size, _ in entries) or any(a[0] + a[1] > b[0] for a, b in pairwise(entries)):
+                return False
+        return True
+
+    def lose_until(self, offset: int, position: int) -> None:
+        """The messages from `next` to `offset` are lost; `position` is where the one behind them begins in the log."""
+        if self.begin == self.next:
+            self.restart(offset)
+        while self.next < offset:
+            self.append(position, 0, 0)
+            if self.tail_is_long:
+                self.flush()
+
+    def truncate_from(self, position: int) -> None:
+        """Forgets the entries of messages at or beyond a commit log position. For recovery, when the tail is empty."""
+        first = self._first_from(position)
+        if first < self.next:
+            self._file.truncate(first * ENTRY_BYTES)
+            self._file.take_sums()
+            self.next = self._tail_at = first
+
+    def cut_from(self, position: int) -> int:
+        """Forgets the entries of messages that do not end before a commit log position; the position of the first."""
+        self.truncate_from(position)
+        if self.begin < self.next:
+            at, size, _ = self.entry(self.next - 1)
+            if at + size > position:
+                self.truncate_from(at)
+                return at
+        return position
+
+    def expire_before(self, position: int) -> None:
+        """Forgets the messages below a commit log position; `drop_expired` then removes the files."""
+        self.former_begin = self.begin
+        self.begin = self._first_from(position)
+
+    def drop_expired(self) -> None:
+        """Removes the files that hold expired messages only."""
+        while self._file.segments > 1 and self._file.starts[1] <= self.begin * ENTRY_BYTES:
+            self._file.drop_first()
+            self._entry_of = (-1, -1)
+
+    def _first_from(self, position: int) -> int:
+        low, high = self.begin, self.next
+        if low < high and self.entry(low)[0] >= position:  # as ever after a restart, without a search
+            return low
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle)[0] < position:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def restart(self, offset: int) -> None:
+        """Makes the queue empty, its next message at `offset`."""
+        self._tail.clear()
+        self._entry_of = (-1, -1)
+        self._file.restart(offset * ENTRY_BYTES)
+        self.begin = self.next = self._tail_at = offset
+
+    def delete(self) -> None:
+        self._file.delete()
+
+
+# ------------------------------------------------------------------------------
+# Messages out of the log: by queue and offset, by position, by time.
+#
+# Records that this process has written are read many at a time, and checked by sums that it kept (`written`). Older
+# ones, and those where such a sum is wrong, are checked one by one. A damaged one is skipped, counted and logged;
+# those behind it are delivered.
+
+
+@lru_cache(32)
+def _unpacker(count: int) -> Callable[[bytes], tuple[int, ...]]:
+    """Unpacks so many index entries. struct keeps formats itself, but needs the text of each to find it."""
+    return struct.Struct(">" + "QIq" * count).unpack
+
+
+MOST_READ_BYTES: Final = 2 * BULK_PULL_BYTES + MAX_RECORD_BYTES
+Entry = tuple[int, int, int]  # queue offset, commit log position, size
+
+
+class Fetched(NamedTuple):
+    """The result of a read: the records' bytes in pieces, their number, and the offset after the last entry looked at."""
+
+    pieces: list[Buffer]
+    messages: int
+    next_offset: int
+
+
+class Reader:
+    """Reads the log. `queues` are those that there are, by topic and number."""
+
+    def __init__(self, segments: CommitLog, queues: Mapping[tuple[str, int], ConsumeQueue]) -> None:
+        self._log = segments
+        self._queues = queues
+        self._damaged: set[tuple[str, int, int]] = set()
+        self._latest: tuple[int, int, Buffer] = (0, 0, b"")  # position, size and the bytes read there
+
+    @property
+    def damaged(self) -> frozenset[tuple[str, int, int]]:
+        """The damaged messages that were met so far: topic, queue, offset."""
+        return frozenset(self._damaged)
+
+    def fetch(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        max_messages: int,
+        subscription: Subscription | None = None,
+        matches: Callable[[str], bool] | None = None,
+        max_bytes: int | None = None,
+        max_looks: int = SCAN_ENTRIES,
+    ) -> Fetched:
+        """Messages from `offset`, which must lie in the queue, as far as the limits of a pull go; those of a bulk pull if
+        `max_bytes` is given.
+
+        `subscription` filters by tag code, `matches` by the properties' text, `max_looks` times at most; None takes all.
+        """
+        limit = min(max(max_messages, 1), PULL_MESSAGES if max_bytes is None else BULK_PULL_MESSAGES)
+        room = PULL_BYTES if max_bytes is None else min(max(max_bytes, 1), BULK_PULL_BYTES)
+        if matches is not None:
+            return self._fetch_matching(queue, offset, limit, room, matches, max_looks)
+        if subscription is None or subscription.expression == "*":
+            return self._fetch_all(queue, offset, limit, room)
+        return self._fetch_tagged(queue, offset, limit, room, subscription)
+
+    def _fetch_all(self, queue: ConsumeQueue, offset: int, limit: int, room: int) -> Fetched:
+        data = queue.entries(offset, limit)
+        count = len(data) // ENTRY_BYTES
+        fields = _unpacker(count)(data)
+        positions, sizes = fields[0::3], fields[1::3]
+        if sum(sizes) > room:
+            kept = max(bisect_right(list(accumulate(sizes)), room), 1)
+            positions, sizes, count = positions[:kept], sizes[:kept], kept
+        # An index entry without a size stands for a message that was lost.
+        if positions[0] >= self._log.written.begin and all(sizes):
+            try:
+                return Fetched(self._read_records(positions, sizes), count, offset + count)
+            except (Damaged, MessageError):
+                pass
+        entries = list(zip(range(offset, offset + count), positions, sizes, strict=True))
+        return Fetched(*self._checked(queue, entries), offset + count)
+
+    def _fetch_tagged(
+        self, queue: ConsumeQueue, offset: int, limit: int, room: int, subscription: Subscription
+    ) -> Fetched:
+        data = queue.entries(offset, max(SCAN_ENTRIES, limit))
+        found: list[Entry] = []
+        scanned = 0
+        for position, size, code in struct.iter_unpack(">QIq", data):
+            if code in subscription.codes or subscription.matches_code(code):
+                if found and (len(found) >= limit or size > room):
+                    break
+                found.append((offset + scanned, position, size))
+                room -= size
+            scanned += 1
+        pieces, count = self._read_some(queue, found) if found else ([], 0)
+        return Fetched(pieces, count, offset + scanned)
+
+    def _read_some(self, queue: ConsumeQueue, entries: list[Entry]) -> tuple[list[Buffer], int]:
+        if entries[0][1] >= self._log.written.begin:
+            _, positions, sizes = zip(*entries, strict=True)
+            if all(sizes):
+                try:
+                    return self._read_records(positions, sizes), len(entries)
+                except (Damaged, MessageError):
+                    pass
+        return self._checked(queue, entries)
+
+    def _fetch_matching(
+        self, queue: ConsumeQueue, offset: int, limit: int, room: int, matches: Callable[[str], bool], max_looks: int
+    ) -> Fetched:
+        """Reads each record and looks at its properties: as many as a turn has time for. The client asks again at once."""
+        entries = struct.iter_unpack(">QIq", queue.entries(offset, min(max(max_looks, 1), SCAN_ENTRIES)))
+        pieces: list[Buffer] = []
+        scanned = scanned_bytes = 0
+        for position, size, _ in entries:
+            scanned_bytes += size
+            if scanned and scanned_bytes > SCAN_BYTES:
+                break
+            data = self._bytes(position, size)
+            record = self._record(queue, offset + scanned, position, data)
+            if record is not None and matches(record.properties):
+                if pieces and (len(pieces) >= limit or size > room):
+                    break
+                pieces.append(data)
+                room -= size
+            scanned += 1
+        return Fetched(pieces, len(pieces), offset + scanned)
+
+    # Runs of records as they lie there
+
+    def _read_records(self, positions: Sequence[int], sizes: Sequence[int]) -> list[Buffer]:
+        """Raises Damaged, also for what cannot be where the index says: its files may be damaged as the log may be."""
+        begin, end = positions[0], positions[-1] + sizes[-1]
+        total = sum(sizes)
+        if total > MOST_READ_BYTES:
+            raise Damaged(f"an index has records of {total} bytes")
+        if end - begin == total:
+            return [self._read_once(begin, total, sizes[-1])]
+        return self._read_runs(positions, sizes)
+
+    def _read_once(self, position: int, size: int, last_size: int) -> Buffer:
+        """Groups that keep up pull the same messages one after the other, so they share a read: the log is never rewritten.
+        A large read of a backlog is not kept; it would only push the next one out of the processor's cache."""
+        latest = self._latest
+        if latest[0] == position and latest[1] == size and position >= self._log.begin:
+            return latest[2]
+        data = self._log.read_written(position, size)
+        (_, first_at), (found_size, _) = places_in(data, (0, size - last_size))
+        if first_at != position or found_size != last_size:
+            raise Damaged(f"the records at {position} are not those that their index has there")
+        if size <= SHARED_READ_BYTES:
+            self._latest = (position, size, data)
+        return data
+
+    def _read_runs(self, positions: Sequence[int], sizes: Sequence[int]) -> list[Buffer]:
+        """A piece for each run of records that lie side by side, as those of a batch do. Reads over small gaps: one read is
+        cheaper than two, and checks the bytes between, too."""
+        ends = list(map(add, positions, sizes))
+        firsts = [0, *compress(count(1), map(ne, positions[1:], ends))]
+        runs = list(zip(firsts, [*(first - 1 for first in firsts[1:]), len(ends) - 1], strict=True))
+        pieces: list[Buffer] = []
+        near = 0
+        for number in range(1, len(runs) + 1):
+            if number < len(runs) and positions[runs[number][0]] - ends[runs[number - 1][1]] <= CHECKED_GAP_BYTES:
+                continue
+            begin = positions[runs[near][0]]
+            data = memoryview(self._log.read_written(begin, ends[runs[number - 1][1]] - begin))
+            edges = list(dict.fromkeys(chain.from_iterable(runs[near:number])))
+            places = [(sizes[edge], positions[edge]) for edge in edges]
+            if places_in(data, [at - begin for _, at in places]) != places:
+                raise Damaged(f"the records from {begin} on are not those that their index has there")
+            pieces += [data[positions[first] - begin : ends[last] - begin] for first, last in runs[near:number]]
+            near = number
+        return pieces
+
+    # One by one
+
+    def _checked(self, queue: ConsumeQueue, entries: list[Entry]) -> tuple[list[Buffer], int]:
+        """The bytes of the records that are whole, and how many those are."""
+        begin, total = entries[0][1], sum(size for _, _, size in entries)
+        span = entries[-1][1] + entries[-1][2] - begin
+        is_near = self._log.begin <= begin and 0 < span <= min(2 * total + READ_GAP_BYTES, MOST_READ_BYTES)
+        block = self._log.read_up_to_damage(begin, span) if is_near else b""
+        pieces: list[Buffer] = []
+        for offset, position, size in entries:
+            at = position - begin
+            data = block[at : at + size] if 0 <= at <= len(block) - size else self._bytes(position, size)
+            if is_certainly(data, queue.topic_record, queue.queue_id, offset, position) or self._record(
+                queue, offset, position, data
+            ):
+                pieces.append(data)
+        count = len(pieces)
+        return ([block] if count == len(entries) and span == total else pieces), count
+
+    def _bytes(self, position: int, size: int) -> bytes:
+        """The log's bytes where the index has a record."""
+        is_possible = 0 < size <= MAX_RECORD_BYTES and position >= self._log.begin
+        return self._log.read_up_to_damage(position, size) if is_possible else b""
+
+    def _record(self, queue: ConsumeQueue, offset: int, position: int, data: bytes) -> Record | None:
+        """The queue's record at an offset; None if it is damaged, which is logged once."""
+        record = self._log.record_in(data, 0, position)
+        if record is not None and (record.size, record.queue_offset, record.queue_id, record.topic) == (
+            len(data),
+            offset,
+            queue.queue_id,
+            queue.topic,
+        ):
+            return without_checksum(record)
+        self._note(queue, offset, position)
+        return None
+
+    def _note(self, queue: ConsumeQueue, offset: int, position: int) -> None:
+        key = (queue.topic, queue.queue_id, offset)
+        if key not in self._damaged and len(self._damaged) < MAX_NOTED_DAMAGE:
+            self._damaged.add(key)
+            log.error("damaged_message_skipped", topic=key[0], queue=key[1], offset=offset, position=position)
+
+    def message(self, queue: ConsumeQueue, offset: int) -> Record:
+        """Raises Damaged if it cannot be read."""
+        position, size, _ = queue.entry(offset)
+        record = self._record(queue, offset, position, self._bytes(position, size))
+        if record is None:
+            raise Damaged(f"message {offset} of {queue.topic}:{queue.queue_id} is damaged or lost")
+        return record
+
+    # By position
+
+    def is_indexed(self, record: Record) -> bool:
+        """Whether the record is a message of the queue that it names. Bytes in a body may look like a record, its place and
+        checksums included; only an index says where a message begins."""
+        queue = self._queues.get((record.topic, record.queue_id))
+        return queue is not None and queue.names(record.queue_offset, record.physical_offset, record.size)
+
+    def record_at(self, position: int) -> Record | None:
+        """The message at a commit log position, which may be a client's; None if no queue has one there."""
+        record = self._at(position)
+        return record if record is not None and self.is_indexed(record) else None
+
+    def record_bytes_at(self, position: int) -> bytes | None:
+        """The bytes of the message at a commit log position; None if no queue has one there."""
+        record = self.record_at(position)
+        return self._log.read(position, record.size) if record else None
+
+    def _at(self, position: int) -> Record | None:
+        if not self._log.begin <= position < self._log.end:
+            return None
+        record = self._log.record_at(position)
+        return without_checksum(record) if record is not None else None
+
+    # By time
+
+    def earliest_ms(self) -> int:
+        """The store time of the oldest message, ms; -1 if there is none."""
+        record = self._at(self._log.begin)
+        return record.store_ms if record else -1
+
+    def store_time_ms(self, queue: ConsumeQueue, offset: int) -> int:
+        """When a message was stored; one that is lost counts as its neighbour. 0 if none near it can be read."""
+        time_ms = self._time_ms(queue, offset)
+        if time_ms is not None:
+            return time_ms
+        behind = range(offset + 1, min(offset + DAMAGE_NEIGHBOURS, queue.next))
+        before = range(offset - 1, max(offset - DAMAGE_NEIGHBOURS, queue.begin - 1), -1)
+        for near in chain(behind, before):
+            time_ms = self._time_ms(queue, near)
+            if time_ms is not None:
+                return time_ms
+        return 0
+
+    def _time_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
+        position, size, _ = queue.entry(offset)
+        if position >= self._log.written.begin and size:
+            try:
+                head = self._log.read_written(position, FIXED_BYTES)
+                if places_in(head, (0,)) == [(size, position)]:
+                    at = store_time_at(head)
+                    return int.from_bytes(head[at : at + 8], "big")
+            except Damaged:
+                pass
+        if size > READ_GAP_BYTES and position >= self._log.begin:  # a body of 4 MiB takes 5 ms to read and check
+            parts = self._log.without_body(position, size)
+            time_ms = stored_ms(parts, size, queue.topic_record, queue.queue_id, offset, position)
+            if time_ms is not None:
+                return time_ms
+        record = self._record(queue, offset, position, self._bytes(position, size))
+        return record.store_ms if record else None
+
+    def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int) -> Work[int]:
+        """The offset that SEARCH_OFFSET_BY_TIMESTAMP answers: exact, or the nearer neighbour, the last one at most."""
+        if queue.begin == queue.next:
+            return queue.begin
+        low = yield from self.first_not_before(queue, timestamp_ms)
+        if low == queue.next:
+            return low - 1
+        if low == queue.begin:
+            return low
+        after = self.store_time_ms(queue, low) - timestamp_ms
+        before = timestamp_ms - self.store_time_ms(queue, low - 1)
+        return low if after == 0 or after < before else low - 1
+
+    def first_not_before(self, queue: ConsumeQueue, timestamp_ms: int) -> Work[int]:
+        """The offset of the first message stored at that time or later; the queue's end if there is none."""
+        low, high = queue.begin, queue.next
+        while (low := max(low, queue.begin)) < high:  # some may have expired since the last look
+            middle = (low + high) // 2
+            if self.store_time_ms(queue, middle) < timestamp_ms:
+                low = middle + 1
+            else:
+                high = middle
+            yield
+        return low
+
+
+# ------------------------------------------------------------------------------
+# Messages of a topic that hold a text, newest first. There is no index of keys: a search reads the topic's records.
+#
+# The indexes of the topic's queues alone say where a record begins. Its body, which a client wrote, may look like any
+# number of records, and costs one look all the same.
+
+
+class Candidate(NamedTuple):
+    """A message's place, by an index."""
+
+    position: int
+    size: int
+    offset: int
+    queue: ConsumeQueue
+
+
+class Found(NamedTuple):
+    """A message, and its bytes in the log."""
+
+    record: Record
+    data: bytes
+
+
+class Search:
+    """`looked` counts index entries; `is_cut`: there were more than one search may look at."""
+
+    def __init__(
+        self, log: CommitLog, reader: Reader, queues: Sequence[ConsumeQueue], is_there: Callable[[ConsumeQueue], bool]
+    ) -> None:
+        self._log = log
+        self._reader = reader
+        self._queues = queues
+        self._is_there = is_there
+        self.looked = 0
+        self.is_cut = False
+
+    def run(
+        self, text: bytes, begin_ms: int, end_ms: int, is_wanted: Callable[[str], bool]
+    ) -> Iterator[Sequence[Found]]:
+        """The messages of these store times whose records hold the bytes, and whose properties `is_wanted` takes: those of
+        each piece of the work, which may be none, newest first. Raises StoreError for what cannot be read."""
+        piece: list[Candidate] = []
+        piece_bytes = 0
+        for place in self._newest_first(begin_ms, end_ms):
+            if place is not None:
+                piece.append(place)
+                piece_bytes += place.size
+                if len(piece) < SEARCH_ENTRIES and piece_bytes < SEARCH_CHUNK_BYTES:
+                    continue
+            yield self._look(piece, text, is_wanted)
+            piece, piece_bytes = [], 0
+        yield self._look(piece, text, is_wanted)
+
+    def _newest_first(self, begin_ms: int, end_ms: int) -> Generator[Candidate | None, None, None]:
+        """The places of all queues by their order in the log; None after some work that found none."""
+        block = max(16, SEARCH_ENTRIES // max(len(self._queues), 1))
+        heap: list[tuple[int, int, Candidate, Iterator[Candidate]]] = []
+        for number, queue in enumerate(self._queues):
+            first = yield from self._reader.first_not_before(queue, begin_ms)
+            after = yield from self._reader.first_not_before(queue, end_ms + 1)
+            places = self._of_queue(queue, first, after, block)
+            newest = next(places, None)
+            if newest is not None:
+                heap.append((-newest.position, number, newest, places))
+            yield None
+        heapify(heap)
+        while heap:
+            _, number, place, places = heap[0]
+            if self.looked >= SEARCHED_ENTRIES:
+                self.is_cut = True
+                return
+            self.looked += 1
+            yield place
+            older = next(places, None)
+            if older is None:
+                heappop(heap)
+            else:
+                heapreplace(heap, (-older.position, number, older, places))
+
+    def _of_queue(self, queue: ConsumeQueue, first: int, after: int, block: int) -> Iterator[Candidate]:
+        while self._is_there(queue) and after > (first := max(first, queue.begin)):
+            begin = max(after - block, first)
+            entries = list(ENTRY.iter_unpack(queue.entries(begin, after - begin)))
+            for index in range(after - begin - 1, -1, -1):
+                position, size, _ = entries[index]
+                if size:  # otherwise it stands for a message that was lost
+                    yield Candidate(position, size, begin + index, queue)
+            after = begin
+
+    def _look(self, piece: list[Candidate], text: bytes, is_wanted: Callable[[str], bool]) -> list[Found]:
+        found: list[Found] = []
+        for run in _runs(piece):
+            found += self._found_in(run, text, is_wanted)
+        return found[::-1]
+
+    def _found_in(self, run: list[Candidate], text: bytes, is_wanted: Callable[[str], bool]) -> Iterator[Found]:
+        begin = run[0].position
+        if begin < self._log.begin:  # expired meanwhile
+            return
+        data = self._log.read_up_to_damage(begin, run[-1].position + run[-1].size - begin)
+        starts = [place.position - begin for place in run]
+        at = data.find(text)
+        while at >= 0:
+            index = max(bisect_right(starts, at) - 1, 0)
+            place = run[index]
+            record = data[starts[index] : starts[index] + place.size]
+            if _may_be(record, is_wanted) and (message := self._intact(place)):
+                yield Found(message, record)
+            if index + 1 == len(run):
+                return
+            at = data.find(text, starts[index + 1])
+
+    def _intact(self, place: Candidate) -> Record | None:
+        try:
+            return self._reader.message(place.queue, place.offset)
+        except Damaged:  # which the reader has named
+            return None
+
+
+def _runs(piece: list[Candidate]) -> Iterator[list[Candidate]]:
+    """The places of a piece, oldest first, in runs that one read gets."""
+    run: list[Candidate] = []
+    end = 0
+    for place in reversed(piece):
+        if run and not 0 <= place.position - end <= READ_GAP_BYTES:
+            yield run
+            run = []
+        run.append(place)
+        end = place.position + place.size
+    if run:
+        yield run
+
+
+def _may_be(data: bytes, is_wanted: Callable[[str], bool]) -> bool:
+    try:
+        return is_wanted(properties_in(data))
+    except MessageError:
+        return False

@@ -1,0 +1,672 @@
+"""The commit log: append-only segments of message records, and the marks by which records are found after damage."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import zlib
+from array import array
+from binascii import b2a_base64
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from functools import partial
+from hashlib import blake2s
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ...protocol.checksum import crc32
+from ...protocol.config import MAX_BODY_BYTES, MAX_FRAME_BYTES, MAX_PROPERTY_BYTES, MAX_TOPIC_CHARS
+from ...protocol.message import (
+    BEGIN_BYTES,
+    BEGIN_MARK,
+    CHECKSUM_BYTES,
+    MAGIC,
+    MAX_HEAD_BYTES,
+    MAX_RECORD_BYTES,
+    MessageError,
+    Record,
+    body_begin,
+    decode_record,
+    has_checksum,
+    is_intact,
+    record_size,
+)
+from ..config import MAX_SUMS, RECOVERY_READ_BYTES, SUMMED_AT_ONCE_BYTES, SUMMED_BYTES
+from ..runtime import Call
+from . import disk
+from .files import Damaged, OpenFiles, StoreError, StoreFailed, StoreFull, Unreadable, write_state
+
+# ------------------------------------------------------------------------------
+# A row of append-only files, each named by the position of its first byte in 20 digits.
+#
+# Positions never change when old segments are dropped. Nothing is written in place, so a reader sees acknowledged
+# bytes. A file that is gone or shorter than the next one's name says leaves a gap: reading there raises Damaged.
+
+
+# Earlier writes may be lost after such an error, too: the system forgets which pages it could not write (fsyncgate).
+_DEVICE_FAILED: Final = (errno.EIO, errno.ENXIO, errno.ENODEV)
+_UNREADABLE: Final = (errno.ENOENT, errno.EIO)
+_SUM_BYTES: Final = 1024 * 1024
+
+
+def refusal(what: str, error: OSError) -> StoreFull:
+    """The error to raise for a write that the system refused."""
+    kind = StoreFailed if error.errno in _DEVICE_FAILED else StoreFull
+    return kind(f"{what}: {error.strerror}")
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    return entry.name.isascii() and entry.name.isdigit() and entry.is_file()
+
+
+def _sync_and_close(descriptor: int) -> None:
+    try:
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+
+
+class SegmentedFile:
+    """Bytes from `begin` to `end`, appended at the end, dropped at the beginning, a segment at a time.
+
+    stays_open: the segment that is written keeps its descriptor, so that an append never needs a new one. is_synced:
+    somebody calls `syncs` and makes the calls; a segment that is done stays open until then. sums: keeps a CRC-32 of each
+    segment's bytes.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        segment_bytes: int,
+        open_files: OpenFiles,
+        *,
+        stays_open: bool = False,
+        is_synced: bool = False,
+        sums: bool = False,
+    ) -> None:
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.sums: dict[int, int] | None = {} if sums else None
+        self._stays_open = stays_open
+        self.is_synced_apart = is_synced
+        self._open_files = open_files
+        self._kept: tuple[int, int] | None = None  # start and descriptor of the segment that is written
+        self._retired: list[int] = []  # descriptors of segments before, which are not synced yet
+        self._has_new_name = False
+        self._unsynced: dict[int, None] = {}
+        self._is_torn = False
+        self._starts: list[int] = []
+        self._sizes: dict[int, int] = {}
+        self.end = 0
+        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+            self._sizes = {int(entry.name): entry.stat().st_size for entry in entries if _is_ours(entry)}
+        if self._sizes:
+            self._starts = sorted(self._sizes)
+            self.end = self._starts[-1] + self._sizes[self._starts[-1]]
+
+    @property
+    def begin(self) -> int:
+        return self._starts[0] if self._starts else 0
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The positions at which segments begin."""
+        return tuple(self._starts)
+
+    @property
+    def segments(self) -> int:
+        return len(self._starts)
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Position and size of the gaps between segments, as they were when the file was opened."""
+        found: list[tuple[int, int]] = []
+        for start, following in zip(self._starts, self._starts[1:], strict=False):
+            end = start + self._sizes.get(start, following - start)
+            if end < following:
+                found.append((end, following - end))
+        return found
+
+    def path_of(self, start: int) -> str:
+        return f"{self.directory}/{start:020d}"
+
+    # Writing
+
+    def append(self, data: bytes | bytearray) -> None:
+        """Writes all of `data` into one segment, or raises StoreFull and keeps nothing of it."""
+        if self._is_torn:
+            self._take_back()
+        try:
+            if not self._starts or self.end - self._starts[-1] >= self.segment_bytes:
+                self._start_segment()
+            descriptor = self._descriptor(self._starts[-1])
+        except OSError as error:
+            raise refusal(f"cannot open a file in {self.directory}", error) from error
+        size = len(data)
+        try:
+            written = disk.write(descriptor, data)
+            while written < size:
+                written += disk.write(descriptor, memoryview(data)[written:])
+        except BaseException as error:
+            self._is_torn = True
+            with contextlib.suppress(StoreFull):  # the next append tries again, and writes nothing before it succeeds
+                self._take_back()
+            if isinstance(error, OSError):
+                raise refusal(f"cannot write to {self.directory}", error) from error
+            raise
+        self.end += size
+        start = self._starts[-1]
+        self._unsynced[start] = None
+        if self.sums is not None:
+            self.sums[start] = zlib.crc32(data, self.sums[start])
+
+    def _take_back(self) -> None:
+        """Cuts off bytes that a failed write left behind `end`."""
+        try:
+            disk.truncate(self._descriptor(self._starts[-1]), self.end - self._starts[-1])
+        except OSError as error:
+            raise refusal(f"cannot cut off a failed write in {self.directory}", error) from error
+        self._is_torn = False
+
+    def _start_segment(self) -> None:
+        disk.make_folder(self.directory)
+        self._open(self.end, creates=True)
+        self._has_new_name = True
+        if self._starts:
+            self._sizes[self._starts[-1]] = self.end - self._starts[-1]
+        self._starts.append(self.end)
+        if self.sums is not None:
+            self.sums[self.end] = 0
+
+    def _descriptor(self, start: int) -> int:
+        if self._kept is not None and self._kept[0] == start:
+            return self._kept[1]
+        return self._open(start)
+
+    def _open(self, start: int, *, creates: bool = False) -> int:
+        path = self.path_of(start)
+        if not self._stays_open or (self._starts and start < self._starts[-1]):
+            return self._open_files.get(path, creates=creates)
+        descriptor = self._open_files.open_apart(path, creates=creates)
+        self._retire()
+        self._kept = (start, descriptor)
+        return descriptor
+
+    def _retire(self) -> None:
+        if self._kept is not None and self.is_synced_apart:
+            self._retired.append(self._kept[1])
+        elif self._kept is not None:
+            disk.close(self._kept[1])
+        self._kept = None
+
+    def close(self) -> None:
+        """Closes the descriptors that are kept."""
+        self._retire()
+        while self._retired:
+            disk.close(self._retired.pop())
+
+    def sync(self) -> None:
+        """Returns when everything written so far, names included, is on the device. Raises StoreFailed."""
+        if not self._unsynced:
+            return
+        try:
+            for start in list(self._unsynced):
+                disk.sync(self._descriptor(start))
+            disk.sync_folder(self.directory)
+            disk.sync_folder(self.directory.parent)
+        except OSError as error:
+            raise StoreFailed(f"cannot sync {self.directory}: {error.strerror}") from error
+        self._unsynced.clear()
+        self._has_new_name = False
+
+    def syncs(self) -> list[Call]:
+        """The calls, in this order, after which everything written so far, names included, is on the device. They are for
+        the one thread that waits for the device. Needs a file that `syncs` and whose last segment `stays_open`."""
+        calls: list[Call] = [partial(_sync_and_close, descriptor) for descriptor in self._retired]
+        self._retired.clear()
+        if self._unsynced:
+            calls.append(partial(disk.sync, self._descriptor(self._starts[-1])))
+            self._unsynced.clear()
+        if self._has_new_name:
+            calls += [partial(disk.sync_folder, self.directory), partial(disk.sync_folder, self.directory.parent)]
+            self._has_new_name = False
+        return calls
+
+    # Reading
+
+    def read(self, position: int, size: int) -> bytes:
+        """Up to `size` bytes at `position`; fewer at the end. Raises StoreError below the beginning, Damaged in a gap."""
+        data, fault = self._read(position, size)
+        if fault is not None:
+            raise fault
+        return data
+
+    def read_up_to_damage(self, position: int, size: int) -> bytes:
+        """Like `read`, but where the file is damaged, returns the bytes before. Raises StoreError for other faults."""
+        data, fault = self._read(position, size)
+        if fault is not None and not isinstance(fault, Damaged):
+            raise fault
+        return data
+
+    def _read(self, position: int, size: int) -> tuple[bytes, StoreError | None]:
+        if position < self.begin:
+            return b"", StoreError(f"position {position} of {self.directory} was dropped")
+        parts: list[bytes] = []
+        fault: StoreError | None = None
+        while size > 0 and position < self.end:
+            index = bisect_right(self._starts, position) - 1
+            start = self._starts[index]
+            segment_end = self._starts[index + 1] if index + 1 < len(self._starts) else self.end
+            try:
+                part = disk.read_at(self._descriptor(start), min(size, segment_end - position), position - start)
+            except OSError as error:
+                kind = Damaged if error.errno in _UNREADABLE else Unreadable
+                fault = kind(f"cannot read {self.path_of(start)}: {error.strerror}")
+                break
+            if not part:
+                fault = Damaged(f"{self.path_of(start)} is shorter than it was: byte {position} is missing")
+                break
+            parts.append(part)
+            position += len(part)
+            size -= len(part)
+        return (parts[0] if len(parts) == 1 else b"".join(parts)), fault
+
+    def next_start(self, position: int) -> int:
+        """The beginning of the segment after `position`; the end if there is none."""
+        index = bisect_right(self._starts, position)
+        return self._starts[index] if index < len(self._starts) else self.end
+
+    def has_sums(self, expected: dict[int, int]) -> bool:
+        """Whether each segment's content has the CRC-32 that is expected, which is then kept."""
+        if sorted(expected) != self._starts or any(self._sum(start) != expected[start] for start in self._starts):
+            return False
+        self.sums = dict(expected)
+        return True
+
+    def take_sums(self) -> None:
+        """Computes the sums of the segments. Raises StoreError for a gap."""
+        self.sums = {start: self._sum(start) for start in self._starts}
+
+    def _sum(self, start: int) -> int:
+        found, position, end = 0, start, self.next_start(start)
+        while position < end:
+            data = self.read_up_to_damage(position, min(_SUM_BYTES, end - position))
+            if not data:
+                return -1
+            found = zlib.crc32(data, found)
+            position += len(data)
+        return found
+
+    # Cutting
+
+    def truncate(self, end: int) -> None:
+        """Cuts off everything from `end` on. Bytes that the system refuses to cut are not read, and are cut before the next
+        append."""
+        if not self._starts or end >= self.end:
+            return
+        self._sizes[self._starts[-1]] = self.end - self._starts[-1]
+        while self._starts[-1] >= end and len(self._starts) > 1:
+            self._remove(self._starts.pop())
+        start = self._starts[-1]
+        size = min(max(end - start, 0), self._sizes[start])
+        self.end = start + size
+        self._is_torn = True
+        with contextlib.suppress(StoreFull):
+            self._take_back()
+            self._unsynced[start] = None
+
+    def drop_first(self) -> None:
+        """Removes the oldest segment. The one that is being written stays."""
+        if len(self._starts) > 1:
+            self._remove(self._starts.pop(0))
+
+    def restart(self, position: int) -> None:
+        """Forgets everything; the next append is at `position`."""
+        while self._starts:
+            self._remove(self._starts.pop())
+        self._is_torn = False
+        self.end = position
+
+    def modified_s(self, start: int) -> float:
+        """When a segment was last written, seconds since the epoch; 0 if it is gone."""
+        try:
+            return os.path.getmtime(self.path_of(start))
+        except OSError:
+            return 0.0
+
+    def _remove(self, start: int) -> None:
+        path = self.path_of(start)
+        self._open_files.forget(path)
+        if self._kept is not None and self._kept[0] == start:
+            self._retire()
+        self._unsynced.pop(start, None)
+        self._sizes.pop(start, None)
+        if self.sums is not None:
+            self.sums.pop(start, None)
+        with contextlib.suppress(OSError):  # a segment that begins there later begins empty
+            disk.remove(path)
+
+    def forget(self) -> None:
+        """Gives back the descriptors; the files are somebody else's now."""
+        for start in self._starts:
+            self._open_files.forget(self.path_of(start))
+
+    def delete(self) -> None:
+        """Removes the file with its folder."""
+        self.restart(0)
+        disk.remove_folder(self.directory)
+
+
+# ------------------------------------------------------------------------------
+# The commit log: record after record, each with a checksum. Finds whole ones, and those behind damage.
+#
+# Bytes of a client may look like records, places and checksums included. So nothing in a record is ever looked at as
+# one. A record begins where the one before it ends, where a segment begins, where an index says so, or where its own
+# mark does (`marks`). Behind damage only such a place is gone on from.
+
+
+_MAGIC: Final = MAGIC.to_bytes(4, "big")
+_HEAD_BYTES: Final = 36  # up to the position in the log
+_LONGEST: Final = MAX_RECORD_BYTES - MAX_BODY_BYTES + MAX_FRAME_BYTES  # earlier releases had no limit on replies
+
+_TAIL_BYTES: Final = 1 + MAX_TOPIC_CHARS + 2 + MAX_PROPERTY_BYTES
+
+Buffer = bytes | memoryview
+IsNamed = Callable[[str, int, int, int, int], bool]
+"""Whether the index of a topic's queue has, at an offset, a record of that position and size."""
+
+
+class Damage(NamedTuple):
+    """A part of the log that holds no whole record."""
+
+    position: int
+    size: int
+
+
+class CommitLog(SegmentedFile):
+    """Records at and behind `summed_from` have a checksum over all of them; those of earlier releases may have none."""
+
+    def __init__(
+        self, folder: Path, segment_bytes: int, open_files: OpenFiles, marks: Marks, *, is_synced: bool = False
+    ) -> None:
+        super().__init__(folder / "commitlog", segment_bytes, open_files, stays_open=True, is_synced=is_synced)
+        self.summed_from = NOWHERE
+        self.written = Written(self.end)
+        self._marks = marks
+
+    def append(self, data: bytes | bytearray) -> None:
+        super().append(data)
+        try:
+            self.written.add(data)
+        except Exception:  # no memory: the bytes are there, and are checked record by record
+            self.written = Written(self.end)
+
+    def read_written(self, position: int, size: int) -> Buffer:
+        """The bytes that were written at a position, which must be one that `written` has. Raises Damaged if they, or bytes
+        nearby, have changed."""
+        if not 0 < size <= self.end - position:
+            raise Damaged(f"{self.directory} has no {size} bytes at {position}")
+        begin, end, before, behind = self.written.part(position, position + size)
+        data = self.read(begin, end - begin)
+        if crc32(data, before) != behind:
+            raise Damaged(f"{self.directory} is not as it was written between {begin} and {end}")
+        return data if len(data) == size else memoryview(data)[position - begin : position - begin + size]
+
+    def truncate(self, end: int) -> None:
+        super().truncate(end)
+        self.written = Written(self.end)
+
+    def drop_first(self) -> None:
+        super().drop_first()
+        self.written.forget_before(self.begin)
+
+    def record_in(self, data: bytes, at: int, position: int) -> Record | None:
+        """The record that `data` holds at `at`, if it is intact and was written at that position of the log."""
+        size = record_size(data, at)
+        if not size or at + size > len(data):
+            return None
+        try:
+            record = decode_record(data, at)
+        except MessageError:
+            return None
+        is_summed = position >= self.summed_from
+        is_whole = record.physical_offset == position and is_intact(data, at, record, is_summed=is_summed)
+        return record if is_whole else None
+
+    def record_at(self, position: int) -> Record | None:
+        """The whole record at a position of the log, which must be one where a record begins; None if it is damaged."""
+        size = self._size_at(position, MAX_RECORD_BYTES)
+        return self.record_in(self.read_up_to_damage(position, size), 0, position) if size else None
+
+    def without_body(self, position: int, size: int) -> bytes:
+        """The bytes before and behind the body of the record that an index has there; as much as can be read."""
+        head = self.read_up_to_damage(position, min(size, MAX_HEAD_BYTES))
+        body_at = body_begin(head)
+        tail_bytes = size - body_at - int.from_bytes(head[body_at - 4 : body_at], "big")
+        if not 0 < tail_bytes <= _TAIL_BYTES:
+            return b""
+        return head[:body_at] + self.read_up_to_damage(position + size - tail_bytes, tail_bytes)
+
+    def _size_at(self, position: int, most: int) -> int:
+        """The size of the record at a position by its head; 0 if that is not there, or of another place."""
+        head = self.read_up_to_damage(position, _HEAD_BYTES)
+        size = record_size(head, 0, most)
+        if not size or len(head) < _HEAD_BYTES or int.from_bytes(head[28:36], "big") != position:
+            return 0
+        return size if position + size <= self.end else 0
+
+    def replay(
+        self, position: int, take: Callable[[Record], None], is_named: IsNamed
+    ) -> tuple[int, list[Damage], Damage]:
+        """Calls `take` with the log's whole records from `position` on, where one must begin. How many, the damage
+        between, the torn tail."""
+        records = 0
+        damage: list[Damage] = []
+        while position < self.end:
+            data = self.read_up_to_damage(position, RECOVERY_READ_BYTES)
+            at = 0
+            while (record := self.record_in(data, at, position + at)) is not None:
+                take(record)
+                at += record.size
+                records += 1
+            position += at
+            if at == 0:
+                found = self._behind(position, is_named)
+                if found is None:
+                    return records, damage, Damage(position, self.end - position)
+                damage.append(Damage(position, found - position))
+                position = found
+        return records, damage, Damage(position, 0)
+
+    # Behind damage
+
+    def _behind(self, position: int, is_named: IsNamed) -> int | None:
+        """Where a record begins behind a damaged one; None if nothing says so. The bytes that its head covers are searched
+        only if the head must be wrong."""
+        size = self._size_at(position, _LONGEST)
+        if size and self._leads_on(position, size, is_named):
+            return position + size if position + size < self.end else None
+        return self.next_record(position + 1, is_named)
+
+    def _leads_on(self, position: int, size: int, is_named: IsNamed) -> bool:
+        """Whether the record at `position` ends where its head says: only its body is damaged, or a record begins there."""
+        try:
+            data = self.read_up_to_damage(position, size)
+            if has_checksum(data, 0, decode_record(data)):
+                return True
+        except MessageError:
+            pass
+        end = position + size
+        if end in self.starts or self._begins(end, is_named):
+            return True
+        return position < self._marks.begin and self.record_at(end) is not None
+
+    def next_record(self, position: int, is_named: IsNamed) -> int | None:
+        """Where a record begins at or behind a position; None if nothing says so."""
+        segment_end = self.next_start(position)
+        while position < segment_end:
+            data = self.read_up_to_damage(position, min(RECOVERY_READ_BYTES, segment_end - position))
+            at = data.find(_MAGIC, 4)
+            while at >= 0:
+                begin = position + at - 4
+                claimed = data[at + 24 : at + 32]  # at the data's end, only a part of it, or nothing
+                if begin.to_bytes(8, "big").startswith(claimed) and self._begins(begin, is_named):
+                    return begin
+                at = data.find(_MAGIC, at + 1)
+            if len(data) < 8:
+                break
+            position += len(data) - 7
+        return segment_end if segment_end < self.end else None
+
+    def _begins(self, position: int, is_named: IsNamed) -> bool:
+        """Whether a whole record begins there, by its mark or by an index. The checksums, which cost most, come last."""
+        size = self._size_at(position, MAX_RECORD_BYTES)
+        if not size:
+            return False
+        tail = BEGIN_BYTES + CHECKSUM_BYTES
+        mark = self.read_up_to_damage(position + size - tail, tail)[:BEGIN_BYTES]
+        return (self._marks.is_mark(mark, position) or self._is_named(position, size, is_named)) and self.record_at(
+            position
+        ) is not None
+
+    def _is_named(self, position: int, size: int, is_named: IsNamed) -> bool:
+        head = self.read_up_to_damage(position, MAX_HEAD_BYTES)
+        body_at = body_begin(head)
+        topic_at = body_at + int.from_bytes(head[body_at - 4 : body_at], "big")
+        if len(head) < body_at or topic_at >= size:
+            return False
+        name = self.read_up_to_damage(position + topic_at, 1 + MAX_TOPIC_CHARS)
+        topic = name[1 : 1 + int.from_bytes(name[:1], "big")].decode(errors="replace")
+        queue_id, offset = int.from_bytes(head[12:16], "big"), int.from_bytes(head[20:28], "big")
+        return is_named(topic, queue_id, offset, position, size)
+
+
+# ------------------------------------------------------------------------------
+# Marks that say where records begin, and that no client can make.
+#
+# The first record of each append ends its properties with a mark: a keyed hash of the record's position. The key is
+# made by chance at each start, kept in `marks.json`, and told to nobody. A client may read the mark of any record. It
+# learns no mark of a place where no record begins, so it can put none into a body. Records that are written in the
+# place of a lost end of the log have another key.
+#
+# Records from before the first key have no marks: `begin` is where they begin.
+
+
+FILE: Final = "marks.json"
+NOWHERE: Final = 1 << 63
+_HASH_BYTES: Final = 9  # 12 characters: chance, for a disk of 1 TB full of guesses, is 1 in 10^11
+_KEY_BYTES: Final = 16
+_MODE: Final = 0o600
+
+
+class Marks:
+    """state: what `marks.json` has, None for nothing. Anything else than what was written there counts as nothing."""
+
+    def __init__(self, state: Any = None) -> None:
+        try:
+            epochs = [(int(begin), bytes.fromhex(key)) for begin, key in state["epochs"]]
+        except (TypeError, KeyError, ValueError):
+            epochs = []
+        self._epochs = sorted(epochs)
+        self._key = self._epochs[-1][1] if self._epochs else b""
+
+    @property
+    def begin(self) -> int:
+        """The position from which on appends begin with a mark."""
+        return self._epochs[0][0] if self._epochs else NOWHERE
+
+    def mark(self, position: int) -> bytes:
+        """The mark of a record that is appended there; none while there is no key."""
+        return _mark(self._key, position) if self._key else b""
+
+    def is_mark(self, data: bytes, position: int) -> bool:
+        """Whether these bytes mark the record at a position."""
+        number = bisect_right(self._epochs, position, key=_begin) - 1
+        return number >= 0 and len(data) == BEGIN_BYTES and data == _mark(self._epochs[number][1], position)
+
+    def renew(self, folder: Path, begin: int, end: int, *, sync: bool) -> None:
+        """Another key from the log's end on; those of what lies before its beginning are forgotten. Raises StoreFull; the
+        keys are then as before."""
+        first = max(bisect_right(self._epochs, begin, key=_begin) - 1, 0)
+        key = secrets.token_bytes(_KEY_BYTES)
+        epochs = [(at, former) for at, former in self._epochs[first:] if at < end] + [(end, key)]
+        state = {"epochs": [(at, kept.hex()) for at, kept in epochs]}
+        write_state(folder / FILE, state, sync=sync, mode=_MODE)
+        self._epochs, self._key = epochs, key
+
+
+def _begin(epoch: tuple[int, bytes]) -> int:
+    return epoch[0]
+
+
+def _mark(key: bytes, position: int) -> bytes:
+    found = blake2s(b"%b%d" % (key, position), digest_size=_HASH_BYTES).digest()
+    return BEGIN_MARK + b2a_base64(found, newline=False)
+
+
+# ------------------------------------------------------------------------------
+# Running sums of this process's writes to the commit log, by which any part that is read can be checked at once.
+#
+# The sum at a position is the CRC-32 of everything written up to there. The CRC-32 of a part of the log, begun with
+# the sum before it, must give the sum behind it. It takes one call for any number of records; to check each one by
+# its own checksums takes forty steps for each.
+
+
+class Written:
+    """The sums at some positions from `begin` on, where the log ended when this began."""
+
+    __slots__ = ("_end", "_places", "_sum", "_sums", "begin")
+
+    def __init__(self, end: int) -> None:
+        self.begin = self._end = end
+        self._sum = 0
+        self._places = array("Q", (end,))
+        self._sums = array("I", (0,))
+
+    def add(self, data: bytes | bytearray | memoryview) -> None:
+        """Adds the bytes that were appended to the log."""
+        size = len(data)
+        if size > SUMMED_AT_ONCE_BYTES:
+            data = self._add_large(data, size)
+            size = len(data)
+        self._sum = crc32(data, self._sum)
+        self._end += size
+        if self._end - self._places[-1] >= SUMMED_BYTES:
+            self._places.append(self._end)
+            self._sums.append(self._sum)
+            if len(self._places) > MAX_SUMS:
+                self._forget(MAX_SUMS // 2)
+
+    def _add_large(self, data: bytes | bytearray | memoryview, size: int) -> memoryview:
+        """Adds all but the last piece, which it returns."""
+        view = memoryview(data)
+        ends = range(SUMMED_AT_ONCE_BYTES, size, SUMMED_AT_ONCE_BYTES)
+        self._places.extend([self._end + end for end in ends])
+        self._end += ends[-1]
+        for end in ends:
+            self._sum = crc32(view[end - SUMMED_AT_ONCE_BYTES : end], self._sum)
+            self._sums.append(self._sum)
+        return view[ends[-1] :]
+
+    def part(self, begin: int, end: int) -> tuple[int, int, int, int]:
+        """The smallest part with sums that has everything from `begin`, at or behind this one's, to `end`: its begin and end,
+        and the sums there."""
+        places, sums = self._places, self._sums
+        first, last = bisect_right(places, begin) - 1, bisect_left(places, end)
+        if last == len(places):
+            return places[first], self._end, sums[first], self._sum
+        return places[first], places[last], sums[first], sums[last]
+
+    def forget_before(self, position: int) -> None:
+        """The log was cut before a position: forgets the sums there."""
+        first = bisect_left(self._places, position)
+        if first == len(self._places):  # the log goes on before the next sum
+            self._places.append(self._end)
+            self._sums.append(self._sum)
+        if first:
+            self._forget(first)
+
+    def _forget(self, count: int) -> None:
+        del self._places[:count], self._sums[:count]
+        self.begin = self._places[0]

@@ -1,0 +1,335 @@
+"""Where a message went: Apache's message trace, and what each group did with a message."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from ...protocol import admin_bodies, names
+from ...protocol import properties as props
+from ...protocol.admin_bodies import About, Kind
+from ...protocol.names import parse_subscription
+from ..config import CLIENT_LIMITS, TRACE_FLUSH_S, ClientLimits, check_group
+from ..consuming.handling import Middleware, Outcome, Settled
+from ..errors import BrokerRefused, RocketletError, TopicNotFound, get_logger
+from ..message import Message, Outgoing, SendResult
+from ..producer import Producer
+from ..sending.accumulator import Sending, SendMiddleware, check_topic
+from ..sending.requests import TransactionEnd
+from ..wire.connection import Access, cancelled
+from .admin_client import AdminClient, parsed_offset_id
+
+log = get_logger("rocketlet.message_trace")
+
+
+# ------------------------------------------------------------------------------
+# Apache's message trace: one message after another, who sent it, and who handled it with what outcome.
+#
+# `mqadmin queryMsgTraceById` reads it, and so does RocketMQ's dashboard. Middleware notes what happens; the notes of
+# a moment go into few messages of the trace topic. A trace that cannot be written is logged, and hurts no message.
+
+
+GROUP = "rocketlet-trace"
+Note = Callable[[Iterable[tuple[About, str]]], None]
+
+
+class MessageTrace:
+    """Off unless you make one. Give its middleware to producers and consumers, and close it after them:
+
+        async with MessageTrace("host:port") as trace, Producer("host:port", "shop", middleware=[trace.sends("shop")]):
+            ...
+
+    It notes all sends, outcomes of transactions, and how each message is handled. `topic`: as Apache's clients, the broker's
+    RMQ_SYS_TRACE_TOPIC.
+    """
+
+    def __init__(
+        self,
+        name_server: str,
+        *,
+        topic: str = admin_bodies.TOPIC,
+        access: Access | None = None,
+        limits: ClientLimits = CLIENT_LIMITS,
+    ) -> None:
+        check_topic(topic)
+        self._producer = Producer(name_server, GROUP, access=access, limits=limits)
+        self._limits = limits
+        self._topic = topic
+        self._waiting: list[tuple[About, str]] = []
+        self._dropped = 0
+        self._news = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Raises ConnectionFailed if no name server can be reached."""
+        await self._producer.start()
+        self._task = asyncio.create_task(self._write_on(), name="message trace")
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Writes the records that wait."""
+        try:
+            async with self._writing:  # a write that is under way goes on
+                if self._task is not None:
+                    await cancelled([self._task])
+                await self._write()
+        finally:
+            await self._producer.stop()
+
+    # Noting
+
+    def sends(self, group: str) -> SendMiddleware:
+        """Middleware of a producer of this group. As with Apache's client, a send that fails is not noted."""
+        check_group(group)
+        return _Sends(group, self._note)
+
+    def handlers(self, group: str) -> Middleware:
+        """Middleware of a consumer of this group, with a handler or without."""
+        check_group(group)
+        return _Handlers(group, self._note)
+
+    def _note(self, records: Iterable[tuple[About, str]]) -> None:
+        for record in records:
+            if len(self._waiting) >= self._limits.trace_waiting:
+                self._dropped += 1
+            else:
+                self._waiting.append(record)
+        self._news.set()
+
+    # Writing
+
+    async def _write_on(self) -> None:
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(TRACE_FLUSH_S)
+            self._news.clear()
+            async with self._writing:
+                await self._write()
+
+    async def _write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            log.warning("trace_dropped", records=dropped, hint="brokers take the trace too slowly")
+        messages = list(_packed(waiting, self._limits))
+        answers = await asyncio.gather(*map(self._send, messages), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, RocketletError):
+                log.warning("trace_not_written", reason=str(answer), messages=len(messages))
+                return
+            if isinstance(answer, BaseException):
+                raise answer
+
+    async def _send(self, message: Outgoing) -> None:
+        await self._producer.send(self._topic, message.body, keys=message.keys)
+
+
+class _Sends:
+    def __init__(self, group: str, note: Note) -> None:
+        self._group = group
+        self._note = note
+
+    async def __call__(self, sending: Sending, call: Callable[[Sending], Awaitable[SendResult]]) -> SendResult:
+        began_ms = _now_ms()
+        result = await call(sending)
+        self._note(_sent(sending, result, self._group, began_ms))
+        return result
+
+    def transaction_ended(self, end: TransactionEnd) -> None:
+        about = About(end.message_id, end.keys)
+        record = admin_bodies.transaction_ended(
+            about, time_ms=_now_ms(), group=self._group, topic=end.topic, tag=end.tag or "", store_host=end.broker,
+            commits=end.commits, is_check=end.is_check,
+        )  # fmt: skip
+        self._note([(about, record)])
+
+
+class _Handlers:
+    def __init__(self, group: str, note: Note) -> None:
+        self._group = group
+        self._note = note
+
+    async def __call__(self, given: Any, call: Callable[[Any], Awaitable[Outcome]]) -> Outcome:
+        noted = self._begin(given if isinstance(given, list) else (given,))
+        how = admin_bodies.Outcome.EXCEPTION
+        try:
+            outcome = await call(given)
+            how = _how(outcome)
+            return outcome
+        finally:
+            noted(how)
+
+    def begins(self, messages: Sequence[Message]) -> Settled:
+        noted = self._begin(messages)
+        return lambda outcome: noted(_how(outcome))
+
+    def _begin(self, messages: Sequence[Message]) -> Callable[[admin_bodies.Outcome], None]:
+        messages = [one for one in messages if one.properties.get(props.TRACE_ON) != "false"]  # so says the broker
+        handling_id, began_ms = os.urandom(16).hex().upper(), _now_ms()
+        self._note(_before(messages, self._group, handling_id, began_ms))
+        return lambda how: self._note(_after(messages, self._group, handling_id, began_ms, how))
+
+
+def _how(outcome: Outcome) -> admin_bodies.Outcome:
+    return admin_bodies.Outcome.SUCCESS if outcome is None else admin_bodies.Outcome.FAILED
+
+
+def _packed(records: Iterable[tuple[About, str]], limits: ClientLimits) -> Iterator[Outgoing]:
+    """Messages with as many records as the limits allow; a record that is larger has one of its own."""
+    keys: dict[str, None] = {}
+    texts: list[bytes] = []
+    size = keys_size = 0
+    for about, text in records:
+        record = text.encode()
+        mine = dict.fromkeys((*about.keys.split(), about.message_id))
+        fresh = sum(len(key.encode()) + 1 for key in mine if key not in keys)
+        if texts and (size + len(record) > limits.trace_bytes or keys_size + fresh > limits.trace_keys_bytes):
+            yield Outgoing(b"".join(texts), keys=tuple(keys))
+            keys, texts, size, keys_size = {}, [], 0, 0
+            fresh = sum(len(key.encode()) + 1 for key in mine)
+        keys |= mine
+        texts.append(record)
+        size += len(record)
+        keys_size += fresh
+    if texts:
+        yield Outgoing(b"".join(texts), keys=tuple(keys))
+
+
+def _sent(sending: Sending, result: SendResult, group: str, began_ms: int) -> Iterator[tuple[About, str]]:
+    ids, offset_ids = result.message_id.split(","), result.offset_id.split(",")
+    if len(ids) != len(sending.messages):  # an id of its sender's has a comma
+        ids = [result.message_id] * len(sending.messages)
+    took_ms = (_now_ms() - began_ms) // len(sending.messages)
+    for number, message in enumerate(sending.messages):
+        offset_id = offset_ids[min(number, len(offset_ids) - 1)]
+        host, port = parsed_offset_id(offset_id)[:2] if offset_id else (result.queue.broker_name, 0)
+        keys = message.keys if isinstance(message.keys, str) else " ".join(message.keys)
+        about = About(ids[number], keys)
+        is_late = message.delay_level or message.delay or message.at
+        kind = Kind.HALF if sending.kind == "half" else Kind.DELAYED if is_late else Kind.NORMAL
+        yield about, admin_bodies.sent(
+            about, time_ms=began_ms, group=group, topic=sending.topic, tag=message.tag or "", store_host=f"{host}:{port}",
+            size=len(message.body), took_ms=took_ms, kind=kind, offset_id=offset_id,
+        )  # fmt: skip
+
+
+def _before(messages: Sequence[Message], group: str, handling_id: str, began_ms: int) -> Iterator[tuple[About, str]]:
+    for message in messages:
+        about = _about(message)
+        yield (
+            about,
+            admin_bodies.before_handling(
+                about, time_ms=began_ms, group=group, handling_id=handling_id, retries=message.reconsume_times
+            ),
+        )
+
+
+def _after(
+    messages: Sequence[Message], group: str, handling_id: str, began_ms: int, outcome: admin_bodies.Outcome
+) -> Iterator[tuple[About, str]]:
+    now_ms = _now_ms()
+    for message in messages:
+        about = _about(message)
+        yield about, admin_bodies.after_handling(
+            about, time_ms=now_ms, group=group, handling_id=handling_id, outcome=outcome,
+            took_ms=(now_ms - began_ms) // len(messages),
+        )  # fmt: skip
+
+
+def _about(message: Message) -> About:
+    return About(message.message_id, message.properties.get(props.KEYS, ""))
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+# ------------------------------------------------------------------------------
+# Finds out what became of a message in each group that reads its topic, by requests that Apache's brokers have, too.
+
+
+State = Literal["consumed", "waiting", "retry", "dead", "filtered", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """`state` of a message in a group:
+
+    - `consumed`: the group is past it; `waiting`: it is not, `lag` messages of the queue come first.
+    - `retry`: a handler failed, and it will be delivered again; `retries` says how often it was tried again until now.
+    - `dead`: it was given up and lies in the group's dead-letter topic.
+    - `filtered`: the group's subscription leaves out its tag. `unknown`: the group has no offset in its queue.
+    """
+
+    group: str
+    state: State
+    lag: int = 0
+    retries: int = 0
+
+
+async def tracks(admin: AdminClient, message: Message) -> list[Track]:
+    """The tracks of a message, one for each group that reads its topic, by name. Raises RocketletError."""
+    groups = await admin.consumed_by(message.topic)
+    return list(await asyncio.gather(*(_track(admin, message, group) for group in groups)))
+
+
+async def _track(admin: AdminClient, message: Message, group: str) -> Track:
+    if await _find(admin, message, names.dlq_topic(group)):
+        return Track(group, "dead")
+    progress = (await admin.progress(group, message.queue.topic, times=False)).get(message.queue)
+    if progress is None:
+        return Track(group, "unknown")
+    if progress.consumer_offset <= message.queue_offset:
+        return Track(group, "waiting", lag=message.queue_offset - progress.consumer_offset)
+    retried = await _retried(admin, message, group)
+    if retried is not None:
+        return retried
+    connections = await admin.connections(group)
+    expressions = {known.subscriptions.get(message.topic) for known in connections.values()} - {None}
+    if expressions and not any(_takes(message, str(text)) for text in expressions):
+        return Track(group, "filtered")
+    return Track(group, "consumed")
+
+
+def _takes(message: Message, expression: str) -> bool:
+    """SQL is the broker's business: it counts as taken."""
+    try:
+        tags = parse_subscription(message.topic, expression).tags
+    except ValueError:
+        return True
+    return not tags or message.tag in tags
+
+
+async def _retried(admin: AdminClient, message: Message, group: str) -> Track | None:
+    """The fate of a message that was handed back: it waits for its time in the broker's schedule, then in the retry
+    topic."""
+    topic = names.retry_topic(group)
+    tries = await _find(admin, message, topic)
+    waits = [
+        item
+        for item in await _find(admin, message, names.SCHEDULE_TOPIC)
+        if item.properties.get(props.REAL_TOPIC) == topic
+    ]
+    if not tries and not waits:
+        return None
+    newest = max(tries, key=lambda item: item.reconsume_times, default=None)
+    count = max(item.reconsume_times for item in (*tries, *waits))
+    if newest is None or newest.reconsume_times < count:
+        return Track(group, "retry", retries=count)
+    progress = (await admin.progress(group, topic, times=False)).get(newest.queue)
+    if progress is None or progress.consumer_offset <= newest.queue_offset:
+        return Track(group, "retry", retries=count)
+    return Track(group, "consumed", retries=count)
+
+
+async def _find(admin: AdminClient, message: Message, topic: str) -> list[Message]:
+    """The message's copies in a topic of its brokers; none in a topic that is not there."""
+    try:
+        return await admin.copies(message.message_id, topic)
+    except (TopicNotFound, BrokerRefused):
+        return []

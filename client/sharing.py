@@ -1,0 +1,1081 @@
+"""The parts of SharedConsumer: receives (POP), distribution to handlers, renewals, acknowledgements."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+from ..protocol import properties as props
+from ..protocol.codes import PERM_READ, RequestCode, ResponseCode, code_name
+from ..protocol.frame import Frame
+from ..protocol.group_bodies import encode_batch_acks
+from ..protocol.headers import (
+    FROM_END,
+    FROM_FIRST,
+    AckMessage,
+    ChangedInvisibleTime,
+    ChangeInvisibleTime,
+    HeaderError,
+    PopMessage,
+    PopMessageResult,
+    SendBack,
+    read,
+    write,
+)
+from ..protocol.message import (
+    POP_CK,
+    MessageError,
+    Receipt,
+    offset_in,
+    properties_in,
+    receipt_of,
+    split_records,
+    starts_of,
+    tried_in,
+)
+from ..protocol.names import Queue, Subscription
+from .config import (
+    ACK_MESSAGES,
+    ACK_PATIENCE_S,
+    DEAD_LETTER_LEVEL,
+    DELAY_LEVELS_S,
+    MAX_RECONSUME_TIMES,
+    OFFSET_TIMEOUT_S,
+    POP_MESSAGES,
+    POP_STOP_S,
+    POP_TIMEOUT_S,
+    POP_TURN_S,
+    POP_WAIT_S,
+    RENEWALS,
+    ClientLimits,
+)
+from .consuming.handling import (
+    Calling,
+    Crew,
+    DeliveryWatch,
+    Outcome,
+    Reject,
+    RetryLater,
+    Settled,
+    checked_outcome,
+    log_failure,
+    shown,
+)
+from .errors import AnswerUnreadable, BrokerRefused, ConfigError, ConnectionFailed, RocketletError, get_logger
+from .message import Lease, Message, clock_s
+from .wire.cluster import Cluster
+from .wire.connection import Connection, cancelled
+
+log = get_logger("rocketlet.sharing")
+consumer_log = get_logger("rocketlet.consumer")
+
+
+# ------------------------------------------------------------------------------
+# A message in our hands.
+#
+# Its time counts from when the answer came, less what this process stood still meanwhile: the answer may have waited
+# in the socket for so long.
+
+
+_MARGIN: Final = 0.1  # the part of its time by which a message is ours for less than the broker says
+
+
+class SharedDelivery:
+    """`receipt` is what it is acknowledged with; a renewal may replace it. `settle`: what to say of it as soon as the renewal
+    that is under way is answered. `is_settled`: whoever had it has said what becomes of it. `since_s`: when it came."""
+
+    __slots__ = ("is_renewing", "is_settled", "message", "named_s", "receipt", "settle", "since_s")
+
+    def __init__(self, message: Message, receipt: Receipt) -> None:
+        self.message = message
+        self.receipt = receipt
+        self.since_s = self.named_s = clock_s()
+        self.is_renewing = self.is_settled = False
+        self.settle: Callable[[], None] | None = None
+
+    @property
+    def lease(self) -> Lease:
+        return self.message.lease
+
+    def renewed(self, receipt: Receipt, asked_s: float, invisible_s: float) -> None:
+        self.receipt = receipt
+        self.lease.ends_s = asked_s + invisible_s * (1 - _MARGIN)
+
+
+class Asked:
+    """When a receive was sent, by the clock and by the time that this process ran."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._began_s, self._running_s = clock_s(), connection.running_s()
+
+    def ends_s(self, invisible_s: float) -> float:
+        """Until when a message that came now is ours."""
+        now_s = clock_s()
+        stood_s = max(now_s - self._began_s - (self._connection.running_s() - self._running_s), 0.0)
+        return now_s - stood_s + invisible_s * (1 - _MARGIN)
+
+
+def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) -> tuple[list[SharedDelivery], int]:
+    """The messages of a receive, and about how many are left. A record that cannot be read is left to its broker, which
+    redelivers it and makes a dead letter of it in the end. Raises MessageError if it cannot be told where records begin, and
+    HeaderError."""
+    result = read(PopMessageResult, answer.ext)
+    starts, tried = starts_of(result.start_offset_info or ""), tried_in(result.order_count_info or "")
+    found = []
+    for record in split_records(answer.body):
+        try:
+            text = props.find(properties_in(record), POP_CK)
+        except MessageError as error:
+            consumer_log.error(
+                "message_unreadable", topic=topic, broker=broker_name, offset=offset_in(record), reason=str(error),
+                hint="its broker redelivers it until it is a dead letter",
+            )  # fmt: skip
+            continue
+        message = Message(
+            record, Queue(topic, broker_name, int.from_bytes(record[12:16], "big")), topic, Lease(0, ends_s)
+        )
+        if text is not None:
+            receipt = receipt_of(text)
+        else:  # as Java's client makes it: PopCallback's processPopResponse
+            queue_id, offset = message.queue.queue_id, offset_in(record)
+            times = result.pop_time, result.invisible_time, result.revive_qid
+            receipt = Receipt(starts.get(queue_id, offset), *times, "0", broker_name, queue_id, offset)
+            count = tried.get(f"qo{queue_id}%{offset}", tried.get(str(queue_id), 0))
+            if count:  # in order the record stays as it was stored
+                stored = message.record._replace(reconsume_times=count)
+                message = Message(stored, message.queue, topic, message.lease)
+        found.append(SharedDelivery(message, receipt))
+    return found, result.rest_num
+
+
+# ------------------------------------------------------------------------------
+# Matches takers that wait for a message with messages that wait for a taker.
+#
+# A receive takes no more messages than there are takers: a message that waits in our memory could be with another
+# member. So each receive reserves places before it is sent.
+
+
+class Handout:
+    """`unwanted` gets what comes during a pause or behind the end. `sources`: how many want places at all."""
+
+    def __init__(self, unwanted: Callable[[SharedDelivery], None]) -> None:
+        self._unwanted = unwanted
+        self._takers: deque[asyncio.Future[SharedDelivery | None]] = deque()
+        self._waiting: deque[SharedDelivery] = deque()
+        self._line: deque[tuple[asyncio.Future[int], int]] = deque()
+        self._reserved = 0
+        self._holders = 0
+        self.sources = 0
+        self.is_paused = False
+        self.is_closed = False
+
+    # Takers
+
+    async def take(self) -> SharedDelivery | None:
+        """The next message; None behind the end. A wait that is cancelled loses nothing."""
+        while not self.is_closed:
+            if self._waiting:
+                return self._waiting.popleft()
+            taker: asyncio.Future[SharedDelivery | None] = asyncio.get_running_loop().create_future()
+            self._takers.append(taker)
+            self._grant()
+            try:
+                delivery = await taker
+            except asyncio.CancelledError:
+                if taker.done() and not taker.cancelled() and (missed := taker.result()) is not None:
+                    self._hand(missed, first=True)
+                elif taker in self._takers:
+                    self._takers.remove(taker)
+                raise
+            if delivery is not None and not self.is_paused:
+                return delivery
+            if delivery is not None:  # the pause began before the taker ran
+                self._unwanted(delivery)
+        return None
+
+    def drop(self, delivery: SharedDelivery) -> bool:
+        """Takes out a message that waits; whether it did."""
+        try:
+            self._waiting.remove(delivery)
+        except ValueError:
+            return False
+        return True
+
+    # Bringers
+
+    @property
+    def _free(self) -> int:
+        return len(self._takers) - self._reserved - len(self._waiting)
+
+    async def reserve(self, most: int) -> int:
+        """Returns with one to `most` places when there are some. Those who wait have their turns."""
+        granted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._line.append((granted, most))
+        self._grant()
+        try:
+            return await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.put((), granted.result())
+            raise
+
+    def _grant(self) -> None:
+        while self._line and not self.is_paused and not self.is_closed and self._free > 0:
+            granted, most = self._line.popleft()
+            if not granted.done():
+                count = max(min(most, self._free - len(self._line)), 1)
+                self.take_places(count)
+                granted.set_result(count)
+
+    def take_places(self, count: int) -> None:
+        """Whether they are there or not."""
+        self._reserved += count
+        self._holders += 1
+
+    @property
+    def is_short(self) -> bool:
+        """Whether somebody waits for a place, or would if he came now: nobody should keep one for long."""
+        return self._free < self.sources - self._holders
+
+    def put(self, deliveries: Iterable[SharedDelivery], places: int) -> None:
+        """Hands out the messages that came for so many places, which are free again."""
+        self._reserved -= places
+        self._holders -= 1
+        for delivery in deliveries:
+            self._hand(delivery)
+        self._grant()
+
+    def _hand(self, delivery: SharedDelivery, *, first: bool = False) -> None:
+        if self.is_paused or self.is_closed:
+            self._unwanted(delivery)
+            return
+        while self._takers:
+            taker = self._takers.popleft()
+            if not taker.done():
+                taker.set_result(delivery)
+                return
+        if first:
+            self._waiting.appendleft(delivery)
+        else:
+            self._waiting.append(delivery)
+
+    # Pauses
+
+    def pause(self) -> None:
+        self.is_paused = True
+        self._give_all_back()
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self._grant()
+
+    def close(self) -> None:
+        """Takers get None; what waits is not wanted."""
+        self.is_closed = True
+        self._give_all_back()
+        while self._takers:
+            taker = self._takers.popleft()
+            if not taker.done():
+                taker.set_result(None)
+
+    def _give_all_back(self) -> None:
+        while self._waiting:
+            self._unwanted(self._waiting.popleft())
+
+
+# ------------------------------------------------------------------------------
+# Receives: one is under way for each topic and broker, as long as somebody waits for a message.
+#
+# One that may wait at the broker takes a single place, and brings a single message. If the answer says that there are
+# more, the next takes as many places as there are and does not wait. In order, each brings one message: the broker
+# gives the next one of its message group when that is settled.
+
+
+_EMPTY = frozenset((ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_TIMEOUT))
+
+
+Register = Callable[[str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A member's settings for each topic. from_first: a new group begins with the first message, else behind the last."""
+
+    group: str
+    invisible_s: float
+    orderly: bool
+    from_first: bool
+
+
+class Source:
+    """A topic at a broker. `register(address)` says there who we are. `on_arrived` is told of each message; one whose tag has
+    only the hash of a wanted one goes to `on_other`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        wanted: Wanted,
+        subscription: Subscription,
+        broker_name: str,
+        handout: Handout,
+        *,
+        register: Register,
+        on_arrived: Callable[[SharedDelivery], None],
+        on_other: Callable[[SharedDelivery], None],
+    ) -> None:
+        self._cluster = cluster
+        self._limits = cluster.limits
+        self._wanted = wanted
+        self._subscription = subscription
+        self.broker_name = broker_name
+        self._handout = handout
+        self._register = register
+        self._on_arrived = on_arrived
+        self._on_other = on_other
+        self._attempt = uuid.uuid4().hex
+        self._is_failing = False
+        self.is_asking = False
+
+    @property
+    def topic(self) -> str:
+        return self._subscription.topic
+
+    async def begin(self) -> None:
+        """Asks for the first time: what is sent from now on will be received. Raises RocketletError."""
+        self._handout.take_places(1)
+        await self._receive(1, 0.0)
+
+    async def run(self) -> None:
+        may_wait = False
+        while not self._handout.is_closed:
+            many = not may_wait and not self._wanted.orderly
+            places = await self._handout.reserve(POP_MESSAGES if many else 1)
+            wait_s = POP_TURN_S if self._handout.is_short else POP_WAIT_S
+            try:
+                rest = await self._receive(places, 0.0 if many else wait_s)
+            except Exception as error:  # any: without this task nothing more would come
+                await asyncio.sleep(self._said(error))
+            else:
+                may_wait = not rest
+                if self._is_failing:
+                    self._is_failing = False
+                    log.info("broker_back", broker=self.broker_name, topic=self.topic)
+
+    def _said(self, error: Exception) -> float:
+        """Names a failure the first time. Returns how long to wait."""
+        if not isinstance(error, RocketletError):
+            log.exception("pop_failed", broker=self.broker_name, topic=self.topic)
+        elif not self._is_failing:
+            log.warning("pop_failed", broker=self.broker_name, topic=self.topic, reason=str(error))
+        self._is_failing = True
+        return self._limits.reconnect_s if isinstance(error, ConnectionFailed) else self._limits.pull_error_delay_s
+
+    async def _receive(self, places: int, wait_s: float) -> int:
+        """Sends one receive, for places that were reserved. Returns about how many messages are left. Raises
+        RocketletError."""
+        found: list[SharedDelivery] = []
+        self.is_asking = True
+        try:
+            found, rest = await self._ask(places, wait_s)
+            return rest
+        finally:
+            self.is_asking = False
+            for delivery in found:
+                self._on_arrived(delivery)
+            self._handout.put(found, places)
+
+    async def _ask(self, places: int, wait_s: float) -> tuple[list[SharedDelivery], int]:
+        connection = await self._cluster.broker(self.broker_name)
+        await self._register(connection.address)
+        asked = Asked(connection)
+        answer = await connection.ask(
+            RequestCode.POP_MESSAGE, write(self._header(places, wait_s)), timeout_s=wait_s + POP_TIMEOUT_S
+        )
+        self._attempt = uuid.uuid4().hex
+        if answer.code in _EMPTY:
+            return [], 0
+        if answer.code:
+            raise BrokerRefused(RequestCode.POP_MESSAGE, answer.code, answer.remark, connection.address)
+        ends_s = asked.ends_s(self._wanted.invisible_s)
+        try:
+            found, rest = deliveries_of(answer, self.topic, self.broker_name, ends_s)
+        except (MessageError, HeaderError) as error:
+            raise AnswerUnreadable(str(error)) from error
+        others = [delivery for delivery in found if not self._is_wanted(delivery)]
+        for delivery in others:
+            self._on_other(delivery)
+        return [delivery for delivery in found if delivery not in others] if others else found, rest
+
+    def _is_wanted(self, delivery: SharedDelivery) -> bool:
+        tags = self._subscription.tags
+        if not tags or self._subscription.takes_all:
+            return True
+        return props.find(delivery.message.record.properties, props.TAGS) in tags
+
+    def _header(self, places: int, wait_s: float) -> PopMessage:
+        """The header without its time: a broker would refuse it by its own clock."""
+        wanted, subscription = self._wanted, self._subscription
+        return PopMessage(
+            wanted.group,
+            subscription.topic,
+            -1,
+            places,
+            int(wanted.invisible_s * 1000),
+            int(wait_s * 1000),
+            FROM_FIRST if wanted.from_first else FROM_END,
+            0,
+            subscription.kind,
+            subscription.expression,
+            self._attempt if wanted.orderly else None,
+            wanted.orderly,
+        )
+
+
+# ------------------------------------------------------------------------------
+# Prolongs messages that are still in our hands, a third of their time after they came or were prolonged last.
+#
+# A message that nobody has taken by then is given back: another member may be waiting for it. A handler that takes
+# minutes is named.
+
+
+class Renewing:
+    """`in_hand`: by message. `is_unwanted(delivery)`: whether nobody has taken it, so that it was given back."""
+
+    def __init__(
+        self, cluster: Cluster, group: str, invisible_s: float, is_unwanted: Callable[[SharedDelivery], bool]
+    ) -> None:
+        self._cluster = cluster
+        self._limits = cluster.limits
+        self._group = group
+        self._invisible_s = invisible_s
+        self._is_unwanted = is_unwanted
+        self.in_hand: dict[Message, SharedDelivery] = {}
+
+    async def run(self) -> None:
+        step_s = self._invisible_s / RENEWALS
+        while True:
+            await asyncio.sleep(step_s / 4)
+            due_s = clock_s() + self._invisible_s - step_s
+            try:
+                for delivery in list(self.in_hand.values()):
+                    if delivery.lease.ends_s < due_s and not delivery.is_renewing:
+                        self._look_at(delivery)
+            except Exception:  # any: without this task every message would come again
+                log.exception("renewals_failed", group=self._group)
+
+    def _look_at(self, delivery: SharedDelivery) -> None:
+        if self._is_unwanted(delivery):
+            self.in_hand.pop(delivery.message, None)
+        else:
+            self._renew(delivery)
+            self._name(delivery)
+
+    def _renew(self, delivery: SharedDelivery) -> None:
+        connection = self._cluster.connected(delivery.receipt.broker_name)
+        if connection is None:
+            return
+        delivery.is_renewing = True
+        connection.call(
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+            change_ext(self._group, delivery, self._invisible_s),
+            b"",
+            partial(self._answered, delivery, clock_s()),
+            connection.running_s() + OFFSET_TIMEOUT_S,
+        )
+
+    def _answered(self, delivery: SharedDelivery, asked_s: float, answer: Frame | Exception) -> None:
+        delivery.is_renewing = False
+        settle, delivery.settle = delivery.settle, None
+        if isinstance(answer, Frame):
+            self._take(delivery, asked_s, answer)
+        else:
+            log.info("renewal_failed", message=delivery.message.message_id, reason=str(answer))
+        if settle is not None:
+            settle()
+
+    def _take(self, delivery: SharedDelivery, asked_s: float, answer: Frame) -> None:
+        fault = f"{code_name(answer.code)}: {answer.remark}" if answer.code else ""
+        if not answer.code:
+            try:
+                changed = read(ChangedInvisibleTime, answer.ext)
+            except HeaderError as error:
+                fault = str(error)
+            else:
+                delivery.renewed(_changed(delivery.receipt, changed), asked_s, self._invisible_s)
+                return
+        if answer.code == ResponseCode.NO_MESSAGE:  # somebody else has it, or it is done
+            delivery.lease.end()
+            self.in_hand.pop(delivery.message, None)
+        hint = "it is handled a second time, perhaps at the same time"
+        log.warning("message_lost", message=delivery.message.message_id, reason=fault, hint=hint)
+
+    def _name(self, delivery: SharedDelivery) -> None:
+        stood_s = clock_s() - delivery.since_s
+        if stood_s >= self._limits.standing_s and stood_s >= 2 * (delivery.named_s - delivery.since_s):
+            delivery.named_s = clock_s()
+            message = delivery.message
+            log.warning(
+                "handler_stands",
+                group=self._group, message=message.message_id, queue=str(message.queue), seconds=round(stood_s, 1),
+                hint="it holds up nothing but this message",
+            )  # fmt: skip
+
+
+def _changed(receipt: Receipt, to: ChangedInvisibleTime) -> Receipt:
+    """Apache's brokers void the old one."""
+    return receipt._replace(
+        start_offset=receipt.offset, pop_ms=to.pop_time, invisible_ms=to.invisible_time, revive_qid=to.revive_qid
+    )
+
+
+# ------------------------------------------------------------------------------
+# The topics and brokers that we receive from, by their routes.
+
+
+Make = Callable[[Subscription, str, bool], Source]
+_NOT_YET: Final = frozenset((ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SERVICE_NOT_AVAILABLE))
+"""Refusals that a start does not end with."""
+
+
+class Sources:
+    """`make(subscription, broker_name, is_late)`: of a place that has come into being while we were here; it is read from its
+    start."""
+
+    def __init__(
+        self, cluster: Cluster, subscriptions: Mapping[str, Subscription], make: Make, handout: Handout
+    ) -> None:
+        self._cluster = cluster
+        self._limits = cluster.limits
+        self._subscriptions = subscriptions
+        self._make = make
+        self._handout = handout
+        self._running: dict[tuple[str, str], tuple[Source, asyncio.Task[None]]] = {}
+        self._changed = asyncio.Event()
+        cluster.listen(on_change=lambda topic: self._changed.set())
+
+    @property
+    def missing(self) -> list[str]:
+        """Topics that no name server knows."""
+        return [topic for topic in self._subscriptions if self._cluster.route(topic) is None]
+
+    async def begin(self) -> None:
+        """Asks each broker for the first time. One that is away is asked later. Raises BrokerRefused if a broker
+        refuses this consumer."""
+        sources = [self._make(self._subscriptions[topic], name, False) for topic, name in self._places()]
+        self._handout.sources = len(sources)
+        for outcome in await asyncio.gather(*(source.begin() for source in sources), return_exceptions=True):
+            if isinstance(outcome, BrokerRefused) and outcome.code in _NOT_YET:
+                continue
+            if isinstance(outcome, BaseException) and not _is_away(outcome):
+                raise outcome
+        for source in sources:
+            self._run(source)
+
+    async def run(self) -> None:
+        """Follows the routes."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.missing_route_interval_s if self.missing else None):
+                    await self._changed.wait()
+            self._changed.clear()
+            for topic in self.missing:
+                with suppress(RocketletError):
+                    await self._cluster.find_route(topic)
+            await self._follow()
+
+    async def _follow(self) -> None:
+        places = self._places()
+        gone = [self._running.pop(place)[1] for place in self._running.keys() - places]
+        for topic, broker_name in places - self._running.keys():
+            self._run(self._make(self._subscriptions[topic], broker_name, True))
+        self._handout.sources = len(self._running)
+        await cancelled(gone)
+
+    def _run(self, source: Source) -> None:
+        task = asyncio.create_task(source.run(), name=f"receive {source.topic} at {source.broker_name}")
+        self._running[source.topic, source.broker_name] = source, task
+
+    def _places(self) -> set[tuple[str, str]]:
+        return {
+            (topic, data.broker_name)
+            for topic in self._subscriptions
+            if (route := self._cluster.route(topic)) is not None
+            for data in route.queues
+            if data.perm & PERM_READ and data.read_queues and self._cluster.master(data.broker_name) is not None
+        }
+
+    async def quiet(self, patience_s: float) -> None:
+        """Returns when no receive is under way any more, or after that time: a broker may hold one for long."""
+        asking = [task for source, task in self._running.values() if source.is_asking]
+        idle = [task for source, task in self._running.values() if not source.is_asking]
+        await cancelled(idle)
+        if asking:
+            await asyncio.wait(asking, timeout=patience_s)
+
+    async def stop(self) -> None:
+        await cancelled([task for _, task in self._running.values()])
+
+
+def _is_away(error: BaseException) -> bool:
+    if isinstance(error, RocketletError) and not isinstance(error, BrokerRefused):
+        log.warning("pop_failed", reason=str(error), hint="it is asked again and again")
+        return True
+    return False
+
+
+# ------------------------------------------------------------------------------
+# One member of a group that shares messages: its receives, the messages in hand, and their outcomes.
+
+
+class Sharing:
+    """`max_reconsume_times`: None leaves it to a broker that counts, which Apache's do not. `tells`: middleware that is a
+    DeliveryWatch hears of what is handed out, because there is no handler."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        wanted: Wanted,
+        subscriptions: Mapping[str, Subscription],
+        max_reconsume_times: int | None,
+        register: Register,
+        middleware: Sequence[object] = (),
+        *,
+        tells: bool = False,
+    ) -> None:
+        self._cluster = cluster
+        self._limits = cluster.limits
+        self._wanted = wanted
+        self._register = register
+        self._max_reconsume_times = max_reconsume_times
+        self._watches = [layer for layer in middleware if tells and isinstance(layer, DeliveryWatch)]
+        self._told: dict[Message, list[Settled]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._settling = Settling(cluster, wanted.group, self.spawn)
+        self.handout = Handout(self.give_back)
+        self._renewing = Renewing(cluster, wanted.group, wanted.invisible_s, self._is_unwanted)
+        self.sources = Sources(cluster, subscriptions, self._source, self.handout)
+        self._running: list[asyncio.Task[None]] = []
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _source(self, subscription: Subscription, broker_name: str, is_late: bool) -> Source:
+        wanted = replace(self._wanted, from_first=True) if is_late else self._wanted
+        return Source(
+            self._cluster,
+            wanted,
+            subscription,
+            broker_name,
+            self.handout,
+            register=self._register,
+            on_arrived=self._arrived,
+            on_other=self._settling.ack,
+        )
+
+    # Life
+
+    async def begin(self) -> None:
+        """Raises as `Sources.begin`."""
+        await self.sources.begin()
+        self._running = [
+            asyncio.create_task(self.sources.run(), name="sources"),
+            asyncio.create_task(self._renewing.run(), name="renewals"),
+        ]
+
+    async def stop(self, handled: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Hands nothing out any more, waits until what was handed out is `handled`, and for the brokers to hear of it."""
+        try:
+            await handled()
+            for message in list(self._renewing.in_hand):
+                self.forsake(message)
+            await self.sources.quiet(POP_STOP_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.hand_over_patience_s):
+                    await self._settling.settled()
+        finally:  # also if cancelled
+            await self.sources.stop()
+            await cancelled(self._running)
+            await cancelled(self._tasks)
+
+    # Messages
+
+    def _arrived(self, delivery: SharedDelivery) -> None:
+        self._renewing.in_hand[delivery.message] = delivery
+
+    def _is_unwanted(self, delivery: SharedDelivery) -> bool:
+        if not self.handout.drop(delivery):
+            return False
+        self.give_back(delivery)
+        return True
+
+    async def take(self) -> SharedDelivery | None:
+        """The next message that may be tried; None behind the end."""
+        while True:
+            delivery = await self.handout.take()
+            if delivery is None or not self._is_tried_too_often(delivery.message):
+                return delivery
+            self.settle(delivery, Reject(f"tried {delivery.message.reconsume_times} times"))
+
+    def _is_tried_too_often(self, message: Message) -> bool:
+        """Whether it was tried as often as it may be, and still came. Our own brokers count themselves."""
+        limit = self._max_reconsume_times
+        if limit is None:
+            connection = self._cluster.connected(message.queue.broker_name)
+            if connection is None or connection.speaks_msgpack:
+                return False
+            limit = MAX_RECONSUME_TIMES
+        return message.reconsume_times > limit
+
+    def begin_work(self, message: Message) -> None:
+        """Somebody works on it from now on."""
+        if self._watches:
+            self._told[message] = [watch.begins([message]) for watch in self._watches]
+
+    def held(self, message: Message) -> SharedDelivery:
+        """Raises ConfigError for a message that is not in hand."""
+        delivery = self._renewing.in_hand.get(message)
+        if delivery is None or delivery.is_settled:
+            raise ConfigError(f"{message!r} is not in hand: it was settled before, or did not come from this consumer")
+        return delivery
+
+    def is_held(self, message: Message) -> bool:
+        delivery = self._renewing.in_hand.get(message)
+        return delivery is not None and not delivery.is_settled
+
+    def settle(self, delivery: SharedDelivery, outcome: Outcome) -> None:
+        """Settles a message by the outcome of its holder."""
+        message, delivery.is_settled = delivery.message, True
+        limit = self._max_reconsume_times
+        if isinstance(outcome, RetryLater) and limit is not None and message.reconsume_times >= limit:
+            outcome = Reject(outcome.reason or f"tried {message.attempt} times")
+        if isinstance(outcome, Reject):
+            self._settling.reject(delivery, outcome.reason, lambda: self._leaves(message, outcome))
+            return
+        self._leaves(message, outcome)
+        if outcome is None:
+            self._settling.ack(delivery)
+        else:
+            self._settling.retry(delivery, outcome)
+
+    def _leaves(self, message: Message, outcome: Outcome) -> None:
+        self._renewing.in_hand.pop(message, None)
+        for settled in self._told.pop(message, ()):
+            settled(outcome)
+
+    def give_back(self, delivery: SharedDelivery) -> None:
+        """Another member may have it at once."""
+        self._leaves(delivery.message, RetryLater())
+        self._settling.give_back(delivery)
+
+    def forsake(self, message: Message) -> None:
+        delivery = self._renewing.in_hand.get(message)
+        if delivery is not None and not delivery.is_settled:
+            self.handout.drop(delivery)
+            self.give_back(delivery)
+
+
+# ------------------------------------------------------------------------------
+# Messages to the user's handler. A worker is a task that lives as long as the consumer; there is none for each
+# message.
+#
+# A handler may do anything. Only the outcomes that are documented count as success; everything else is a failure,
+# which is logged and tried again.
+
+
+Settle = Callable[[SharedDelivery, Outcome], None]
+Judge = Callable[[Message, BaseException], Outcome]
+
+
+class Workers:
+    """`settle(delivery, outcome)`; `judge(message, error)`: the outcome for a handler that raised. A message whose handler
+    the end of the consumer cancelled is given back."""
+
+    def __init__(
+        self, call: Calling, concurrency: int, sharing: Sharing, settle: Settle, *, judge: Judge, limits: ClientLimits
+    ) -> None:
+        self._call = call
+        self._concurrency = concurrency
+        self._sharing = sharing
+        handout = sharing.handout
+        self._settle = settle
+        self._judge = judge
+        self._is_stopping = False
+        self._crew = Crew(call, self._work, lambda: handout.is_closed, limits)
+
+    def start(self) -> None:
+        self._crew.start(self._concurrency)
+
+    async def _work(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        while not task.cancelling():  # by a handler that has ended meanwhile: the next message is not to suffer from it
+            delivery = await self._sharing.take()
+            if delivery is None:
+                return
+            await self._handle(delivery)
+
+    async def _handle(self, delivery: SharedDelivery) -> None:
+        try:
+            outcome: Outcome = checked_outcome(await self._call.call(delivery.message))
+        except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone
+            raise
+        except BaseException as error:
+            if self._is_stopping:
+                self._sharing.give_back(delivery)
+                raise
+            outcome = self._judge(delivery.message, error)
+            log_failure((delivery.message,), error, outcome)
+        self._settle(delivery, outcome)
+
+    async def try_one(self, message: Message) -> Outcome:
+        """The handler's outcome for a message that nobody counts. Raises whatever the handler raises."""
+        return checked_outcome(await self._call.call(message))
+
+    async def stop(self, drain_s: float) -> None:
+        """Waits for handlers that run, and cancels those that take longer."""
+        await self._crew.drain(drain_s)
+        await self.cancel()
+
+    async def cancel(self) -> None:
+        """Handlers that still run count for nothing."""
+        self._is_stopping = True
+        await self._crew.cancel()
+
+    def is_handling_here(self) -> bool:
+        return self._crew.is_handling_here()
+
+
+# ------------------------------------------------------------------------------
+# Tells brokers the outcomes of their messages.
+#
+# Acknowledgements of one turn of the loop leave in one request. An acknowledgement without an answer is sent again
+# until nobody can be waiting for it: the message then comes again.
+
+
+_OFFSETS_SPAN: Final = 4096  # offsets that one entry of a batch spans
+_GONE: Final = frozenset(
+    (
+        ResponseCode.NO_MESSAGE,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.MESSAGE_ILLEGAL,
+        ResponseCode.INVALID_PARAMETER,
+    )
+)
+"""Refusals that stay the same."""
+
+
+class Settling:
+    """`spawn` runs what waits for a broker."""
+
+    def __init__(self, cluster: Cluster, group: str, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self._cluster = cluster
+        self._limits = cluster.limits
+        self._group = group
+        self._spawn = spawn
+        self._acks: dict[str, list[SharedDelivery]] = {}
+        self._open = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    # Done
+
+    def ack(self, delivery: SharedDelivery) -> None:
+        """The broker is told at the end of this turn, and until it has heard it."""
+        self._open += 1
+        self._settled.clear()
+        if delivery.is_renewing:  # Apache's brokers answer with another receipt, and the old one counts for nothing
+            delivery.settle = partial(self._collect, delivery)
+        else:
+            self._collect(delivery)
+
+    def _collect(self, delivery: SharedDelivery) -> None:
+        name = delivery.receipt.broker_name
+        waiting = self._acks.get(name)
+        if waiting is None:
+            waiting = self._acks[name] = []
+            asyncio.get_running_loop().call_soon(self._send, name)
+        waiting.append(delivery)
+
+    def _send(self, broker_name: str) -> None:
+        deliveries = self._acks.pop(broker_name, ())
+        connection = self._cluster.connected(broker_name)
+        if connection is None:
+            self._again(deliveries)
+            return
+        for first in range(0, len(deliveries), ACK_MESSAGES):
+            part = deliveries[first : first + ACK_MESSAGES]
+            request = self._one(part[0]) if len(part) == 1 else self._batch(connection, broker_name, part)
+            connection.call(
+                *request, partial(self._answered, connection, part), connection.running_s() + OFFSET_TIMEOUT_S
+            )
+
+    def _one(self, delivery: SharedDelivery) -> tuple[int, dict[str, Any], bytes]:
+        receipt = delivery.receipt
+        topic = receipt.topic(self._group, delivery.message.topic)
+        header = AckMessage(self._group, topic, receipt.queue_id, receipt.text, receipt.offset)
+        return RequestCode.ACK_MESSAGE, write(header), b""
+
+    def _batch(
+        self, connection: Connection, broker_name: str, deliveries: Sequence[SharedDelivery]
+    ) -> tuple[int, dict[str, Any], bytes]:
+        acks = _by_pop(deliveries, is_ours=connection.speaks_msgpack)
+        return RequestCode.BATCH_ACK_MESSAGE, {}, encode_batch_acks(broker_name, self._group, acks)
+
+    def _answered(
+        self, connection: Connection, deliveries: Sequence[SharedDelivery], answer: Frame | Exception
+    ) -> None:
+        fault: object = answer
+        if isinstance(answer, Frame):
+            if answer.code == ResponseCode.SUCCESS:
+                self._close(len(deliveries))
+                return
+            fault = BrokerRefused(RequestCode.ACK_MESSAGE, answer.code, answer.remark, connection.address)
+            if answer.code in _GONE:
+                log.warning("ack_refused", messages=len(deliveries), reason=str(fault))
+                self._close(len(deliveries))
+                return
+        log.info("ack_failed", messages=len(deliveries), reason=str(fault))
+        self._again(deliveries)
+
+    def _again(self, deliveries: Iterable[SharedDelivery]) -> None:
+        now_s = clock_s()
+        late = [delivery for delivery in deliveries if now_s > delivery.lease.ends_s + ACK_PATIENCE_S]
+        if late:
+            log.warning("acks_given_up", messages=len(late), hint="their broker does not answer; they come again")
+            self._close(len(late))
+        for delivery in deliveries:
+            if delivery not in late:
+                asyncio.get_running_loop().call_later(self._limits.reconnect_s, self._collect, delivery)
+
+    def _close(self, count: int) -> None:
+        self._open -= count
+        if not self._open:
+            self._settled.set()
+
+    async def settled(self) -> None:
+        """Returns when each broker has heard what we said."""
+        await self._settled.wait()
+
+    # Again, or never
+
+    def retry(self, delivery: SharedDelivery, outcome: RetryLater) -> None:
+        delay_s = delay_of(outcome, delivery.message)
+        self._later(delivery, partial(self._until_heard, delivery, partial(self.change, delivery, delay_s)))
+
+    def give_back(self, delivery: SharedDelivery) -> None:
+        """Another member may have it at once; it was no try."""
+        back = partial(self.change, delivery, 0.0, suspend=True)
+        self._later(delivery, partial(self._until_heard, delivery, back))
+
+    def reject(self, delivery: SharedDelivery, reason: str, done: Callable[[], None]) -> None:
+        """`done` is called when the dead letter is kept. Until then the message is to be prolonged."""
+        self._later(delivery, partial(self._reject, delivery, reason, done))
+
+    def _later(self, delivery: SharedDelivery, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._open += 1
+        self._settled.clear()
+
+        def begin() -> None:
+            self._spawn(self._counted(work()))
+
+        if delivery.is_renewing:
+            delivery.settle = begin
+        else:
+            begin()
+
+    async def _counted(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        finally:
+            self._close(1)
+
+    async def _reject(self, delivery: SharedDelivery, reason: str, done: Callable[[], None]) -> None:
+        async def bury() -> None:
+            await self.bury(delivery, reason)
+            done()
+            self.ack(delivery)
+
+        await self._until_heard(delivery, bury)
+        done()
+
+    async def _until_heard(self, delivery: SharedDelivery, say: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            try:
+                await say()
+                return
+            except BrokerRefused as error:
+                if error.code in _GONE:
+                    log.info("message_elsewhere", message=delivery.message.message_id, reason=str(error))
+                    return
+                reason = str(error)
+            except RocketletError as error:
+                reason = str(error)
+            if delivery.lease.is_over:
+                log.warning("message_not_settled", message=delivery.message.message_id, reason=reason)
+                return
+            await asyncio.sleep(self._limits.reconnect_s)
+
+    async def change(self, delivery: SharedDelivery, delay_s: float, *, suspend: bool = False) -> None:
+        """The message comes again after that time. Raises RocketletError."""
+        connection = await self._cluster.broker(delivery.receipt.broker_name)
+        ext = change_ext(self._group, delivery, delay_s, suspend=suspend)
+        await connection.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, timeout_s=OFFSET_TIMEOUT_S)
+
+    async def bury(self, delivery: SharedDelivery, reason: str) -> None:
+        """Keeps a copy in the group's dead-letter topic. Raises RocketletError."""
+        message = delivery.message
+        connection = await self._cluster.broker(delivery.receipt.broker_name)
+        header = SendBack(
+            message.physical_offset,
+            self._group,
+            DEAD_LETTER_LEVEL,
+            message.message_id,
+            message.topic,
+            False,
+            MAX_RECONSUME_TIMES,
+            shown(reason) or None,
+        )
+        await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header), timeout_s=OFFSET_TIMEOUT_S)
+
+
+def change_ext(group: str, delivery: SharedDelivery, delay_s: float, *, suspend: bool = False) -> dict[str, Any]:
+    receipt = delivery.receipt
+    topic = receipt.topic(group, delivery.message.topic)
+    delay_ms = round(delay_s * 1000)
+    return write(ChangeInvisibleTime(group, topic, receipt.queue_id, receipt.text, receipt.offset, delay_ms, suspend))
+
+
+def _by_pop(deliveries: Sequence[SharedDelivery], *, is_ours: bool) -> Sequence[tuple[str, Receipt, Sequence[int]]]:
+    """Offsets by what they were popped with. Our broker knows a delivery by its queue and time alone, so that those of one
+    receive are one entry; Apache's also by where the receive began in the queue."""
+    entries: list[tuple[str, Receipt, list[int]]] = []
+    newest: dict[object, tuple[str, Receipt, list[int]]] = {}
+    for delivery in sorted(deliveries, key=lambda item: item.receipt.offset):
+        receipt, topic = delivery.receipt, delivery.message.topic
+        of = (topic, receipt.mark, receipt.queue_id, receipt.pop_ms, None if is_ours else receipt.start_offset)
+        entry = newest.get(of)
+        if entry is None or receipt.offset - entry[1].start_offset >= _OFFSETS_SPAN:
+            first = receipt._replace(start_offset=receipt.offset) if is_ours else receipt
+            entry = newest[of] = (topic, first, [])
+            entries.append(entry)
+        entry[2].append(receipt.offset)
+    return entries
+
+
+def delay_of(outcome: RetryLater, message: Message) -> float:
+    """The seconds after which a message is to come again."""
+    delay = outcome.delay
+    if delay is not None:
+        return delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+    level = outcome.delay_level or 3 + message.reconsume_times  # as brokers do with what consumers send back
+    return float(DELAY_LEVELS_S[min(level, len(DELAY_LEVELS_S)) - 1])

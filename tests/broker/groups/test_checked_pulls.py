@@ -1,0 +1,337 @@
+"""A pull that was checked stays checked until something changes that its checks have looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+from rocketlet.broker.config import CHECKED_PULL_BYTES, MAX_CHECKED_PULLS
+from rocketlet.broker.groups.members import ALONE
+from rocketlet.broker.groups.pulling import CheckedPull, Pull
+from rocketlet.broker.remoting.connection import KeptPulls
+from rocketlet.broker.sessions import Session
+from rocketlet.protocol import bodies
+from rocketlet.protocol.admin_bodies import encode_running_info
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig
+from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
+from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, ExtValue, Frame
+from rocketlet.protocol.group_bodies import LockRequest, encode_lock_request
+from rocketlet.protocol.headers import PullMessage, write
+from rocketlet.protocol.message import decode_records
+from rocketlet.protocol.names import Queue
+
+from ...conftest import Connect, Node, Wire, create_topic, eventually
+from ...support.accounts import ACCOUNTS, ADMIN, AccountsFile, Wired
+from ...support.requests import SUBSCRIBED, SUSPEND, commit, heartbeat, join, lock, popped, pull, send
+
+Change = Callable[[Node, Wire, Wire], Awaitable[Any]]
+
+
+class Checks:
+    """Counts the pulls that are checked. The group of the tests is there: the first pull would make it, which is a change."""
+
+    def __init__(self, node: Node) -> None:
+        self.count = 0
+        node.broker.group_configs.ensure("g")
+        self._pull = node.broker.pulling.pull
+        node.broker.pulling.pull = self._counted  # type: ignore[method-assign]
+
+    def _counted(self, pull: Pull, ask_who: Callable[[], None] | None = None, attempt: int = 1) -> Any:
+        self.count += 1
+        return self._pull(pull, ask_who, attempt)
+
+
+async def asked(wire: Wire, offset: int = 0, kind: int = JSON, group: str = "g", **fields: Any) -> list[bytes]:
+    fields["consumer_group"] = group
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=offset, **fields), serialize_type=kind)
+    return [record.body for record in decode_records(answer.body)] if answer.code == 0 else [b"%d" % answer.code]
+
+
+async def filled(wire: Wire, topic: str = "t", count: int = 4) -> None:
+    await create_topic(wire, topic, 2)
+    for number in range(count):
+        await send(wire, b"%d" % number, topic=topic)
+
+
+@pytest.mark.parametrize("kind", [JSON, ROCKETMQ, MSGPACK])
+async def test_the_next_pulls_of_a_queue_are_not_checked_again(node: Node, wire: Wire, kind: int) -> None:
+    await filled(wire)
+    checks = Checks(node)
+    assert [await asked(wire, offset, kind) for offset in (1, 2, 0)] == [
+        [b"1", b"2", b"3"],
+        [b"2", b"3"],
+        [b"0", b"1", b"2", b"3"],
+    ]
+    assert checks.count == 1
+
+
+async def test_a_pull_that_differs_in_more_than_its_offset_is_checked(node: Node, wire: Wire) -> None:
+    await filled(wire)
+    checks = Checks(node)
+    assert await asked(wire) == [b"0", b"1", b"2", b"3"]
+    assert await asked(wire, max_msg_nums=2) == [b"0", b"1"]
+    assert await asked(wire, flags=0) == [b"%d" % ResponseCode.SUBSCRIPTION_NOT_EXIST]
+    assert await asked(wire, topic="other") == [b"%d" % ResponseCode.TOPIC_NOT_EXIST]
+    assert checks.count == 4
+
+
+async def test_a_foreign_members_pulls_commit_on_the_way(node: Node, wire: Wire) -> None:
+    await filled(wire)
+    await heartbeat(wire)
+    group = node.broker.groups.get("g")
+    assert group is not None
+    await eventually(lambda: not node.broker.draining.is_moving("g", next(iter(group.members))))
+    checks = Checks(node)
+    for offset in range(4):
+        got = await asked(wire, offset, flags=SUSPEND | 1, sub_version=10, commit_offset=offset)
+        assert got == [b"%d" % number for number in range(offset, 4)]
+    assert (checks.count, node.broker.offsets.get("g", "t", 0)) == (1, 3)
+    # Behind what the group has committed, it may have to go on from there: that is looked at.
+    await commit(wire, 3)
+    await asked(wire, 1, flags=SUSPEND | 1, sub_version=10, commit_offset=1)
+    assert checks.count == 2
+
+
+async def test_a_filter_by_tags_is_kept_and_one_by_properties_is_not(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 2)
+    for number in range(4):
+        await send(wire, b"%d" % number, tag="odd" if number % 2 else "even")
+    checks = Checks(node)
+    for _ in range(2):
+        assert await asked(wire, subscription="odd", expression_type="TAG") == [b"1", b"3"]
+    assert await asked(wire, 3, subscription="odd", expression_type="TAG") == [b"3"]
+    assert checks.count == 1
+    for _ in range(2):
+        assert await asked(wire, subscription="TAGS = 'even'", expression_type="SQL92") == [b"0", b"2"]
+    assert checks.count == 3 + 1, "the first one waited for its filter, and was looked at again"
+
+
+async def test_the_end_of_the_queue_another_reader_and_a_begin_that_moved_are_seen(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    await filled(wire)
+    checks = Checks(node)
+    await asked(wire)
+    assert await asked(wire, 4) == [b"%d" % ResponseCode.PULL_NOT_FOUND]
+    other = await connect(node.address)
+    await asked(other)
+    await asked(wire)
+    assert checks.count == 4
+    node.broker.store.queues["t", 0].begin = 2
+    assert await asked(wire, 1) == [b"%d" % ResponseCode.PULL_OFFSET_MOVED]
+    assert await asked(wire, 2) == [b"2", b"3"]
+
+
+async def _topic_closed(node: Node, wire: Wire, other: Wire) -> None:
+    await create_topic(other, "t", 2, perm=2)
+
+
+async def _topic_deleted(node: Node, wire: Wire, other: Wire) -> None:
+    assert (await other.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})).code == 0
+
+
+async def _another_topic_made(node: Node, wire: Wire, other: Wire) -> None:
+    node.broker.topics.put(TopicConfig("another", 1, 1), 0)
+
+
+async def _group_closed(node: Node, wire: Wire, other: Wire) -> None:
+    body = bodies.encode_group(GroupConfig("g", consume_enable=False))
+    assert (await other.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == 0
+
+
+async def _group_deleted(node: Node, wire: Wire, other: Wire) -> None:
+    assert (await other.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"})).code == 0
+
+
+async def _member_joined(node: Node, wire: Wire, other: Wire) -> None:
+    await join(other, "c2", strategy="AVG")
+
+
+async def _member_left(node: Node, wire: Wire, other: Wire) -> None:
+    ext = {"clientID": "c1", "consumerGroup": "g"}
+    assert (await wire.call(RequestCode.UNREGISTER_CLIENT, ext)).code == 0
+
+
+async def _subscribed_to_something_else(node: Node, wire: Wire, other: Wire) -> None:
+    await heartbeat(wire, expression="some", version=11, strategy="AVG")
+
+
+async def _said_a_later_version(node: Node, wire: Wire, other: Wire) -> None:
+    group = node.broker.groups.get("g")
+    assert group is not None
+    session = next(iter(group.members))
+    group.foreign[session] = group.members[session]
+    waits = wire.send(RequestCode.PULL_MESSAGE, pull(flags=0, sub_version=11))
+    question = await wire.request(RequestCode.GET_CONSUMER_RUNNING_INFO)
+    said = {"topic": "t", "subString": "*", "expressionType": "TAG", "subVersion": 11}
+    wire.write_answer(question, encode_running_info({}, [said], {}))
+    await wire.answer(waits)
+
+
+async def _locked(node: Node, wire: Wire, other: Wire) -> None:
+    body = encode_lock_request(LockRequest("c1", "g", (Queue("t", "broker-a", 1),), handover=True))
+    assert (await wire.call(RequestCode.LOCK_BATCH_MQ, body=body)).code == 0
+
+
+async def _unlocked(node: Node, wire: Wire, other: Wire) -> None:
+    await lock(wire, "c1", code=RequestCode.UNLOCK_BATCH_MQ)
+
+
+async def _lease_expired(node: Node, wire: Wire, other: Wire) -> None:
+    node.broker.locks.end("g", "t", 0)
+
+
+async def _drained(node: Node, wire: Wire, other: Wire) -> None:
+    group = node.broker.groups.get("g")
+    assert group is not None
+    node.broker.draining.changed(group)
+
+
+async def _bound(node: Node, wire: Wire, other: Wire) -> None:
+    group = node.broker.groups.get("g")
+    assert group is not None
+    group.is_uneven = True
+    node.broker.draining.allotment.put(group, {})
+
+
+async def _told_of_itself_alone(node: Node, wire: Wire, other: Wire) -> None:
+    group = node.broker.groups.get("g")
+    assert group is not None
+    session = next(iter(group.members))
+    node.broker.draining.allotment.give("g", session, "c1", ALONE)
+    assert node.broker.draining.is_moving("g", session)
+
+
+async def _settings_changed(node: Node, wire: Wire, other: Wire) -> None:
+    assert (await other.call(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=2")).code == 0
+
+
+CHANGES: dict[str, Change] = {
+    "a topic is closed": _topic_closed,
+    "a topic is deleted": _topic_deleted,
+    "another topic is made": _another_topic_made,
+    "a group is closed": _group_closed,
+    "a group is deleted": _group_deleted,
+    "a member joins": _member_joined,
+    "a member leaves": _member_left,
+    "a member subscribes to something else": _subscribed_to_something_else,
+    "a member says a later version": _said_a_later_version,
+    "a queue is locked": _locked,
+    "a queue is unlocked": _unlocked,
+    "a lease expires": _lease_expired,
+    "a drain begins": _drained,
+    "members are bound": _bound,
+    "a member is told of itself alone": _told_of_itself_alone,
+    "settings change": _settings_changed,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_change_raises_the_number_and_the_next_pull_is_checked(
+    node: Node, wire: Wire, connect: Connect, change: str
+) -> None:
+    await filled(wire)
+    await heartbeat(wire, strategy="AVG")
+    await lock(wire, "c1")
+    checks, other = Checks(node), await connect(node.address)
+    for _ in range(3):
+        await asked(wire, flags=0)
+    before, generation = checks.count, node.broker.generation.number
+    assert before == 1
+    await CHANGES[change](node, wire, other)
+    assert node.broker.generation.number > generation
+    changed = checks.count
+    await asked(wire, flags=0)
+    assert checks.count > changed
+
+
+async def test_as_long_as_anybody_pops_each_pull_is_checked(node: Node, wire: Wire) -> None:
+    await filled(wire)
+    checks = Checks(node)
+    await asked(wire)
+    await popped(wire, consumerGroup="another")
+    for _ in range(2):
+        await asked(wire)
+    assert checks.count == 3
+
+
+async def test_accounts_that_change_raise_the_number(guarded: Node, file: AccountsFile, wired: Wired) -> None:
+    admin, readers = await wired(ADMIN), await wired("readers-key")
+    await create_topic(admin, "orders", 1)
+    await send(admin, b"0", topic="orders")
+    for _ in range(2):
+        assert await asked(readers, topic="orders", group="shipping") == [b"0"]
+    generation = guarded.broker.generation.number
+    file.rewrite([account for account in ACCOUNTS if account["accessKey"] != "readers-key"])
+    assert guarded.broker.generation.number > generation
+    assert await asked(readers, topic="orders", group="shipping") == [b"%d" % ResponseCode.SYSTEM_ERROR]
+
+
+def test_an_account_that_identifies_itself_raises_the_number(file: AccountsFile) -> None:
+    policy, generation = file.acl.file, file.acl.file.generation.number
+    assert file.acl.identify(cast("Session", Peer()), policy.policy.accounts[ADMIN], lambda signer: True)
+    assert policy.generation.number > generation
+
+
+class Peer:
+    """A session, as far as it is charged and judged."""
+
+    known: object = None
+    peer = "192.0.2.1:40000"
+
+    def __init__(self) -> None:
+        self.charged_bytes = 0
+
+    def charge(self, size: int) -> None:
+        self.charged_bytes += size
+
+
+def test_a_connection_keeps_the_pulls_of_as_many_queues_as_the_limit_says() -> None:
+    pulls, session = KeptPulls(), cast("Session", peer := Peer())
+    frames = [asking(queue_id=number) for number in range(MAX_CHECKED_PULLS + 1)]
+    checked = CheckedPull(1, ("g", "t", 0), ("t", 0), SUBSCRIBED, 32, None, None, "t@g", is_foreign=False)
+    for frame in frames[:-1]:
+        pulls.keep(session, frame, checked)
+    assert all(pulls.like(frame) == (checked, 0, 0) for frame in frames[:-1])
+    of_one = CHECKED_PULL_BYTES + sum(len(name) for name in frames[0].ext if name not in VARYING) + len("gt")
+    assert peer.charged_bytes == MAX_CHECKED_PULLS * of_one
+    pulls.keep(session, frames[-1], checked)
+    assert pulls.like(frames[0]) is None, "the oldest makes room"
+    assert all(pulls.like(frame) == (checked, 0, 0) for frame in frames[1:])
+    assert peer.charged_bytes == MAX_CHECKED_PULLS * of_one
+    for frame in frames:
+        assert pulls.like(frame._replace(language=int(Language.GO))) is None
+        pulls.keep(session, frame, None)
+    assert peer.charged_bytes == 0
+
+
+VARYING = ("queueOffset", "commitOffset")
+
+
+def asking(**fields: Any) -> Frame:
+    header = PullMessage("g", "t", 0, 0, 32, SUBSCRIBED, 0, 0)._replace(**fields)
+    return Frame(RequestCode.PULL_MESSAGE, 1, write(header), language=int(Language.JAVA))
+
+
+def changed(frame: Frame, **fields: ExtValue) -> Frame:
+    return frame._replace(ext={**frame.ext, **fields})
+
+
+def test_a_pull_is_like_another_if_all_but_its_offsets_and_signature_is_the_same() -> None:
+    pulls, session = KeptPulls(), cast("Session", Peer())
+    checked = CheckedPull(1, ("g", "t", 0), ("t", 0), SUBSCRIBED, 32, None, None, "t@g", is_foreign=False)
+    pulls.keep(session, changed(asking(), Signature="s1", extra="e"), checked)
+    again = changed(asking(queue_offset=7, commit_offset=5), Signature="s2", extra="e")
+    assert pulls.like(again) == (checked, 7, 5)
+    assert again.ext["queueOffset"] == 7, "the frame stays as it is: it may have to be checked"
+    others: list[dict[str, ExtValue]] = [
+        {"extra": "f"}, {"another": "e"}, {"sysFlag": 0}, {"maxMsgNums": 33}, {"queueId": 1}, {"subVersion": 1},
+        {"subscription": "*"}, {"suspendTimeoutMillis": 1}, {"queueOffset": "x"}, {"queueOffset": 1 << 63},
+        {"commitOffset": -(1 << 63) - 1},
+    ]  # fmt: skip
+    assert [pulls.like(changed(again, **fields)) for fields in others] == [None] * len(others)
+    for name in again.ext:
+        if name != "Signature":
+            ext = {key: value for key, value in again.ext.items() if key != name}
+            assert pulls.like(again._replace(ext=ext)) is None

@@ -1,0 +1,461 @@
+"""Drains of groups without a broker: who is waited for and for how long, whose pulls are answered, and who is told when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rocketlet.broker.config import DROPPED_AFTER_S, LIMITS, TOLD_AGAIN, LimitExceeded, Limits
+from rocketlet.broker.groups.drains import Draining, Outside, Repeats
+from rocketlet.broker.groups.members import ConsumerGroup, ConsumerGroups
+from rocketlet.broker.groups.offsets import Watch
+from rocketlet.broker.groups.settings import History
+from rocketlet.broker.messages.held_pulls import Until
+from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.runtime import Engine, MovableClock
+from rocketlet.protocol.bodies import BrokerData, ConsumerData, QueueData, Route, finish
+from rocketlet.protocol.group_bodies import Members
+from rocketlet.protocol.headers import AgreeOnMembers, PullMessage
+from rocketlet.protocol.names import Subscription
+
+from ...conftest import peer
+from ...support.locks import make_locks
+
+QUEUES = 4
+FLAGS = 0x1 | 0x2 | 0x4
+
+
+class Clock(MovableClock):
+    """Timers go off when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(stands=True)
+        self.timers: list[tuple[float, Any]] = []
+
+    def call_later(self, delay_s: float, action: Any, *arguments: Any) -> Any:
+        timer = (self.monotonic_s() + delay_s, lambda: action(*arguments))
+        self.timers.append(timer)
+        return SimpleNamespace(cancel=lambda: self.timers.remove(timer) if timer in self.timers else None)
+
+    def passes(self, seconds: float) -> None:
+        end_s = self.monotonic_s() + seconds
+        while due := [timer for timer in self.timers if timer[0] <= end_s]:
+            timer = min(due, key=lambda item: item[0])
+            self.advance(max(timer[0] - self.monotonic_s(), 0.0))
+            self.timers.remove(timer)
+            timer[1]()
+        self.advance(end_s - self.monotonic_s())
+
+
+class World:
+    def __init__(self, folder: Path, **limits: Any) -> None:
+        self.clock = clock = Clock()
+        self.limits = Limits(**limits) if limits else LIMITS
+        history = History(clock)
+        self.works: list[Any] = []
+        self.told: list[Connection] = []
+        self.drained: list[tuple[int, Connection]] = []
+        self.held: dict[Connection, list[Any]] = {}
+        self.let_go: list[Any] = []
+        self.repeats = Repeats(clock)
+        engine = Engine(self, self, clock)  # type: ignore[arg-type]
+        self.groups = ConsumerGroups(
+            history, "a", lambda topic: QUEUES, engine, lambda group: self.draining.changed(group)
+        )
+        self.watch = Watch(self.groups, make_locks(folder, clock), history, lambda topic: QUEUES, clock)
+        pulls: Any = SimpleNamespace(
+            of=lambda session, group: list(self.held.get(session, ())), let_go=self.let_go.append
+        )
+        outside = Outside(
+            find_route=self._route,
+            tell=lambda group, sessions: self.told.extend(sessions),  # type: ignore[arg-type]
+            say=lambda *about: None,
+            on_drained=lambda group, place, session: self.drained.append((place[1], session)),  # type: ignore[arg-type]
+            repeats=self.repeats,
+        )
+        self.draining = Draining(self.groups, self.watch, pulls, engine, outside, self.limits)
+
+    async def _route(self, topic: str) -> Route | None:
+        queues = (QueueData("a", QUEUES, QUEUES, 6),)
+        return Route(queues, (BrokerData("a", "c", {0: "127.0.0.1:1"}),)) if topic == "t" else None
+
+    def spawn(self, work: Any) -> None:
+        self.works.append(work)
+
+    def do(self, work: Any) -> None:
+        finish(work)
+
+    async def found(self) -> None:
+        """Returns when it is known which queues move."""
+        while self.works:
+            await self.works.pop(0)
+
+    def comes(self, client_id: str, *, strategy: str | None = None) -> Connection:
+        session = peer()
+        data = ConsumerData("g", subscriptions=(Subscription("t"),), strategy=strategy)
+        self.groups.heartbeat(session, client_id, data, 0, 0)
+        return session
+
+    async def joins(self, client_id: str, *, strategy: str | None = None) -> Connection:
+        session = self.comes(client_id, strategy=strategy)
+        for member in self.group.foreign:  # they are notified, or kept back
+            assert self.draining.notices.is_kept_back("g", member)
+        await self.found()
+        return session
+
+    @property
+    def group(self) -> ConsumerGroup:
+        group = self.groups.get("g")
+        assert group is not None
+        return group
+
+    def asks(self, session: Connection) -> list[str]:
+        return self.draining.notices.given(self.group, session)
+
+    def reads(self, session: Connection, *numbers: int) -> None:
+        self.asks(session)
+        for number in numbers:
+            self.watch.pulled(session, "g", "t", number)
+
+    def pull(self, number: int, offset: int = 5, committed: int = 0) -> PullMessage:
+        return PullMessage("g", "t", number, offset, 32, FLAGS, committed, 0)
+
+    def is_held_back(self, session: Connection, number: int, committed: int = 0) -> bool:
+        return self.draining.holds_back(session, self.pull(number, committed=committed))
+
+    def handles(self, session: Connection, *numbers: int) -> None:
+        for number in numbers:
+            self.is_held_back(session, number, committed=5)
+
+    def is_kept_back(self, session: Connection) -> bool:
+        return self.draining.notices.is_kept_back("g", session)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def reader(world: World) -> Connection:
+    """One that reads all queues, and was told of it, and is in peace."""
+    one = await world.joins("c1")
+    world.reads(one, *range(QUEUES))
+    world.clock.passes(world.limits.drained_wait_s)
+    world.told.clear()
+    assert not world.draining.is_moving("g", one)
+    return one
+
+
+async def test_queues_that_move_are_drained_before_their_reader_is_told(world: World) -> None:
+    one = await reader(world)
+    two = world.comes("c2")
+    assert world.draining.is_pending("g")
+    assert world.draining.is_draining("g", "t", 0), "it is not known yet what moves"
+    assert world.is_kept_back(one)
+    assert world.is_kept_back(two)
+    await world.found()
+    assert [world.draining.is_draining("g", "t", number) for number in (2, 3)] == [True, True]
+    assert not world.is_held_back(one, 0)
+    assert world.is_held_back(one, 2)
+    assert world.draining.is_gated(two, world.pull(2))
+    assert not world.draining.is_gated(peer(), world.pull(2))
+    assert world.told == [two], "it loses nothing"
+    assert (world.asks(one), world.asks(two)) == (["c1"], ["c1", "c2"])
+    world.handles(one, 2)
+    assert world.drained == [(2, one)]
+    assert world.watch.reader("g", "t", 2) is None
+    assert (world.draining.is_draining("g", "t", 2), world.draining.is_draining("g", "t", 3)) == (False, True)
+    assert world.is_held_back(one, 2), "it gets nothing of it until it has dropped it"
+    assert one not in world.told
+    world.handles(one, 3)
+    assert one in world.told
+    assert not world.draining.is_pending("g")
+    assert world.asks(one) == ["c1", "c2"]
+    world.clock.passes(world.limits.drained_wait_s)
+    assert not world.draining.is_moving("g", one)
+    assert not world.is_held_back(one, 2)
+    assert (world.repeats.undrained, world.repeats.left) == (0, 0)
+
+
+async def test_a_reader_that_stands_is_asked_and_given_up(world: World) -> None:
+    one = await reader(world)
+    keeps = SimpleNamespace(until=Until.MESSAGE, is_done=False, queue=SimpleNamespace(topic="t", queue_id=0))
+    idle = SimpleNamespace(until=Until.MESSAGE, is_done=True, queue=SimpleNamespace(topic="t", queue_id=1))
+    waits = SimpleNamespace(until=Until.TURN, is_done=False, queue=SimpleNamespace(topic="t", queue_id=1))
+    world.held[one] = [keeps, idle, waits]
+    await world.joins("c2")
+    world.let_go.clear()
+    half_s = world.limits.drain_limit_s / 2
+    world.clock.passes(half_s - 0.1)
+    assert world.let_go == []
+    world.clock.passes(0.1)
+    assert world.let_go == [keeps], "one that is busy with a queue that it keeps says how far it is"
+    assert world.draining.is_pending("g")
+    world.clock.passes(half_s)
+    assert not world.draining.is_pending("g")
+    assert (world.repeats.undrained, one in world.told) == (2, True)
+    assert not world.draining.is_draining("g", "t", 2)
+
+
+async def test_a_broker_that_stood_still_waits_for_readers_as_long_as_it_would_have(world: World) -> None:
+    """Their pulls lie in its sockets when its timer goes off."""
+    await reader(world)
+    await world.joins("c2")
+    world.clock.advance(60.0)
+    world.clock.passes(0.0)
+    assert world.draining.is_pending("g")
+    world.clock.passes(world.limits.drain_limit_s + 0.1)
+    assert not world.draining.is_pending("g")
+
+
+async def test_a_reader_that_goes_on_is_waited_for_but_not_for_ever(world: World) -> None:
+    one = await reader(world)
+    two = await world.joins("c2")
+    passed_s, step_s = 0.0, world.limits.drain_limit_s / 2 - 0.1
+    while passed_s + step_s < world.limits.drain_max_s:
+        world.clock.passes(step_s)
+        passed_s += step_s
+        assert world.draining.is_pending("g")
+        world.draining.advanced("g", one)
+        world.draining.advanced("g", two)
+        world.draining.advanced("h", one)
+    world.clock.passes(world.limits.drain_max_s - passed_s + 0.001)
+    assert not world.draining.is_pending("g")
+    assert world.repeats.undrained == 2
+
+
+async def test_only_a_reader_that_is_waited_for_prolongs_a_drain(world: World) -> None:
+    await reader(world)
+    two = await world.joins("c2")
+    world.clock.passes(world.limits.drain_limit_s / 2)
+    world.draining.advanced("g", two)
+    world.clock.passes(world.limits.drain_limit_s / 2)
+    assert not world.draining.is_pending("g")
+
+
+async def test_a_held_pull_of_what_moves_comes_back_and_says_how_far_its_reader_is(world: World) -> None:
+    one = await reader(world)
+    pulls = [
+        SimpleNamespace(until=Until.MESSAGE, is_done=number == 2, queue=SimpleNamespace(topic="t", queue_id=number))
+        for number in range(QUEUES)
+    ]
+    world.held[one] = pulls
+    await world.joins("c2")
+    assert world.let_go == pulls[2:]
+    assert world.drained == [(2, one)]
+
+
+async def test_pulls_of_the_next_reader_wait_up_to_a_limit_and_go_on(tmp_path: Path) -> None:
+    world = World(tmp_path, max_gated=1)
+    one = await reader(world)
+    two = await world.joins("c2")
+    gone_on: list[int] = []
+    assert world.draining.is_gated(two, world.pull(2))
+    assert not world.draining.is_gated(one, world.pull(0))
+    world.draining.gate(world.pull(2), lambda: gone_on.append(2))
+    world.draining.gate(world.pull(3), lambda: gone_on.append(3))
+    with pytest.raises(LimitExceeded, match="1 pulls wait for the former reader of t:2"):
+        world.draining.gate(world.pull(2), lambda: gone_on.append(2))
+    world.handles(one, 2)
+    assert gone_on == [2]
+    world.handles(one, 3)
+    assert gone_on == [2, 3]
+
+
+async def test_who_claims_what_its_owner_reads_waits_until_it_is_known_by_which_list(world: World) -> None:
+    """Another broker gave it one of a change that is over by now, and has not told yet."""
+    one = await reader(world)
+    two = await world.joins("c2")
+    assert world.draining.is_gated(two, world.pull(0))
+    world.handles(one, 2, 3)
+    world.asks(one)
+    assert world.draining.is_gated(two, world.pull(0))
+    world.clock.passes(world.limits.drained_wait_s)
+    assert not world.draining.is_gated(two, world.pull(0)), "it shares the queues out in its own way"
+
+
+async def test_a_member_from_before_a_restart_waits_until_it_is_known_what_is_its_own(world: World) -> None:
+    one = world.comes("c1")
+    assert world.draining.is_gated(one, world.pull(0))
+    world.watch.pulled(one, "g", "t", 0)
+    assert not world.draining.is_gated(one, world.pull(0)), "it reads it already"
+    await world.found()
+    assert not world.draining.is_gated(one, world.pull(1))
+
+
+async def test_the_last_of_several_changes_counts(world: World) -> None:
+    one = await reader(world)
+    two = world.comes("c2")
+    world.groups.drop(two)
+    await world.found()
+    assert not world.draining.is_pending("g")
+    assert [world.is_held_back(one, number) for number in range(QUEUES)] == [False] * QUEUES
+    assert world.draining.allotment.owners.of_group("g") == {"t": ["c1"] * QUEUES}
+
+
+async def test_a_reader_may_be_done_while_it_is_not_known_what_a_further_change_moves(world: World) -> None:
+    one = await reader(world)
+    await world.joins("c2")
+    world.comes("c3")
+    for number in range(QUEUES):
+        assert world.is_held_back(one, number, committed=5) == (number >= QUEUES // 2)
+    assert world.drained == [(2, one), (3, one)], "the next reader goes on from there"
+    await world.found()
+    assert not world.draining.is_draining("g", "t", 2)
+
+
+async def test_without_foreign_members_nothing_is_drained(world: World) -> None:
+    one = await reader(world)
+    ours = await world.joins("c2", strategy="AVG")
+    assert world.draining.is_pending("g")
+    world.groups.drop(one)
+    assert not world.draining.is_pending("g")
+    assert not world.draining.is_draining("g", "t", 0)
+    assert world.draining.allotment.given.of("g", one) is None
+    world.clock.passes(world.limits.drain_max_s)
+    world.groups.drop(ours)
+    assert world.draining._changes == {}
+    assert world.draining.allotment.owners.count == 0
+
+
+async def test_one_of_ours_that_was_refused_is_told_when_all_is_handled(world: World) -> None:
+    one = await reader(world)
+    ours = await world.joins("c2", strategy="AVG")
+    assert not world.is_kept_back(ours)
+    world.told.clear()
+    world.handles(one, 2)
+    assert world.told == []
+    world.handles(one, 3)
+    assert sorted(world.told, key=lambda item: item.number) == [one, ours]
+
+
+async def test_a_member_that_does_not_ask_is_told_again_so_often(world: World) -> None:
+    one = await reader(world)
+    await world.joins("c2")
+    world.handles(one, 2, 3)
+    for _ in range(TOLD_AGAIN):
+        world.told.clear()
+        world.clock.passes(world.limits.drained_wait_s)
+        assert world.told == [one]
+        assert world.is_held_back(one, 2)
+    world.told.clear()
+    world.clock.passes(world.limits.drained_wait_s)
+    assert (world.told, world.draining.is_moving("g", one)) == ([], False)
+
+
+async def test_a_member_that_asks_drops_its_queues_and_reads_others_on(world: World) -> None:
+    one = await reader(world)
+    await world.joins("c2")
+    world.handles(one, 2, 3)
+    world.asks(one)
+    world.clock.passes(DROPPED_AFTER_S / 2)
+    assert world.is_held_back(one, 2), "a pull that was on its way"
+    world.clock.passes(world.limits.drained_wait_s)
+    assert not world.draining.is_moving("g", one)
+
+
+async def test_in_a_long_drain_each_queue_moves_by_itself(world: World) -> None:
+    one = await reader(world)
+    two = await world.joins("c2")
+    world.clock.passes(world.limits.bridged_after_s)
+    assert one in world.told
+    assert world.asks(one) == ["c1"]
+    assert world.draining.allotment.is_alone("g", one)
+    assert world.draining.allotment.is_anothers("g", one, "t", 2)
+    world.handles(one, 2)
+    assert not world.is_held_back(one, 2), "it is parked"
+    assert not world.draining.is_gated(two, world.pull(2))
+    world.handles(one, 3)
+    assert not world.draining.is_pending("g")
+    drain = world.draining._drains["g"]
+    assert not drain.is_long, "the next change begins short"
+    assert world.asks(one) == ["c1", "c2"]
+
+
+async def test_large_groups_are_not_bridged(tmp_path: Path) -> None:
+    for limit, is_bridged in ((11, False), (12, True)):
+        world = World(tmp_path / str(limit), max_bridged=limit)  # four owners and two that move, for two members
+        await reader(world)
+        await world.joins("c2")
+        assert len(world.clock.timers) == (2 if is_bridged else 1)
+
+
+async def test_too_many_queues_are_not_drained(tmp_path: Path) -> None:
+    world = World(tmp_path, max_drained_queues=QUEUES + 1)
+    one = await world.joins("c1")
+    world.reads(one, *range(QUEUES))
+    world.clock.passes(world.limits.drained_wait_s)
+    world.told.clear()
+    await world.joins("c2")
+    assert not world.draining.is_pending("g")
+    assert one in world.told
+    assert world.draining.allotment.owners.count == 0
+
+
+async def test_a_newcomer_without_a_list_is_told_of_those_before_the_change(world: World) -> None:
+    one = await reader(world)
+    two = world.comes("c2")
+    assert world.asks(one) == ["c1"]
+    assert world.asks(two) == ["c1"], "it reads nothing by it"
+    await world.found()
+    assert world.asks(two) == ["c1", "c2"]
+
+
+async def test_a_question_waits_for_a_word_of_another_broker_but_only_so_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await reader(world)
+    answered: list[str] = []
+
+    def waits(text: str) -> bool:
+        return world.draining.notices.when_sure("g", one, lambda: answered.append(text))
+
+    monkeypatch.setattr(world.draining.agreement, "gives_earlier", lambda name: True)
+    assert not waits("no change is under way")
+    two = world.comes("c2")
+    assert waits("first")
+    assert not waits("second"), "a client asks again only when it gives the first up"
+    assert not world.draining.notices.when_sure("g", peer(), lambda: answered.append("stranger"))
+    await world.found()
+    world.clock.passes(world.limits.list_wait_s - 0.01)
+    assert not answered
+    world.clock.passes(0.01)
+    assert answered == ["first"]
+    assert waits("third")
+    for session in (one, two):
+        world.groups.leave(session, "g")
+    assert answered == ["first", "third"], "nothing is kept of a group without members"
+    await world.found()
+
+
+async def test_a_word_of_another_broker_prolongs_nothing_that_is_over(world: World) -> None:
+    one = await reader(world)
+    two = await world.joins("c2")
+    world.handles(one, 2, 3)
+    for session in (one, two):
+        world.asks(session)
+    word = AgreeOnMembers("g", "b", 1, 0, False, "digest"), Members(frozenset(), {})
+    world.clock.passes(world.limits.drained_wait_s - 1)
+    assert world.draining.is_moving("g", one)
+    world.draining.heard(*word)
+    world.clock.passes(1)
+    assert not world.draining.is_moving("g", one)
+    world.draining.heard(*word)
+    assert not world.draining.is_moving("g", one)
+
+
+async def test_lists_that_another_broker_gave_count_here(world: World) -> None:
+    one = await reader(world)
+    two = await world.joins("c2")
+    members = world.group.list_for(one)
+    topics = world.group.members[one].topics
+    given = SimpleNamespace(lists={topics: members}, client_ids=("c1",), is_current=True)
+    before = world.draining.allotment.given.of("g", two)
+    assert not world.draining.notices.take(world.group, given)  # type: ignore[arg-type]
+    assert world.draining.allotment.given.of("g", one) is members
+    assert world.draining.allotment.given.of("g", two) is before
+    other = SimpleNamespace(lists={topics: type(members)(["c1"])}, client_ids=("c1",), is_current=False)
+    assert world.draining.notices.take(world.group, other)  # type: ignore[arg-type]
+    assert not world.draining.notices.take(world.group, other), "no news"  # type: ignore[arg-type]

@@ -1,0 +1,123 @@
+"""Large groups of foreign members: a change looks at what changed, not at what each member was given."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from rocketlet.broker.config import Limits
+from rocketlet.broker.groups.members import Given, MemberList
+from rocketlet.broker.remoting.connection import Connection
+from rocketlet.protocol import names
+from rocketlet.protocol.allocation import Averagely
+from rocketlet.protocol.bodies import SLICE
+from rocketlet.protocol.codes import RequestCode as Code
+from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.names import Queue
+
+from campaigns.frames import Peer
+
+from ...conftest import Node, peer
+from ...support.topics import put
+from ...support.turns import heartbeat_of, pieces
+
+QUEUES = [Queue("t", "broker-a", number) for number in range(4)]
+MEMBERS = 300
+
+
+async def joined(node: Node, count: int) -> list[Peer]:
+    put(node, "t")
+    peers = [Peer(node.server, 100 + number) for number in range(count)]
+    for number, member in enumerate(peers):
+        member.send(encode(Frame(Code.HEART_BEAT, 1, {}, heartbeat_of(f"c{number}"))))
+    await node.broker.turns.done()
+    return peers
+
+
+def is_settled(node: Node) -> bool:
+    return not node.broker.turns.waiting and not node.broker.draining.is_pending("g")
+
+
+async def settle(node: Node) -> None:
+    while not is_settled(node):
+        await node.broker.turns.done()
+        await asyncio.sleep(0)
+
+
+async def test_a_member_that_joins_costs_no_look_at_what_each_other_was_given(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = await joined(node, MEMBERS)
+    await settle(node)
+    for member in peers:
+        member.send(encode(Frame(Code.GET_CONSUMER_LIST_BY_GROUP, 2, {"consumerGroup": "g"})))
+    sorts, shares = 0, 0
+    sort, share = names.sorted_ids, Averagely.allocate_at
+
+    def counted_sort(*arguments: object) -> list[str]:
+        nonlocal sorts
+        sorts += 1
+        return sort(*arguments)  # type: ignore[arg-type]
+
+    def counted_share(*arguments: object) -> list[Queue]:
+        nonlocal shares
+        shares += 1
+        return share(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("rocketlet.broker.groups.members.sorted_ids", counted_sort)
+    monkeypatch.setattr(Averagely, "allocate_at", counted_share)
+    late = Peer(node.server, 99)
+    late.send(encode(Frame(Code.HEART_BEAT, 1, {}, heartbeat_of("late"))))
+    await settle(node)
+    assert shares >= len(QUEUES), "it was counted"
+    assert sorts <= 4, "one list for all, and one order for each topic"
+    assert shares <= 4 * len(QUEUES)
+    for member in (*peers, late):
+        member.hang_up()
+
+
+async def test_members_that_are_told_later_are_passed_over_in_pieces(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = await joined(node, MEMBERS)
+    await settle(node)
+    group = node.broker.groups.get("g")
+    assert group is not None
+    monkeypatch.setattr(node.broker.draining.notices, "is_kept_back", lambda *_: True)
+    assert pieces(node.broker.notifications._telling_members(group)) > MEMBERS // SLICE
+    for member in peers:
+        member.hang_up()
+
+
+def ids(given: Given, group: str, connection: Connection) -> list[str] | None:
+    found = given.of(group, connection)
+    return found.ids if found else None
+
+
+def test_who_takes_a_queue_for_its_own_follows_from_its_list() -> None:
+    given, one, two = Given(), peer(), peer()
+    both = MemberList(["b", "a"])
+    given.give("g", one, "a", both)
+    given.give("g", two, "b", both)
+    assert list(given.claims("g", QUEUES)) == [[(QUEUES[:2], {one: None}), (QUEUES[2:], {two: None})]]
+    given.give("g", two, "b", MemberList(["b"]))
+    assert ids(given, "g", two) == ["b"]
+    claims = [claim for of_list in given.claims("g", QUEUES) for claim in of_list]
+    assert claims == [(QUEUES[:2], {one: None}), (QUEUES, {two: None})]
+    given.keep("g", {one})
+    assert (ids(given, "g", two), ids(given, "g", one)) == (None, ["b", "a"])
+    given.forget_group("g")
+    assert (given.of("g", one), list(given.claims("g", QUEUES)), given._ids, len(given._age)) == (None, [], 0, 0)
+
+
+def test_the_ids_in_all_lists_are_limited() -> None:
+    given, readers = Given(Limits(max_given_ids=4)), [peer() for _ in range(3)]
+    for number, reader in enumerate(readers[:2]):
+        given.give("g", reader, f"c{number}", MemberList([f"c{number}", "x"]))
+    assert given.of("g", readers[0]) is not None, "4 ids are kept"
+    given.give("h", readers[2], "c2", MemberList(["c2", "x"]))
+    assert given.of("g", readers[0]) is None, "of 6 the oldest two are forgotten"
+    assert (ids(given, "g", readers[1]), ids(given, "h", readers[2])) == (["c1", "x"], ["c2", "x"])
+    given.give("h", readers[2], "c2", MemberList(list("abcdefgh")))
+    assert given.of("h", readers[2]) is not None, "the last one is kept, however long"
+    assert given._ids == 8

@@ -1,0 +1,401 @@
+"""The table of locks, without a broker: who is told, what counts as a change, and what is kept of whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rocketlet.broker.config import (
+    HANDOVER_LEASE_S,
+    LEASE_SWEEP_S,
+    LIMITS,
+    LOCK_LEASE_S,
+    PLACE_BYTES,
+    STANDSTILL_S,
+    Limits,
+)
+from rocketlet.broker.groups.leases import Around, Locks
+from rocketlet.broker.groups.settings import History
+from rocketlet.broker.runtime import MovableClock, run
+from rocketlet.broker.sessions import Generation, Session
+from rocketlet.protocol.bodies import LOOKS, finish
+from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.names import Queue
+
+from ...conftest import peer
+
+QUEUES = [Queue("t", "a", number) for number in range(3)]
+FIRST = QUEUES[0]
+QUEUE_COUNT = 2 * LOOKS
+
+
+class Table:
+    def __init__(self, folder: Path, clock: MovableClock | None = None, limits: Limits = LIMITS, end: int = 0) -> None:
+        self.clock = clock or MovableClock(stands=True)
+        self.history = History(self.clock)
+        self.told: list[Session] = []
+        self.told_groups: set[str] = set()
+        self.changes = 0
+        self.held_back: set[int] = set()
+        self.anothers: set[int] = set()
+        self.generation = Generation()
+        around = Around(
+            on_free=self._freed,
+            on_change=self._changed,
+            is_held_back=lambda group, topic, queue_id: queue_id in self.held_back,
+            is_anothers=lambda group, session, topic, queue_id: queue_id in self.anothers,
+            queues_of=lambda topic: QUEUE_COUNT,
+            end_of=lambda topic, queue_id: end,
+        )
+        self.locks = Locks(self.history, folder / "locks.json", self.clock, around, self.generation, limits)
+
+    def _freed(self, session: Session, group: str) -> None:
+        self.told.append(session)
+        self.told_groups.add(group)
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def lock(
+        self,
+        client_id: str,
+        session: Session,
+        *queues: Queue,
+        epoch: int = 0,
+        handover: bool = True,
+        has_had: bool = False,
+    ) -> dict[Queue, int]:
+        wanted = queues or (FIRST,)
+        epochs = dict.fromkeys(wanted, epoch) if epoch else {}
+        return self.locks.lock(LockRequest(client_id, "g", wanted, handover, epochs), session, has_had=has_had)
+
+    def unlock(self, client_id: str, session: Session, epoch: int = 0) -> list[str]:
+        epochs = {FIRST: epoch} if epoch else {}
+        return self.locks.unlock(LockRequest(client_id, "g", (FIRST,), True, epochs), session)
+
+    def sweeps(self, seconds: float) -> None:
+        """Time passes, and leases are looked at all the time."""
+        while seconds > 0:
+            self.clock.advance(min(seconds, LEASE_SWEEP_S))
+            seconds -= LEASE_SWEEP_S
+            finish(self.locks.expiring())
+
+    def is_awake_for(self, seconds: float) -> None:
+        """Time passes, and nobody has looked at leases yet."""
+        self.clock.advance(seconds)
+        self.locks.renew(())
+
+    def is_new(self, before: int) -> bool:
+        return self.generation.number > before
+
+    def events(self) -> list[str]:
+        return [event["event"] for event in self.history.of("g")]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path)
+
+
+@pytest.mark.parametrize(("handover", "lasts_s"), [(True, HANDOVER_LEASE_S), (False, LOCK_LEASE_S)])
+def test_a_lock_lasts_its_time_and_no_longer(table: Table, *, handover: bool, lasts_s: float) -> None:
+    table.lock("c1", peer(), handover=handover)
+    table.sweeps(lasts_s)
+    assert table.locks.is_locked("g", "t", 0)
+    table.sweeps(0.5)
+    assert not table.locks.is_locked("g", "t", 0)
+
+
+def test_what_others_see_of_locks_is_new_with_each_owner_and_connection(table: Table) -> None:
+    one, two = peer(), peer()
+    before = table.generation.number
+    (epoch,) = table.lock("c1", one).values()
+    assert table.is_new(before)
+    before = table.generation.number
+    table.lock("c1", one)
+    assert not table.is_new(before), "a renewal"
+    assert table.lock("c1", two, epoch=epoch)
+    assert table.is_new(before)
+    before = table.generation.number
+    two.is_left = False
+    table.locks.drop(two)
+    assert table.is_new(before)
+    before = table.generation.number
+    table.locks.end("g", "t", 0)
+    assert table.is_new(before)
+
+
+def test_members_in_line_wait_for_the_next_owner_too(table: Table) -> None:
+    one, two, three = peer(), peer(), peer()
+    table.lock("c1", one)
+    assert table.lock("c2", two) == table.lock("c3", three) == {}
+    table.is_awake_for(HANDOVER_LEASE_S + 0.5)
+    assert table.lock("c2", two), "before anybody has swept"
+    assert table.told == []
+    assert table.events() == ["locked", "lock expired", "locked"]
+    table.unlock("c2", two)
+    assert (table.told, table.told_groups) == ([three], {"g"})
+    assert (table.locks._waiting, table.locks._keys) == (0, {})
+    assert [session.charged_bytes for session in (one, two, three)] == [0, 0, 0]
+
+
+def test_a_renewal_waits_in_no_line(table: Table) -> None:
+    one, two = peer(), peer()
+    (epoch,) = table.lock("c1", one).values()
+    assert table.lock("c2", two, epoch=epoch + 1) == {}
+    table.unlock("c1", one)
+    assert table.told == []
+
+
+def test_a_copy_of_a_client_waits_until_the_other_one_is_gone(table: Table) -> None:
+    one, copy = peer(), peer()
+    table.lock("c1", one)
+    assert table.lock("c1", copy) == {}
+    table.unlock("c1", one)
+    assert table.told == [copy]
+
+
+def test_what_is_held_back_only_its_reader_gets(table: Table) -> None:
+    one = peer()
+    table.held_back.add(0)
+    assert table.lock("c1", one) == {}
+    assert table.lock("c2", peer(), handover=False)
+    table.locks.end("g", "t", 0)
+    assert table.lock("c1", one, has_had=True)
+
+
+def test_a_foreign_member_gets_nothing_that_is_another_s(table: Table) -> None:
+    table.anothers.add(0)
+    assert table.lock("c1", peer(), handover=False) == {}
+    assert table.lock("c2", peer())
+
+
+def test_queues_at_the_edge_of_a_topic(table: Table) -> None:
+    edges = [Queue("t", "a", number) for number in (-1, 0, QUEUE_COUNT - 1, QUEUE_COUNT)]
+    assert list(table.lock("c1", peer(), *edges)) == edges[1:3]
+
+
+def test_a_foreign_member_that_has_left_locks_nothing_until_it_joins(table: Table) -> None:
+    one = peer()
+    table.locks.join(one, "g")
+    table.lock("c1", one, handover=False)
+    table.lock("c2", peer(), QUEUES[1], handover=False)
+    table.locks.leave(one, "g", is_foreign=True)
+    assert table.locks.owners("g") == {("t", 1): "c2"}
+    assert one.charged_bytes == PLACE_BYTES
+    assert table.lock("c1", one, handover=False) == {}
+    assert table.lock("c1", one), "ours may"
+    table.locks.end("g", "t", 0)
+    table.locks.join(one, "other")
+    assert table.lock("c1", one, handover=False) == {}
+    table.locks.join(one, "g")
+    assert one.charged_bytes == 0
+    assert table.lock("c1", one, handover=False)
+
+
+def test_so_many_groups_are_kept_that_a_member_has_left(tmp_path: Path) -> None:
+    table = Table(tmp_path, limits=Limits(max_memberships=2))
+    one = peer()
+    for name in ("g", "h", "i"):
+        table.locks.leave(one, name, is_foreign=True)
+    assert one.charged_bytes == 2 * PLACE_BYTES
+    assert table.lock("c1", one, handover=False), "the first is forgotten"
+    table.locks.drop(one)
+    assert one.charged_bytes == 0
+
+
+def test_a_member_that_leaves_frees_its_queues_of_that_group(table: Table) -> None:
+    one, two = peer(), peer()
+    table.lock("c1", one, *QUEUES[:2])
+    table.locks.lock(LockRequest("c1", "h", (FIRST,), True), one)
+    table.lock("c2", two, QUEUES[0], QUEUES[2])
+    table.locks.leave(one, "g", is_foreign=False)
+    assert table.locks.owners("g") == {("t", 2): "c2"}
+    assert table.locks.owners("h") == {("t", 0): "c1"}
+    assert table.told == [two]
+
+
+def test_what_a_member_freed_as_it_left_is_free_after_a_kill(tmp_path: Path) -> None:
+    table, one = Table(tmp_path), peer()
+    table.lock("c1", one)
+    table.locks.leave(one, "g", is_foreign=False)
+    assert Table(tmp_path, table.clock).lock("c2", peer())
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_connection_that_is_gone_frees_what_its_client_has_ended(table: Table, *, is_left: bool) -> None:
+    one, two = peer(), peer()
+    table.lock("c1", one)
+    table.lock("c2", two, QUEUES[1])
+    table.lock("c1", one, QUEUES[1])  # it waits
+    table.lock("c3", two)  # waits, too
+    one.is_left = is_left
+    table.locks.drop(one)
+    assert table.locks.is_locked("g", "t", 0) is not is_left
+    assert table.told == ([two] if is_left else [])
+    assert table.locks._waiting == (0 if is_left else 1)
+    table.locks.drop(one)
+    table.unlock("c2", two)
+    assert one.charged_bytes == 0
+
+
+def test_only_its_foreign_reader_lets_a_queue_go(table: Table) -> None:
+    one = peer()
+    table.lock("c1", one, handover=False)
+    table.locks.let_go("g", "t", 0, peer())
+    table.locks.let_go("g", "t", 1, one)
+    assert table.locks.is_locked("g", "t", 0)
+    table.locks.let_go("g", "t", 0, one)
+    assert not table.locks.is_locked("g", "t", 0)
+    table.lock("c1", one)
+    table.locks.let_go("g", "t", 0, one)
+    assert table.locks.is_locked("g", "t", 0), "ours unlocks it"
+
+
+def test_leases_of_members_that_are_heard_last_anew(table: Table) -> None:
+    one, two = peer(), peer()
+    table.lock("c1", one)
+    table.lock("c2", two, QUEUES[1])
+    table.sweeps(HANDOVER_LEASE_S - 1)
+    table.locks.renew([one])
+    table.sweeps(2)
+    assert table.locks.owners("g") == {("t", 0): "c1"}
+    table.sweeps(HANDOVER_LEASE_S)
+    assert table.locks.owners("g") == {}
+
+
+def test_expired_leases_are_ended_in_pieces(table: Table) -> None:
+    one = peer()
+    table.lock("c1", one, *(Queue("t", "a", number) for number in range(LOOKS + 1)))
+    table.is_awake_for(HANDOVER_LEASE_S + 0.5)
+    work = table.locks.expiring()
+    next(work)
+    assert len(table.locks) == 1
+    finish(work)
+    assert (len(table.locks), one.charged_bytes) == (0, 0)
+
+
+def test_a_short_standstill_prolongs_nothing(table: Table) -> None:
+    table.lock("c1", peer())
+    table.sweeps(HANDOVER_LEASE_S - 1)
+    table.clock.advance(LEASE_SWEEP_S + STANDSTILL_S)
+    finish(table.locks.expiring())
+    assert not table.locks.is_locked("g", "t", 0)
+
+
+def test_commits_are_fenced_by_the_owner_and_its_epoch(table: Table) -> None:
+    one, two = peer(), peer()
+
+    def faults(session: Session, epoch: int | None) -> bool:
+        return table.locks.commit_fault("g", ("t", 0), session, epoch) is not None
+
+    assert (faults(one, None), faults(one, 1)) == (False, True)
+    (epoch,) = table.lock("c1", one).values()
+    assert [faults(one, item) for item in (None, epoch, epoch - 1)] == [False, False, True]
+    assert [faults(two, item) for item in (None, epoch)] == [True, True]
+    table.unlock("c1", one)
+    table.lock("c1", one, handover=False)
+    assert (faults(two, None), faults(two, epoch)) == (False, True)
+
+
+def test_who_has_a_lease_of_a_queue_is_known(table: Table) -> None:
+    one, two = peer(), peer()
+    locks, place = table.locks, ("g", "t", 0)
+    assert not any(ask(*place, one) for ask in (locks.has_lease, locks.is_leased_to, locks.is_owner))
+    (epoch,) = table.lock("c1", one).values()
+    assert [locks.has_lease(*place, item) for item in (one, two)] == [False, True]
+    assert [locks.is_leased_to(*place, item) for item in (one, two)] == [True, False]
+    assert [locks.is_owner(*place, item) for item in (one, two)] == [True, False]
+    assert (locks.leases_of("c1"), locks.leases_of("c2")) == ({place: epoch}, {})
+    table.unlock("c1", one)
+    table.lock("c1", one, handover=False)
+    assert [locks.has_lease(*place, two), locks.is_leased_to(*place, one), locks.is_owner(*place, one)] == [
+        False,
+        False,
+        True,
+    ]
+    assert locks.leases_of("c1") == {}
+
+
+def test_the_first_pull_and_commit_of_each_owner_are_history(table: Table) -> None:
+    one, place = peer(), ("g", "t", 0)
+    table.locks.note_pull(*place)
+    assert table.locks.note_commit(*place, 7) == 7
+    table.lock("c1", one)
+    for _ in range(2):
+        table.locks.note_pull(*place)
+        assert table.locks.note_commit(*place, 7) == 7
+    assert table.events() == ["locked", "first pull", "first commit"]
+    table.unlock("c1", one)
+    table.lock("c1", one, handover=False)
+    table.locks.note_pull(*place)
+    table.locks.note_commit(*place, 7)
+    assert table.events() == ["locked", "first pull", "first commit", "unlocked"]
+
+
+def test_what_changes_hands_is_saved_and_what_apaches_clients_lock_is_not(table: Table) -> None:
+    one = peer()
+    table.lock("c1", one, handover=False)
+    table.locks.end("g", "t", 0)
+    assert (table.changes, table.events()) == (0, [])
+    table.lock("c1", one)
+    assert table.changes == 1
+    table.lock("c1", one)
+    assert table.changes == 1
+    table.unlock("c1", one)
+    table.lock("c1", one)
+    table.locks.end("g", "t", 0)
+    assert table.changes == 4
+    assert table.events() == ["locked", "unlocked", "locked", "lock expired"]
+
+
+def test_an_owner_from_before_a_restart_commits_no_further_than_its_queue_went(tmp_path: Path) -> None:
+    before, place = Table(tmp_path), ("g", "t", 0)
+    (epoch,) = before.lock("c1", peer()).values()
+    table, one = Table(tmp_path, before.clock, end=5), peer()
+    assert table.lock("c1", one, epoch=epoch) == {FIRST: epoch}
+    assert [table.locks.note_commit(*place, offset) for offset in (4, 5, 6)] == [4, 5, 5]
+    changes = table.changes
+    table.locks.forget_former_end(*place)
+    assert table.changes == changes + 1
+    table.locks.forget_former_end(*place)
+    assert table.changes == changes + 1
+    assert (table.locks.former_end(*place), table.locks.note_commit(*place, 6)) == (None, 6)
+
+
+def test_owners_of_a_topic_that_was_deleted_begin_it_anew(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    one = peer()
+    table.lock("c1", one, *QUEUES[:2])
+    table.locks.lock(LockRequest("c1", "g", (Queue("u", "a", 0),), True), one)
+    table.lock("c2", peer(), QUEUES[2], handover=False)
+    changes = table.changes
+    noting = table.locks.topic_deleted("t")
+    assert table.changes == changes + 1
+    assert [table.locks.former_end("g", topic, 0) for topic in ("t", "u", "v")] == [0, None, None]
+    assert table.locks.former_end("g", "t", 2) is None
+    table.locks.forget_former_end("g", "t", 1)
+    run(noting)
+    again = Table(tmp_path, table.clock, end=9)
+    assert [again.locks.former_end("g", "t", number) for number in range(2)] == [0, 9]
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_broker_that_stops_grants_nothing_more(table: Table, *, closes: bool) -> None:
+    one = peer()
+    (epoch,) = table.lock("c1", one).values()
+    run(table.locks.saving(closes=closes))
+    assert bool(table.lock("c2", peer(), QUEUES[1])) is not closes
+    assert table.lock("c1", one) == {FIRST: epoch}
+
+
+def test_an_unlock_frees_only_its_sender_s_own_lock(table: Table) -> None:
+    one, two = peer(), peer()
+    assert table.unlock("c1", one) == ["t:0 is not locked"]
+    (epoch,) = table.lock("c1", one).values()
+    assert "is locked by c1" in table.unlock("c2", two)[0]
+    assert "is locked by c1" in table.unlock("c1", two)[0]
+    assert "by now" in table.unlock("c1", one, epoch - 1)[0]
+    assert table.unlock("c1", one, epoch) == []
+    table.lock("c1", one, handover=False)
+    assert table.unlock("c1", two) == [], "Apache's are of an id"

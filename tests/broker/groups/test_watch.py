@@ -1,0 +1,247 @@
+"""The watch over readers, without a broker: who read last, who else does, and which queues nobody reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rocketlet.broker.config import MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, Limits
+from rocketlet.broker.groups.members import ConsumerGroups
+from rocketlet.broker.groups.offsets import Watch
+from rocketlet.broker.groups.settings import History
+from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.runtime import Engine, MovableClock
+from rocketlet.protocol.bodies import ConsumerData, finish
+from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.names import Queue, Subscription
+
+from ...conftest import peer
+from ...support.locks import make_locks
+
+QUEUES = 3
+
+
+class World:
+    def __init__(self, folder: Path, **limits: Any) -> None:
+        self.clock = clock = MovableClock(stands=True)
+        self.history = History(clock)
+        self.popped: set[str] = set()
+        self.locks = make_locks(folder, clock)
+        engine = Engine(None, None, clock)  # type: ignore[arg-type]
+        self.groups = ConsumerGroups(self.history, "a", lambda topic: QUEUES, engine, lambda group: None)
+        self.watch = Watch(
+            self.groups,
+            self.locks,
+            self.history,
+            lambda topic: QUEUES,
+            clock,
+            lambda group, topic: topic in self.popped,
+            Limits(**limits),
+        )
+
+    def joins(self, *topics: str, strategy: str | None = None, model: str = "CLUSTERING") -> Connection:
+        session = peer()
+        data = ConsumerData(
+            "g", message_model=model, subscriptions=tuple(map(Subscription, topics or ("t",))), strategy=strategy
+        )
+        self.groups.heartbeat(session, f"c{session.number}", data, 0, 0)
+        session.charged_bytes = 0  # the membership is not looked at here
+        return session
+
+    def pulls(self, session: Connection, *numbers: int, topic: str = "t") -> None:
+        for number in numbers or (0,):
+            self.watch.pulled(session, "g", topic, number)
+
+    def looks(self, after_s: float = 0.0) -> int:
+        self.clock.advance(after_s)
+        finish(self.watch.looking())
+        return self.watch.orphans
+
+    def events(self, kind: str) -> list[str]:
+        return [event["fault"] for event in self.history.of("g") if event["event"] == kind]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def read_again_and_again(world: World, one: Connection, two: Connection, pause_s: float = 0.0) -> int:
+    for session in (one, two, one):
+        world.clock.advance(pause_s)
+        world.pulls(session)
+    return world.watch.double_readers
+
+
+def test_a_member_that_comes_back_soon_is_a_second_reader(world: World) -> None:
+    one, two = world.joins(), world.joins()
+    assert read_again_and_again(world, one, two, MAX_HOLD_S - 0.1) == 1
+    assert world.events("two readers") == [f"t:0 is read by c{two.number} and c{one.number}"]
+
+
+def test_a_member_that_comes_back_after_a_held_pull_is_none(world: World) -> None:
+    assert read_again_and_again(world, world.joins(), world.joins(), MAX_HOLD_S) == 0
+
+
+def test_a_third_member_is_none(world: World) -> None:
+    for _ in range(3):
+        world.pulls(world.joins())
+    assert world.watch.double_readers == 0
+
+
+def test_a_member_that_pulls_alone_is_none(world: World) -> None:
+    one = world.joins()
+    assert read_again_and_again(world, one, one) == 0
+
+
+@pytest.mark.parametrize("who", ["stranger", "ours", "broadcasting"])
+def test_a_reader_that_may_read_beside_another_is_none(world: World, who: str) -> None:
+    one = world.joins(model="BROADCASTING") if who == "broadcasting" else world.joins()
+    two = peer() if who == "stranger" else world.joins(strategy="AVG" if who == "ours" else None)
+    assert read_again_and_again(world, one, two) == 0
+
+
+def test_a_member_that_has_the_lock_has_got_the_queue_back(world: World) -> None:
+    one, two = world.joins(), world.joins()
+    world.pulls(one)
+    world.pulls(two)
+    world.locks.lock(LockRequest(f"c{one.number}", "g", (Queue("t", "a", 0),)), one)
+    world.pulls(one)
+    assert world.watch.double_readers == 0
+
+
+def test_the_last_reader_is_known_until_it_is_gone(world: World) -> None:
+    one, two = world.joins(), world.joins()
+    assert world.watch.reader("g", "t", 0) is None
+    world.pulls(one)
+    world.pulls(two, 0, 1)
+    assert world.watch.reader("g", "t", 0) is two
+    world.watch.drop(one)
+    assert world.watch.reader("g", "t", 0) is two
+    world.watch.drop(two)
+    assert world.watch.reader("g", "t", 0) is None
+    assert world.watch.readers == {}
+    assert (one.charged_bytes, two.charged_bytes) == (0, 0)
+
+
+def test_a_reader_that_is_gone_is_no_second_one(world: World) -> None:
+    one, two, three = world.joins(), world.joins(), world.joins()
+    world.pulls(one)
+    world.pulls(two)
+    world.watch.drop(two)
+    assert world.watch.readers["g", "t", 0][:2] == (None, one)
+    world.pulls(three)
+    world.pulls(one)
+    assert world.watch.double_readers == 0
+
+
+def test_queues_that_a_connection_reads_count_as_its_own_up_to_a_limit(tmp_path: Path) -> None:
+    world = World(tmp_path, max_read_queues=2)
+    one, two = world.joins(), world.joins()
+    world.pulls(one, 0, 1, 2)
+    world.pulls(two, 0)
+    world.pulls(one, 0)
+    assert one.charged_bytes == 2 * PLACE_BYTES
+    assert world.watch.reader("g", "t", 2) is None
+    assert world.watch.reader("g", "t", 0) is two, "it is full"
+
+
+def test_what_a_connection_reads_is_found_by_its_group(world: World) -> None:
+    one, two = world.joins(), world.joins()
+    world.pulls(one, 0, 1)
+    world.watch.pulled(one, "h", "u", 5)
+    world.pulls(two, 1)
+    assert (world.watch.read_by(one, "g"), world.watch.read_by(one, "h")) == ([("t", 0)], [("u", 5)])
+    assert world.watch.read_by(peer(), "g") == []
+    assert (world.watch.reads(one, "g"), world.watch.reads(one, "i"), world.watch.reads(peer(), "g")) == (
+        True,
+        False,
+        False,
+    )
+    world.pulls(two, 0)
+    assert not world.watch.reads(one, "g")
+
+
+def test_only_its_reader_lets_a_queue_go(world: World) -> None:
+    one, two = world.joins(), world.joins()
+    world.pulls(one, 0)
+    world.watch.let_go(two, "g", "t", 0)
+    assert world.watch.reader("g", "t", 0) is one
+    world.watch.let_go(one, "g", "t", 0)
+    assert world.watch.reader("g", "t", 0) is None
+    world.pulls(one, 1)
+    world.watch.pulled(one, "g", "u", 0)
+    world.watch.pulled(one, "h", "t", 0)
+    world.watch.let_all_go(one, "g", "t")
+    assert [world.watch.reader(*key) for key in (("g", "t", 1), ("g", "u", 0), ("h", "t", 0))] == [None, one, one]
+
+
+def test_a_reader_is_given_messages_of_what_it_reads(world: World) -> None:
+    one = world.joins()
+    world.watch.gave(one, "g", "t", 0, 7)
+    assert world.watch.given(one, "g", "t", 0) == 0
+    world.pulls(one)
+    world.watch.gave(one, "g", "t", 0, 7)
+    assert (world.watch.given(one, "g", "t", 0), world.watch.given(one, "g", "t", 1)) == (7, 0)
+    world.watch.drop(one)
+    assert world.watch.given(one, "g", "t", 0) == 0
+
+
+def test_a_queue_that_nobody_reads_is_named_once_after_a_while(world: World) -> None:
+    one = world.joins("t", "u", "v")
+    world.popped.add("v")
+    world.pulls(one, 0)
+    world.locks.lock(LockRequest("c", "g", (Queue("u", "a", 2),)), one)
+    assert world.looks() == 0
+    assert world.looks(ORPHAN_S - 0.1) == 0
+    assert world.looks(0.1) == 4
+    named = [f"{topic} is read by nobody" for topic in ("t:1", "t:2", "u:0", "u:1")]
+    assert world.events("orphaned") == named
+    assert world.looks(1) == 4
+    assert world.events("orphaned") == named
+    world.pulls(one, 1)
+    assert world.looks(1) == 3
+    world.watch.let_go(one, "g", "t", 1)
+    assert world.looks(1) == 3, "it has been read since"
+    assert world.looks(ORPHAN_S) == 4
+    assert world.events("orphaned") == [*named, named[0]]
+
+
+def test_a_reader_that_is_no_member_is_nobody(world: World) -> None:
+    world.joins()
+    world.pulls(peer(), 0, 1, 2)
+    world.looks()
+    assert world.looks(ORPHAN_S) == QUEUES
+
+
+def test_so_many_orphans_are_watched_and_reported_at_a_time(tmp_path: Path) -> None:
+    world = World(tmp_path, max_read_queues=2, max_reported=1)
+    world.joins()
+    world.looks()
+    assert world.looks(ORPHAN_S) == 2
+    assert len(world.events("orphaned")) == 1
+    assert world.looks(1) == 2
+    assert len(world.events("orphaned")) == 2
+
+
+def test_after_a_look_at_very_many_queues_the_watch_rests(tmp_path: Path) -> None:
+    world = World(tmp_path, watched_per_s=2)
+    world.joins()
+    world.looks()  # at a group and its three queues
+    world.clock.advance(ORPHAN_S)
+    rested_s = (QUEUES + 1) / 2
+    assert world.looks() == QUEUES
+    world.joins("u")
+    assert world.looks(rested_s - 0.1) == QUEUES
+    before = dict(world.watch._unread_s)
+    world.looks(0.1)
+    assert len(world.watch._unread_s) == len(before) + QUEUES
+
+
+def test_no_queue_of_a_broadcasting_group_is_called_unread(world: World) -> None:
+    world.joins(model="BROADCASTING")
+    for _ in range(2):
+        finish(world.watch.looking())
+        world.clock.advance(ORPHAN_S)
+    assert world.watch.orphans == 0

@@ -1,0 +1,273 @@
+"""A monitoring system is told conventional names, the names of Apache's exporter, and whether the broker lives."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from rocketlet.broker.config import (
+    MAX_METRICS_CONNECTIONS,
+    MAX_ORPHANED_TOPICS,
+    REGISTER_INTERVAL_S,
+    ROOM_BYTES,
+    Limits,
+)
+from rocketlet.broker.groups.settings import Rebalances
+from rocketlet.broker.nameserver import Routes
+from rocketlet.broker.runtime import Histogram, MovableClock
+from rocketlet.broker.server import Listening, Server
+from rocketlet.broker.store import disk
+from rocketlet.client import AdminClient, Consumer, Producer, RocketletError
+from rocketlet.client.admin.diagnosis import Patience, diagnose
+from rocketlet.testing.ports import free_port
+from structlog.testing import capture_logs
+
+from ...conftest import PATIENCE_S, Nodes, eventually
+from ...support.handlers import Inbox
+from ...support.metrics import fetched, samples
+
+
+async def test_of_connections_that_ask_nothing_the_oldest_make_room(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketlet.broker.metrics._Quiet.timeout", None)  # it is not time that ends them
+    node = await nodes.start(metrics_port=0)
+    async with AsyncExitStack() as stack:
+        idle = []
+        for _ in range(MAX_METRICS_CONNECTIONS + 3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", node.server.metrics_port)
+            stack.callback(writer.close)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: ")
+            idle.append(reader)
+        async with asyncio.timeout(PATIENCE_S):
+            assert [await reader.read() for reader in idle[:3]] == [b""] * 3
+        assert await fetched(node, "/healthz") == (200, "ok\n")
+        async with asyncio.timeout(PATIENCE_S):
+            assert await idle[3].read() == b""
+        assert not any(reader.at_eof() for reader in idle[4:])
+
+
+async def test_a_wish_that_nobody_understands_is_answered_all_the_same(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    status, text = await fetched(node, "/metrics", accept="application/openmetrics-text; version=x; escaping=y")
+    assert (status, "rocketlet_" in text) == (200, True)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:1", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:5557", 200),
+        ("evil.example", 403),
+        ("evil.example:5557", 403),
+        ("[", 403),
+    ],
+)
+async def test_on_loopback_the_port_knows_no_name_that_somebody_else_can_make_point_here(
+    nodes: Nodes, host: str, status: int
+) -> None:
+    node = await nodes.start(metrics_port=0)
+    for path in ("/metrics", "/readyz"):
+        assert (await fetched(node, path, host=host))[0] == status
+
+
+async def test_on_other_addresses_the_port_answers_to_any_name(nodes: Nodes) -> None:
+    """As in a container, whose monitoring knows it by the name of a service."""
+    node = await nodes.start(metrics_port=0, metrics_host="0.0.0.0")
+    assert (await fetched(node, "/metrics", host="rocketlet:5557"))[0] == 200
+
+
+async def test_what_was_sent_and_read_is_counted_by_topic_and_group(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    inbox = Inbox()
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", inbox, start="first") as consumer:
+        await producer.send_batch("t", [b"x"] * 3)
+        await eventually(lambda: len(inbox.messages) == 3)
+        await consumer.commit()
+        found = await samples(node)
+    topic, both = frozenset({("topic", "t")}), frozenset({("topic", "t"), ("group", "g")})
+    assert found["rocketlet_messages_put_total", topic] == found["rocketmq_producer_offset", topic] == 3
+    assert found["rocketlet_messages_got_total", both] == found["rocketmq_consumer_offset", both] == 3
+    assert found["rocketlet_group_lag", both] == found["rocketmq_message_accumulation", both] == 0
+    assert found["rocketmq_group_get_latency_by_storetime", both] == 0
+    for name in ("rocketmq_producer_tps", "rocketmq_consumer_tps"):
+        assert {key for key in found if key[0] == name and ("topic", "t") in key[1]}, name
+    assert ("rocketmq_broker_tps", frozenset()) in found
+    assert found["rocketlet_connections", frozenset()] >= 1
+    assert found["process_open_fds", frozenset()] > 0
+
+
+async def test_requests_are_timed_by_their_name(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    async with Producer(node.address) as producer:
+        for _ in range(3):
+            await producer.send("t", b"x")
+    found = await samples(node)
+    count = {
+        dict(labels)["request"]: value
+        for (name, labels), value in found.items()
+        if name == "rocketlet_request_seconds_count"
+    }
+    assert sum(value for request, value in count.items() if request.startswith("SEND_")) == 3
+    assert count["GET_ROUTEINFO_BY_TOPIC"] >= 1
+    assert "PULL_MESSAGE" not in count, "what nobody asked has no series"
+    assert all(dict(labels)["request"] in count for (_, labels) in found if any(key == "request" for key, _ in labels))
+
+
+def owned(consumer: Consumer) -> int:
+    return sum(queue.topic == "t" for queue in consumer.assignment())
+
+
+async def test_a_handover_and_a_rebalance_are_timed(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"x")
+    async with Consumer(node.address, "g", "t", Inbox()) as one:
+        await eventually(lambda: owned(one) == 4)
+        async with Consumer(node.address, "g", "t", Inbox()) as two:
+            await eventually(lambda: owned(two) == 2)
+            node.clock.advance(10)
+            await eventually(lambda: sum(node.broker.history.rebalances.settling.counts) >= 1)
+            found = await samples(node)
+    assert found["rocketlet_handover_seconds_count", frozenset()] >= 2
+    assert found["rocketlet_settle_seconds_count", frozenset()] >= 1
+
+
+def test_queues_that_are_never_locked_again_are_forgotten() -> None:
+    clock = MovableClock(stands=True)
+    rebalances = Rebalances(clock, Limits(max_free_queues=2))
+    for queue in range(3):
+        rebalances.changed_hands(("g", "t", queue), is_free=True)
+    for queue in range(3):
+        rebalances.changed_hands(("g", "t", queue), is_free=False)
+    assert sum(rebalances.handovers.counts) == 2
+
+
+def test_a_histogram_counts_up_to_each_bound() -> None:
+    histogram = Histogram((0.1, 1.0))
+    for duration_s in (0.05, 0.1, 0.5, 7.0):
+        histogram.observe(duration_s)
+    assert histogram.buckets() == [("0.1", 2), ("1.0", 3), ("+Inf", 4)]
+    assert histogram.sum_s == 7.65
+
+
+async def test_health_is_told_apart_from_readiness(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    assert await fetched(node, "/healthz") == await fetched(node, "/readyz") == (200, "ok\n")
+    node.broker.store.fail(os.strerror(errno.EIO))
+    assert (await fetched(node, "/healthz"))[0] == 200
+    status, text = await fetched(node, "/readyz")
+    assert (status, "check the disk" in text) == (503, True)
+    assert (await fetched(node, "/"))[0] == 404
+
+
+async def test_a_full_disk_is_said_by_readiness_metric_log_and_doctor_until_there_is_room(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await nodes.start(metrics_port=0)
+    free_bytes = 1_000
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("rocketlet.broker.store.disk.free_bytes", lambda folder: free_bytes)
+    async with AdminClient(node.address) as admin, Producer(node.address, retries=0) as producer:
+        await producer.send("t", b"x")
+        with capture_logs() as logs, monkeypatch.context() as patch:
+            patch.setattr("rocketlet.broker.store.disk.write", full)
+            for _ in range(3):
+                with pytest.raises(RocketletError):
+                    await producer.send("t", b"x")
+            status, text = await fetched(node, "/readyz")
+            assert (status, "No space left on device" in text) == (503, True)
+            assert (await samples(node))["rocketlet_store_full", frozenset()] == 1
+            (finding,) = [found for found in await diagnose(admin, Patience(0, 0, 0)) if found.kind == "writes_refused"]
+            assert "free space" in finding.cure
+        assert [line["event"] for line in logs].count("writes_refused") == 1
+        free_bytes += ROOM_BYTES
+        assert (await fetched(node, "/readyz"))[0] == 200, "space was freed, and nobody sends to who is not ready"
+        assert (await samples(node))["rocketlet_store_full", frozenset()] == 0
+
+
+async def test_a_broker_that_no_name_server_knows_is_not_ready(nodes: Nodes) -> None:
+    port = free_port()
+    node = await nodes.start(metrics_port=0, name_servers=(f"127.0.0.1:{port}",))
+    assert await fetched(node, "/readyz") == (503, "no name server knows the broker\n")
+    async with Server(Listening("127.0.0.1", port), broker=None, routes=Routes()):
+        node.clock.advance(REGISTER_INTERVAL_S)
+        await eventually(lambda: node.broker.registration.is_registered)
+        assert (await fetched(node, "/readyz"))[0] == 200
+    node.clock.advance(REGISTER_INTERVAL_S)
+    await eventually(lambda: not node.broker.registration.is_registered)
+
+
+def test_a_disk_is_as_full_as_df_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usage = shutil._ntuple_diskusage(1_000, 110, 240)  # 650 are reserved for root
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    assert disk.used_ratio(tmp_path) == 110 / 350
+
+
+@pytest.mark.limits(metrics_answer_s=0.01)
+async def test_a_scrape_that_takes_too_long_says_so_and_does_not_go_on(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    node = await nodes.start(metrics_port=0)
+    ended = asyncio.Event()
+
+    async def endless(_: object) -> list[object]:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+        return []
+
+    monkeypatch.setattr("rocketlet.broker.metrics.Collector.snapshot", endless)
+    status, text = await fetched(node, "/metrics")
+    assert (status, text) == (503, "the event loop has not answered for 0.01 s\n")
+    await asyncio.wait_for(ended.wait(), PATIENCE_S)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_queues_that_nobody_reads_are_told_by_group_and_topic_up_to_a_limit(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    node.broker.watch.orphaned = Counter({("g", f"t{number}"): 1 for number in range(MAX_ORPHANED_TOPICS + 1)})
+    node.broker.watch.orphaned["g", "most"] = 3
+    _, text = await fetched(node, "/metrics")
+    told = [line for line in text.splitlines() if line.startswith("rocketlet_group_orphaned_queues{")]
+    assert len(told) == MAX_ORPHANED_TOPICS
+    assert [line.partition("} ")[2] for line in told if 'topic="most"' in line and 'group="g"' in line] == ["3.0"]
+    (total,) = [line for line in text.splitlines() if line.startswith("rocketlet_orphaned_queues{")]
+    assert total.endswith(f" {MAX_ORPHANED_TOPICS + 4}.0")
+
+
+async def test_a_broadcasting_group_has_no_lag_whatever_it_committed_before(nodes: Nodes) -> None:
+    """Its members keep their own offsets. The one that the broker has is of a time before."""
+    node = await nodes.start(metrics_port=0)
+    inbox = Inbox()
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"before")
+        async with Consumer(node.address, "g", "t", inbox, start="first"):
+            await eventually(lambda: len(inbox.messages) == 1)
+        await producer.send("t", b"now")
+        async with Consumer(node.address, "g", "t", inbox, start="first", broadcasting=True) as consumer:
+            await consumer.assigned()
+            await eventually(lambda: len(inbox.messages) == 3)
+            found = await samples(node)
+            async with AdminClient(node.address) as admin:
+                assert (await admin.group("g")).lag == 0
+                (report,) = await admin.history("g")
+                assert report["lag"] == []
+                findings = await diagnose(admin, Patience(0.0, 0.0, 0.0))
+    by_offsets = {
+        "rocketlet_group_lag", "rocketlet_group_oldest_seconds", "rocketmq_message_accumulation", "rocketmq_consumer_offset",
+        "rocketmq_group_get_latency_by_storetime",
+    }  # fmt: skip
+    assert not [(name, labels) for name, labels in found if name in by_offsets and ("group", "g") in labels]
+    assert not [finding for finding in findings if finding.subject == "g"]

@@ -1,0 +1,153 @@
+"""The clock that a broker reads and waits by: what is due when a test moves it, on a real broker without waiting."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rocketlet.broker.config import DELAY_LEVELS_MS, IDLE_LIMIT_S, MAX_HOLD_S, RETENTION_SWEEP_S, TRANSACTION_SWEEP_S
+from rocketlet.broker.runtime import MovableClock
+from rocketlet.protocol import bodies
+from rocketlet.protocol.bodies import Heartbeat
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.message import decode_records
+from structlog.testing import capture_logs
+
+from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ...support.requests import bodies_of, half, pull, send, send_v2
+
+
+async def advance(node: Node, wire: Wire, seconds: float) -> None:
+    """In steps, and with a request after each, so that the connection is not idle."""
+    while seconds > 0:
+        node.clock.advance(min(seconds, IDLE_LIMIT_S / 2))
+        seconds -= IDLE_LIMIT_S / 2
+        await wire.call(RequestCode.GET_BROKER_CONFIG)
+
+
+def test_what_is_due_runs_in_order_each_at_its_time() -> None:
+    clock = MovableClock(stands=True)
+    began_s = clock.monotonic_s()
+    seen: list[tuple[str, float]] = []
+
+    def note(name: str) -> None:
+        seen.append((name, clock.monotonic_s() - began_s))
+
+    def again() -> None:
+        note("again")
+        clock.call_later(2, note, "made due")
+
+    clock.call_later(3, note, "three")
+    clock.call_later(1, again)
+    clock.call_later(1, note, "one")
+    clock.call_later(2, note, "cancelled").cancel()
+    clock.advance(2.5)
+    assert [name for name, _ in seen] == ["again", "one"]
+    clock.advance(7.5)
+    assert seen == [("again", 1), ("one", 1), ("three", 3), ("made due", 3)]
+    assert clock.monotonic_s() - began_s == 10
+
+
+async def test_a_timer_that_fails_does_not_stop_the_others() -> None:
+    clock = MovableClock(stands=True)
+    seen: list[str] = []
+    clock.call_later(1, lambda: 1 // 0)
+    clock.call_later(1, seen.append, "second")
+
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context["exception"]))
+    clock.advance(1)
+    assert seen == ["second"]
+    assert isinstance(faults[0], ZeroDivisionError)
+
+
+async def test_a_clock_that_is_not_moved_goes_on_by_itself() -> None:
+    clock = MovableClock()
+    seen: list[int] = []
+    clock.call_later(0.001, seen.append, 1)
+    await eventually(lambda: seen == [1])
+
+
+async def test_every_delay_level_comes_when_the_clock_is_moved(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True))
+    wire = await connect(node.address)
+    await create_topic(wire, "t", 1)
+    queue = node.broker.store.queue("t", 0)
+    for level, delay_ms in enumerate(DELAY_LEVELS_MS, 1):
+        before, due_s = queue.next, node.clock.monotonic_s() + delay_ms / 1000
+        await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(i=f"DELAY\x01{level}"), b"%d" % level)
+        await advance(node, wire, delay_ms / 1000 - 0.5)
+        is_there = queue.next != before
+        assert not is_there or node.clock.monotonic_s() >= due_s, (
+            "not before its time; the machine may have stood meanwhile"
+        )
+        node.clock.advance(0.6)
+        assert queue.next == before + 1
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull(offset=0, max_msg_nums=32))
+    records = list(decode_records(answer.body))
+    assert [record.body for record in records] == [b"%d" % level for level in range(1, 19)]
+    assert records[-1].store_ms - records[0].store_ms > 3 * 3_600_000, "messages are stamped by the same clock"
+
+
+async def test_a_held_pull_is_answered_when_its_time_is_over(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    asked = wire.send(RequestCode.PULL_MESSAGE, pull(flags=6))
+    await eventually(lambda: bool(node.broker.held_pulls._held))
+    node.clock.advance(MAX_HOLD_S)
+    assert (await wire.answer(asked)).code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_segments_expire_when_the_clock_is_moved(nodes: Nodes, connect: Connect) -> None:
+    node = await nodes.start(retain_hours=2)
+    wire = await connect(node.address)
+    store = node.broker.store
+    store._log.segment_bytes = 1000
+    await create_topic(wire, "t", 1)
+    for _ in range(5):
+        await wire.call(RequestCode.SEND_MESSAGE_V2, send_v2(), b"x" * 1000)
+    node.clock.advance(3600)
+    assert store.begin == 0
+    node.clock.advance(3601 + RETENTION_SWEEP_S)
+    await eventually(lambda: store.begin > 0)
+
+
+class TurnedClock(MovableClock):
+    """The machine's clock was ahead by so much until somebody set it right."""
+
+    back_s = 0.0
+
+    def time_s(self) -> float:
+        return super().time_s() - self.back_s
+
+
+async def test_what_was_stored_by_a_clock_that_was_ahead_waits_no_longer_than_its_level(
+    nodes: Nodes, connect: Connect
+) -> None:
+    """All retries of a level stand in one line: a first message that is due tomorrow would hold up those of all groups."""
+    clock = TurnedClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    await create_topic(wire, "t", 1)
+    for seconds in (0, 0.4, 40):
+        clock.advance(seconds)
+        await send(wire, properties="DELAY\x012")  # 5 s
+    clock.back_s = 86_400.0
+    await send(wire, properties="DELAY\x012")
+    with capture_logs() as logs:
+        clock.advance(5)
+        assert len(await bodies_of(wire)) == 2, "what came before the clock was set back"
+        clock.advance(5)
+    assert len(await bodies_of(wire)) == 4
+    assert [(log["level"], log["ahead_s"]) for log in logs if log["event"] == "clock_set_back"] == [(2, 86_395.0)]
+
+
+async def test_an_outcome_is_asked_for_also_if_the_clock_was_set_back(nodes: Nodes, connect: Connect) -> None:
+    clock = TurnedClock(stands=True)
+    node = await nodes.start(clock=clock)
+    wire = await connect(node.address)
+    await create_topic(wire, "t")
+    body = bodies.encode_heartbeat(Heartbeat("c1", producer_groups=("p",)))
+    await wire.call(RequestCode.HEART_BEAT, body=body)
+    await half(wire)
+    clock.back_s = 86_400.0
+    await advance(node, wire, 2 * TRANSACTION_SWEEP_S)
+    await wire.request(RequestCode.CHECK_TRANSACTION_STATE)
