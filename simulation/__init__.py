@@ -1,15 +1,10 @@
-"""Brokers and members in one process, on a virtual clock and a simulated network: `python -m simulation 0 200`.
+"""The simulation: brokers and members in one process, on a virtual clock and a simulated network.
 
-world       one run: its brokers, members and faults, and what must hold
-loop        the event loop, the clock and the network
-plan        what a seed decides before anything happens
-scenarios   situations that chance makes rarely
-chaos       misfortunes, by chance or as a scenario
-member, foreign   a consumer of ours; a model of Apache's
-patches     makes moments long enough for chance
-backlogs, violations   queues that nobody reads; the promises that were broken
-sharing     another run: of a group whose members share messages, or some do
-popping, hands  a model of a client that pops; what it has, and until when
+loop        the event loop, its clock and network, and the processes that run on it
+members     a consumer of ours, models of Apache's consumer and of a client that pops
+scenarios   the plan of a seed, single faults, and situations that chance makes rarely
+world       one run and what must hold in it
+patches     broken promises, and patches of brokers and clients
 planted, planted_pops   faults of other designs, which the simulation must find
 rolls, weeks   programs: rolls of members, weeks of virtual time
 __main__    runs seeds

@@ -15,11 +15,10 @@ import traceback
 
 import structlog
 
+from .patches import Violation
 from .planted import FAULTS, planted
 from .planted_pops import POP_FAULTS
 from .scenarios import SCENARIOS
-from .sharing import SharingWorld
-from .violations import Violation
 from .world import World, simulate
 
 
@@ -44,7 +43,7 @@ def main() -> int:
     failed: list[int] = []
     with planted(options.plant):
         for seed in range(options.first, end):
-            world, fault = _run(seed, options.scenario, SharingWorld if options.shared else World)
+            world, fault = _run(seed, options.scenario, shares=options.shared)
             if fault:
                 failed.append(seed)
                 print(f"seed {seed}: {fault}", flush=True)
@@ -58,9 +57,9 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _run(seed: int, scenario: str | None, kind: type[World]) -> tuple[World | None, str | None]:
+def _run(seed: int, scenario: str | None, *, shares: bool) -> tuple[World | None, str | None]:
     try:
-        return simulate(seed, scenario, kind), None
+        return simulate(seed, scenario, shares=shares), None
     except Violation as violation:
         return violation.world, str(violation)  # type: ignore[attr-defined]
     except Exception:

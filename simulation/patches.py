@@ -1,4 +1,4 @@
-"""Patches of brokers and clients, so that moments happen that are too short for chance."""
+"""Broken promises of a run, and patches of brokers and clients for moments that are too short for chance."""
 
 from __future__ import annotations
 
@@ -14,17 +14,43 @@ from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.frame import Frame
 
 from .loop import running
-from .violations import Violation, raise_later
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+_raised: list[Violation] = []
+
+
+def raise_later(text: str) -> None:
+    """Note a violation. Callbacks of clients and brokers swallow exceptions, so the world raises it."""
+    _raised.append(Violation(text))
+
+
+def check_raised() -> None:
+    """Raise the first violation."""
+    if _raised:
+        raise _raised[0]
+
+
+def forget_raised() -> None:
+    _raised.clear()
+
+
+def note_raised(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handle what a loop would only log: an exception of a callback. A task's exception reaches whoever awaits it."""
+    if "exception" in context and {"future", "task"}.isdisjoint(context):
+        raise_later(f"a callback raised {context['exception']!r}")
 
 
 @contextmanager
 def freezing_requests() -> Iterator[None]:
-    """A process that is to stand still at a request does so when that is written."""
+    """Let a process freeze as soon as it has written a certain request."""
     request = Connection.request
 
     def noted(connection: Connection, code: int, *arguments: Any, **options: Any) -> asyncio.Future[Frame]:
-        process = running()
-        if process is not None:
+        if (process := running()) is not None:
             process.asks(code)
         return request(connection, code, *arguments, **options)
 
@@ -33,21 +59,21 @@ def freezing_requests() -> Iterator[None]:
 
 
 class _Defects:
-    """Instead of the log of a room that reports defects of the broker there, and lets everything else go on."""
+    """The log of a package that reports defects of the broker and continues."""
 
     def exception(self, event: str, **about: Any) -> None:
-        raise_later(Violation(f"{event}: {sys.exception()!r}"))
+        raise_later(f"{event}: {sys.exception()!r}")
 
     def error(self, event: str, *, exc_info: BaseException, **about: Any) -> None:
-        raise_later(Violation(f"{event}: {exc_info!r}"))
+        raise_later(f"{event}: {exc_info!r}")
 
     def warning(self, event: str, **about: Any) -> None:
-        """A client's fault."""
+        """Ignore the error of a client."""
 
 
 @contextmanager
 def noting_defects() -> Iterator[None]:
-    """A request, a task or a timer of a broker that fails by a defect is a violation."""
+    """Turn a request, task or timer of a broker that fails by a defect into a violation."""
     with ExitStack() as stack:
         for log in ("remoting.dispatch.log", "runtime.log", "runtime.tasks_log"):
             stack.enter_context(mock.patch(f"rocketlet.broker.{log}", _Defects()))
@@ -56,7 +82,7 @@ def noting_defects() -> Iterator[None]:
 
 @contextmanager
 def pieces() -> Iterator[None]:
-    """Brokers do a piece of long work in each turn, and time passes between two."""
+    """Let brokers do one piece of long work per event-loop iteration, and let time pass between two pieces."""
 
     def turn(turns: Turns) -> None:
         go_on(turns)

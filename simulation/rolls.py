@@ -12,8 +12,8 @@ from contextlib import ExitStack
 
 import structlog
 
+from .patches import Violation
 from .planted import planted
-from .violations import Violation
 from .world import World, simulate
 
 UNDRAINED = ("foreign-not-drained", "foreign-told-at-once")

@@ -1,28 +1,329 @@
-"""Situations that chance makes rarely: a plan that lets them be, and what happens in which order.
+"""What happens in a run: the plan of a seed, single faults of brokers and members, and situations that chance makes rarely.
 
-Half of the seeds play one. `python -m simulation 0 100 --scenario NAME` plays one only.
+`world.crashed()` notes that messages may be delivered again: they were in handlers of a process that was killed or cut off.
+Half of the seeds string events together by chance, the others play a situation. `python -m simulation 0 100 --scenario NAME`
+plays one situation only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import random
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rocketlet.client import Producer
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.names import Queue
 
-from . import backlogs, chaos
-from .plan import LONGEST_HANDLER_S, Plan
+from .members import ForeignMember
+from .patches import raise_later
 
 if TYPE_CHECKING:
-    from .world import World
+    from .loop import Transport
+    from .members import AnyMember
+    from .world import Node, World
 
-
+LONGEST_HANDLER_S = 60.0
+LOOK_S = 0.05
+WATCHED_S = 80.0
 ROLLED = 6  # members
 BACKLOG = 5000  # messages
-SOME = 1000  # which quick handlers get through while members come and go
+SOME = 1000  # messages that quick handlers get through while members come and go
+
+
+@dataclass
+class Plan:
+    """A seed's decisions. long_handlers: the share of messages whose handlers run for 5 to 60 s. apache: brokers keep locks
+    as Apache's do. unread_limit_s: how soon a queue has a reader. turns: brokers do long work in pieces, between which time
+    passes, and tell two members of a group in each. peers_delay_s: how much later what brokers tell each other may arrive.
+    backlog_limit_s: how long a queue with a backlog is in nobody's hands at most."""
+
+    brokers: int
+    topics: int
+    queues: int
+    members: int
+    gentle: bool
+    mixed: bool
+    orderly: bool
+    sticky: bool
+    handler_s: float
+    long_handlers: float
+    drain_s: float
+    lost_notifications: float
+    events: int
+    scenario: str = ""
+    apache: bool = False
+    unread_limit_s: float = 2.0
+    turns: bool = False
+    peers_delay_s: float = 0.0
+    backlog_limit_s: float = math.inf
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether every hand-over should be a matter of moments."""
+        return self.gentle and not self.long_handlers and not self.lost_notifications
+
+    @classmethod
+    def of(cls, rng: random.Random) -> Plan:
+        long_handlers = rng.choice((0.0, 0.0, 0.03))
+        return cls(
+            brokers=rng.choice((1, 1, 2)),
+            topics=rng.choice((1, 2)),
+            queues=rng.choice((1, 3, 4, 8)),
+            members=rng.randint(1, 4),
+            gentle=rng.random() < 0.5,
+            mixed=rng.random() < 0.3,
+            orderly=rng.random() < 0.3,
+            sticky=rng.random() < 0.3,
+            handler_s=rng.choice((0.001, 0.02, 0.2)),
+            long_handlers=long_handlers,
+            drain_s=rng.choice((30.0, LONGEST_HANDLER_S + 5.0)) if long_handlers else 30.0,
+            lost_notifications=rng.choice((0.0, 0.0, 0.3)),
+            events=rng.randint(2, 8),
+        )
+
+
+# Events
+
+
+def spare(world: World) -> AnyMember | None:
+    """A living member other than the first, which subscribes to everything."""
+    others = [member for member in world.living()[1:] if member.is_awake]
+    return world.rng.choice(others) if others else None
+
+
+async def join(world: World) -> None:
+    await world.join()
+
+
+async def someone_leaves(world: World) -> None:
+    member = spare(world)
+    if member is not None:
+        await world.leave(member)
+
+
+async def several(world: World) -> None:
+    """Some come and some go at once."""
+    await asyncio.gather(join(world), someone_leaves(world), join(world), someone_leaves(world))
+
+
+async def restart(world: World) -> None:
+    await restart_node(world, world.rng.choice(world.nodes), world.rng.uniform(0, 2))
+
+
+async def restart_node(world: World, node: Node, down_s: float, *, moves: bool = False) -> None:
+    """moves: it is back at another address."""
+    if not node.is_up:
+        return
+    world.note(f"{node.name} restarts")
+    await world.stop_node(node)
+    await asyncio.sleep(down_s)
+    node.port += moves
+    await world.start_node(node)
+    world.note(f"{node.name} is back at {node.port}")
+
+
+async def kill_broker(world: World) -> None:
+    node = world.rng.choice(world.nodes)
+    if not node.is_up:
+        return
+    world.note(f"{node.name} is killed")
+    world.crashed()
+    world.kill_node(node)
+    await asyncio.sleep(world.rng.uniform(0, 4))
+    world.crashed()
+    await world.start_node(node)
+
+
+async def grow(world: World) -> None:
+    """A topic gets more queues."""
+    grow_at(world, world.rng.choice(world.nodes))
+
+
+def grow_at(world: World, node: Node) -> None:
+    topic = world.rng.choice(world.topics)
+    if node.is_up:
+        assert node.broker is not None
+        old = node.broker.topics.get(topic)
+        assert old is not None
+        count = old.read_queues + world.rng.randint(1, 3)
+        world.note(f"{topic} grows to {count} at {node.name}")
+        with node.process.running():
+            node.broker.topics.put(replace(old, read_queues=count, write_queues=count), 0)
+
+
+async def kill(world: World) -> None:
+    member = spare(world)
+    if member is not None:
+        world.note(f"{member.name} is killed")
+        world.crashed()
+        member.process.kill()
+
+
+async def freeze(world: World) -> None:
+    member = spare(world)
+    if member is not None:
+        stood_s = world.rng.choice((1, 10, 25, 45))
+        world.spawn(company(world, stood_s))
+        await freeze_member(world, member, stood_s)
+
+
+async def freeze_member(world: World, member: AnyMember, stood_s: float) -> None:
+    world.note(f"{member.name} stands still")
+    world.crashed()
+    was_unanswered = member.is_unanswered
+    member.process.is_paused = True
+    await asyncio.sleep(stood_s)
+    world.note(f"{member.name} goes on")
+    world.crashed()
+    member.process.resume()
+    if was_unanswered:  # it learns whose its queues are when it has connected again
+        member.blind_until_s = max(member.blind_until_s, world.loop.time())
+    await asyncio.sleep(10)
+    world.crashed()
+
+
+async def freeze_at(world: World, member: AnyMember, code: int, stood_s: float) -> None:
+    """It stands still between a request and its answer."""
+    process = member.process
+    process.freezes_at = code
+    for _ in range(120):  # it renews every 5 s, if it owns a queue
+        if process.is_paused or process.is_dead:
+            break
+        await asyncio.sleep(0.05)
+    process.freezes_at = -1
+    if not process.is_paused or process.is_dead:
+        return
+    world.spawn(world.join())
+    await freeze_member(world, member, stood_s)
+
+
+async def silence(world: World) -> None:
+    member = spare(world)
+    if member is not None:
+        silent_s = world.rng.choice((5, 18, 25, 45))
+        world.spawn(company(world, silent_s))
+        await silence_member(world, member, silent_s)
+
+
+async def silence_member(world: World, member: AnyMember, silent_s: float) -> None:
+    """Traffic to and from a member stays on the way; its sockets stay open."""
+    world.note(f"{member.name} is not heard")
+    world.crashed()
+    member.process.silent_until_s = world.loop.time() + silent_s
+    await asyncio.sleep(silent_s)
+    world.note(f"{member.name} is heard again")
+    world.crashed()
+    await asyncio.sleep(10)
+    world.crashed()
+
+
+async def broker_stands(world: World) -> None:
+    """Shorter than a hand-over waits: nothing is handled twice."""
+    stood_s = world.rng.choice((2, 8))
+    world.spawn(company(world, stood_s))
+    await stand(world, world.rng.choice(world.nodes), stood_s)
+
+
+async def broker_stands_long(world: World) -> None:
+    stood_s = world.rng.choice((18, 25, 45))
+    world.crashed()
+    world.spawn(company(world, stood_s))
+    await stand(world, world.rng.choice(world.nodes), stood_s)
+    world.crashed()
+
+
+async def stand(world: World, node: Node, stood_s: float) -> None:
+    if not node.is_up:
+        return
+    world.note(f"{node.name} stands still")
+    node.process.is_paused = True
+    await asyncio.sleep(stood_s)
+    world.note(f"{node.name} goes on")
+    node.process.resume()
+
+
+async def company(world: World, seconds: float) -> None:
+    """Mostly somebody comes or goes just then: queues of a member that stands still move only if the shares do."""
+    if world.rng.random() < 0.8:
+        await asyncio.sleep(world.rng.uniform(0, seconds))
+        await (join if world.rng.random() < 0.7 else someone_leaves)(world)
+
+
+async def cut(world: World) -> None:
+    member = spare(world)
+    if member is not None and member.process.transports:
+        await cut_member(world, member, world.rng.choice(member.process.transports))
+
+
+async def cut_member(world: World, member: AnyMember, transport: Transport) -> None:
+    world.note(f"{member.name} loses a connection")
+    world.crashed()
+    mine_s = world.rng.uniform(0, 2)
+    member.blind_until_s = max(member.blind_until_s, world.loop.time() + mine_s)
+    transport.cut(mine_s, world.rng.uniform(0, 2))
+    await asyncio.sleep(10)
+    world.crashed()
+
+
+Event = Callable[["World"], Awaitable[None]]
+GENTLE: tuple[Event, ...] = (join, someone_leaves, several, restart, grow, broker_stands)
+HARSH: tuple[Event, ...] = (kill, freeze, silence, cut, kill_broker, broker_stands_long)
+
+
+async def by_chance(world: World, moments_s: list[float]) -> None:
+    """One event at each moment, whatever the last one does."""
+    for moment_s in moments_s:
+        await asyncio.sleep(max(moment_s - world.loop.time(), 0))
+        world.spawn(world.rng.choice(GENTLE if world.plan.gentle else GENTLE + HARSH)(world))
+        world.check()
+
+
+# Backlogs
+
+
+async def send_many(world: World, count: int) -> None:
+    """So many messages, to all queues alike."""
+    async with Producer(world.name_server) as producer:
+        topics = [world.topics[number % len(world.topics)] for number in range(count)]
+        bodies = [b"backlog-%d" % number for number in range(count)]
+        await asyncio.gather(*map(producer.send, topics, bodies))
+        world.acknowledged += zip(topics, bodies, strict=True)
+
+
+async def watch_backlogs(world: World) -> None:
+    """The longest time in which no foreign member had messages in its hands, for each queue with a backlog."""
+    since_s: dict[Queue, float] = {}
+    end_s = world.loop.time() + WATCHED_S
+    while (now_s := world.loop.time()) < end_s:
+        members = [member for member in world.members if isinstance(member, ForeignMember)]
+        idle = {
+            queue
+            for queue in world.queues_up()
+            if _has_backlog(world, queue) and not any(member.will_handle(queue) for member in members)
+        }
+        since_s = {queue: since_s.get(queue, now_s) for queue in idle}
+        for queue, began_s in since_s.items():
+            world.unread_s[queue] = max(world.unread_s.get(queue, 0.0), now_s - began_s)
+            if now_s - began_s > world.plan.backlog_limit_s:
+                raise_later(f"{queue} has a backlog that nobody handles since {began_s:.1f}")
+        await asyncio.sleep(LOOK_S)
+
+
+def _has_backlog(world: World, queue: Queue) -> bool:
+    """Whether its last message was not begun yet."""
+    broker = next(node.broker for node in world.nodes if node.name == queue.broker_name)
+    stored = broker.store.queues.get((queue.topic, queue.queue_id)) if broker is not None else None
+    if stored is None or not stored.next:
+        return False
+    return (queue.topic, queue.broker_name, queue.queue_id, stored.next - 1) not in world.handlings
+
+
+# Situations
 
 
 class Scenario(NamedTuple):
@@ -40,24 +341,24 @@ async def _broker_away(world: World) -> None:
         down_s = world.rng.uniform(0.5, 6)
         world.spawn(_changes(world, down_s))
         moves = not node.runs_name_server and world.rng.random() < 0.5
-        await chaos.restart_node(world, node, down_s, moves=moves)
+        await restart_node(world, node, down_s, moves=moves)
         await asyncio.sleep(4)
 
 
 async def _changes(world: World, seconds: float) -> None:
     for _ in range(2):
         await asyncio.sleep(world.rng.uniform(0, seconds / 2))
-        await world.rng.choice((chaos.join, chaos.grow, chaos.join, chaos.someone_leaves))(world)
+        await world.rng.choice((join, grow, join, someone_leaves))(world)
 
 
 async def _member_away(world: World) -> None:
     """A member stands still or is not heard past its lease, while what it had goes to a member that has just come; before
     or after it began to give it up. The new one may have left again when it is back."""
     await asyncio.sleep(world.rng.uniform(1, 4))
-    member = chaos.spare(world)
+    member = spare(world)
     if member is None:
         return
-    away = world.rng.choice((chaos.freeze_member, chaos.silence_member))
+    away = world.rng.choice((freeze_member, silence_member))
     joins_first = world.rng.random() < 0.5
     if joins_first:
         await world.join()
@@ -74,17 +375,17 @@ async def _member_away(world: World) -> None:
 async def _unheard_restart(world: World) -> None:
     """A broker restarts while a member is not heard: it still believes in its lease."""
     await asyncio.sleep(world.rng.uniform(2, 6))
-    member = chaos.spare(world)
+    member = spare(world)
     if member is not None:
-        world.spawn(chaos.silence_member(world, member, 16))
+        world.spawn(silence_member(world, member, 16))
         await asyncio.sleep(world.rng.uniform(0.1, 1))
-        await chaos.restart_node(world, world.rng.choice(world.nodes), world.rng.uniform(0, 1))
+        await restart_node(world, world.rng.choice(world.nodes), world.rng.uniform(0, 1))
         await world.join()
 
 
 async def _long_hand_over(world: World) -> None:
     """Queues are given up whose handlers run for longer than a lease lasts."""
-    for change in (chaos.join, chaos.someone_leaves, chaos.join):
+    for change in (join, someone_leaves, join):
         await asyncio.sleep(world.rng.uniform(2, 6))
         world.spawn(change(world))
 
@@ -93,19 +394,19 @@ async def _lost_while_handled(world: World) -> None:
     """A member loses its queues while its handlers run on, and would get them again at once."""
     for _ in range(3):
         await asyncio.sleep(world.rng.uniform(2, 5))
-        member = chaos.spare(world)
+        member = spare(world)
         if member is None:
             return
         if world.rng.random() < 0.3:
-            await chaos.silence_member(world, member, 22)
+            await silence_member(world, member, 22)
         elif member.process.transports:
-            await chaos.cut_member(world, member, world.rng.choice(member.process.transports))
+            await cut_member(world, member, world.rng.choice(member.process.transports))
 
 
 async def _broker_killed(world: World) -> None:
     """A killed broker has forgotten the last commits, and nothing is sent after that."""
     await asyncio.sleep(world.rng.uniform(37, 39.9))
-    await chaos.kill_broker(world)
+    await kill_broker(world)
 
 
 async def _killed_at_hand_over(world: World) -> None:
@@ -118,17 +419,17 @@ async def _killed_at_hand_over(world: World) -> None:
             async with asyncio.timeout(3):
                 await world.granting.wait()
         await asyncio.sleep(world.rng.choice((0, 0.002, 0.02, 0.06)))
-        member = chaos.spare(world)
+        member = spare(world)
         if member is not None and world.rng.random() < 0.7:
-            world.spawn(chaos.silence_member(world, member, world.rng.uniform(5, 25)))
-        await chaos.kill_broker(world)
+            world.spawn(silence_member(world, member, world.rng.uniform(5, 25)))
+        await kill_broker(world)
 
 
 async def _handled_out_of_order(world: World) -> None:
     """Members and brokers are killed while messages are in handlers, and later ones of the same queue are done."""
     for _ in range(4):
         await asyncio.sleep(world.rng.uniform(2, 6))
-        world.spawn(chaos.kill_broker(world) if world.rng.random() < 0.2 else chaos.kill(world))
+        world.spawn(kill_broker(world) if world.rng.random() < 0.2 else kill(world))
         await world.join()
 
 
@@ -139,7 +440,7 @@ async def _foreign_members(world: World) -> None:
         for _ in range(world.rng.choice((1, 1, 2, 3))):
             await asyncio.sleep(world.rng.choice((0, 0.002, 0.02)))
             if world.rng.random() < 0.4:
-                world.spawn(chaos.someone_leaves(world))
+                world.spawn(someone_leaves(world))
             else:
                 world.spawn(world.join(foreign=world.rng.random() < 0.7))
 
@@ -149,7 +450,7 @@ async def _foreign_members_killed(world: World) -> None:
     world.spawn(_foreign_members(world))
     for _ in range(3):
         await asyncio.sleep(world.rng.uniform(1, 8))
-        await chaos.kill(world)
+        await kill(world)
         await world.join(foreign=world.rng.random() < 0.7)
 
 
@@ -160,8 +461,8 @@ async def _foreign_roll(world: World) -> None:
         await world.join(foreign=True)
     await world.leave(ours)
     await asyncio.sleep(2)
-    await backlogs.send_many(world, BACKLOG)
-    world.spawn(backlogs.watch(world))
+    await send_many(world, BACKLOG)
+    world.spawn(watch_backlogs(world))
     for member in world.living():
         await world.join(foreign=True)
         await asyncio.sleep(world.rng.uniform(0, 2))
@@ -174,11 +475,11 @@ async def _foreign_backlog(world: World) -> None:
     await world.join(foreign=True)
     for _ in range(3):
         await asyncio.sleep(world.rng.uniform(4, 6))
-        world.spawn(backlogs.send_many(world, SOME))
+        world.spawn(send_many(world, SOME))
         await asyncio.sleep(world.rng.uniform(0, 0.1))
         await world.join(foreign=True)
         await asyncio.sleep(world.rng.uniform(1, 4))
-        await chaos.someone_leaves(world)
+        await someone_leaves(world)
 
 
 async def _foreign_of_slow_peers(world: World) -> None:
@@ -188,7 +489,7 @@ async def _foreign_of_slow_peers(world: World) -> None:
         for _ in range(world.rng.choice((2, 3, 4))):
             await asyncio.sleep(world.rng.uniform(0, 0.4))
             if world.rng.random() < 0.3:
-                world.spawn(chaos.someone_leaves(world))
+                world.spawn(someone_leaves(world))
             else:
                 world.spawn(world.join(foreign=world.rng.random() < 0.8))
 
@@ -205,9 +506,9 @@ async def _frozen_at_a_request(world: World) -> None:
     """A member stands still when it has asked for its leases, and hears the answer when they are another's."""
     for _ in range(2):
         await asyncio.sleep(world.rng.uniform(1, 4))
-        member = chaos.spare(world)
+        member = spare(world)
         if member is not None:
-            await chaos.freeze_at(world, member, RequestCode.LOCK_BATCH_MQ, world.rng.uniform(20.5, 26))
+            await freeze_at(world, member, RequestCode.LOCK_BATCH_MQ, world.rng.uniform(20.5, 26))
 
 
 async def _away_in_hand_overs(world: World) -> None:
@@ -217,7 +518,7 @@ async def _away_in_hand_overs(world: World) -> None:
     for _ in range(world.rng.randint(1, 2)):
         world.spawn(world.join())
     await asyncio.sleep(world.rng.uniform(0, 0.3))
-    await chaos.restart_node(world, node, world.rng.uniform(15, 30))
+    await restart_node(world, node, world.rng.uniform(15, 30))
 
 
 async def _told_in_turns(world: World) -> None:
@@ -225,14 +526,14 @@ async def _told_in_turns(world: World) -> None:
     for _ in range(4):
         await asyncio.sleep(world.rng.uniform(1, 4))
         for _ in range(world.rng.randint(2, 4)):
-            world.spawn((chaos.join if world.rng.random() < 0.3 else chaos.someone_leaves)(world))
+            world.spawn((join if world.rng.random() < 0.3 else someone_leaves)(world))
             await asyncio.sleep(world.rng.choice((0.004, 0.006, 0.008, 0.01)))
 
 
 async def _only_a_broker_stands(world: World) -> None:
     """Longer than a lease, and nobody comes or goes: nobody loses anything by it, so it is no excuse."""
     await asyncio.sleep(world.rng.uniform(2, 5))
-    await chaos.stand(world, world.rng.choice(world.nodes), world.rng.choice((18, 25, 30)))
+    await stand(world, world.rng.choice(world.nodes), world.rng.choice((18, 25, 30)))
 
 
 async def _hasty_members(world: World) -> None:
@@ -243,157 +544,48 @@ async def _hasty_members(world: World) -> None:
             await world.join()
             await asyncio.sleep(world.rng.choice((0, 0, 0.01, 0.1)))
         for _ in range(count):
-            await chaos.someone_leaves(world)
+            await someone_leaves(world)
         await asyncio.sleep(world.rng.uniform(0, 4))
 
 
 _CALM = {"gentle": True, "long_handlers": 0.0, "lost_notifications": 0.0, "drain_s": 30.0}
 _LONG = {"long_handlers": 0.2, "drain_s": LONGEST_HANDLER_S + 5.0}
+_PLAIN = {"orderly": False, "sticky": False, "mixed": False}
+_FOREIGN = {**_CALM, **_PLAIN, "members": 2}
+_SLOW = {**_FOREIGN, "handler_s": 0.2}
+_ROLL = {**_CALM, **_PLAIN, "gentle": False, "topics": 1, "members": 1, "handler_s": 0.1}
+_OF_TOPICS = {"long_handlers": 0.0, "drain_s": 30.0, "topics": 3, "orderly": False, "sticky": False, "mixed": True}
+_HARSH = {"gentle": False, "mixed": False}
 
 SCENARIOS: dict[str, Scenario] = {
     "broker-away": Scenario({**_CALM, "brokers": 2}, _broker_away),
-    "member-away": Scenario({"gentle": False, "members": 3, "handler_s": 0.2, "mixed": False}, _member_away),
+    "member-away": Scenario({**_HARSH, "members": 3, "handler_s": 0.2}, _member_away),
     "lost-while-handled": Scenario({**_LONG, "gentle": False, "members": 3}, _lost_while_handled),
-    "foreign-members": Scenario(
-        {**_CALM, "brokers": 1, "orderly": False, "sticky": False, "mixed": False, "members": 2}, _foreign_members
-    ),
-    "foreign-storm": Scenario(
-        {**_CALM, "brokers": 1, "orderly": False, "sticky": False, "mixed": False, "members": 1, "queues": 24},
-        _foreign_storm,
-    ),
-    "foreign-members-of-two": Scenario(
-        {**_CALM, "brokers": 2, "orderly": False, "sticky": False, "mixed": False, "members": 2},
-        _foreign_members,
-    ),
+    "foreign-members": Scenario({**_FOREIGN, "brokers": 1}, _foreign_members),
+    "foreign-storm": Scenario({**_FOREIGN, "brokers": 1, "members": 1, "queues": 24}, _foreign_storm),
+    "foreign-members-of-two": Scenario({**_FOREIGN, "brokers": 2}, _foreign_members),
     "foreign-of-slow-peers": Scenario(
-        {
-            **_CALM,
-            "brokers": 2,
-            "peers_delay_s": 0.3,
-            "unread_limit_s": 35.0,
-            "orderly": False,
-            "sticky": False,
-            "mixed": False,
-            "members": 2,
-            "handler_s": 0.2,
-        },
-        _foreign_of_slow_peers,
+        {**_SLOW, "brokers": 2, "peers_delay_s": 0.3, "unread_limit_s": 35.0}, _foreign_of_slow_peers
     ),
-    "foreign-not-reached": Scenario(
-        {
-            **_CALM,
-            "lost_notifications": 0.3,
-            "brokers": 1,
-            "orderly": False,
-            "sticky": False,
-            "mixed": False,
-            "members": 2,
-            "handler_s": 0.2,
-        },
-        _foreign_members,
-    ),
-    "foreign-of-two-not-reached": Scenario(
-        {
-            **_CALM,
-            "lost_notifications": 0.3,
-            "brokers": 2,
-            "orderly": False,
-            "sticky": False,
-            "mixed": False,
-            "members": 2,
-            "handler_s": 0.2,
-        },
-        _foreign_members,
-    ),
-    "foreign-of-different-topics": Scenario(
-        {**_CALM, "topics": 3, "orderly": False, "sticky": False, "mixed": True, "members": 2}, _foreign_members
-    ),
-    "foreign-of-different-topics-killed": Scenario(
-        {
-            "gentle": False,
-            "long_handlers": 0.0,
-            "drain_s": 30.0,
-            "topics": 3,
-            "orderly": False,
-            "sticky": False,
-            "mixed": True,
-        },
-        _foreign_members_killed,
-    ),
-    "foreign-roll": Scenario(
-        {
-            "gentle": False,
-            "long_handlers": 0.0,
-            "lost_notifications": 0.0,
-            "drain_s": 30.0,
-            "brokers": 1,
-            "topics": 1,
-            "queues": 16,
-            "members": 1,
-            "backlog_limit_s": 12.0,
-            "handler_s": 0.1,
-            "orderly": False,
-            "sticky": False,
-            "mixed": False,
-        },
-        _foreign_roll,
-    ),
-    "foreign-roll-of-two": Scenario(
-        {
-            "gentle": False,
-            "long_handlers": 0.0,
-            "lost_notifications": 0.0,
-            "drain_s": 30.0,
-            "brokers": 2,
-            "topics": 1,
-            "queues": 8,
-            "members": 1,
-            "backlog_limit_s": 24.0,
-            "handler_s": 0.1,
-            "orderly": False,
-            "sticky": False,
-            "mixed": False,
-        },
-        _foreign_roll,
-    ),
+    "foreign-not-reached": Scenario({**_SLOW, "lost_notifications": 0.3, "brokers": 1}, _foreign_members),
+    "foreign-of-two-not-reached": Scenario({**_SLOW, "lost_notifications": 0.3, "brokers": 2}, _foreign_members),
+    "foreign-of-different-topics": Scenario({**_CALM, **_OF_TOPICS, "members": 2}, _foreign_members),
+    "foreign-of-different-topics-killed": Scenario({**_OF_TOPICS, "gentle": False}, _foreign_members_killed),
+    "foreign-roll": Scenario({**_ROLL, "brokers": 1, "queues": 16, "backlog_limit_s": 12.0}, _foreign_roll),
+    "foreign-roll-of-two": Scenario({**_ROLL, "brokers": 2, "queues": 8, "backlog_limit_s": 24.0}, _foreign_roll),
     "foreign-backlog": Scenario(
-        {
-            **_CALM,
-            "brokers": 1,
-            "topics": 1,
-            "queues": 3,
-            "members": 1,
-            "handler_s": 0.02,
-            "unread_limit_s": 35.0,
-            "orderly": False,
-            "sticky": False,
-            "mixed": False,
-        },
+        {**_FOREIGN, "brokers": 1, "topics": 1, "queues": 3, "members": 1, "handler_s": 0.02, "unread_limit_s": 35.0},
         _foreign_backlog,
     ),
     "broker-killed": Scenario({**_CALM, "gentle": False, "queues": 8, "brokers": 1}, _broker_killed),
-    "killed-at-hand-over": Scenario({"gentle": False, "members": 2, "mixed": False}, _killed_at_hand_over),
+    "killed-at-hand-over": Scenario({**_HARSH, "members": 2}, _killed_at_hand_over),
     "handled-out-of-order": Scenario(
-        {**_LONG, "gentle": False, "orderly": False, "mixed": False, "members": 4, "queues": 4, "handler_s": 0.02},
-        _handled_out_of_order,
+        {**_LONG, **_HARSH, "orderly": False, "members": 4, "queues": 4, "handler_s": 0.02}, _handled_out_of_order
     ),
     "long-hand-over": Scenario({**_CALM, **_LONG, "members": 3}, _long_hand_over),
-    "unheard-restart": Scenario({"gentle": False, "members": 3, "mixed": False}, _unheard_restart),
-    "hasty-members": Scenario(
-        {
-            **_CALM,
-            "apache": True,
-            "unread_limit_s": 12.0,
-            "orderly": False,
-            "sticky": False,
-            "mixed": False,
-            "members": 2,
-        },
-        _hasty_members,
-    ),
-    "frozen-at-a-request": Scenario(
-        {"gentle": False, "members": 3, "handler_s": 0.2, "mixed": False}, _frozen_at_a_request
-    ),
+    "unheard-restart": Scenario({**_HARSH, "members": 3}, _unheard_restart),
+    "hasty-members": Scenario({**_FOREIGN, "apache": True, "unread_limit_s": 12.0}, _hasty_members),
+    "frozen-at-a-request": Scenario({**_HARSH, "members": 3, "handler_s": 0.2}, _frozen_at_a_request),
     "away-in-hand-overs": Scenario({**_CALM, "handler_s": 0.2, "members": 2}, _away_in_hand_overs),
     "told-in-turns": Scenario(
         {**_CALM, "turns": True, "members": 14, "queues": 8, "brokers": 1, "mixed": False, "sticky": False},

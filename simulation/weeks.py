@@ -24,7 +24,7 @@ from pathlib import Path
 import structlog
 from rocketlet.client import Producer, RocketletError
 
-from . import chaos
+from . import scenarios
 from .loop import SimLoop, virtual_time
 from .world import World
 
@@ -35,7 +35,7 @@ MEMBERS = 3
 SAMPLES = 24
 SLACK = 1.1
 ONCE = {"files": 4, "state_bytes": 4096}  # state files and their copies are there from the first stop on
-STORM = (chaos.join, chaos.someone_leaves, chaos.kill, chaos.freeze, chaos.restart)
+STORM = (scenarios.join, scenarios.someone_leaves, scenarios.kill, scenarios.freeze, scenarios.restart)
 
 
 class Weeks(World):

@@ -1,0 +1,623 @@
+"""The members of a simulated group: a consumer of ours, and models of Apache's push consumer and of a client that pops."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from rocketlet.broker.pops.deliveries import SHARDING_KEY
+from rocketlet.client import Consumer, Message, RocketletError
+from rocketlet.client.member.membership import Membership
+from rocketlet.client.message import NO_LEASE
+from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.connection import Connection
+from rocketlet.protocol import bodies, group_bodies, names
+from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
+from rocketlet.protocol.allocation import AVG, STICKY, subscribe_queues
+from rocketlet.protocol.bodies import ConsumerData, Heartbeat
+from rocketlet.protocol.codes import PULL_COMMIT_OFFSET, PULL_SUSPEND, RequestCode, ResponseCode
+from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.headers import (
+    FROM_FIRST,
+    AckMessage,
+    ChangeInvisibleTime,
+    ConsumerGroup,
+    Offset,
+    PopMessage,
+    PopMessageResult,
+    PullMessage,
+    PullMessageResult,
+    QueueOffset,
+    UnregisterClient,
+    UpdateOffset,
+    read,
+    write,
+)
+from rocketlet.protocol.message import POP_CK, Record, decode_records
+from rocketlet.protocol.names import Queue, parse_subscription
+from rocketlet.protocol.properties import find
+
+from tests.support.apache_locks import AS_APACHES
+
+from .loop import Process
+from .patches import raise_later
+
+if TYPE_CHECKING:
+    from .world import World
+
+ANSWERED_S = 1.0  # how long a member takes to reconnect and to receive its leases
+
+
+class AnyMember:
+    """What the world knows of each member. It is blind while its broker has seen its connection end and it has not."""
+
+    def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
+        self.name = name
+        self.topics = topics
+        self.process = Process(name)
+        self.blind_until_s = 0.0
+        self.has_left = False
+        self._world = world
+
+    @property
+    def is_blind(self) -> bool:
+        return self._world.loop.time() <= self.blind_until_s
+
+    @property
+    def is_unanswered(self) -> bool:
+        """True if no broker may have answered it since its connection ended: it begins nothing, and does not know yet who
+        owns the queues of its running handlers."""
+        return self._world.loop.time() <= self.blind_until_s + ANSWERED_S
+
+    @property
+    def is_awake(self) -> bool:
+        """True if it learns immediately what happens to it, so that no second fault hides the first one."""
+        return not (self.process.is_paused or self.process.is_silent or self.is_blind)
+
+    def assignment(self) -> set[Queue]:
+        return set()
+
+    def believes_in(self, queue: Queue) -> bool:
+        """True if it takes the queue for its own, by its own clock."""
+        return queue in self.assignment()
+
+    async def join(self) -> None: ...
+
+    async def leave(self) -> None: ...
+
+
+class Member(AnyMember):
+    """A consumer of ours."""
+
+    def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
+        super().__init__(world, name, topics)
+        self._running: Counter[object] = Counter()
+        plan = world.plan
+        self.consumer = Consumer(
+            world.name_server,
+            world.group,
+            dict.fromkeys(topics, "*"),
+            self._handle,
+            start="first",
+            orderly=plan.orderly,
+            strategy=STICKY if plan.sticky else AVG,
+            concurrency=4,
+            commit_interval_s=1.0,
+            drain_s=plan.drain_s,
+            access=AS_APACHES if plan.apache else None,
+            on_assigned=lambda queues: world.taken(self, queues),
+            on_revoked=lambda queues: world.note(f"{name} gives {sorted(map(str, queues))}"),
+        )
+
+    def assignment(self) -> set[Queue]:
+        return self.consumer.assignment()
+
+    @property
+    def is_settled(self) -> bool:
+        return self.consumer._membership.is_settled
+
+    @property
+    def releases(self) -> bool:
+        """True if it hands a queue over, or should have begun to."""
+        membership = self.consumer._membership
+        return isinstance(membership, Membership) and bool(membership._leases.releasing)
+
+    async def join(self) -> None:
+        await self.consumer.__aenter__()
+
+    async def leave(self) -> None:
+        await self.consumer.__aexit__()
+
+    def believes_in(self, queue: Queue) -> bool:
+        process_queue = self.consumer.queues.get(queue)
+        return process_queue is not None and process_queue.may_begin
+
+    async def _handle(self, message: Message) -> None:
+        world = self._world
+        world.handled(self, message)
+        one_at_a_time = message.queue if world.plan.orderly else (message.queue, message.queue_offset)
+        if self._running[one_at_a_time]:
+            raise_later(f"{self.name} handles {one_at_a_time} twice at a time")
+        self._running[one_at_a_time] += 1
+        try:
+            await asyncio.sleep(world.handler_s())
+        finally:
+            self._running[one_at_a_time] -= 1
+            if not self._running[one_at_a_time]:
+                del self._running[one_at_a_time]
+        world.done(self, message)
+
+
+class Model(AnyMember):
+    """A client of others, on our connections."""
+
+    host = "192.0.2.1"
+
+    def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
+        super().__init__(world, name, topics)
+        self.client_id = f"{self.host}@{name}"
+        self._cluster = Cluster(world.name_server)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _every(self, seconds: float, action: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await action()
+
+
+# Apache's push consumer
+
+REBALANCE_S = 20.0
+PERSIST_S = 5.0
+HEARTBEAT_S = 30.0
+ROUTE_S = 30.0
+PULL_RETRY_S = 3.0
+ILLEGAL_OFFSET_S = 10.0
+PULL_HOLD_MS = 15_000
+PULL_TIMEOUT_S = 30.0
+PULL_BATCH = 32
+THREADS = 4
+CACHED = 1000  # unhandled messages of a queue, from which on no more are pulled (pullThresholdForQueue)
+CACHE_LOOK_S = 0.05
+REPORTED = {"messageModel": "CLUSTERING", "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY"}
+AWAIT_S = 3.0  # how long a leaving member continues to handle its messages (awaitTerminationMillisWhenShutdown)
+
+
+class ProcessQueue:
+    """The messages of a queue that were pulled and are not handled yet, by offset."""
+
+    def __init__(self, offset: int) -> None:
+        self.next_offset = offset
+        self.unhandled: set[int] = set()
+        self.is_dropped = False
+        self.submitted = 0  # to the executor, and not handled yet
+        self.commit = offset  # in memory (RemoteBrokerOffsetStore.readOffset keeps the loaded offset)
+
+    def handled(self, offset: int) -> None:
+        self.unhandled.discard(offset)
+        if not self.is_dropped:
+            self.advance(min(self.unhandled, default=self.next_offset))
+
+    def advance(self, offset: int) -> None:
+        self.commit = max(offset, self.commit)
+
+
+class ForeignMember(Model):
+    """A model of Apache's Java push consumer, 4.9.
+
+    It neither locks nor drains. It requests the member list every 20 s and after each notification, allocates the queues by
+    AVG, and drops a queue immediately while its handlers still run; their messages do not count any more. It loads the
+    committed offset of a new queue (RebalanceImpl), commits with each pull (DefaultMQPushConsumerImpl) and every 5 s
+    (MQClientInstance), and drops a queue for 10 s when its offset is illegal. A broker that asks receives its subscriptions
+    and queues, not its id (ConsumerRunningInfo).
+    """
+
+    def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
+        super().__init__(world, name, topics)
+        self._cluster.answer(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, lambda connection, frame: self._wake.set())
+        self._cluster.answer(RequestCode.GET_CONSUMER_RUNNING_INFO, self._report)
+        self._subscriptions = [parse_subscription(topic, "*") for topic in (*topics, names.retry_topic(world.group))]
+        self._queues: dict[Queue, ProcessQueue] = {}
+        self._wake = asyncio.Event()
+        self._threads = asyncio.Semaphore(THREADS)
+        self._submitted = 0
+        self._running = 0
+        self._is_stopping = self._is_over = False
+
+    is_blind = is_unanswered = False
+
+    @property
+    def is_awake(self) -> bool:
+        return not (self.process.is_paused or self.process.is_silent)
+
+    def assignment(self) -> set[Queue]:
+        """Return the queues that it claims and need not wait for."""
+        return {queue for queue in self._queues if not self._world.is_held_back(self, queue)}
+
+    def will_handle(self, queue: Queue) -> bool:
+        """True if it will handle messages that it has of the queue. A leaving member finishes those that it had."""
+        return queue in self._queues and self._queues[queue].submitted > 0 and not self._is_over
+
+    async def join(self) -> None:
+        await self._look_up()
+        await self._beat()
+        self._spawn(self._rebalance_forever())
+        self._spawn(self._every(PERSIST_S, self._persist))
+        self._spawn(self._every(HEARTBEAT_S, self._beat))
+        self._spawn(self._every(ROUTE_S, self._look_up))
+
+    async def leave(self) -> None:
+        """Stop as shutdown() with awaitTerminationMillisWhenShutdown: handlers end, offsets are persisted, then it
+        unregisters."""
+        self._is_stopping = True  # the executor takes nothing more, and finishes what it has
+        end_s = asyncio.get_running_loop().time() + AWAIT_S
+        while self._submitted and asyncio.get_running_loop().time() < end_s:
+            await asyncio.sleep(0.01)
+        self._is_over = True
+        while self._running:
+            await asyncio.sleep(0.01)
+        await self._persist()
+        for task in self._tasks:
+            task.cancel()
+        ext = write(UnregisterClient(self.client_id, consumer_group=self._world.group))
+        for address in self._cluster.masters().values():
+            await self._asked(address, RequestCode.UNREGISTER_CLIENT, ext)
+        await self._cluster.close()
+
+    async def _look_up(self) -> None:
+        with suppress(RocketletError):
+            for subscription in self._subscriptions:
+                await self._cluster.find_route(subscription.topic)
+
+    async def _beat(self) -> None:
+        data = ConsumerData(
+            self._world.group,
+            "CONSUME_PASSIVELY",
+            "CLUSTERING",
+            "CONSUME_FROM_FIRST_OFFSET",
+            tuple(self._subscriptions),
+        )
+        body = bodies.encode_heartbeat(Heartbeat(self.client_id, (data,)))
+        for address in self._cluster.masters().values():
+            await self._asked(address, RequestCode.HEART_BEAT, {}, body)
+
+    def _report(self, connection: Connection, frame: Frame) -> None:
+        queues = {
+            queue: RunningQueue(item.commit, len(item.unhandled), 0, False, item.is_dropped, 0)
+            for queue, item in self._queues.items()
+        }
+        subscriptions = map(bodies.encode_subscription, self._subscriptions)
+        connection.respond(frame, body=encode_running_info(REPORTED, subscriptions, queues))
+
+    async def _asked(self, address: str, code: int, ext: Any, body: bytes = b"") -> Frame | None:
+        """Return the response, or None if there is none."""
+        with suppress(RocketletError):
+            connection = await self._cluster.connection(address)
+            return await connection.request(code, ext, body)
+        return None
+
+    async def _persist(self) -> None:
+        for queue, process_queue in list(self._queues.items()):
+            await self._persist_one(queue, process_queue)
+
+    async def _persist_one(self, queue: Queue, process_queue: ProcessQueue) -> None:
+        address = self._cluster.master(queue.broker_name)
+        if address is not None:
+            header = UpdateOffset(self._world.group, queue.topic, queue.queue_id, process_queue.commit, None)
+            with suppress(RocketletError):
+                connection = await self._cluster.connection(address)
+                connection.oneway(RequestCode.UPDATE_CONSUMER_OFFSET, write(header))
+
+    async def _rebalance_forever(self) -> None:
+        while True:
+            self._wake.clear()
+            for topic in [subscription.topic for subscription in self._subscriptions]:
+                await self._rebalance(topic)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REBALANCE_S):
+                    await self._wake.wait()
+
+    async def _rebalance(self, topic: str) -> None:
+        route = self._cluster.route(topic)
+        queues = subscribe_queues(topic, route) if route is not None else []
+        brokers = {queue.broker_name for queue in queues}
+        addresses = [address for name in brokers if (address := self._cluster.master(name))]
+        if not addresses:
+            return
+        address, header = self._world.rng.choice(sorted(addresses)), write(ConsumerGroup(self._world.group))
+        answer = await self._asked(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        if answer is None:
+            return
+        ids = names.sorted_ids(group_bodies.decode_members(answer.body))
+        mine = set(AVG.allocate(self.client_id, queues, ids))
+        before = {queue for queue in self._queues if queue.topic == topic}
+        for queue in sorted(before - mine):
+            process_queue = self._queues.pop(queue)
+            process_queue.is_dropped = True
+            self._world.note(f"{self.name} drops {queue}")
+            await self._persist_one(queue, process_queue)
+        for queue in sorted(mine - self._queues.keys()):
+            await self._take(queue)
+        if before != {queue for queue in self._queues if queue.topic == topic}:
+            await self._beat()  # RebalancePushImpl.messageQueueChanged
+
+    async def _take(self, queue: Queue) -> None:
+        offset = await self._committed(queue)
+        if offset is not None:
+            self._world.note(f"{self.name} reads {queue} from {offset}")
+            process_queue = self._queues[queue] = ProcessQueue(offset)
+            self._spawn(self._pull_forever(queue, process_queue))
+
+    async def _committed(self, queue: Queue) -> int | None:
+        address = self._cluster.master(queue.broker_name)
+        if address is None:
+            return None
+        header = write(QueueOffset(self._world.group, queue.topic, queue.queue_id))
+        answer = await self._asked(address, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        return read(Offset, answer.ext).offset if answer is not None else None
+
+    async def _pull_forever(self, queue: Queue, process_queue: ProcessQueue) -> None:
+        wanted = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
+        while not process_queue.is_dropped:
+            if len(process_queue.unhandled) > CACHED:
+                await asyncio.sleep(CACHE_LOOK_S)
+                continue
+            try:
+                connection = await self._cluster.broker(queue.broker_name)
+                answer = await self._pull(connection, queue, process_queue)
+            except RocketletError:
+                await asyncio.sleep(PULL_RETRY_S)
+                continue
+            if process_queue.is_dropped:
+                return
+            if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+                await self._move(queue, process_queue, read(PullMessageResult, answer.ext).next_begin_offset)
+            elif answer.code in wanted:
+                self._take_in(queue, process_queue, answer)
+            else:
+                await asyncio.sleep(PULL_RETRY_S)
+
+    async def _pull(self, connection: Connection, queue: Queue, process_queue: ProcessQueue) -> Frame:
+        subscription = next(item for item in self._subscriptions if item.topic == queue.topic)
+        flags = PULL_SUSPEND | (PULL_COMMIT_OFFSET if process_queue.commit else 0)  # no postSubscriptionWhenPull
+        header = PullMessage(
+            self._world.group, queue.topic, queue.queue_id, process_queue.next_offset, PULL_BATCH, flags,
+            process_queue.commit, PULL_HOLD_MS, subscription.version,
+        )  # fmt: skip
+        return await connection.ask(RequestCode.PULL_MESSAGE, write(header), timeout_s=PULL_TIMEOUT_S)
+
+    def _take_in(self, queue: Queue, process_queue: ProcessQueue, answer: Frame) -> None:
+        records = list(decode_records(answer.body)) if answer.code == ResponseCode.SUCCESS else []
+        process_queue.next_offset = read(PullMessageResult, answer.ext).next_begin_offset
+        process_queue.unhandled |= {record.queue_offset for record in records}
+        if not process_queue.unhandled:  # correctTagsOffset
+            process_queue.advance(process_queue.next_offset)
+        for record in () if self._is_stopping else records:
+            self._submitted += 1
+            process_queue.submitted += 1
+            self._spawn(self._handle(process_queue, Message(record, queue, queue.topic, NO_LEASE)))
+
+    async def _move(self, queue: Queue, process_queue: ProcessQueue, offset: int) -> None:
+        """Drop a queue after 10 s, as OFFSET_ILLEGAL makes it; the next rebalance takes it again."""
+        process_queue.commit = process_queue.next_offset = offset
+        process_queue.is_dropped = True
+        await asyncio.sleep(ILLEGAL_OFFSET_S)
+        await self._persist_one(queue, process_queue)
+        self._queues.pop(queue, None)
+
+    async def _handle(self, process_queue: ProcessQueue, message: Message) -> None:
+        async with self._threads:
+            if not process_queue.is_dropped and not self._is_over:
+                self._running += 1
+                self._world.handled(self, message)
+                await asyncio.sleep(self._world.handler_s())
+                self._world.done(self, message)
+                process_queue.handled(message.queue_offset)
+                self._running -= 1
+            self._submitted -= 1
+            process_queue.submitted -= 1
+
+
+# Clients that pop
+
+POP_HEARTBEAT_S = 10.0
+POLL_S = 5.0
+INVISIBLE_S = 4.0
+BATCH = 8
+RETRY_S = 1.0
+LAST_ATTEMPT, LAST_ATTEMPT_IN_ORDER = 4, 2  # from this attempt on a message is handled well, so that a run ends
+REMOTE_S = 3.0  # time for a request beyond its wait
+
+Place = tuple[Queue, int]
+
+
+class PoppedDelivery:
+    """A message in flight, as its client knows it, since `since_s`, or extended then. Until `held_s` no other client may get
+    it. `due_s`: when it becomes visible after a negative acknowledgement. is_free: others may have it, for a reason that the
+    broker may not know. is_sent: an acknowledgement was sent."""
+
+    def __init__(self, member: PoppingMember, record: Record, queue: Queue, popped_s: float) -> None:
+        self.member = member
+        self.record = record
+        self.queue = queue
+        self.popped_s, self.held_s = popped_s, popped_s + INVISIBLE_S
+        self.since_s = 0.0
+        self.due_s: float | None = None
+        self.is_free = self.is_sent = False
+        self.after: list[PoppedDelivery] = []  # later messages of its message group that came with it
+
+    def renewed(self, held_s: float, now_s: float) -> None:
+        self.held_s, self.since_s = max(self.held_s, held_s), now_s
+
+    def free_after(self) -> None:
+        for delivery in self.after:
+            delivery.is_free = True
+
+    @property
+    def place(self) -> Place:
+        return self.queue, self.record.queue_offset
+
+    @property
+    def attempt(self) -> int:
+        return self.record.reconsume_times + 1
+
+    @property
+    def key(self) -> str:
+        return find(self.record.properties, SHARDING_KEY) or ""
+
+
+class PoppingMember(Model):
+    """A model of a client that pops: it handles, renews, returns, forgets and oversleeps messages by chance. It owns no
+    queue."""
+
+    host = "192.0.2.2"
+    is_blind = False
+
+    @property
+    def is_awake(self) -> bool:
+        return not self.process.is_paused
+
+    async def join(self) -> None:
+        for topic in self.topics:
+            await self._cluster.find_route(topic)
+        await self._beat()
+        self._spawn(self._every(POP_HEARTBEAT_S, self._beat))
+        for topic in self.topics:
+            for broker_name in sorted(self._cluster.masters()):
+                self._spawn(self._pop_forever(topic, broker_name))
+
+    async def leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        header = write(UnregisterClient(self.client_id, consumer_group=self._world.group))
+        for broker_name in self._cluster.masters():
+            await self._succeeds(broker_name, RequestCode.UNREGISTER_CLIENT, header)
+        await self._cluster.close()
+
+    async def _beat(self) -> None:
+        wanted = tuple(parse_subscription(topic, "*") for topic in self.topics)
+        data = ConsumerData(self._world.group, "CONSUME_POP", "CLUSTERING", "CONSUME_FROM_FIRST_OFFSET", wanted)
+        body = bodies.encode_heartbeat(Heartbeat(self.client_id, (data,)))
+        for broker_name in self._cluster.masters():
+            await self._succeeds(broker_name, RequestCode.HEART_BEAT, {}, body)
+
+    async def _succeeds(self, broker_name: str, code: int, ext: Any, body: bytes = b"") -> bool:
+        try:
+            connection = await self._cluster.broker(broker_name)
+            answer = await connection.ask(code, ext, body, timeout_s=REMOTE_S)
+        except RocketletError:
+            return False
+        return answer.code == ResponseCode.SUCCESS
+
+    def _random_id(self) -> str:
+        return uuid.UUID(int=self._world.rng.getrandbits(128)).hex
+
+    async def _pop_forever(self, topic: str, broker_name: str) -> None:
+        attempt, is_in_order = self._random_id(), self._world.plan.orderly
+        while True:
+            header = PopMessage(
+                self._world.group, topic, -1, BATCH, int(INVISIBLE_S * 1000), int(POLL_S * 1000), FROM_FIRST,
+                attempt_id=attempt if is_in_order else None, order=is_in_order,
+            )  # fmt: skip
+            try:
+                connection = await self._cluster.broker(broker_name)
+                answer = await connection.ask(RequestCode.POP_MESSAGE, write(header), timeout_s=POLL_S + REMOTE_S)
+            except RocketletError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            attempt = self._random_id()
+            if answer.code == ResponseCode.SUCCESS:
+                result = read(PopMessageResult, answer.ext)
+                popped_s = self._world.loop.time() - time.time() + result.pop_time / 1000
+                self._take_in(topic, broker_name, list(decode_records(answer.body)), popped_s)
+            elif answer.code != ResponseCode.POLLING_TIMEOUT:
+                self._world.note(f"{self.name} is refused: {answer.code} {answer.remark}")
+                await asyncio.sleep(RETRY_S)
+
+    def _take_in(self, topic: str, broker_name: str, records: list[Record], popped_s: float) -> None:
+        found = [
+            PoppedDelivery(self, record, Queue(topic, broker_name, record.queue_id), popped_s) for record in records
+        ]
+        self._world.popped(self, found)
+        if not self._world.plan.orderly:
+            for delivery in found:
+                self._spawn(self._handle_alone(delivery))
+            return
+        runs: dict[tuple[Queue, str], list[PoppedDelivery]] = {}
+        for delivery in found:
+            runs.setdefault((delivery.queue, delivery.key), []).append(delivery)
+        for run in runs.values():
+            for number, delivery in enumerate(run):
+                delivery.after = run[number + 1 :]
+            self._spawn(self._handle_run(run))
+
+    async def _handle_alone(self, delivery: PoppedDelivery) -> None:
+        await self._handle(delivery)
+
+    async def _handle_run(self, run: list[PoppedDelivery]) -> None:
+        """Handle one message after the other. If one fails, the later ones are redelivered with it."""
+        for delivery in run:
+            if not await self._handle(delivery):
+                delivery.free_after()
+                return
+
+    async def _handle(self, delivery: PoppedDelivery) -> bool:
+        """Return True if it is handled and acknowledged."""
+        chance = self._world.rng.random()
+        is_in_order = self._world.plan.orderly
+        if delivery.attempt >= (LAST_ATTEMPT_IN_ORDER if is_in_order else LAST_ATTEMPT) or chance < 0.6:
+            await asyncio.sleep(self._world.rng.uniform(0, 0.3 if is_in_order else 1.5))
+            return await self._ack(delivery)
+        if chance < 0.72:
+            return await self._return(delivery, self._world.rng.choice((0.0, 0.3, 1.0, 3.0)))
+        if chance < 0.84:
+            return await self._handle_long(delivery)
+        if chance < 0.92:
+            return False  # forgotten: it expires
+        await asyncio.sleep(INVISIBLE_S + self._world.rng.uniform(0, 3))
+        await self._ack(delivery)
+        return False
+
+    async def _handle_long(self, delivery: PoppedDelivery) -> bool:
+        """Renew it twice, and handle it for longer than its visibility timeout."""
+        for _ in range(2):
+            await asyncio.sleep(INVISIBLE_S * 0.6)
+            sent_s = self._world.loop.time()
+            if not await self._change(delivery, INVISIBLE_S):
+                return False
+            delivery.renewed(sent_s + INVISIBLE_S, self._world.loop.time())
+        await asyncio.sleep(INVISIBLE_S * 0.6)
+        return await self._ack(delivery)
+
+    async def _return(self, delivery: PoppedDelivery, delay_s: float) -> bool:
+        sent_s = self._world.loop.time()
+        delivery.held_s = min(delivery.held_s, sent_s + delay_s)
+        delivery.free_after()
+        if await self._change(delivery, delay_s):
+            delivery.due_s = self._world.loop.time() + delay_s
+        return False
+
+    async def _change(self, delivery: PoppedDelivery, seconds: float) -> bool:
+        header = write(ChangeInvisibleTime(*self._place(delivery), int(seconds * 1000)))
+        return await self._succeeds(delivery.queue.broker_name, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+
+    async def _ack(self, delivery: PoppedDelivery) -> bool:
+        self._world.acknowledging(delivery)
+        header = write(AckMessage(*self._place(delivery)))
+        is_answered = await self._succeeds(delivery.queue.broker_name, RequestCode.ACK_MESSAGE, header)
+        return is_answered and self._world.acknowledged_by(delivery)
+
+    def _place(self, delivery: PoppedDelivery) -> tuple[str, str, int, str, int]:
+        handle, queue = str(find(delivery.record.properties, POP_CK)), delivery.queue
+        return self._world.group, queue.topic, queue.queue_id, handle, delivery.record.queue_offset
