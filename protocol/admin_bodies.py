@@ -444,7 +444,7 @@ def encode_table(table: Mapping[str, str]) -> bytes:
 
 def encode_versioned(version: DataVersion, name: str, table: Iterable[tuple[str, Any]]) -> Work[bytes]:
     """GET_ALL_TOPIC_CONFIG's and GET_ALL_SUBSCRIPTIONGROUP_CONFIG's answers."""
-    entries = yield from listed((b"%b:%b" % (orjson.dumps(key), orjson.dumps(value)) for key, value in table))
+    entries = yield from listed((b"%b:%b" % (orjson.dumps(key), msgspec.json.encode(value)) for key, value in table))
     return b'{"dataVersion":%b,"%b":{%b}}' % (orjson.dumps(version_json(version)), name.encode(), entries)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 import structlog
 
-from ...protocol.bodies import BodyError, DataVersion, GroupConfig, group_json, joined, read_group
+from ...protocol.bodies import BodyError, DataVersion, GroupConfig, encode_group, joined, read_group
 from ...protocol.group_bodies import PULL, RequestMode, decode_request_modes, encode_request_modes
 from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
 from ..config import (
@@ -119,13 +119,13 @@ class GroupConfigs:
         _checked(group)
         if group.name not in self._groups and len(self._groups) >= self._limits.max_groups:
             raise LimitExceeded(f"this broker takes {self._limits.max_groups} groups; delete some")
-        self._keep(group_json(group))
+        self._keep(group)
         self._groups[group.name] = group
 
-    def _keep(self, change: dict[str, Any]) -> None:
+    def _keep(self, change: GroupConfig | dict[str, str]) -> None:
         """A change costs a line."""
         if self._is_behind:
-            write_state(self._path, [group_json(item) for item in self._groups.values()])
+            write_state(self._path, list(self._groups.values()))
             self.journal.clear()
             self._is_behind = False
         self.journal.append(change)
@@ -142,7 +142,7 @@ class GroupConfigs:
 
     def _saving(self) -> Job[None]:
         groups = list(self._groups.values())
-        content = yield from joined(orjson.dumps(group_json(group)) for group in groups)
+        content = yield from joined(map(encode_group, groups))
         yield partial(replace_state, self._path, b"[%b]" % content)
 
 

@@ -26,7 +26,6 @@ from ...protocol.bodies import (
     TopicConfig,
     Work,
     encode_group,
-    group_json,
     listed,
     topic_json,
 )
@@ -525,7 +524,7 @@ def history_of(broker: Broker, name: str, since_ms: int = 0, *, lag: bool = True
 
 
 def all_groups(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
-    table = ((group.name, group_json(group)) for group in broker.group_configs)
+    table = ((group.name, group) for group in broker.group_configs)
     body = yield from admin_bodies.encode_versioned(broker.group_configs.version, "subscriptionGroupTable", table)
     return answer(frame, body=body)
 

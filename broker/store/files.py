@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import orjson
 import structlog
 
@@ -172,7 +173,7 @@ def _state_of(data: bytes) -> Any:
 
 def write_state(path: Path, value: Any, *, sync: bool = True, mode: int = 0o644) -> None:
     """Like `replace_state`, for a small value."""
-    replace_state(path, orjson.dumps(value), sync=sync, mode=mode)
+    replace_state(path, msgspec.json.encode(value), sync=sync, mode=mode)
 
 
 def replace_state(path: Path, content: bytes, *, sync: bool = True, mode: int = 0o644) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import orjson
 import structlog
 
@@ -69,7 +70,7 @@ class Journal:
 
     def append(self, value: Any) -> None:
         """Keeps a change. Raises StoreFull; nothing of it is kept then."""
-        content = orjson.dumps(value)
+        content = msgspec.json.encode(value)
         line = b"%08x %b\n" % (zlib.crc32(content), content)
         try:
             self._unsynced.has_new_name |= self.written == 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from ...client.admin.admin_client import OffsetChange, To

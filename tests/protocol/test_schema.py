@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -10,19 +11,19 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.protocol import admin_bodies, bodies, config, group_bodies
-from rocketlet.protocol.bodies import BodyError, Shape, finish
+from rocketlet.protocol.bodies import BodyError, finish
 
 
 def _decode_registration(body: bytes) -> tuple[bodies.DataVersion, list[bodies.TopicConfig]]:
     return finish(bodies.decode_registration(body))
 
 
-DECODERS: dict[str, tuple[Callable[[bytes], Any], type[Shape]]] = {
+DECODERS: dict[str, tuple[Callable[[bytes], Any], type[msgspec.Struct]]] = {
     "heartbeat": (bodies.decode_heartbeat, bodies.HeartbeatShape),
-    "group": (bodies.decode_group, bodies.GroupShape),
+    "group": (bodies.decode_group, bodies.GroupConfig),
     "version": (bodies.decode_data_version, bodies.VersionShape),
     "route": (bodies.decode_route, bodies.RouteShape),
     "cluster": (bodies.decode_cluster, bodies.ClusterShape),
@@ -113,6 +114,8 @@ def _check(value: Any, hint: Any) -> None:
     else:
         assert type(value) is hint, (value, hint)
         names = [item.name for item in fields(value)] if is_dataclass(value) else getattr(value, "_fields", ())
+        if isinstance(value, msgspec.Struct):
+            names = value.__struct_fields__
         for field, kind in typing.get_type_hints(hint).items() if names else ():
             if field in names:
                 _check(getattr(value, field), kind)
@@ -188,6 +191,52 @@ def test_fastjsons_dialect_is_read_up_to_its_limit() -> None:
 def test_numbers_and_booleans_may_stand_there_as_text() -> None:
     group = bodies.decode_group(b'{"groupName":"g","retryQueueNums":"3","consumeEnable":"false"}')
     assert (group.retry_queues, group.consume_enable) == (3, False)
+
+
+def _is_number(text: str) -> bool:
+    """True if a reader takes the text for a 64-bit number: JSON's own spelling, without blanks, underscores or a plus."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    return text == text.strip() and type(value) in (int, float) and value == int(value) and abs(value) <= 2**53
+
+
+@example(text="+5")
+@example(text=" 5")
+@example(text="1_0")
+@example(text="05")
+@example(text="5.0")
+@example(text="null")
+@example(text="True")
+@given(text=st.text("+-_ 05.e", max_size=5))
+def test_a_number_in_a_text_is_read_when_it_is_spelled_as_in_json(text: str) -> None:
+    body = orjson.dumps({"groupName": "g", "retryQueueNums": text, "retryMaxTimes": 7})
+    if _is_number(text):
+        assert bodies.decode_group(body).retry_queues == json.loads(text)
+    else:
+        with pytest.raises(BodyError, match=r"Expected `int`, got `str` - at `\$.retryQueueNums`"):
+            bodies.decode_group(body)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("True", True), ("TRUE", True), ("1", True), ("false", False), ("False", False), ("0", False)],
+)
+def test_a_boolean_in_a_text_is_read_in_any_case_of_letters(text: str, value: bool) -> None:
+    assert bodies.decode_group(orjson.dumps({"groupName": "g", "consumeEnable": text})).consume_enable is value
+
+
+@pytest.mark.parametrize("value", [None, "null", "+1", " true", "yes", "", 2, 1.0])
+def test_what_is_not_a_boolean_is_refused(value: object) -> None:
+    with pytest.raises(BodyError, match=r"Expected `bool`.* at `\$.consumeEnable`"):
+        bodies.decode_group(orjson.dumps({"groupName": "g", "consumeEnable": value}))
+
+
+@pytest.mark.parametrize("value", [None, True, 5.5, [5], {}])
+def test_what_is_not_a_number_is_refused(value: object) -> None:
+    with pytest.raises(BodyError, match=r"Expected `int`.* at `\$.retryQueueNums`"):
+        bodies.decode_group(orjson.dumps({"groupName": "g", "retryQueueNums": value}))
 
 
 TOPICS = [bodies.TopicConfig(f"topic-{number}", number % 9, 4) for number in range(2000)]

@@ -14,7 +14,7 @@ from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.protocol import admin_bodies, bodies, names
 from rocketlet.protocol.admin_bodies import Progress
-from rocketlet.protocol.bodies import GroupConfig, TopicConfig, group_json
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig, encode_group
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.names import Queue
@@ -346,7 +346,7 @@ async def test_the_groups_have_a_version_of_their_own(wire: Wire) -> None:
     topics, groups = await version(RequestCode.GET_ALL_TOPIC_CONFIG), await version(ALL_GROUPS)
     await create_topic(wire, "t", 1)
     assert (await version(RequestCode.GET_ALL_TOPIC_CONFIG), await version(ALL_GROUPS)) == (topics + 1, groups)
-    body = orjson.dumps(group_json(GroupConfig("new")))
+    body = encode_group(GroupConfig("new"))
     assert (await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)).code == 0
     assert (await version(RequestCode.GET_ALL_TOPIC_CONFIG), await version(ALL_GROUPS)) == (topics + 1, groups + 1)
 
