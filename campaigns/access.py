@@ -33,12 +33,11 @@ from tests.support.accounts import ACCOUNTS, ADMIN, SECRETS, SEND, AccountsFile,
 from tests.support.certificates import Certificates
 
 from ._fuzz import Fuzz
-from ._ledger import put
 from ._strange_calls import PLAIN_CALLS, SIGNS, StrangeCall
 from .common import Limit, Outcome
 from .frames import Peer, Socket
+from .store import put
 
-DEFAULT_COUNT = 10_000
 SECRET = b"nobody-may-read-this"
 NOBODY = "nobody-key"
 CURIOUS = "curious-key"

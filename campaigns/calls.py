@@ -32,8 +32,6 @@ from ._http2 import Peer, split
 from .common import Limit, Outcome
 from .frames import config_in, faults_of
 
-DEFAULT_COUNT = 20_000
-
 CALLS_PER_CONNECTION = 40
 HONEST_EVERY = 50
 TEXTS = ("t", "t", "t", "g", "g", "honest", "%RETRY%g", "%DLQ%g", "", " ", "a\x01b\x02c", "n" * 300, "SCHEDULE_TOPIC_XXXX",

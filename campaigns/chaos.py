@@ -33,10 +33,9 @@ from rocketlet.testing.ports import free_port
 from bench.peers import compiled, java_options
 
 from ._overlaps import BROKER_AWAY, BROKER_STOOD, CHANGED, STOOD, Overlaps
-from ._process import PIPE_BYTES, BrokerProcess
 from .common import PROGRESS_S, Limit, Outcome
+from .kill import PIPE_BYTES, BrokerProcess
 
-DEFAULT_COUNT = 200
 SHORT_COUNT = 10  # up to so many events nobody stands still for longer than a lease lasts
 TOPIC, GROUP = "t", "g"
 PEER = Path(__file__).parents[1] / "tests/interop/five/python/peer.py"

@@ -36,7 +36,6 @@ from ._subjects import MAX_TEXT_BYTES, PARSERS, PIECES, REFUSALS, Subject
 from .common import Limit, Outcome
 from .frames import Peer, faults_of
 
-DEFAULT_COUNT = 20_000
 SMALL = 8  # the larger of the two inputs that are compared is so much longer
 GROWTH: Final = 4.0  # beyond linear, that is a fault: quadratic work grows by eight
 NOISE_S: Final = 0.03  # less is not compared

@@ -34,7 +34,6 @@ from ._http2 import Peer, answers_in, head_block
 from .common import Limit, Outcome
 from .frames import config_in, faults_of
 
-DEFAULT_COUNT = 300
 READ_BYTES = 262_144  # a socket gives as many at once
 MAX_READ_MS = 250  # the processor time of one read: 30 to 120 on two busy cores
 BUDGET_BYTES = 64 << 20

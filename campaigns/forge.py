@@ -13,15 +13,16 @@ messages that no log can have had, other messages after a second start.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import os
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import uvloop
 from rocketlet.broker.broker import Broker
@@ -30,33 +31,118 @@ from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.store.recovery import inspect
 from rocketlet.command.tools.fsck import fsck
+from rocketlet.protocol import names
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
-from rocketlet.protocol.frame import Ext, Frame
+from rocketlet.protocol.frame import Ext, Frame, encode
 from rocketlet.protocol.message import (
     BEGIN_BYTES,
     BEGIN_MARK,
+    CHECKSUM_BYTES,
     MAGIC,
+    MAX_RECORD_BYTES,
     decode_record,
     encode_batch,
+    encode_record,
 )
 
-from ._client import Client
-from ._forged import FAR, FORGED, KEY, VICTIM, contents_of, mark_in
-from ._ledger import ADDRESS, Place, differences, open_broker, read_all
-from ._lost_end import is_forged_behind_a_lost_end
 from .common import Limit, Outcome
+from .frames import Peer
+from .store import ADDRESS, HOST, Place, differences, intact, open_broker, read_all
 
-DEFAULT_COUNT = 300
 TRIES_OF_A_FOLDER = 8
 MAX_START_S = 20.0
 INDEX_ENTRY_BYTES: Final = 20
 SECTOR_BYTES: Final = 512
 QUEUES = 2
-LOST_ENDS: Final = 0.15  # this share of the tries
-UNMARKED: Final = 0.15  # this share of the others, in which nothing says where records begin
+UNMARKED: Final = 0.15  # share of the tries in which no marks show where records begin
 UNMARKED_FAR: Final = 0.6  # the same where nothing but its offset is wrong with a record
+
+
+FAR_OFFSET: Final = 1 << 22  # 84 MB of entries for messages that are lost before it
+VICTIM: Final = "honest"
+FORGED: Final = b"FORGED"
+KEY: Final = "k"
+FAR: Final = "a record far away"
+
+Contents = Callable[[int], bytes]
+"""Makes a body, given the position in the log at which it begins."""
+
+
+def forged_record(at: int, topic: str, offset: int, text: str = "", body: bytes = FORGED, mark: bytes = b"") -> bytes:
+    """`mark`: where an append has it that begins with the record."""
+    name = topic.encode()
+    text = f"{text}\x02KEYS\x01{KEY}" if text else f"KEYS\x01{KEY}"
+    place = (0, 0, offset, at, 0, 1, HOST, int(time.time() * 1000), HOST, 0, 0)
+    return encode_record(*place, body, bytes((len(name),)) + name, text.encode() + mark)
+
+
+def mark_in(record: bytes) -> bytes:
+    """The mark that everybody sees who pulls the record; empty if it has none."""
+    mark = record[-CHECKSUM_BYTES - BEGIN_BYTES : -CHECKSUM_BYTES]
+    return mark if mark.startswith(BEGIN_MARK) else b""
+
+
+def _row(at: int, count: int, topic: str, offset: int, text: str = "", mark: bytes = b"") -> bytes:
+    found = b""
+    for number in range(count):
+        found += forged_record(at + len(found), topic, offset + number, text, mark=mark)
+    return found
+
+
+def _heads(at: int, count: int) -> bytes:
+    end = at + 36 * count
+    return b"".join(
+        min(end - place + 200, MAX_RECORD_BYTES).to_bytes(4, "big")
+        + MAGIC.to_bytes(4, "big")
+        + bytes(20)
+        + place.to_bytes(8, "big")
+        for place in range(at, end, 36)
+    )
+
+
+def contents_of(chance: random.Random, next_offset: int, known_mark: bytes) -> tuple[str, Contents]:
+    count = chance.randrange(1, 30)
+    half = f"PGROUP\x01p\x02REAL_TOPIC\x01{VICTIM}\x02REAL_QID\x010"
+    kinds: dict[str, Contents] = {
+        "records that go on": lambda at: _row(at, count, VICTIM, next_offset),
+        "records that were": lambda at: _row(at, count, VICTIM, 0),
+        FAR: lambda at: _row(at, 1, VICTIM, FAR_OFFSET),
+        "records with a known mark": lambda at: _row(at, count, VICTIM, next_offset, mark=known_mark),
+        "half messages": lambda at: _row(at, count, names.HALF_TOPIC, 0, half),
+        "delayed messages": lambda at: _row(at, count, names.SCHEDULE_TOPIC, 0, half),
+        "heads": lambda at: _heads(at, 200 * count),
+        "a record of many bytes": lambda at: forged_record(at, VICTIM, next_offset, body=FORGED * 20_000),
+        "bare heads": lambda at: (MAX_RECORD_BYTES.to_bytes(4, "big") + MAGIC.to_bytes(4, "big") + b"\0") * 300 * count,
+    }
+    kind = chance.choice(list(kinds))
+    return kind, kinds[kind]
+
+
+class Client:
+    def __init__(self, server: Server) -> None:
+        self._peer = Peer(server, 2)
+        self._number = 0
+
+    async def ask(self, code: RequestCode, ext: Ext, body: bytes = b"") -> Frame:
+        """Raises TimeoutError."""
+        self._number += 1
+        text = {name: str(value) for name, value in ext.items()}
+        self._peer.send(encode(Frame(code, self._number, text, body)))
+        async with asyncio.timeout(60.0):
+            while True:
+                for frame in self._peer.received():
+                    if frame.is_response and frame.opaque == self._number:
+                        return frame
+                await asyncio.sleep(0)
+
+    async def send(self, body: bytes, code: RequestCode = RequestCode.SEND_MESSAGE_V2, **fields: Any) -> Frame:
+        ext = {"a": "p", "b": "t", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", **fields}
+        return await self.ask(code, ext, body)
+
+    def hang_up(self) -> None:
+        self._peer.hang_up()
 
 
 def _position(frame: Frame) -> int:
@@ -187,11 +273,7 @@ class Round:
         async with self._broker.device._jobs:  # nobody writes a state file meanwhile
             shutil.copytree(self._config.data_dir, work)
         try:
-            if self._chance.random() < LOST_ENDS:
-                if is_forged_behind_a_lost_end(self._broker, work, self._chance):
-                    self._outcome.fault("a mark that was read before the log's end was lost is believed behind it")
-            else:
-                self._start_over(work, aimed)
+            self._start_over(work, aimed)
         finally:
             shutil.rmtree(work)
 
@@ -274,8 +356,8 @@ class Round:
             self._outcome.fault(f"{what}: messages that nobody sent")
         if damage == "nothing" and not is_repaired and (broker.recovered.damage or broker.recovered.torn_bytes):
             self._outcome.fault(f"{what}: a whole log is called damaged")
-        intact = _intact(work, stored, places)
-        missing = [place for place in intact if place[0] == VICTIM and place not in found]
+        whole = intact(work, {place: (places[place][0], record) for place, record in stored.items()})
+        missing = [place for place in whole if place[0] == VICTIM and place not in found]
         if missing and not (before_marks and damage != "nothing"):
             self._outcome.fault(f"{what}: {len(missing)} whole messages are not found")
         self._check_again(broker, work, found, what)
@@ -347,18 +429,6 @@ class Round:
                 if path.is_file():
                     path.write_bytes(bytes(path.stat().st_size))
         return kind
-
-
-def _intact(work: Path, stored: dict[Place, bytes], places: dict[Place, tuple[int, int]]) -> list[Place]:
-    """The messages whose bytes are still where they were."""
-    segments = {int(path.name): path.read_bytes() for path in (work / "commitlog").iterdir()}
-    found: list[Place] = []
-    for place, data in stored.items():
-        position, size = places[place]
-        start = max((start for start in segments if start <= position), default=None)
-        if start is not None and segments[start][position - start : position - start + size] == data:
-            found.append(place)
-    return found
 
 
 def run(limit: Limit, seed: int, folder: Path) -> Outcome:

@@ -33,8 +33,6 @@ from rocketlet.protocol.headers import PullMessage, write
 from ._fuzz import Fuzz
 from .common import Limit, Outcome
 
-DEFAULT_COUNT = 20_000
-
 FRAMES_PER_TURN = 50
 LAZY_EVERY = 20  # turns
 LAZY_PULLS = 200

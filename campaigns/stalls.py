@@ -27,9 +27,9 @@ from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Ext, Frame, FrameError, encode
 from rocketlet.protocol.headers import PullMessage, write
 
-from ._ledger import put
 from .common import Limit, Outcome
 from .frames import Peer
+from .store import put
 
 LARGE = "large"
 ANSWER_S = 30.0

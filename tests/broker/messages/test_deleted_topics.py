@@ -11,7 +11,7 @@ from rocketlet.broker.store import disk
 from rocketlet.broker.store.files import StoreFull
 from rocketlet.protocol.bodies import TopicConfig
 
-from campaigns._ledger import open_broker, put
+from campaigns.store import open_broker, put
 
 
 def filled(folder: Path, *, is_saved: bool) -> Broker:

@@ -1,0 +1,812 @@
+"""What a crash leaves: a broker works on a disk that fails, or loses power, or whose files are damaged, and starts again.
+
+disk   The store's calls to the operating system fail: full, read-only, I/O errors, slow, no descriptors. Where this process
+       may mount, every fourth try has a real small file system instead, which fills up and is made read-only. A fault: an
+       acknowledged message is gone or not as it was sent, something is acknowledged after the device failed, anything but
+       StoreError is raised, a broker does not start or cannot be read on a full disk, or takes no messages afterwards.
+power  A model takes every system call of the store. The content of a file at its last sync is kept; of later writes nothing,
+       a beginning, or pages with holes of zeros are kept, and names that changed since their folder was synced are kept up to
+       any one of them. Every third time the broker is killed instead, with `--flush os`. A fault: what `store.Work`, `Timed`
+       and `Popped` name, and a start that fails.
+files  A file is cut, zeroed, garbled, flipped, padded, emptied or deleted. A fault: a start that fails without the file's
+       name, a message that is not as it was stored or is gone without a report, one whose bytes are in place and that is not
+       found, other messages after a second start, an offset that is given again, a whole index that is rebuilt, a delay
+       level that a damaged message stops, a second broker that gets in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.config import Limits
+from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.store import disk as system_calls
+from rocketlet.broker.store.files import Folder, StoreError, StoreFailed, StoreFull
+from rocketlet.protocol import names
+from rocketlet.protocol.bodies import TopicConfig
+
+from .common import Limit, Outcome
+from .store import (
+    LATE,
+    Place,
+    Popped,
+    PowerCut,
+    Timed,
+    Work,
+    cut_log,
+    differences,
+    intact,
+    is_reported,
+    open_broker,
+    put,
+    read_all,
+)
+
+STEPS = 60
+SEGMENT_BYTES = 10_000
+
+# A disk that fails
+
+SMALL_DISK = "256k"
+FAULTS = ("full", "short", "read-only", "EIO on write", "EIO on sync", "EIO on read", "slow", "no descriptors")
+DEVICE_FAULTS = ("EIO on write", "EIO on sync")
+
+
+@contextmanager
+def standing_in(device: object) -> Iterator[None]:
+    """Let the store call the public functions of a device instead of the operating system's."""
+    names = [name for name in dir(device) if not name.startswith("_") and hasattr(system_calls, name)]
+    before = {name: getattr(system_calls, name) for name in names}
+    for name in names:
+        setattr(system_calls, name, getattr(device, name))
+    try:
+        yield
+    finally:
+        for name, call in before.items():
+            setattr(system_calls, name, call)
+
+
+class FailingDisk:
+    """`kind` is what fails at present, None for nothing."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.kind: str | None = None
+        self.met = 0
+        self._chance = chance
+
+    def _fail(self, number: int) -> None:
+        self.met += 1
+        raise OSError(number, os.strerror(number))
+
+    def _fails(self, kind: str, share: float = 1.0) -> bool:
+        return self.kind == kind and (share >= 1 or self._chance.random() < share)
+
+    def write(self, descriptor: int, data: Any) -> int:
+        if self._fails("full") or self._fails("short", 0.5):
+            if self._chance.random() < 0.5:
+                self._fail(errno.ENOSPC)
+            return self._write_part(descriptor, data)
+        if self._fails("read-only"):
+            self._fail(errno.EROFS)
+        if self._fails("EIO on write"):
+            if self._chance.random() < 0.5:
+                self._write_part(descriptor, data)
+            self._fail(errno.EIO)
+        if self._fails("slow"):
+            time.sleep(0.001)
+        return os.write(descriptor, data)
+
+    def _write_part(self, descriptor: int, data: Any) -> int:
+        size = self._chance.randrange(len(data)) if len(data) > 1 else 0
+        if not size:
+            self._fail(errno.ENOSPC)
+        return os.write(descriptor, data[:size])
+
+    def open_file(self, path: Any, flags: int, mode: int = 0o777) -> int:
+        if self._fails("no descriptors", 0.7):
+            self._fail(errno.EMFILE)
+        if self.kind == "full" and flags & os.O_CREAT and not os.path.exists(path) and self._chance.random() < 0.5:
+            self._fail(errno.ENOSPC)
+        if self._fails("read-only") and flags & (os.O_CREAT | os.O_RDWR | os.O_WRONLY):
+            self._fail(errno.EROFS)
+        return os.open(path, flags, mode)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        if self._fails("read-only"):
+            self._fail(errno.EROFS)
+        if self.kind in DEVICE_FAULTS and self._chance.random() < 0.5:
+            self._fail(errno.EIO)
+        if self._fails("short", 0.3):
+            self._fail(errno.ENOSPC)
+        os.ftruncate(descriptor, size)
+
+    def sync(self, descriptor: int) -> None:
+        if self._fails("EIO on sync"):
+            self._fail(errno.EIO)
+        if self._fails("slow"):
+            time.sleep(0.002)
+
+    def read_at(self, descriptor: int, size: int, position: int) -> bytes:
+        if self._fails("EIO on read", 0.3):
+            self._fail(errno.EIO)
+        return os.pread(descriptor, size, position)
+
+    def replace(self, source: Any, target: Any) -> None:
+        if self._fails("read-only"):
+            self._fail(errno.EROFS)
+        os.replace(source, target)
+
+
+class _Sends:
+    """Sends, saves and reads on a disk that may fail; keeps what was acknowledged."""
+
+    def __init__(self, broker: Broker, chance: random.Random) -> None:
+        self.broker = broker
+        self._chance = chance
+        self.acknowledged: dict[Place, bytes] = {}
+        self.refused = 0
+        self.device_failed = False
+
+    def step(self, number: int) -> bool:
+        """Return True if something was acknowledged."""
+        broker, kind = (
+            self.broker,
+            self._chance.choice(("send", "send", "send", "send", "save", "read", "topic", "group")),
+        )
+        try:
+            if kind == "send":
+                return self._send(number)
+            if kind == "save":
+                broker.offsets.put("g", "t", 0, 0)
+                broker.persist()
+            elif kind == "topic":
+                broker.topics.put(TopicConfig(f"topic-{number}", 1, 1), broker.store.end)
+            elif kind == "group":
+                broker.group_configs.ensure(f"group-{number}")
+            else:
+                read_all(broker)
+        except StoreError as error:
+            self.refused += 1
+            self.device_failed = self.device_failed or (kind == "send" and isinstance(error, StoreFailed))
+        return False
+
+    def _send(self, number: int) -> bool:
+        body = b"%d-" % number + self._chance.randbytes(self._chance.randrange(3000))
+        place = put(self.broker, self.broker.store.queue("t", self._chance.randrange(8)), body)
+        if self.broker.flusher is not None and not self.broker.flusher.sync():
+            self.device_failed = True
+            return False
+        self.acknowledged[place] = body
+        return True
+
+
+def disk(limit: Limit, seed: int, folder: Path) -> Outcome:
+    outcome = Outcome(figures={"acknowledged": 0, "refused": 0, "faults_met": 0, "real_disks": 0})
+    can_mount = _can_mount(folder / "probe")
+
+    def attempt(number: int, work: Path) -> None:
+        chance = random.Random(f"{seed}-{number}")
+        (_on_small_disk if can_mount and number % 4 == 3 else _on_failing_disk)(work, chance, outcome)
+
+    return _attempts(limit, folder, outcome, attempt)
+
+
+def _attempts(limit: Limit, folder: Path, outcome: Outcome, attempt: Callable[[int, Path], object]) -> Outcome:
+    """Try again and again, each time in an empty folder."""
+    for number in limit:
+        work = folder / "work"
+        work.mkdir()
+        try:
+            attempt(number, work)
+        except Exception as error:
+            outcome.fault(f"{type(error).__name__}: {error}".replace(str(folder), ""))
+        outcome.tried += 1
+        shutil.rmtree(work, ignore_errors=True)
+    return outcome
+
+
+def _on_failing_disk(folder: Path, chance: random.Random, outcome: Outcome) -> None:
+    settings: dict[str, Any] = {"flush": chance.choice(("os", "sync")), "segment_bytes": SEGMENT_BYTES}
+    device, kind = FailingDisk(chance), chance.choice(FAULTS)
+    with standing_in(device):
+        broker = open_broker(folder, **settings)
+        broker.topics.put(TopicConfig("t", 8, 8), 0)
+        sends = _Sends(broker, chance)
+        begin, end = sorted((chance.randrange(STEPS), chance.randrange(STEPS)))
+        for number in range(STEPS):
+            device.kind = kind if begin <= number < end else None
+            had_failed = sends.device_failed
+            if sends.step(number) and had_failed:
+                outcome.fault(f"{kind}: something was acknowledged after the device had failed")
+        device.kind = chance.choice((None, kind))
+        broker.persist(closes=chance.random() < 0.5)
+        broker.store.close()
+        device.kind = kind if kind in ("full", "short", "slow") else None
+        open_broker(folder, **settings).store.close()
+    _check_disk(folder, settings, sends, kind, outcome)
+    outcome.figures["faults_met"] += device.met
+
+
+def _check_disk(folder: Path, settings: dict[str, Any], sends: _Sends, kind: str, outcome: Outcome) -> None:
+    """Start a broker on a disk that works again."""
+    broker = open_broker(folder, **settings)
+    found = read_all(broker)
+    if differences(sends.acknowledged, found)[0]:
+        outcome.fault(f"{kind}: an acknowledged message is gone")
+    if any(found[place] != body for place, body in sends.acknowledged.items() if place in found):
+        outcome.fault(f"{kind}: a message is not as it was sent")
+    if put(broker, broker.store.queue("t", 0), b"after") in sends.acknowledged:
+        outcome.fault(f"{kind}: an offset is given again")
+    broker.persist(closes=True)
+    broker.store.close()
+    outcome.figures["acknowledged"] += len(sends.acknowledged)
+    outcome.figures["refused"] += sends.refused
+
+
+def _on_small_disk(folder: Path, chance: random.Random, outcome: Outcome) -> None:
+    mount = folder / "disk"
+    _mount(mount, f"size={SMALL_DISK}")
+    settings: dict[str, Any] = {"flush": chance.choice(("os", "sync")), "segment_bytes": SEGMENT_BYTES}
+    try:
+        broker = open_broker(mount / "data", **settings)
+        broker.topics.put(TopicConfig("t", 8, 8), 0)
+        sends = _Sends(broker, chance)
+        for number in range(STEPS * 5):
+            sends.step(number)
+        broker.persist(closes=True)
+        broker.store.close()
+        if not sends.refused:
+            outcome.fault("small disk: it did not fill up")
+        for state in ("full", "read-only"):
+            if state == "read-only":
+                _mount(mount, "remount,ro")
+            broker = open_broker(mount / "data", **settings)
+            if differences(sends.acknowledged, read_all(broker))[0]:
+                outcome.fault(f"{state} small disk: an acknowledged message cannot be read")
+            if state == "read-only":
+                with suppress(StoreFull):
+                    put(broker, broker.store.queue("t", 0), b"refused")
+                    outcome.fault("read-only small disk: a message was acknowledged")
+            else:
+                broker.group_configs.ensure("unknown")
+            broker.store.close()
+        _mount(mount, "remount,rw,size=8m")
+        _check_disk(mount / "data", settings, sends, "small disk", outcome)
+        outcome.figures["real_disks"] += 1
+    finally:
+        subprocess.run(["umount", "--lazy", str(mount)], check=True, capture_output=True)
+
+
+def _mount(folder: Path, options: str) -> None:
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True, capture_output=True)
+
+
+def _can_mount(folder: Path) -> bool:
+    try:
+        _mount(folder, "size=64k")
+        subprocess.run(["umount", str(folder)], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+# A power cut
+
+PAGE_BYTES = 512
+CALLS = 400  # calls of the store to the device, after one of which the power fails
+TIMED_SHARE = 0.3  # share of the tries that also send messages to times
+POPPED_SHARE = 0.3  # share in which clients share messages
+AMID_SHARE = 0.2  # share in which a job saves state that a sender waits for
+_LIMITS = Limits(
+    journal_lines=-13, run_keys=3
+)  # 13 topics exist from the start: journals are shortened again and again
+
+
+class Inode:
+    """A file: what its last sync kept, and what was done since: (position, bytes), or (size, None) for a cut."""
+
+    def __init__(self) -> None:
+        self.kept = b""
+        self.since: list[tuple[int, bytes | None]] = []
+        self.size = 0
+
+    def resize(self, size: int) -> None:
+        self.since.append((size, None))
+        self.size = size
+
+    def synced(self) -> None:
+        self.kept = bytes(_applied(self.kept, self.since))
+        self.since.clear()
+
+    def after_cut(self, chance: random.Random) -> bytes:
+        """Return the device's content after a power cut."""
+        how = chance.choice(("nothing", "all", "beginning", "beginning", "holes"))
+        if how == "nothing":
+            return self.kept
+        if how == "all":
+            return bytes(_applied(self.kept, self.since))
+        if how == "beginning":
+            count = chance.randrange(len(self.since) + 1)
+            done = self.since[:count]
+            if count < len(self.since) and (data := self.since[count][1]):  # and a part of the next one
+                done.append((self.since[count][0], data[: chance.randrange(len(data) + 1)]))
+            return bytes(_applied(self.kept, done))
+        whole = _applied(self.kept, self.since)
+        for page in range(0, len(whole), PAGE_BYTES):
+            old, new = self.kept[page : page + PAGE_BYTES], whole[page : page + PAGE_BYTES]
+            if new != old and chance.random() < 0.5:
+                whole[page : page + len(new)] = old[: len(new)].ljust(len(new), b"\0")
+        return bytes(whole)
+
+
+def _applied(data: bytes, changes: list[tuple[int, bytes | None]]) -> bytearray:
+    found = bytearray(data)
+    for at, new in changes:
+        if new is None:
+            del found[at:]
+            found.extend(bytes(at - len(found)))
+        else:
+            found.extend(bytes(max(at - len(found), 0)))
+            found[at : at + len(new)] = new
+    return found
+
+
+class Device:
+    """The disk below the store. `_calls_left` until the power fails; None for never."""
+
+    def __init__(self) -> None:
+        self._calls_left: int | None = None
+        self._names: dict[str, Inode] = {}
+        self._kept_names: dict[str, Inode] = {}
+        self._changes: list[tuple[str, Inode | None]] = []  # names that came (or were replaced), or went
+        self._open: dict[int, Inode] = {}
+
+    def _call(self) -> None:
+        if self._calls_left is not None:
+            self._calls_left -= 1
+            if self._calls_left < 0:
+                raise PowerCut
+
+    def _name(self, name: Any, inode: Inode | None) -> None:
+        self._changes.append((str(name), inode))
+        _keep(self._names, str(name), inode)
+
+    def open_file(self, path: str | Path, flags: int, mode: int = 0o777) -> int:
+        existed = os.path.exists(path)
+        descriptor = os.open(path, flags, mode)
+        if flags & os.O_DIRECTORY:
+            return descriptor
+        inode = self._names.get(str(path))
+        if inode is None or not existed:
+            inode = Inode()
+            self._name(path, inode)
+        if flags & os.O_TRUNC and inode.size:
+            inode.resize(0)
+        self._open[descriptor] = inode
+        return descriptor
+
+    def close(self, descriptor: int) -> None:
+        self._open.pop(descriptor, None)
+        os.close(descriptor)
+
+    def write(self, descriptor: int, data: Any) -> int:
+        self._call()
+        written = os.write(descriptor, data)
+        inode = self._open[descriptor]
+        inode.since.append((inode.size, bytes(data[:written])))
+        inode.size += written
+        return written
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        self._call()
+        os.ftruncate(descriptor, size)
+        self._open[descriptor].resize(size)
+
+    def cut(self, path: Any, size: int) -> None:
+        self._call()
+        os.truncate(path, size)
+        self._names[str(path)].resize(size)
+
+    def sync(self, descriptor: int) -> None:
+        self._call()
+        self._open[descriptor].synced()
+
+    def sync_folder(self, path: str | Path) -> None:
+        self._call()
+        kept, self._changes = self._changes, []
+        for name, inode in kept:
+            if os.path.dirname(name) == str(path):
+                _keep(self._kept_names, name, inode)
+            else:
+                self._changes.append((name, inode))
+
+    def replace(self, source: Any, target: Any) -> None:
+        self._call()
+        os.replace(source, target)
+        self._name(target, self._names[str(source)])
+        self._name(source, None)
+
+    def link(self, source: Any, target: Any) -> None:
+        self._call()
+        os.link(source, target)
+        self._name(target, self._names[str(source)])
+
+    def remove(self, path: Any) -> None:
+        self._call()
+        os.unlink(path)
+        self._name(path, None)
+
+    def _after_cut(self, folder: Path, target: Path, chance: random.Random) -> None:
+        """Write what a power cut leaves of a folder into another one."""
+        names = dict(self._kept_names)
+        for name, inode in self._changes[: chance.randrange(len(self._changes) + 1)]:
+            _keep(names, name, inode)
+        for path in folder.rglob("*"):
+            if path.is_dir():  # folders are there immediately
+                (target / path.relative_to(folder)).mkdir(parents=True, exist_ok=True)
+        for name, inode in names.items():
+            if Path(name).is_relative_to(folder):  # unlike files of the system
+                to = target / Path(name).relative_to(folder)
+                to.parent.mkdir(parents=True, exist_ok=True)
+                to.write_bytes(inode.after_cut(chance))
+
+
+def _keep(names: dict[str, Inode], name: str, inode: Inode | None) -> None:
+    if inode is None:
+        names.pop(name, None)
+    else:
+        names[name] = inode
+
+
+def power(limit: Limit, seed: int, folder: Path) -> Outcome:
+    figures = ("acknowledged", "cut_off", "deleted", "killed", "timed", "recalled", "popped", "in_flight")
+    outcome = Outcome(figures=dict.fromkeys(figures, 0))
+    loop = asyncio.new_event_loop()
+
+    def attempt(number: int, work: Path) -> None:
+        # apart, so that a seed stays the same when another kind of work is added
+        chances = {name: random.Random(f"{seed}-{number}-{name}") for name in ("", "amid", "times", "popped")}
+        _power_cut(work, chances, outcome, loop)
+
+    _attempts(limit, folder, outcome, attempt)
+    loop.close()
+    return outcome
+
+
+def _power_cut(
+    folder: Path, chances: dict[str, random.Random], outcome: Outcome, loop: asyncio.AbstractEventLoop
+) -> None:
+    chance, amid = chances[""], chances["amid"]
+    device, work = Device(), Work(loop)
+    timed = Timed(work) if chances["times"].random() < TIMED_SHARE else None
+    popped = Popped(work) if chances["popped"].random() < POPPED_SHARE else None
+    before, after = folder / "before", folder / "after"
+    is_kill = chance.random() < 0.33
+    settings: dict[str, Any] = {"flush": "os" if is_kill else "sync", "segment_bytes": 8000, "delay_levels_ms": (0,)}
+    with standing_in(device):
+        broker = open_broker(before, _LIMITS, **settings)
+        broker.topics.put(TopicConfig("t", 4, 4), 0)
+        if broker.flusher is not None:
+            vars(broker.device)["_thread"] = work
+        device._calls_left = chance.randrange(CALLS)
+        amid_step = amid.randrange(10) if amid.random() < AMID_SHARE else None
+        with suppress(PowerCut):
+            for number in range(STEPS):
+                if number == amid_step:
+                    device._calls_left = CALLS
+                    work.save_amid_sends(broker, amid, lambda: setattr(device, "_calls_left", amid.randrange(6)))
+                work.step(broker, chance, number)
+                if timed is not None:
+                    timed.step(broker, chances["times"])
+                if popped is not None:
+                    popped.step(broker, chances["popped"])
+        work.end()
+        if popped is not None:
+            popped.end(broker)
+        device._calls_left = None
+        if is_kill:
+            shutil.copytree(before, after)
+        else:
+            device._after_cut(before, after, chance)
+        broker.store.close()
+    clock = MovableClock(stands=True)
+    broker = open_broker(after, _LIMITS, clock, **settings)
+    for fault in popped.faults(broker, clock) if popped is not None else ():
+        outcome.fault(fault)
+    for fault in (*work.faults(broker), *(timed.faults(broker) if timed is not None else ())):
+        outcome.fault(fault)
+    found = read_all(broker)
+    put(broker, broker.store.queue("t", 0), b"after")
+    broker.persist(closes=True)
+    broker.store.close()
+    counts = {
+        "killed": is_kill,
+        "deleted": work.deletions,
+        "acknowledged": len(work.acknowledged),
+        "cut_off": sum(place not in found for place in work.sent),
+        "timed": len(timed.acknowledged) if timed is not None else 0,
+        "recalled": len(timed.recalled) if timed is not None else 0,
+        "popped": len(popped.done) if popped is not None else 0,
+        "in_flight": len(popped.kept) if popped is not None else 0,
+    }
+    for name, count in counts.items():
+        outcome.figures[name] += count
+
+
+# Damaged files
+
+HANG_S = 20.0
+TEMPLATES = 4  # folders to start from; every second one was killed
+MESSAGES = 400
+AT_ONCE: dict[str, Any] = {"delay_levels_ms": (0,)}  # delayed messages are due immediately
+TOPICS = {"t": 4, "u": 1}  # queues
+DELIVERED = (("t", 3), (names.NOTES_TOPIC, 0))  # where a delivery of delayed messages writes
+NOTHING_LEFT = "the log's end, the checkpoint and the indexes"  # nothing tells what was there
+
+Change = Callable[[bytearray, random.Random], object]
+
+
+def _overwrite(data: bytearray, chance: random.Random, with_: bytes) -> None:
+    at = chance.randrange(len(data))
+    data[at : at + len(with_)] = with_[: len(data) - at]
+
+
+def _alter(data: bytearray, chance: random.Random) -> None:
+    """Change a digit into another one, so that JSON stays JSON."""
+    end = data.find(b"\n#crc32 ")
+    digits = [at for at, byte in enumerate(data[:end] if end > 0 else data) if byte in b"0123456789"]
+    if digits:
+        at = chance.choice(digits)
+        data[at] = chance.choice([digit for digit in b"0123456789" if digit != data[at]])
+
+
+def _flip(data: bytearray, chance: random.Random) -> None:
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+
+
+CHANGES: dict[str, Change] = {
+    "cut": lambda data, chance: data.__delitem__(slice(chance.randrange(len(data)), None)),
+    "beheaded": lambda data, chance: data.__delitem__(slice(0, chance.randrange(1, len(data) + 1))),
+    "zeroed": lambda data, chance: _overwrite(data, chance, bytes(chance.randrange(1, len(data) + 1))),
+    "garbled": lambda data, chance: _overwrite(data, chance, chance.randbytes(chance.randrange(1, 200))),
+    "flipped": _flip,
+    "padded": lambda data, chance: data.extend(chance.choice((bytes, chance.randbytes))(chance.randrange(1, 300))),
+    "emptied": lambda data, chance: data.clear(),
+    "altered": _alter,
+}
+
+
+class Template:
+    """A folder and what was flushed into it: the position and the record of each message. Flushed is what a checkpoint
+    knows: of what a killed broker wrote after it, only a cut within a message can be seen."""
+
+    def __init__(self, folder: Path, seed: int, *, is_killed: bool) -> None:
+        self.folder = folder
+        self.records: dict[Place, tuple[int, bytes]] = {}
+        self.committed: dict[str, int] = {}
+        self.waiting: dict[Place, bytes] = {}  # delayed messages that were not delivered
+        chance = random.Random(seed)
+        broker = open_broker(folder, **AT_ONCE)
+        for name, queues in TOPICS.items():
+            broker.topics.put(TopicConfig(name, queues, queues), broker.store.end)
+        for number in range(MESSAGES):
+            self._add(broker, chance, number)
+            if number == MESSAGES * 3 // 4:
+                for group, offset in (("g", 20), ("h", broker.store.queue("t", 0).next)):
+                    broker.group_configs.ensure(group)
+                    broker.offsets.put(group, "t", 0, offset)
+                    self.committed[group] = offset
+                broker.persist()
+                self.flushed_to = broker.store.end
+        if not is_killed:
+            broker.persist(closes=True)
+            self.flushed_to = broker.store.end
+        for queue in broker.store.queues.values():
+            for offset in range(queue.next):
+                position, size, _ = queue.entry(offset)
+                self.records[queue.topic, queue.queue_id, offset] = position, broker.store.read_log(position, size)
+        broker.store.close()
+
+    def _add(self, broker: Broker, chance: random.Random, number: int) -> None:
+        into = broker.store.queue(*chance.choice((("t", 0), ("t", 1), ("t", 2), ("u", 0))))
+        put(broker, into, b"%d-" % number + chance.randbytes(chance.randrange(200)))
+        if number % 20 == 0:
+            place = put(broker, broker.delays.queue(1), b"late-%d" % number, LATE, 1)
+            if number < MESSAGES // 2:
+                broker.delays._deliver_due(1)
+            else:
+                self.waiting[place] = b"late-%d" % number
+
+    @property
+    def stored(self) -> dict[Place, bytes]:
+        return {place: record for place, (_, record) in self.records.items()}
+
+
+def files(limit: Limit, seed: int, folder: Path) -> Outcome:
+    outcome = Outcome(figures={"kept": 0, "reported": 0, "refused": 0, "slowest_s": 0.0})
+    templates = [Template(folder / f"template-{n}", seed + n, is_killed=n % 2 == 1) for n in range(TEMPLATES)]
+
+    def attempt(number: int, work: Path) -> None:
+        chance = random.Random(f"{seed}-{number}")
+        template = templates[number % TEMPLATES]
+        shutil.copytree(template.folder, work, dirs_exist_ok=True)
+        kind = chance.random()
+        lose = _damage if kind > 0.1 else partial(_tear_end if kind > 0.05 else _lose_end, template)
+        what = lose(work, chance)
+        began_s = time.monotonic()
+        try:
+            _Damaged(template, work, what, outcome).check()
+        except Exception as error:
+            outcome.fault(f"{what}: {type(error).__name__}: {error}")
+        taken_s = time.monotonic() - began_s
+        outcome.figures["slowest_s"] = max(outcome.figures["slowest_s"], round(taken_s, 2))
+        if taken_s > HANG_S:
+            outcome.fault(f"{what}: {taken_s:.0f} s")
+
+    return _attempts(limit, folder, outcome, attempt)
+
+
+def _damage(folder: Path, chance: random.Random) -> str:
+    """Change one file, at times two; return what was done, in words."""
+    done: list[str] = []
+    for _ in range(chance.choice((1, 1, 1, 2))):
+        kinds: dict[str, list[Path]] = {}
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            kinds.setdefault(path.parent.name if path.name.isdigit() else path.stem, []).append(path)
+        path = chance.choice(kinds[chance.choice(list(kinds))])
+        name = chance.choice([*CHANGES, "deleted"])
+        if path.suffix == ".json" and chance.random() < 0.3:
+            name = "altered"  # which only a checksum shows
+        if name == "deleted":
+            path.unlink()
+        elif data := bytearray(path.read_bytes()):
+            CHANGES[name](data, chance)
+            path.write_bytes(data)
+        kind = path.parent.name if path.name.isdigit() and not path.parent.name.isdigit() else path.name
+        done.append(f"{'index' if kind.isdigit() else kind} {name}")
+    return " and ".join(done)
+
+
+def _lose_end(template: Template, folder: Path, chance: random.Random) -> str:
+    """Cut the log between two messages, and remove all that is derived from it."""
+    cut_log(folder, chance.choice(list(template.records.values()))[0])
+    for path in folder.glob("checkpoint.*"):
+        path.unlink()
+    shutil.rmtree(folder / "consumequeue")
+    return NOTHING_LEFT
+
+
+def _tear_end(template: Template, folder: Path, chance: random.Random) -> str:
+    """Zero the log from within a message on, as a power cut does, and an index, so that more of the log is read."""
+    log = max((folder / "commitlog").glob("*"), key=lambda path: int(path.name))
+    position, record = chance.choice([record for record in template.records.values() if record[0] >= int(log.name)])
+    data = log.read_bytes()
+    torn = position - int(log.name) + chance.randrange(1, len(record))
+    log.write_bytes(data[:torn].ljust(len(data), b"\0"))
+    index = chance.choice(sorted(path for path in (folder / "consumequeue").rglob("*") if path.is_file()))
+    index.write_bytes(bytes(index.stat().st_size))
+    return "the log's end zeroed and an index zeroed"
+
+
+class _Damaged:
+    """A broker over a damaged copy of a template."""
+
+    def __init__(self, template: Template, work: Path, what: str, outcome: Outcome) -> None:
+        self._template = template
+        self._work = work
+        self._what = what
+        self._outcome = outcome
+
+    def _fault(self, text: str) -> None:
+        self._outcome.fault(f"{self._what}: {text}")
+
+    def check(self) -> None:
+        template, work = self._template, self._work
+        whole = intact(work, template.records)
+        try:
+            broker = open_broker(work, **AT_ONCE)
+        except StoreError as error:
+            self._outcome.figures["refused"] += 1
+            if ".json is damaged" not in str(error):
+                self._fault(f"refused without a file's name: {error}")
+            return
+        self._lose_lock()
+        found = self._checked(broker)
+        if any(place not in found for place in whole):
+            self._fault("a whole message is not found")
+        broker.delays._deliver_due(1)
+        found |= {place: record for place, record in read_all(broker, whole=True).items() if place[:2] in DELIVERED}
+        self._check_state(broker, whole)
+        self._write(broker, found)
+        self._flip_written(broker, found)
+        broker.persist()
+        broker.store.close()
+        again = open_broker(work, **AT_ONCE)
+        missing, wrong = differences(found, read_all(again, whole=True))
+        if missing or wrong:
+            self._fault("other messages after a second start")
+        if again.recovered.rebuilt:
+            self._fault("a whole index is rebuilt by a second start")
+        again.store.close()
+
+    def _lose_lock(self) -> None:
+        """An administrator deletes the lock file while the broker runs."""
+        (self._work / "lock").unlink()
+        with suppress(StoreError):
+            Folder(self._work).unlock()
+            self._fault("without the file `lock` a second broker gets in")
+
+    def _checked(self, broker: Broker) -> dict[Place, bytes]:
+        template, found = self._template, read_all(broker, whole=True)
+        missing, wrong = differences(template.stored, found)
+        if wrong:
+            self._fault("messages that nobody sent")
+        end = max(broker.store.end, template.flushed_to)
+        places = [(place, *template.records[place]) for place in missing]
+        if self._what != NOTHING_LEFT and any(
+            position < end and not is_reported(broker, place, position, len(record))
+            for place, position, record in places
+        ):
+            self._fault("gone without a report")
+        self._outcome.figures["kept"] += len(found)
+        self._outcome.figures["reported"] += len(missing)
+        return found
+
+    def _check_state(self, broker: Broker, whole: set[Place]) -> None:
+        """Nothing is other than it was: what is damaged is found to be so, and recreated."""
+        template = self._template
+        for name, queues in TOPICS.items():
+            config = broker.topics.get(name)
+            if config is not None and max(config.read_queues, config.write_queues) > queues:
+                self._fault("a topic has queues that nobody made")
+        delivered = {body for (topic, queue, _), body in read_all(broker).items() if (topic, queue) == ("t", 3)}
+        is_known = broker.topics.get("t") is not None
+        if is_known and any(place in whole and body not in delivered for place, body in template.waiting.items()):
+            self._fault("a whole delayed message is not delivered")
+        queue = broker.store.queues.get(("t", 0))
+        for group, offset in template.committed.items():
+            found = broker.offsets.get(group, "t", 0)
+            if found is not None and found != min(offset, queue.next if queue is not None else 0):
+                self._fault("a group stands where it never stood, or beyond the end")
+        if broker.delays.progress.get(1, 0) > broker.delays.queue(1).next:
+            self._fault("a delay level stands beyond the end")
+
+    def _write(self, broker: Broker, found: dict[Place, bytes]) -> None:
+        template = self._template
+        for queue in [queue for queue in broker.store.queues.values() if queue.topic in TOPICS]:
+            place = put(broker, queue, b"new")
+            position, _ = template.records.get(place, (template.flushed_to, b""))
+            if "checkpoint" not in self._what and position < template.flushed_to:
+                self._fault("an offset is given again")
+            found[place] = broker.store.read_log(*queue.entry(place[2])[:2])
+
+    def _flip_written(self, broker: Broker, found: dict[Place, bytes]) -> None:
+        """Flip a bit of a message that this broker wrote: it is not delivered, and reported."""
+        new = sorted(place for place in found if place not in self._template.records and place[:2] not in DELIVERED)
+        if not new:
+            return
+        place = new[len(new) // 2]
+        queue = broker.store.queue(*place[:2])
+        position, size, _ = queue.entry(place[2])
+        segments = (broker.config.data_dir / "commitlog").iterdir()
+        log = max((path for path in segments if int(path.name) <= position), key=lambda path: int(path.name))
+        was = found.pop(place)
+        with log.open("r+b") as file:
+            file.seek(position - int(log.name) + size // 2)
+            file.write(bytes((was[size // 2] ^ 1,)))
+        fetched = broker.store.fetch(queue, place[2], 1)  # alone: read with older ones, all are checked
+        if fetched.pieces or read_all(broker, whole=True) != found or place not in broker.store.damaged:
+            self._fault("a bit flipped while the broker runs is delivered, or hides other messages")
