@@ -185,7 +185,8 @@ def check_resumed(batch: Batch, options: StreamOptions) -> None:
 
 def check_topics(ranges: Ranges, options: ReadOptions) -> None:
     """Raises ConfigError for ranges of a topic that the query does not read."""
-    foreign = sorted({queue.topic for queue in ranges} - {*options.topics, names.retry_topic(options.group)})
+    read = {queue.topic for queue, (begin, end) in ranges.items() if begin < end}
+    foreign = sorted(read - {*options.topics, names.retry_topic(options.group)})
     if foreign and options.topics:
         raise ConfigError(
             f"the checkpoint reads the topic {foreign[0]}, the query does not; add it, or start with a new checkpoint"

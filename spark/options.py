@@ -155,6 +155,14 @@ class ReadOptions:
     fail_on_data_loss: bool
     arrow_batch_size: int
 
+    def reads(self, queue: Queue) -> bool:
+        """Return True if the query reads a queue, or would if it was there."""
+        if self.assigned:
+            return queue in self.assigned
+        if queue.topic == names.retry_topic(self.group):
+            return True
+        return re.fullmatch(self.pattern, queue.topic) is not None if self.pattern else queue.topic in self.topics
+
     def subscription(self, topic: str) -> Subscription:
         """Retries come without a filter: what failed once had passed it."""
         expression = "*" if topic.startswith(names.RETRY_PREFIX) else self.filter

@@ -17,10 +17,10 @@ import uvloop
 from ..client.errors import ConnectionFailed, RocketletError, get_logger
 from ..protocol.names import Queue
 from .checkpoint import EMPTY, Batch, Mark, Part, Range, Ranges, part_of, shared_out, to_offset
-from .config import CALL_TIMEOUT_S, IDLE_INTERVAL_S, LEDGER_WATCH_S
+from .config import CALL_TIMEOUT_S, IDLE_INTERVAL_S, LEDGER_WATCH_S, MAX_NUMBER, ROUTE_RETRY_S
 from .driver import Ledger
 from .options import ReadOptions
-from .share import Course, Patience, Seen, Share, View, made_anew, outside
+from .share import Course, Patience, Seen, Share, View, elsewhere, gone, made_anew, outside, unrouted
 
 log = get_logger("rocketlet.spark")
 T = TypeVar("T")
@@ -56,6 +56,8 @@ class Planner:
         self._served_last = max((queue for queue, (begin, end) in resumed.ranges.items() if begin < end), default=None)
         self._seen = Seen()
         self._compared: set[Part] = set()
+        self._missing: set[Queue] = set()
+        self._routes_seen_s = 0.0
         self._batch = EMPTY
         self._running = resumed if is_unfinished else EMPTY
         self._done = EMPTY
@@ -105,11 +107,7 @@ class Planner:
             if planned is not None or self._targets is None or not (owed := self._call(self._owed())):
                 return planned
             if patience.is_over():
-                raise ConnectionFailed(
-                    f"the broker of {min(owed)} has not answered for {self._options.poll_timeout_s:.0f} s, and this query "
-                    "ends only when it has read what is there: start it, or raise pollTimeoutMs. Nothing is lost: the query "
-                    "goes on from its checkpoint"
-                )
+                raise owed[min(owed)]
 
     @property
     def marks(self) -> Mapping[Part, Mark]:
@@ -128,8 +126,8 @@ class Planner:
 
     @property
     def missing(self) -> set[Queue]:
-        """Queues of the checkpoint that no route names."""
-        return set(self._share.missing)
+        """Queues that this query has read, and that no route names."""
+        return set(self._missing)
 
     def readable(self, batch: Batch) -> Ranges:
         """The ranges of a batch, without those whose topics were created again since it was planned. Raises DataLossError."""
@@ -162,6 +160,7 @@ class Planner:
         self._view = View(self._options)
         topics = await self._view.open()
         try:
+            self._check_cluster(topics)
             await self._share.open(self._view, self._course, topics)
         except BaseException:
             await self._view.close()
@@ -195,6 +194,8 @@ class Planner:
     async def _next_batch(self, max_rows: int | None, max_bytes: int | None) -> Batch | None:
         await self._share.discover()
         self._seen = seen = await self._look()
+        if time.monotonic() >= self._routes_seen_s + ROUTE_RETRY_S:
+            await self._look_at_routes(seen)
         await self._share.settle(seen)
         for part in await self._made_anew(seen):
             self._begin_anew(part, seen)
@@ -326,7 +327,7 @@ class Planner:
         may take, from the first failure on."""
         queues = self._share.queues()
         seen = await self._view.extents.of(queues)
-        if seen.extents or not queues:
+        if seen.extents or seen.absent or not queues:
             self._patience.renew()
         elif self._patience.is_over():
             raise ConnectionFailed(
@@ -341,14 +342,70 @@ class Planner:
         self._course.rewind(queue)
         self._share.move(queue, position)
 
-    async def _owed(self) -> set[Queue]:
-        """The queues that a query which ends by itself has yet to read: it could not when the batch was planned. Perhaps it
-        can now."""
+    # Queues that no route names
+
+    def _check_cluster(self, topics: list[str]) -> None:
+        """Raises DataLossError where no broker of a topic in the checkpoint has the topic, and others have it."""
+        for topic in topics:
+            known = {broker_name for of, broker_name in self._course.marks if of == topic}
+            there = {queue.broker_name for queue in self._view.routed([topic])}
+            if known and there and not known & there:
+                elsewhere(known, topic, fail=self._options.fail_on_data_loss)
+
+    async def _look_at_routes(self, seen: Seen) -> None:
+        """Find the queues that this query has read, or was to read, and that no route names. They keep their place."""
+        self._routes_seen_s = time.monotonic()
+        await self._view.refresh({queue.topic for queue in seen.absent})
+        known = {*self._course.read_ends, *self._course.messages, *self._share.planned(), *(self._targets or ())}
+        wanted = {queue for queue in known if self._options.reads(queue)}
+        missing = wanted - set(self._view.routed(sorted({queue.topic for queue in wanted})))
+        for queue in sorted(missing - self._missing):
+            log.warning(
+                "queue_not_in_route",
+                queue=str(queue),
+                readable=self._readable_queues(queue),
+                hint="it is read again when it is back",
+            )
+        self._missing = missing
+
+    def _readable_queues(self, queue: Queue) -> int:
+        """The number of queues that the topic has on the queue's broker."""
+        return sum(routed.broker_name == queue.broker_name for routed in self._view.routed([queue.topic]))
+
+    async def _owed(self) -> dict[Queue, RocketletError]:
+        """The queues that a query which ends by itself has yet to read, and why it cannot. Perhaps it can now."""
+        await self._look_at_routes(self._seen)
         targets, seen, free = self._targets or {}, self._seen, self._share.free()
-        owed = {queue for queue, at in self._share.out_of_reach(seen).items() if at < targets.get(queue, 0)}
-        owed |= {queue for queue, at in free.items() if queue in seen.extents and at < self._end(queue, seen)}
-        # nobody knows how much these hold
-        return owed | self._share.missing if self._options.fail_on_data_loss else owed
+        away = {queue for queue, at in self._share.out_of_reach(seen).items() if at < targets.get(queue, 0)}
+        away |= {queue for queue, at in free.items() if queue in seen.extents and at < self._end(queue, seen)}
+        owed = {queue: self._away(queue) for queue in away - self._missing}
+        if self._options.fail_on_data_loss:
+            read_ends = self._course.read_ends
+            missing = [queue for queue in self._missing if read_ends.get(queue, 0) < targets.get(queue, MAX_NUMBER)]
+            found = await asyncio.gather(*map(self._unrouted, missing))
+            owed |= {queue: error for queue, error in zip(missing, found, strict=True) if error is not None}
+        return owed
+
+    def _away(self, queue: Queue) -> RocketletError:
+        return ConnectionFailed(
+            f"the broker of {queue} has not answered for {self._options.poll_timeout_s:.0f} s, and this query ends only when "
+            "it has read what is there: start it, or raise pollTimeoutMs. Nothing is lost: the query goes on from its "
+            "checkpoint"
+        )
+
+    async def _unrouted(self, queue: Queue) -> RocketletError | None:
+        """Why a query must not end whose queue no route names; None if it has read the queue. Nobody knows how much is in
+        a queue whose broker is gone."""
+        if not self._view.routed([queue.topic]):
+            return gone(queue)
+        readable = self._readable_queues(queue)
+        if not readable:
+            return self._away(queue)
+        try:
+            unread = await self._view.extents.end_of(queue) - await self._share.place(queue)
+        except RocketletError:
+            return self._away(queue)
+        return unrouted(queue, readable, unread) if unread > 0 else None
 
     async def _ends(self) -> dict[Queue, int]:
         await self._share.settle_all()

@@ -35,7 +35,7 @@ from ..protocol.frame import Frame
 from ..protocol.group_bodies import TopicExtent, decode_extents, encode_topics
 from ..protocol.headers import BrokerTimes, Offset, OptionalGroup, PullMessageResult, TopicName, TopicQueue, write
 from ..protocol.message import decode_records
-from ..protocol.names import TOOLS_GROUP, Queue, Subscription
+from ..protocol.names import TOOLS_GROUP, Queue, Subscription, counted
 from .checkpoint import EMPTY, UNMARKED, Batch, Fingerprint, Mark, Part, Range, Ranges, part_of
 from .config import (
     DISCOVERY_INTERVAL_S,
@@ -96,8 +96,6 @@ class Share(Protocol):
     """Called in the planner's loop."""
 
     is_member: bool
-    missing: set[Queue]
-    """Queues of the checkpoint that no route names."""
 
     async def open(self, view: View, course: Course, topics: list[str]) -> None:
         """Raises ConfigError, RocketletError."""
@@ -124,6 +122,9 @@ class Share(Protocol):
 
     def planned(self) -> Mapping[Queue, int]:
         """The offsets after the last planned message, of all queues."""
+
+    async def place(self, queue: Queue) -> int:
+        """The next offset to read of a queue that no route names. Raises RocketletError."""
 
     def out_of_reach(self, seen: Seen) -> Mapping[Queue, int]:
         """The next offsets to plan of the queues whose brokers cannot be asked."""
@@ -182,7 +183,6 @@ class QueryMember:
         self._finished: dict[Queue, int] = {}
         self._cut_off: dict[Queue, int] = {}  # lost with their brokers: where they go on if they come back
         self._last = EMPTY
-        self.missing: set[Queue] = set()
 
     async def open(self, view: View, course: Course, topics: list[str]) -> None:
         self._view, self._course = view, course
@@ -333,6 +333,12 @@ class QueryMember:
                 f"{self._membership.unsettled()}; try later"
             ) from None
 
+    async def place(self, queue: Queue) -> int:
+        """Where the group is, or this query, if that is further."""
+        connection = await self._view.cluster.broker(queue.broker_name)
+        committed = await GroupOffsets(self._view.cluster, self._options.group).load(connection, queue, "first")
+        return max(committed, self._finished.get(queue, 0))
+
     def out_of_reach(self, seen: Seen) -> Mapping[Queue, int]:
         if self._membership.is_settled:
             self._cut_off.clear()  # another member has them
@@ -422,8 +428,6 @@ class Standalone:
         self._read_to: dict[Queue, int] = {}
         self._planned_to: dict[Queue, int] = {}
         self._last: Batch | None = None
-        self._told_elsewhere: dict[str, set[Queue]] = {}
-        self.missing: set[Queue] = set()
 
     async def open(self, view: View, course: Course, topics: list[str]) -> None:
         self._view = view
@@ -454,12 +458,12 @@ class Standalone:
         self._read_to[queue] = position
 
     async def finish(self, batch: Batch) -> None:
-        """Goes on where these ranges end. A query without a checkpoint begins where the options say, what comes later at its
-        start."""
+        """Goes on where these ranges end; queues of topics that the query reads no more lose their place. A query without a
+        checkpoint begins where the options say, what comes later at its start."""
         if batch == self._last:
             return
         is_new = self._last is None and not batch.ranges
-        self._read_to = {queue: end for queue, (_, end) in batch.ranges.items()}
+        self._read_to = {queue: end for queue, (_, end) in batch.ranges.items() if self._options.reads(queue)}
         self._last = batch
         if is_new:
             queues = self.queues()
@@ -470,28 +474,11 @@ class Standalone:
 
     async def settle(self, seen: Seen) -> None:
         """Queues that are new begin at their start. Those that the route lacks keep their place, for when they are back."""
-        queues = self.queues()
-        fresh = [queue for queue in queues if queue in seen.extents and queue not in self._read_to]
-        missing = self._read_to.keys() - set(queues)
-        if missing and fresh:
-            self._check_cluster(missing, set(queues))
+        fresh = [queue for queue in self.queues() if queue in seen.extents and queue not in self._read_to]
         self._read_to |= {queue: seen.extents[queue].begin for queue in fresh}
-        for queue in sorted(missing - self.missing):
-            log.warning(
-                "queue_not_in_route",
-                queue=str(queue),
-                offset=self._read_to[queue],
-                hint="it is read again when it is back",
-            )
-        self.missing = missing
 
-    def _check_cluster(self, missing: set[Queue], queues: set[Queue]) -> None:
-        """Raises DataLossError where no broker of a topic in the checkpoint is known, and others have the topic."""
-        for topic in sorted({queue.topic for queue in queues}):
-            known = {queue for queue in self._read_to if queue.topic == topic}
-            if known and known <= missing and known != self._told_elsewhere.get(topic):
-                self._told_elsewhere[topic] = known
-                elsewhere({queue.broker_name for queue in known}, topic, fail=self._options.fail_on_data_loss)
+    async def place(self, queue: Queue) -> int:
+        return self._read_to.get(queue, 0)
 
     def out_of_reach(self, seen: Seen) -> Mapping[Queue, int]:
         return {queue: at for queue, at in self._read_to.items() if queue not in seen.extents}
@@ -582,9 +569,10 @@ NOTHING = Extent(0, 0)
 
 @dataclass(slots=True)
 class Seen:
-    """The brokers' answers. Queues of brokers that are away are missing."""
+    """The brokers' answers. Queues of brokers that are away are missing. `absent`: queues that their broker does not have."""
 
     extents: dict[Queue, Extent] = field(default_factory=dict)
+    absent: set[Queue] = field(default_factory=set)
     marks: dict[Part, Mark] = field(default_factory=dict)
 
 
@@ -644,7 +632,7 @@ class Extents:
         for queue in queues:  # not all that are told: a broker may tell of very many
             topic = told.get(queue.topic)
             if topic is None or queue.queue_id >= len(topic.begins):
-                seen.extents[queue] = NOTHING  # it is not there
+                seen.absent.add(queue)
             else:
                 seen.extents[queue] = Extent(topic.begins[queue.queue_id], topic.ends[queue.queue_id])
         seen.marks |= {
@@ -655,22 +643,32 @@ class Extents:
 
     async def _ask_apache(self, connection: Connection, name: str, queues: list[Queue], seen: Seen) -> None:
         topics = dict.fromkeys(queue.topic for queue in queues)
-        await asyncio.gather(*(self._ask_statistics(connection, name, topic, seen) for topic in topics))
-        missing = [queue for queue in queues if queue not in seen.extents]
+        told = await asyncio.gather(*(self._ask_statistics(connection, name, topic, seen) for topic in topics))
+        unknown = {topic for topic, is_known in zip(topics, told, strict=True) if not is_known}
+        seen.absent |= {queue for queue in queues if queue.topic in unknown}
+        missing = [queue for queue in queues if queue not in seen.extents and queue not in seen.absent]
         await asyncio.gather(*(self._ask_one(connection, queue, seen) for queue in missing))
         seen.marks |= {part_of(queue): UNMARKED for queue in missing}  # these may hold newer messages than all others
 
-    async def _ask_statistics(self, connection: Connection, name: str, topic: str, seen: Seen) -> None:
+    async def _ask_statistics(self, connection: Connection, name: str, topic: str, seen: Seen) -> bool:
+        """Return False if the broker does not have the topic."""
         code = RequestCode.GET_TOPIC_STATS_INFO
         answer = await connection.ask(code, write(TopicName(topic)), timeout_s=OFFSET_TIMEOUT_S)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            return
+            return False
         if answer.code:
             raise BrokerRefused(code, answer.code, answer.remark, connection.address)
         ranges = body_of(answer, decode_topic_stats)
         for queue, told in ranges.items():
             seen.extents[Queue(topic, name, queue.queue_id)] = Extent(max(told.begin, 0), max(told.end, 0))
         seen.marks[topic, name] = Mark(newest_ms=max((told.last_ms for told in ranges.values()), default=0))
+        return True
+
+    async def end_of(self, queue: Queue) -> int:
+        """Return where a queue ends that its topic may have no more. Raises RocketletError."""
+        seen = Seen()
+        await self._ask_one(await self._cluster.broker(queue.broker_name), queue, seen)
+        return seen.extents[queue].end
 
     async def _ask_one(self, connection: Connection, queue: Queue, seen: Seen) -> None:
         ext = write(TopicQueue(queue.topic, queue.queue_id))
@@ -711,6 +709,7 @@ class View:
         self.cluster = Cluster(connect.name_server, connect.access, limits=ClientLimits(route_interval_s=NEW_QUEUES_S))
         self.extents = Extents(self.cluster, options.group)
         self._discovered_s = 0.0
+        self._gone: set[str] = set()
 
     async def open(self) -> list[str]:
         """Returns the query's topics, whose routes are known. Raises RocketletError if no name server can be reached, or a
@@ -747,9 +746,19 @@ class View:
         """The queues of these topics that routes know."""
         queues: list[Queue] = []
         for topic in topics:
-            route = self.cluster.route(topic)
+            route = None if topic in self._gone else self.cluster.route(topic)
             queues += subscribe_queues(topic, route) if route is not None else []
         return queues
+
+    async def refresh(self, topics: Iterable[str]) -> None:
+        """Ask for the routes of topics of which brokers lack queues, and of those that no name server knew."""
+        for topic in {*topics, *self._gone}:
+            try:
+                is_known = await self.cluster.find_route(topic) is not None
+            except RocketletError as error:  # the routes stay as they are
+                log.warning("route_lookup_failed", topic=topic, reason=str(error))
+                continue
+            self._gone.discard(topic) if is_known else self._gone.add(topic)
 
     async def _matching(self) -> list[str]:
         """The topics that the pattern matches now, with their routes."""
@@ -798,6 +807,7 @@ class View:
                 f"the broker {min(self.extents.away)} does not answer: what it holds would be passed over; start it, or "
                 "try later"
             )
+        seen.extents |= dict.fromkeys(seen.absent, NOTHING)
         return seen
 
     async def message_bytes(self, queue: Queue, offset: int) -> float | None:
@@ -873,6 +883,22 @@ def elsewhere(brokers: Iterable[str], topic: str, *, fail: bool) -> None:
         raise DataLossError(f"{text}. {MOVED}; {FROM_FIRST}")
     hint = "everything is read from the first message on"
     log.warning("checkpoint_of_another_cluster", topic=topic, reason=text, hint=hint)
+
+
+def gone(queue: Queue) -> RocketletError:
+    """The error of a query that ends by itself for a queue whose topic is gone."""
+    return RocketletError(
+        f"{shown(queue)}: no name server knows the topic {queue.topic}, and nobody knows how much of it was unread; {WITHOUT}"
+    )
+
+
+def unrouted(queue: Queue, readable: int, unread: int) -> RocketletError:
+    """The error of a query that ends by itself for a queue with unread messages that its topic has no more."""
+    return RocketletError(
+        f"{shown(queue)}: the topic {queue.topic} has {counted(readable, 'readable queue')} on {queue.broker_name} now, and "
+        f"{counted(unread, 'message')} in this one are unread. Make it readable (rocketlet topics set {queue.topic} "
+        f"--read-queues {queue.queue_id + 1}); {WITHOUT}"
+    )
 
 
 def retired(queue: Queue, *, fail: bool) -> None:

@@ -7,7 +7,8 @@ from functools import partial
 from typing import TypeVar
 
 import pytest
-from rocketlet.client import ConnectionFailed, RocketletError
+import uvloop
+from rocketlet.client import AdminClient, ConnectionFailed, RocketletError
 from rocketlet.protocol.names import Queue
 
 pytest.importorskip("pyspark")
@@ -16,7 +17,7 @@ from rocketlet.spark.planner import Planner
 from rocketlet.testing import Broker
 
 from .conftest import StoppableBroker
-from .planners import BOTH, delete_topic, member_of, opened
+from .planners import BOTH, delete_topic, member_of, opened, read_all
 from .running import QUEUES, fill, rows_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -98,7 +99,7 @@ def test_a_query_that_ends_by_itself_reads_what_comes_back_while_it_looks(
         for queue in queues:
             member.suspend_queue(queue)
 
-        async def owed_when_it_is_back() -> set[Queue]:
+        async def owed_when_it_is_back() -> dict[Queue, RocketletError]:
             for queue in queues:
                 member.resume_queue(queue)
             return await owed()
@@ -124,6 +125,81 @@ def test_a_query_that_ends_by_itself_reads_what_it_can_and_names_the_broker_that
             second.start()
             assert 0 < held < 400
             assert rows + sum(read_on(planner)) == 400
+
+
+def change_queues(address: str, queues: int, topic: str = "t") -> None:
+    async def change() -> None:
+        async with AdminClient(address) as admin:
+            await admin.change_topic(topic, queues=queues, allow_unreadable=True)
+
+    uvloop.run(change())
+
+
+@BOTH
+def test_query_that_ends_by_itself_names_unread_messages_in_queues_that_its_topic_has_no_more(
+    address: str, membership: bool
+) -> None:
+    fill(address, range(400))
+    with opened(address, membership) as planner:
+        batch = read_all(planner)
+    change_queues(address, 2)
+    with opened(address, membership, batch, pollTimeoutMs="300") as planner:
+        planner.set_targets()
+        assert sum(read_on(planner)) == 0, "nothing is unread"
+    change_queues(address, QUEUES)
+    fill(address, range(200))
+    change_queues(address, 2)
+    with opened(address, membership, batch, pollTimeoutMs="300") as planner:
+        planner.set_targets()
+        rows = 0
+        reason = r"t@broker-a:[23]: the topic t has 2 readable queues on broker-a now, and 50 messages in this one are unread"
+        with pytest.raises(RocketletError, match=reason):
+            for count in read_on(planner):
+                rows += count
+        assert rows == 100
+        batch = planner.done
+    with opened(address, membership, batch, failOnDataLoss="false") as planner:
+        planner.set_targets()
+        assert sum(read_on(planner)) == 0, "it goes on without them"
+    change_queues(address, QUEUES)
+    with opened(address, membership, batch) as planner:
+        planner.set_targets()
+        assert sum(read_on(planner)) == 100
+
+
+@BOTH
+def test_query_that_ends_by_itself_names_a_broker_that_left_with_unread_messages(membership: bool) -> None:
+    with Broker() as first, Broker(name="broker-b", name_server=first.address) as second:
+        for each in (first, second):
+            each.create_topic("t", queues=QUEUES)
+        fill(first.address, range(400))
+        with opened(first.address, membership) as planner:
+            batch = read_all(planner)
+        fill(first.address, range(400))
+        second.stop()
+        with (
+            opened(first.address, membership, batch, pollTimeoutMs="300") as planner,
+            pytest.raises(ConnectionFailed, match=r"the broker of t@broker-b:\d has not answered"),
+        ):
+            patiently(planner.set_targets)
+            for _ in read_on(planner, until="broker-b"):
+                pass
+        second.start()
+
+
+@BOTH
+def test_query_that_ends_by_itself_does_not_wait_for_a_topic_that_it_reads_no_more(
+    address: str, membership: bool
+) -> None:
+    fill(address, range(100), "t")
+    fill(address, range(100), "u")
+    with opened(address, membership, topic="t,u") as planner:
+        batch = read_all(planner)
+    fill(address, range(40), "t")
+    fill(address, range(40), "u")
+    with opened(address, membership, batch, pollTimeoutMs="300") as planner:
+        planner.set_targets()
+        assert sum(read_on(planner)) == 40
 
 
 def test_a_member_that_ends_by_itself_waits_for_its_share(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

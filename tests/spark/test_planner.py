@@ -338,21 +338,52 @@ def test_only_assigned_queues_are_read(address: str) -> None:
 # Brokers that are gone
 
 
-def test_a_checkpoint_whose_brokers_are_all_unknown_here_is_refused(address: str) -> None:
+@BOTH
+def test_a_checkpoint_whose_brokers_are_all_unknown_here_is_refused(address: str, membership: bool) -> None:
     fill(address, range(400))
-    with opened(address, False) as planner:
+    with opened(address, membership) as planner:
         batch = read_all(planner)
     elsewhere = {queue._replace(broker_name="broker-z"): span for queue, span in batch.ranges.items()}
-    moved = replace(batch, ranges=elsewhere, marks={("t", "broker-z"): batch.marks["t", "broker-a"]})
+    moved = replace(batch, ranges=elsewhere, marks={("t", "broker-z"): batch.marks["t", "broker-a"]}, messages={})
     with (
-        opened(address, False, moved) as planner,
         pytest.raises(DataLossError, match=r"none of the brokers broker-z.*another cluster"),
+        opened(address, membership, moved),
     ):
-        planner.plan()
-    with opened(address, False, moved, failOnDataLoss="false") as planner:
+        pass
+    with opened(address, membership, moved, failOnDataLoss="false", group="h") as planner:
         again = planner.plan()
         assert again is not None
         assert rows_of(again) == 400
+
+
+@BOTH
+def test_queues_that_a_topic_has_no_more_keep_their_place(address: str, membership: bool) -> None:
+    fill(address, range(400))
+    with opened(address, membership) as planner:
+        read_all(planner)
+        for queues, rows in ((2, 20), (QUEUES, 40)):
+            request(address, RequestCode.UPDATE_AND_CREATE_TOPIC, dict(write(CreateTopic("t", queues, queues, 6))))
+            missing = QUEUES - queues
+
+            def planned(missing: int = missing) -> bool:
+                batch = planner.plan()
+                assert batch is None or rows_of(batch) == 0
+                return len(planner.missing) == missing
+
+            wait_for(planned)
+            fill(address, range(rows))
+            read = 0
+
+            def is_read(rows: int = rows) -> bool:
+                nonlocal read
+                batch = planner.plan()
+                if batch is not None:
+                    read += rows_of(batch)
+                    planner.finish(batch)
+                return read >= rows
+
+            wait_for(is_read)
+            assert read == rows
 
 
 def test_a_query_that_ends_by_itself_does_not_pass_a_broker_of_its_checkpoint_by(address: str) -> None:
