@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from ipaddress import AddressValueError, IPv4Address, IPv4Network
 from typing import Final
 
+import msgspec
 import structlog
 
 from ..protocol.admin_bodies import Departed
@@ -255,7 +256,7 @@ class Routes:
     def _broker_data(self, name: str, to: Session | None) -> BrokerData:
         broker = self._brokers[name]
         addresses = {number: self._told(address, to) for number, address in broker.addresses.items()}
-        return BrokerData(name, broker.cluster, addresses)
+        return BrokerData(name, addresses, broker.cluster)
 
     def _told(self, registered: str, to: Session | None) -> str:
         entry = self._addresses.get(registered)
@@ -288,7 +289,7 @@ class Routes:
             if queues is not None:
                 # RouteInfoManager.operateWritePermOfBroker: until the broker registers other topics, as there.
                 perm = PERM_READ_WRITE if allowed else queues.perm & ~PERM_WRITE
-                broker.topics[topic] = replace(queues, perm=perm)
+                broker.topics[topic] = msgspec.structs.replace(queues, perm=perm)
             if number % SLICE == 0:
                 yield
         return len(broker.topics)

@@ -31,7 +31,6 @@ from .bodies import (
     read_topic,
     reads,
     refuse_beyond,
-    version_json,
 )
 from .codes import Language
 from .config import MAX_STATUS_BYTES
@@ -445,7 +444,7 @@ def encode_table(table: Mapping[str, str]) -> bytes:
 def encode_versioned(version: DataVersion, name: str, table: Iterable[tuple[str, Any]]) -> Work[bytes]:
     """GET_ALL_TOPIC_CONFIG's and GET_ALL_SUBSCRIPTIONGROUP_CONFIG's answers."""
     entries = yield from listed((b"%b:%b" % (orjson.dumps(key), msgspec.json.encode(value)) for key, value in table))
-    return b'{"dataVersion":%b,"%b":{%b}}' % (orjson.dumps(version_json(version)), name.encode(), entries)
+    return b'{"dataVersion":%b,"%b":{%b}}' % (msgspec.json.encode(version), name.encode(), entries)
 
 
 def encode_times(spans: Iterable[dict[str, Any]]) -> Work[bytes]:

@@ -348,10 +348,9 @@ class TopicConfig:
     message_type: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DataVersion:
-    timestamp: int
-    counter: int = 0
+class DataVersion(msgspec.Struct, frozen=True):
+    timestamp: Long = 0
+    counter: Long = 0
 
 
 def topic_json(topic: TopicConfig) -> dict[str, Any]:
@@ -415,138 +414,73 @@ def altered_attributes(topic: TopicConfig, changes: str) -> TopicConfig:
     return topic
 
 
-def version_json(version: DataVersion) -> dict[str, int]:
-    return {"counter": version.counter, "timestamp": version.timestamp}
-
-
-class VersionShape(Shape):
-    timestamp: Long = 0
-    counter: Long = 0
-
-
-def version_of(data: VersionShape | None) -> DataVersion:
-    return DataVersion(data.timestamp, data.counter) if data else DataVersion(0)
-
-
 def encode_data_version(version: DataVersion) -> bytes:
-    return orjson.dumps(version_json(version))
+    return msgspec.json.encode(version)
 
 
-@reads("data version", VersionShape)
-def decode_data_version(data: VersionShape) -> DataVersion:
-    return version_of(data)
+@reads("data version", DataVersion)
+def decode_data_version(data: DataVersion) -> DataVersion:
+    return data
 
 
-@dataclass(frozen=True, slots=True)
-class QueueData:
-    """How many queues of a topic one broker has."""
+class QueueData(msgspec.Struct, frozen=True, rename="camel"):
+    """The number of queues that a topic has on one broker."""
 
-    broker_name: str
-    read_queues: int
-    write_queues: int
-    perm: int
-    sys_flag: int = 0
+    broker_name: Text
+    read_queues: QueueCount = wire(name="readQueueNums")
+    write_queues: QueueCount = wire(name="writeQueueNums")
+    perm: Int
+    sys_flag: Int = wire(name="topicSysFlag", default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerData:
+class BrokerData(msgspec.Struct, frozen=True, rename="camel"):
     """The addresses of one broker name, by broker id; 0 is the master."""
 
-    name: str
-    cluster: str
-    addresses: Mapping[int, str]
+    name: Text = wire(name="brokerName")
+    addresses: Mapping[int, Text] = wire(name="brokerAddrs")
+    cluster: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     queues: tuple[QueueData, ...]
     brokers: tuple[BrokerData, ...]
     order_conf: str | None = None
 
 
-def _broker_json(broker: BrokerData) -> dict[str, Any]:
-    return {
-        "brokerAddrs": {str(number): address for number, address in broker.addresses.items()},
-        "brokerName": broker.name,
-        "cluster": broker.cluster,
-    }
-
-
-class BrokerShape(Shape):
-    broker_name: Text
-    broker_addrs: dict[int, Text]
-    cluster: Text = ""
-
-
-def _broker(data: BrokerShape) -> BrokerData:
-    return BrokerData(data.broker_name, data.cluster, data.broker_addrs)
-
-
 def encode_route(route: Route) -> bytes:
-    return orjson.dumps(
-        {
-            "brokerDatas": [_broker_json(broker) for broker in route.brokers],
-            "filterServerTable": {},
-            "queueDatas": [
-                {
-                    "brokerName": queue.broker_name,
-                    "perm": queue.perm,
-                    "readQueueNums": queue.read_queues,
-                    "topicSysFlag": queue.sys_flag,
-                    "writeQueueNums": queue.write_queues,
-                }
-                for queue in route.queues
-            ],
-        }
-    )
-
-
-class QueueDataShape(Shape):
-    broker_name: Text
-    read_queue_nums: QueueCount
-    write_queue_nums: QueueCount
-    perm: Int
-    topic_sys_flag: Int = 0
+    return msgspec.json.encode({"brokerDatas": route.brokers, "filterServerTable": {}, "queueDatas": route.queues})
 
 
 class RouteShape(Shape):
-    queue_datas: list[QueueDataShape] | None = None
-    broker_datas: list[BrokerShape] | None = None
+    queue_datas: tuple[QueueData, ...] | None = None
+    broker_datas: tuple[BrokerData, ...] | None = None
     order_topic_conf: str | None = None
 
 
 @answers("route", RouteShape)
 def decode_route(data: RouteShape) -> Route:
-    count = sum(max(item.read_queue_nums, item.write_queue_nums) for item in data.queue_datas or ())
+    queues = data.queue_datas or ()
+    count = sum(max(item.read_queues, item.write_queues) for item in queues)
     if count > MAX_ROUTE_QUEUES:
         raise ValueError(f"it has {count} queues; {MAX_ROUTE_QUEUES} are allowed")
-    queues = (
-        QueueData(item.broker_name, item.read_queue_nums, item.write_queue_nums, item.perm, item.topic_sys_flag)
-        for item in data.queue_datas or ()
-    )
-    return Route(tuple(queues), tuple(map(_broker, data.broker_datas or ())), data.order_topic_conf)
+    return Route(queues, data.broker_datas or (), data.order_topic_conf)
 
 
 def encode_cluster(brokers: Iterable[BrokerData]) -> bytes:
-    brokers = list(brokers)
+    table = {broker.name: broker for broker in brokers}
     clusters: dict[str, list[str]] = {}
-    for broker in brokers:
+    for broker in table.values():
         clusters.setdefault(broker.cluster, []).append(broker.name)
-    return orjson.dumps(
-        {
-            "brokerAddrTable": {broker.name: _broker_json(broker) for broker in brokers},
-            "clusterAddrTable": clusters,
-        }
-    )
+    return msgspec.json.encode({"brokerAddrTable": table, "clusterAddrTable": clusters})
 
 
 class ClusterShape(Shape):
-    broker_addr_table: dict[str, BrokerShape] | None = None
+    broker_addr_table: dict[str, BrokerData] | None = None
 
 
 @answers("cluster", ClusterShape)
 def decode_cluster(data: ClusterShape) -> list[BrokerData]:
-    return list(map(_broker, (data.broker_addr_table or {}).values()))
+    return list((data.broker_addr_table or {}).values())
 
 
 def encode_topic_list(topics: Iterable[str]) -> Work[bytes]:
@@ -619,19 +553,13 @@ _BETWEEN: Final = re.compile(rb'\}\s*,\s*("[^"\\]*"\s*:\s*\{)')  # where one top
 
 def encode_registration(version: DataVersion, topics: Iterable[TopicConfig]) -> bytes:
     """REGISTER_BROKER's body, uncompressed."""
-    return orjson.dumps(
-        {
-            "filterServerList": [],
-            "topicConfigSerializeWrapper": {
-                "dataVersion": version_json(version),
-                "topicConfigTable": {topic.name: topic_json(topic) for topic in topics},
-            },
-        }
-    )
+    table = {topic.name: topic_json(topic) for topic in topics}
+    wrapper = {"dataVersion": version, "topicConfigTable": table}
+    return msgspec.json.encode({"filterServerList": [], "topicConfigSerializeWrapper": wrapper})
 
 
 class TopicTableShape(Shape):
-    data_version: VersionShape | None = None
+    data_version: DataVersion | None = None
     topic_config_table: dict[str, TopicShape] | None = None
 
 
@@ -639,19 +567,19 @@ class RegistrationShape(Shape):
     topic_config_serialize_wrapper: TopicTableShape
 
 
-@reads("broker registration's version", VersionShape, max_bytes=MAX_REGISTRATION_BYTES)
-def _decode_version(data: VersionShape) -> DataVersion:
-    return version_of(data)
+@reads("broker registration's version", DataVersion, max_bytes=MAX_REGISTRATION_BYTES)
+def _decode_version(data: DataVersion) -> DataVersion:
+    return data
 
 
 @reads("broker registration", RegistrationShape, max_bytes=MAX_REGISTRATION_BYTES)
 def _decode_whole(data: RegistrationShape) -> tuple[DataVersion, list[TopicConfig]]:
     wrapper = data.topic_config_serialize_wrapper
-    return version_of(wrapper.data_version), list(map(topic_of, (wrapper.topic_config_table or {}).values()))
+    return wrapper.data_version or DataVersion(), list(map(topic_of, (wrapper.topic_config_table or {}).values()))
 
 
 class _RawTableShape(Shape):
-    data_version: VersionShape | None = None
+    data_version: DataVersion | None = None
     topic_config_table: msgspec.Raw = msgspec.Raw(b"{}")
 
 
@@ -680,7 +608,7 @@ def decode_registration(body: bytes) -> Work[tuple[DataVersion, list[TopicConfig
     yield
     table = bytes(wrapper.topic_config_table).strip()
     topics = (yield from _topics_in(table)) if table != b"null" else []
-    return version_of(wrapper.data_version), topics
+    return wrapper.data_version or DataVersion(), topics
 
 
 def _topics_in(table: bytes) -> Work[list[TopicConfig]]:

@@ -15,9 +15,11 @@ import difflib
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, Literal, get_args
+
+from msgspec.structs import replace
 
 from ..broker.config import MAX_QUEUES_PER_TOPIC
 from ..broker.grpc.schema import Code

@@ -12,6 +12,7 @@ from itertools import chain
 from struct import iter_unpack
 from typing import Any, Final
 
+import msgspec
 import orjson
 import structlog
 
@@ -1006,11 +1007,10 @@ async def put_white_addresses(broker: Broker, connection: Connection, frame: Fra
 
 def acl_version(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
-    version = bodies.version_json(file.version)
     config = broker.config
     header = AclVersion(
-        orjson.dumps(version).decode(),
-        orjson.dumps({str(file.path): version}).decode(),
+        msgspec.json.encode(file.version).decode(),
+        msgspec.json.encode({str(file.path): file.version}).decode(),
         config.name,
         config.address,
         config.cluster,

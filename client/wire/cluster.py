@@ -10,10 +10,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from enum import Enum, auto
 from itertools import count
 from typing import ClassVar, Self, TypeVar
+
+from msgspec.structs import replace
 
 from ...host.address import local_address
 from ...protocol import bodies, names

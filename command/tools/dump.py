@@ -12,8 +12,10 @@ import itertools
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec.structs import replace
 
 from ...protocol import bodies
 from ...protocol.bodies import BodyError, BrokerData

@@ -20,7 +20,7 @@ U = [Queue("u", "a", number) for number in range(2)]
 
 
 def route(queues: int = 2) -> Route:
-    return Route((QueueData("a", queues, queues, 6),), (BrokerData("a", "c", {0: "a:1"}),))
+    return Route((QueueData("a", queues, queues, 6),), (BrokerData("a", {0: "a:1"}, "c"),))
 
 
 class World:

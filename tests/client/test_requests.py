@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.nameserver import Routes
@@ -61,7 +62,7 @@ async def test_a_broker_that_is_missing_in_the_route_for_a_moment_does_not_fail_
             await producer.send("t", b"before")
             broker.faults.add(
                 Fault.close("SEND_MESSAGE_V2"),
-                Fault.route("t", lambda route: replace(route, brokers=()), times=1),
+                Fault.route("t", lambda route: msgspec.structs.replace(route, brokers=()), times=1),
             )
             sent = await producer.send("t", b"after")
             assert [fault.fault.action for fault in broker.faults.injected] == ["close", "route"]

@@ -97,7 +97,7 @@ def test_a_go_clients_heartbeat_is_read() -> None:
 
 
 def test_bodies_have_no_blanks_because_go_reads_them_as_text() -> None:
-    route = bodies.Route((bodies.QueueData("b", 8, 8, 6),), (bodies.BrokerData("b", "c", {0: "h:1"}),))
+    route = bodies.Route((bodies.QueueData("b", 8, 8, 6),), (bodies.BrokerData("b", {0: "h:1"}, "c"),))
     assert b" " not in bodies.encode_route(route)
     assert bodies.decode_route(bodies.encode_route(route)) == route
 

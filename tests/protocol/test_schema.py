@@ -24,7 +24,7 @@ def _decode_registration(body: bytes) -> tuple[bodies.DataVersion, list[bodies.T
 DECODERS: dict[str, tuple[Callable[[bytes], Any], type[msgspec.Struct]]] = {
     "heartbeat": (bodies.decode_heartbeat, bodies.HeartbeatShape),
     "group": (bodies.decode_group, bodies.GroupConfig),
-    "version": (bodies.decode_data_version, bodies.VersionShape),
+    "version": (bodies.decode_data_version, bodies.DataVersion),
     "route": (bodies.decode_route, bodies.RouteShape),
     "cluster": (bodies.decode_cluster, bodies.ClusterShape),
     "topic list": (bodies.decode_topic_list, bodies.TopicListShape),

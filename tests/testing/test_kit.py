@@ -8,12 +8,12 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import (
     AdminClient,

@@ -132,7 +132,7 @@ def group_of(*topics: str) -> ConsumerGroup:
     return group
 
 
-ROUTES = {"t": Route((), (BrokerData("broker-b", "DefaultCluster", {0: "host:1"}),))}
+ROUTES = {"t": Route((), (BrokerData("broker-b", {0: "host:1"}, "DefaultCluster"),))}
 
 
 def test_the_lists_of_very_different_members_are_made_one_at_a_time() -> None:

@@ -43,7 +43,7 @@ COUNTS = st.fixed_dictionaries({topic: st.tuples(st.integers(0, 9), st.integers(
 
 def route_of(counts: tuple[int, int]) -> Route:
     queues = tuple(QueueData(name, count, count, 6) for name, count in zip(BROKERS, counts, strict=True) if count)
-    return Route(queues, tuple(BrokerData(name, "c", {0: "127.0.0.1:1"}) for name in BROKERS))
+    return Route(queues, tuple(BrokerData(name, {0: "127.0.0.1:1"}, "c") for name in BROKERS))
 
 
 def joined(people: list[Someone]) -> tuple[ConsumerGroup, dict[Someone, Connection]]:

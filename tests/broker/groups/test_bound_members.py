@@ -63,7 +63,7 @@ class World:
 
     def route(self, topic: str) -> Route:
         queues = (QueueData("a", self.queues[topic], self.queues[topic], 6),)
-        return Route(queues, (BrokerData("a", "c", {0: "127.0.0.1:1"}),))
+        return Route(queues, (BrokerData("a", {0: "127.0.0.1:1"}, "c"),))
 
     async def _route(self, topic: str) -> Route | None:
         return self.route(topic) if topic in self.queues else None

@@ -79,7 +79,7 @@ class World:
 
     async def _route(self, topic: str) -> Route | None:
         queues = (QueueData("a", QUEUES, QUEUES, 6),)
-        return Route(queues, (BrokerData("a", "c", {0: "127.0.0.1:1"}),)) if topic == "t" else None
+        return Route(queues, (BrokerData("a", {0: "127.0.0.1:1"}, "c"),)) if topic == "t" else None
 
     def spawn(self, work: Any) -> None:
         self.works.append(work)

@@ -33,7 +33,7 @@ def test_so_many_owners_are_kept_with_those_that_are_being_found() -> None:
 
 def route(**queues: int) -> TopicQueues:
     of_brokers = tuple(QueueData(name, count, count, 6) for name, count in queues.items())
-    return TopicQueues("t", Route(of_brokers, tuple(BrokerData(name, "c", {0: "127.0.0.1:1"}) for name in queues)))
+    return TopicQueues("t", Route(of_brokers, tuple(BrokerData(name, {0: "127.0.0.1:1"}, "c") for name in queues)))
 
 
 def test_members_share_the_queues_of_all_brokers_and_one_of_them_knows_its_own() -> None:
