@@ -6,8 +6,9 @@ import base64
 import binascii
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
+import msgspec
 import orjson
 from msgspec import Meta
 from msgspec import field as wire
@@ -53,23 +54,7 @@ class LockRequest:
     offsets: Mapping[Queue, int] = field(default_factory=dict)
 
 
-def encode_lock_request(request: LockRequest) -> bytes:
-    return orjson.dumps(
-        {
-            "clientId": request.client_id,
-            "consumerGroup": request.group,
-            "handover": request.handover,
-            "mqSet": [
-                queue_json(queue)
-                | ({"epoch": request.epochs[queue]} if queue in request.epochs else {})
-                | ({"offset": request.offsets[queue]} if queue in request.offsets else {})
-                for queue in request.queues
-            ],
-        }
-    )
-
-
-class LockedShape(QueueShape):
+class LockedShape(QueueShape, omit_defaults=True):
     epoch: Long | None = None
     offset: Long | None = None
 
@@ -79,6 +64,15 @@ class LockShape(Shape):
     consumer_group: Text
     mq_set: QueueList[LockedShape] | None = None
     handover: bool | None = None
+
+
+class LockAnswerShape(Shape):
+    locked: list[LockedShape] | None = wire(name="lockOKMQSet", default=None)
+
+
+def encode_lock_request(request: LockRequest) -> bytes:
+    locked = [LockedShape(*queue, request.epochs.get(queue), request.offsets.get(queue)) for queue in request.queues]
+    return msgspec.json.encode(LockShape(request.client_id, request.group, locked, request.handover))
 
 
 @reads("lock", LockShape)
@@ -99,15 +93,8 @@ def encode_locked(epochs: Mapping[Queue, int], offsets: Mapping[Queue, int] | No
     those that were taken anew, or what was committed by this request; others ignore them. UNLOCK_BATCH_MQ's from us: the
     queues that were unlocked."""
     known = offsets or {}
-    locked = [
-        queue_json(queue) | {"epoch": epoch} | ({"offset": known[queue]} if queue in known else {})
-        for queue, epoch in epochs.items()
-    ]
-    return orjson.dumps({"lockOKMQSet": locked})
-
-
-class LockAnswerShape(Shape):
-    locked: list[LockedShape] | None = wire(name="lockOKMQSet", default=None)
+    locked = [LockedShape(*queue, epoch, known.get(queue)) for queue, epoch in epochs.items()]
+    return msgspec.json.encode(LockAnswerShape(locked))
 
 
 @answers("lock answer", LockAnswerShape)
@@ -192,37 +179,31 @@ def decode_places(data: dict[str, _Place]) -> dict[str, Place]:
     return {topic: Place(*place) for topic, place in data.items()}
 
 
-class AssignmentRequest(NamedTuple):
-    """QUERY_ASSIGNMENT: whose share of which topic, by which strategy."""
+class AssignmentRequest(Shape):
+    """QUERY_ASSIGNMENT: a member queries its share of a topic, by a strategy."""
 
-    topic: str
-    group: str
-    client_id: str
-    strategy: str
-    message_model: str
-
-
-class AssignmentShape(Shape):
     topic: Text
-    consumer_group: Text
+    group: Text = wire(name="consumerGroup")
     client_id: Text
     strategy_name: Text | None = None
     message_model: Enum | None = None
 
+    @property
+    def strategy(self) -> str:
+        return self.strategy_name or "AVG"
 
-@reads("assignment request", AssignmentShape)
-def decode_assignment_request(data: AssignmentShape) -> AssignmentRequest:
-    return AssignmentRequest(
-        data.topic,
-        data.consumer_group,
-        data.client_id,
-        data.strategy_name or "AVG",
-        read_enum(data.message_model, MESSAGE_MODELS, "CLUSTERING"),
-    )
+    @property
+    def is_broadcasting(self) -> bool:
+        return read_enum(self.message_model, MESSAGE_MODELS, "CLUSTERING") == "BROADCASTING"
 
 
-def encode_assignment(queues: Iterable[Queue]) -> bytes:
-    items = [{"attachments": {}, "messageQueue": queue_json(queue), "mode": "PULL"} for queue in queues]
+@reads("assignment request", AssignmentRequest)
+def decode_assignment_request(data: AssignmentRequest) -> AssignmentRequest:
+    return data
+
+
+def encode_assignment(queues: Iterable[Queue], mode: str = "PULL") -> bytes:
+    items = [{"attachments": {}, "messageQueue": queue_json(queue), "mode": mode} for queue in queues]
     return orjson.dumps({"messageQueueAssignments": items})
 
 
@@ -231,25 +212,17 @@ class FilterShape(Shape):
     expression_type: Text | None = None
 
 
-class ClientCheckShape(Shape):
+class ClientCheck(Shape):
+    """CHECK_CLIENT_CONFIG: a client asks if the broker can filter by its subscription."""
+
     client_id: Text
     group: Text
-    subscription_data: FilterShape | None = None
+    subscription: FilterShape | None = wire(name="subscriptionData", default=None)
 
 
-class ClientCheck(NamedTuple):
-    """CHECK_CLIENT_CONFIG: whose filter, of which kind."""
-
-    client_id: str
-    group: str
-    kind: str | None
-    expression: str
-
-
-@reads("client check", ClientCheckShape)
-def decode_client_check(data: ClientCheckShape) -> ClientCheck:
-    subscription = data.subscription_data or FilterShape()
-    return ClientCheck(data.client_id, data.group, subscription.expression_type, subscription.sub_string or "")
+@reads("client check", ClientCheck)
+def decode_client_check(data: ClientCheck) -> ClientCheck:
+    return data
 
 
 def encode_client_check(client_id: str, group: str, subscription: Subscription) -> bytes:
@@ -334,6 +307,7 @@ class BatchAckShape(Shape):
     invisible_ms: Long = wire(name="it", default=0)
     mark: Text = wire(name="r", default="0")
     bits: str | list[int] = wire(name="b", default="")
+    revive_qid: Any = wire(name="rq", default=0)  # written for Apache's brokers, and not read
 
 
 class BatchAcksShape(Shape):
@@ -361,20 +335,13 @@ def encode_batch_acks(broker_name: str, group: str, acks: Iterable[tuple[str, Re
     """The body of acknowledgements: topics, each with a receipt of a pop and the offsets that are acknowledged, none below
     its start offset."""
     entries = [
-        {
-            "c": group,
-            "t": topic,
-            "r": of.mark,
-            "so": of.start_offset,
-            "q": of.queue_id,
-            "rq": of.revive_qid,
-            "pt": of.pop_ms,
-            "it": of.invisible_ms,
-            "b": base64.b64encode(_bit_set(offset - of.start_offset for offset in offsets)).decode(),
-        }
+        BatchAckShape(
+            group, topic, of.queue_id, of.start_offset, of.pop_ms, of.invisible_ms, of.mark,
+            base64.b64encode(_bit_set(offset - of.start_offset for offset in offsets)).decode(), of.revive_qid,
+        )
         for topic, of, offsets in acks
-    ]
-    return orjson.dumps({"brokerName": broker_name, "acks": entries})
+    ]  # fmt: skip
+    return msgspec.json.encode(BatchAcksShape(entries, broker_name))
 
 
 def _bit_set(numbers: Iterable[int]) -> bytes:
@@ -429,21 +396,12 @@ def _mode(topic: str, group: str, mode: str | int | None, share_queues: int) -> 
     return RequestMode(topic, group, named, share_queues)
 
 
-def request_mode_json(mode: RequestMode) -> dict[str, str | int]:
-    return {
-        "consumerGroup": mode.group,
-        "mode": mode.mode,
-        "popShareQueueNum": mode.share_queues,
-        "topic": mode.topic,
-    }
-
-
 def encode_request_modes(modes: Iterable[RequestMode]) -> bytes:
     """The answer of GET_ALL_MESSAGE_REQUEST_MODE."""
-    found: dict[str, dict[str, Mapping[str, str | int]]] = {}
+    found: dict[str, dict[str, RequestModeShape]] = {}
     for mode in modes:
-        found.setdefault(mode.topic, {})[mode.group] = request_mode_json(mode)
-    return orjson.dumps({"messageRequestModeMap": found})
+        found.setdefault(mode.topic, {})[mode.group] = RequestModeShape(*mode)
+    return msgspec.json.encode({"messageRequestModeMap": found})
 
 
 @answers("request modes")
@@ -457,18 +415,7 @@ def decode_request_modes(data: dict[str, dict[str, dict[str, dict[str, str | int
 
 def encode_pop_assignment(topic: str, broker_names: Iterable[str]) -> bytes:
     """The answer of QUERY_ASSIGNMENT where members pop: any queue of each broker."""
-    return orjson.dumps(
-        {
-            "messageQueueAssignments": [
-                {
-                    "attachments": {},
-                    "messageQueue": {"brokerName": name, "queueId": -1, "topic": topic},
-                    "mode": POP,
-                }
-                for name in broker_names
-            ]
-        }
-    )
+    return encode_assignment((Queue(topic, name, -1) for name in broker_names), POP)
 
 
 # ------------------------------------------------------------------------------

@@ -329,20 +329,21 @@ def _foreign_client(broker: Broker, connection: Connection, request: group_bodie
 
 def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
     """CHECK_CLIENT_CONFIG: whether the broker can filter as the client wants."""
-    check = group_bodies.decode_client_check(frame.body)
-    kind = check.kind or TAG
+    wanted = group_bodies.decode_client_check(frame.body).subscription
+    kind = (wanted and wanted.expression_type) or TAG
+    expression = (wanted and wanted.sub_string) or ""
     if kind == TAG:
         return answer(frame)
     if kind != SQL92:
         remark = f"the expression type {kind} is unknown; use TAG or SQL92"
         return answer(frame, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=remark)
     request = small(frame)
-    if broker.filters.find(check.expression) is None:
+    if broker.filters.find(expression) is None:
         broker.filters.when_parsed(
             connection,
-            check.expression,
-            lambda: connection.write(_checked(broker, request, check.expression)),
-            len(check.expression),
+            expression,
+            lambda: connection.write(_checked(broker, request, expression)),
+            len(expression),
         )
         return None
     return answer(frame)
@@ -436,7 +437,7 @@ async def query_assignment(broker: Broker, connection: Connection, frame: Frame)
     route = await broker.name_servers.find_route(request.topic)
     if route is None:
         return answer(frame, ResponseCode.TOPIC_NOT_EXIST, remark=f"topic[{request.topic}] not exist")
-    if is_popped and request.message_model != "BROADCASTING":
+    if is_popped and not request.is_broadcasting:
         names = dict.fromkeys(data.broker_name for data in route.queues if data.read_queues)
         return answer(frame, body=encode_pop_assignment(request.topic, names))
     return answer(frame, body=group_bodies.encode_assignment(_share(broker, request, route)))
@@ -448,7 +449,7 @@ def _share(broker: Broker, request: group_bodies.AssignmentRequest, route: Route
     if count > MAX_REQUEST_QUEUES:
         raise LimitExceeded(f"{request.topic} has {count} queues; a broker shares out {MAX_REQUEST_QUEUES} at most")
     queues = allocation.subscribe_queues(request.topic, route)
-    if request.message_model == "BROADCASTING":
+    if request.is_broadcasting:
         return queues
     group = broker.groups.get(request.group)
     ids = list(group.order(request.topic)) if group else []
