@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.messages.topics import Topics
-from rocketlet.broker.runtime import MACHINE
+from rocketlet.broker.runtime import Runtime
 from rocketlet.broker.store.store import Store
 from rocketlet.command.plumbing import logs
 from rocketlet.command.plumbing.numbers import whole
@@ -42,7 +42,7 @@ def topic_of(queue: int) -> str:
 
 def create_topics(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    topics = Topics(BrokerConfig(data_dir=folder, address="127.0.0.1:1"), MACHINE, on_change=lambda topic: None)
+    topics = Topics(Runtime(), BrokerConfig(data_dir=folder, address="127.0.0.1:1"), on_change=lambda topic: None)
     for queue in range(0, QUEUES, QUEUES_PER_TOPIC):
         topics.put(TopicConfig(topic_of(queue), QUEUES_PER_TOPIC, QUEUES_PER_TOPIC), 0)
 

@@ -24,7 +24,8 @@ from ..protocol.bodies import DataVersion
 from ..protocol.headers import Signer
 from .config import MAX_ACL_FILE_BYTES
 from .machine import Unsettled, Watched, is_readable_by_all, replace_file
-from .sessions import Generation, Recent, Reports, Session
+from .runtime import Generation
+from .sessions import Recent, Reports, Session
 
 log = structlog.get_logger("rocketlet.acl")
 
@@ -393,7 +394,7 @@ class Acl:
         if proof is account.former:
             self._note_former(session, account)
         known.identified, known.proof = account, proof
-        self.file.generation.rise()
+        self.file.generation.increment()
         return True
 
     def _note_former(self, session: Session, account: Account) -> None:
@@ -621,7 +622,7 @@ class AclFile:
 
     def _put(self, policy: Policy, document: Document) -> None:
         self.policy, self._document = policy, document
-        self.generation.rise()
+        self.generation.increment()
 
     def _read(self) -> Document:
         import yaml

@@ -30,11 +30,11 @@ from .config import (
     Limits,
     LiveConfig,
 )
-from .groups.drains import Draining, Notifications, Outside, Repeats
-from .groups.leases import Around, Locks
+from .groups.drains import Draining, Notifications, Repeats
+from .groups.leases import Locks
 from .groups.members import ConsumerGroup, ConsumerGroups
 from .groups.offsets import GroupProgress, Offsets, Watch
-from .groups.pulling import Commits, Parts, Pulling
+from .groups.pulling import Commits, Pulling
 from .groups.settings import GroupConfigs, History, Refusals, RequestModes
 from .machine import shares
 from .messages.appender import Appender
@@ -45,11 +45,10 @@ from .messages.sending import Retries, Sending
 from .messages.topics import Statistics, Topics
 from .messages.transactions import Transactions
 from .nameserver import Routes
-from .pops.division import Mixed, OtherReaders
-from .pops.pool import PopSource
-from .pops.pops import Keeping, Pops
-from .runtime import MACHINE, Clock, Device, Engine, Histogram, Job, Line, Tasks, Timer, Turns, run
-from .sessions import Callers, Clients, Generation, GroupChanged, Recent, Session
+from .pops.division import Mixed
+from .pops.pops import Pops
+from .runtime import MACHINE, Clock, Device, Histogram, Job, Line, Runtime, Timer, run
+from .sessions import Callers, Clients, GroupChanged, Recent, Session
 from .store.files import Save, StoreFull
 from .store.index import ConsumeQueue
 from .store.journals import Frames
@@ -78,8 +77,9 @@ class Broker:
     ) -> None:
         self.clock = clock
         self.limits = limits
-        self.generation = acl.file.generation if acl is not None else Generation()
-        self.settings = LiveConfig(config, self.generation.rise)
+        self.runtime = Runtime(clock, limits, acl.file.generation if acl is not None else None)
+        self.generation, self.tasks, self.turns = self.runtime.generation, self.runtime.tasks, self.runtime.turns
+        self.settings = LiveConfig(config, self.generation.increment)
         self.acl = acl
         self.tls = tls or Tls()
         self._make_engine()
@@ -89,9 +89,10 @@ class Broker:
         pop_frames = self._read_groups(config)
         self._make_members(config)
         self.pops = self._make_pops(config.name, pop_frames)
-        parts = self._parts()
-        self.commits = Commits(parts)
-        self.pulling = Pulling(parts, self.commits)
+        self.commits = Commits(
+            self.topics, self.store, self.groups, self.offsets, self.locks, self.watch, self.draining, self.pops
+        )
+        self.pulling = self._make_pulling()
         self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups, self.pops.popped)
         self.registration = self._make_registration()
 
@@ -102,9 +103,7 @@ class Broker:
     # Parts, each of those before it
 
     def _make_engine(self) -> None:
-        clock, limits = self.clock, self.limits
-        self.tasks, self.turns, self.device = Tasks(clock), Turns(), Device()
-        self.engine = Engine(self.tasks, self.turns, clock)
+        limits, self.device = self.limits, Device()
         self.searches = Line(self.turns, limits.max_searches, limits.max_waiting_searches)
         self.recalls = Line(self.turns, limits.max_recalling, limits.max_waiting_recalls)
         self.request_times: dict[int, Histogram] = {code: Histogram(REQUEST_BOUNDS_S) for code in RequestCode}
@@ -114,29 +113,29 @@ class Broker:
         sign = signing(acl.file, config.name_server_account) if acl and config.name_server_account else None
         self.callers = Callers(clock)
         self.turned_away = Recent(clock.monotonic_s)  # connections
-        self.clients = Clients(clock, acl.may_publish if acl else None, self.limits, account_name)
+        self.clients = Clients(self.runtime, acl.may_publish if acl else None, account_name)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
-        self.peers = Peers(self.tls, sign, self.tasks, clock, self.limits)
+        self.peers = Peers(self.runtime, self.tls, sign)
 
     def _open_store(self, config: BrokerConfig) -> None:
         self.store = _store(config, self.clock)
         self.retention_time = RetentionTime(self.clock)
-        self.topics = Topics(config, self.clock, self._topic_changed, self.generation, self.limits)
+        self.topics = Topics(self.runtime, config, self._topic_changed)
         self.recovered = self.store.recover(
             self.topics.since(), deleted=self.topics.deleted, knows_topics=self.topics.is_current
         )
         self.topics.adopt(self.recovered.unknown_topics)
-        self.statistics = Statistics(self.store, self.clock, self.topics.all_queues_of, self.limits)
+        self.statistics = Statistics(self.runtime, self.store, self.topics.all_queues_of)
 
     def _make_messages(self, config: BrokerConfig) -> None:
-        folder, clock, limits, topics = config.data_dir, self.clock, self.limits, self.topics
-        self.filters = Filters(self.turns, limits)
-        self.held_pulls = HeldPulls(clock, self.turns, limits)
+        folder, runtime, topics = config.data_dir, self.runtime, self.topics
+        self.filters = Filters(runtime)
+        self.held_pulls = HeldPulls(runtime)
         self.appender = appender = Appender(self.store, self._appended)
-        self.delays = Delays(folder / "delays.json", config.delay_levels_ms, topics, appender, clock)
-        self.timers = Timers(folder, topics, appender, clock, limits)
+        self.delays = Delays(runtime, folder / "delays.json", config.delay_levels_ms, topics, appender)
+        self.timers = Timers(runtime, folder, topics, appender)
         path, time = folder / "transactions.json", self.retention_time
-        self.transactions = Transactions(path, self.settings, topics, appender, self.clients, time, limits)
+        self.transactions = Transactions(runtime, path, self.settings, topics, appender, self.clients, time)
 
     def _read_groups(self, config: BrokerConfig) -> Frames:
         """Reads what is kept of groups, and makes what sending needs of it. Returns the file of popped messages."""
@@ -145,7 +144,7 @@ class Broker:
         self.offsets.forget_former(self.topics.deleted)
         self.offsets.clamp(self.store.queues)
         self.group_configs = groups = GroupConfigs(
-            folder / "groups.json", self.clock.time_ms, self.generation, limits, auto_create=config.auto_create_groups
+            self.runtime, folder / "groups.json", auto_create=config.auto_create_groups
         )
         pop_frames = Frames(folder / "pops.journal", is_synced=config.flush == "sync")
         journals = (self.topics.journal, groups.journal, self.timers.journal, pop_frames)
@@ -160,20 +159,18 @@ class Broker:
 
     def _make_members(self, config: BrokerConfig) -> None:
         folder, clock, limits = config.data_dir, self.clock, self.limits
-        self.history = History(clock, limits)
+        self.history = History(self.runtime)
         self.groups = self._make_groups(config.name)
         self.refusals = Refusals(clock)
         self.repeats = Repeats(clock)
         self.locks = self._make_locks(folder / "locks.json")
-        self.watch = Watch(self.groups, self.locks, self.history, self.topics.queues_of, clock, self._is_apart, limits)
+        self.watch = Watch(self.runtime, self.groups, self.locks, self.history, self.topics.queues_of, self._is_apart)
         self.draining = self._make_draining()
-        self.notifications = Notifications(
-            self.groups, self.group_configs, self.history, self.draining, clock, self.turns
-        )
+        self.notifications = Notifications(self.runtime, self.groups, self.group_configs, self.history, self.draining)
         self.request_modes = RequestModes(folder / "modes.json", limits)
 
-    def _parts(self) -> Parts:
-        return Parts(
+    def _make_pulling(self) -> Pulling:
+        return Pulling(
             self.settings,
             self.topics,
             self.appender,
@@ -188,16 +185,17 @@ class Broker:
             self.watch,
             self.draining,
             self.pops,
+            self.commits,
         )
 
     def _make_groups(self, broker_name: str) -> ConsumerGroups:
-        queues_of = self.topics.queues_of
-        return ConsumerGroups(
-            self.history, broker_name, queues_of, self.engine, self._group_changed, self.generation, self.limits
-        )
+        return ConsumerGroups(self.runtime, self.history, broker_name, self.topics.queues_of, self._group_changed)
 
     def _make_locks(self, path: Path) -> Locks:
-        around = Around(
+        return Locks(
+            self.runtime,
+            self.history,
+            path,
             on_free=_tell_free,
             on_change=self._save_locks_later,
             is_held_back=self._is_draining,
@@ -206,29 +204,37 @@ class Broker:
             end_of=self._end_of,
             on_unread=self.offsets.mark,
         )
-        return Locks(self.history, path, self.clock, around, self.generation, self.limits)
 
     def _make_draining(self) -> Draining:
-        outside = Outside(
-            self.name_servers.find_route, self._tell_members, self.peers.say, self._queue_drained, self.repeats
+        return Draining(
+            self.runtime,
+            self.groups,
+            self.watch,
+            self.held_pulls,
+            find_route=self.name_servers.find_route,
+            tell=self._tell_members,
+            say=self.peers.say,
+            on_drained=self._queue_drained,
+            repeats=self.repeats,
         )
-        return Draining(self.groups, self.watch, self.held_pulls, self.engine, outside, self.limits)
 
     def _make_pops(self, broker_name: str, frames: Frames) -> Pops:
-        source = PopSource(self.topics, self.appender, self.offsets, self.group_configs)
-        keeping = Keeping(frames, self.when_kept)
-        return Pops(broker_name, source, keeping, self._popping_members(), self.clock, self.limits)
-
-    def _popping_members(self) -> OtherReaders:
-        return OtherReaders(
+        return Pops(
+            self.runtime,
+            broker_name,
+            self.topics,
+            self.appender,
+            self.offsets,
+            self.group_configs,
             self.groups,
             self.locks,
             self.watch,
             self.request_modes,
-            Mixed(self.clock, self.history, self.limits),
-            self.engine,
-            self.name_servers.find_route,
-            self.topics.queues_of,
+            Mixed(self.runtime, self.history),
+            frames,
+            find_route=self.name_servers.find_route,
+            queues_of=self.topics.queues_of,
+            when_kept=self.when_kept,
         )
 
     def _make_registration(self) -> Registration:

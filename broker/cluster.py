@@ -15,18 +15,16 @@ from ..protocol.group_bodies import Word, encode_agreed_members
 from ..protocol.headers import ACCESS_KEY, SIGNATURE, BrokerName, RegisterBroker, TopicName, write
 from .access import AclError, AclFile
 from .config import (
-    LIMITS,
     MAX_PENDING_TOPICS,
     PEER_IDLE_S,
     REGISTER_INTERVAL_S,
     REGISTER_LOOK_S,
     REGISTER_TIMEOUT_S,
-    Limits,
     LiveConfig,
 )
 from .messages.topics import Topics
 from .nameserver import Routes
-from .runtime import Clock, Tasks, Timer
+from .runtime import Clock, Runtime, Tasks, Timer
 from .tls import Tls
 
 log = structlog.get_logger("rocketlet.registration")
@@ -181,12 +179,12 @@ Failed = Callable[[bool], None]
 
 
 class Peers:
-    def __init__(self, tls: Tls, sign: Sign | None, tasks: Tasks, clock: Clock, limits: Limits = LIMITS) -> None:
-        self._limits = limits
+    def __init__(self, runtime: Runtime, tls: Tls, sign: Sign | None) -> None:
+        self._limits = runtime.limits
         self._tls = tls
         self._sign = sign
-        self._tasks = tasks
-        self._clock = clock
+        self._tasks = runtime.tasks
+        self._clock = runtime.clock
         self._links: dict[str, Link] = {}
         self._due: dict[str, dict[str, tuple[Make, Failed]]] = {}  # by address and group
         self._idle: dict[str, Timer] = {}

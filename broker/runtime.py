@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
 from ..protocol.bodies import Work
-from .config import TURN_S, LimitExceeded
+from .config import LIMITS, TURN_S, LimitExceeded, Limits
 
 log = structlog.get_logger("rocketlet.turns")
 tasks_log = structlog.get_logger("rocketlet.tasks")
@@ -442,10 +442,53 @@ class Histogram:
 
 
 # ------------------------------------------------------------------------------
-# Makes things happen later: tasks, turns and the clock that all of them read.
+# The number by which cached checks are invalidated.
+#
+# The checks of a request look at topics, groups and their members, permissions, leases and drains. Every change of
+# these increments the generation. A check that has passed counts for the same request as long as the generation is the
+# one that was read before the check began. A check whose outcome depends on the time alone must not be cached.
 
 
-class Engine(NamedTuple):
-    tasks: Tasks
-    turns: Turns
-    clock: Clock
+class Generation:
+    """A number that every change increments. Call `increment` after the change: a thread may make it."""
+
+    __slots__ = ("_numbers", "number")
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self.number = 0
+
+    def increment(self) -> None:
+        self.number = next(self._numbers)
+
+
+# ------------------------------------------------------------------------------
+# What every part of a broker runs on, in one object.
+
+
+class Runtime:
+    """The clock, limits, tasks, deferred work and generation of one broker. Each part takes from it what it needs.
+
+    Args:
+        clock: the source of time for everything that expires, is due or is stamped.
+        limits: the limits in force.
+        generation: the number by which cached checks are invalidated; the accounts' file has it, too.
+        tasks: background tasks; a test may pass its own.
+        turns: long work in pieces; a test may pass its own.
+    """
+
+    __slots__ = ("clock", "generation", "limits", "tasks", "turns")
+
+    def __init__(
+        self,
+        clock: Clock = MACHINE,
+        limits: Limits = LIMITS,
+        generation: Generation | None = None,
+        tasks: Tasks | None = None,
+        turns: Turns | None = None,
+    ) -> None:
+        self.clock = clock
+        self.limits = limits
+        self.generation = generation if generation is not None else Generation()
+        self.tasks = tasks if tasks is not None else Tasks(clock)
+        self.turns = turns if turns is not None else Turns()

@@ -28,7 +28,6 @@ from .config import (
     ASKED_BYTES,
     CLIENT_ANSWER_S,
     LARGE_HOLDING_BYTES,
-    LIMITS,
     MAX_NAMED_CHARS,
     MAX_REFUSED,
     MAX_REPORTED_PEERS,
@@ -39,9 +38,8 @@ from .config import (
     SUBSCRIPTION_BYTES,
     TAG_BYTES,
     LimitExceeded,
-    Limits,
 )
-from .runtime import Clock, Timer
+from .runtime import Clock, Runtime, Timer
 
 log = structlog.get_logger("rocketlet.memory")
 
@@ -239,13 +237,12 @@ Answered = Callable[[Answer | None], None]
 class Clients:
     def __init__(
         self,
-        clock: Clock,
+        runtime: Runtime,
         may_publish: Callable[[Session, str], bool] | None = None,
-        limits: Limits = LIMITS,
         account_of: Callable[[Session], str] = lambda session: "",
     ) -> None:
-        self._limits = limits
-        self._clock = clock
+        self._limits = runtime.limits
+        self._clock = runtime.clock
         self._may_publish = may_publish
         self._account_of = account_of
         self._producers: dict[str, dict[Session, ConnectedClient]] = {}
@@ -424,27 +421,6 @@ class Refusal(Exception):
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)
         self.reason = reason
-
-
-# ------------------------------------------------------------------------------
-# The number by which a check that was passed once counts again.
-#
-# The checks of a request look at topics, groups and their members, permissions, leases and drains. Every change of
-# these raises the number, which is made here alone. A check that has passed counts for the same request as long as
-# the number is the one that was read before the check began. Nothing that time alone changes may be kept so.
-
-
-class Generation:
-    """`number` is never the same again after a change. Call `rise` behind the change: a thread may make it."""
-
-    __slots__ = ("_numbers", "number")
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self.number = 0
-
-    def rise(self) -> None:
-        self.number = next(self._numbers)
 
 
 # ------------------------------------------------------------------------------

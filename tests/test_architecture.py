@@ -78,7 +78,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.store": "broker.config broker.runtime",
         "broker.sessions": "broker.config broker.runtime",
         "broker.tls": "broker.config broker.machine broker.sessions host",
-        "broker.access": "broker.config broker.machine broker.sessions host",
+        "broker.access": "broker.config broker.machine broker.runtime broker.sessions host",
         "broker.nameserver": "broker.config broker.runtime broker.sessions",
         "broker.messages": "broker.config broker.runtime broker.sessions broker.store",
         "broker.cluster": "broker.access broker.config broker.messages broker.nameserver broker.runtime broker.tls",

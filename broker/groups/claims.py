@@ -10,7 +10,7 @@ from ...protocol.allocation import AVG, TopicQueues
 from ...protocol.bodies import Route, Work
 from ...protocol.names import RETRY_PREFIX
 from ..config import LIMITS, RELOOK_S, Limits
-from ..runtime import Engine
+from ..runtime import Runtime
 from ..sessions import Session
 from .agreement import NOBODY, Agreement, Drain, Others, QueueKey
 from .members import ALONE, ConsumerGroup, ConsumerGroups, Given, MemberList
@@ -37,22 +37,22 @@ class Allotment:
 
     def __init__(
         self,
+        runtime: Runtime,
         groups: ConsumerGroups,
         watch: Watch,
         find_route: Callable[[str], Awaitable[Route | None]],
-        engine: Engine,
         *,
         change_of: Callable[[str], int | None],
         on_moved: Callable[[ConsumerGroup], None],
-        limits: Limits = LIMITS,
     ) -> None:
+        limits = runtime.limits
         self.drained_wait_s = limits.drained_wait_s
         self._owners_look_s = limits.owners_look_s
         self._broker_name = groups.broker_name
         self._groups = groups
         self._watch = watch
         self._find_route = find_route
-        self._tasks, self._turns, self._clock = engine
+        self._tasks, self._turns, self._clock = runtime.tasks, runtime.turns, runtime.clock
         self._change_of = change_of
         self._on_moved = on_moved
         self.given = Given(limits)
@@ -151,7 +151,7 @@ class Allotment:
         elif members is ALONE:
             self.bound.add(name)
         if self.given.of(name, connection) is not members:
-            self._groups.generation.rise()
+            self._groups.generation.increment()
         self.given.give(name, connection, client_id, members)
 
     def keep(self, name: str, members: Container[Session]) -> None:
@@ -183,7 +183,7 @@ class Allotment:
             self.bound.add(group.name)
         self.owners.put(group.name, owners)
         self._looked_s[group.name] = self._clock.monotonic_s()
-        self._groups.generation.rise()
+        self._groups.generation.increment()
 
     # Finding owners
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -15,7 +14,6 @@ from ...protocol.headers import AgreeOnMembers, PullMessage
 from ..config import (
     DROPPED_AFTER_S,
     KNOWN_AFTER_S,
-    LIMITS,
     MAX_NAMED_CHARS,
     MAX_NAMED_MEMBERS,
     NOTIFY_DELAY_S,
@@ -23,10 +21,9 @@ from ..config import (
     STANDSTILL_S,
     TOLD_AGAIN,
     LimitExceeded,
-    Limits,
 )
 from ..messages.held_pulls import HeldPulls, Until
-from ..runtime import Clock, Engine, Turns
+from ..runtime import Clock, Runtime
 from ..sessions import GroupChanged, Recent, Session
 from .agreement import Agreement, Drain, DrainEvent, DrainStage, GivenElsewhere, QueueKey, Say
 from .claims import Allotment, Found, Moves, Routes
@@ -58,54 +55,46 @@ log = structlog.get_logger("rocketlet.groups")
 # by that. Where nobody was given a list, or only of itself (`allotment`), the reader is the one that pulled last.
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """The functions by which draining asks and tells others.
+class Draining:
+    """Finds the queues that foreign members will lose, and notifies these members when they are done with them.
 
-    `find_route(topic)`: which queues a topic has on all brokers, because members share them all. `tell(group, connections)`
-    tells members that their group is another than before. `say`: to other brokers. `on_drained(group, place, connection)`:
-    its reader has handled all of a queue. `repeats` notes what was given up.
+    Args:
+        find_route: returns which queues a topic has on all brokers, because members divide them all.
+        tell: notifies members that their group has changed.
+        say: sends a word to another broker.
+        on_drained: called with a group, a queue and its reader when the reader has handled all of the queue.
+        repeats: counts the drains that were given up.
     """
 
-    find_route: Callable[[str], Awaitable[Route | None]]
-    tell: Tell
-    say: Say
-    on_drained: Callable[[str, QueueKey, Session], None]
-    repeats: Repeats
-
-
-class Draining:
     def __init__(
         self,
+        runtime: Runtime,
         groups: ConsumerGroups,
         watch: Watch,
         held_pulls: HeldPulls,
-        engine: Engine,
-        outside: Outside,
-        limits: Limits = LIMITS,
+        *,
+        find_route: Callable[[str], Awaitable[Route | None]],
+        tell: Tell,
+        say: Say,
+        on_drained: Callable[[str, QueueKey, Session], None],
+        repeats: Repeats,
     ) -> None:
-        self._limits = limits
+        limits = self._limits = runtime.limits
         self._groups = groups
         self._watch = watch
         self._held_pulls = held_pulls
-        self._tasks, self._turns, self._clock = engine
-        self._on_drained = outside.on_drained
-        self._repeats = outside.repeats
+        self._tasks, self._turns, self._clock = runtime.tasks, runtime.turns, runtime.clock
+        self._on_drained = on_drained
+        self._repeats = repeats
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
         self._change = 0  # the last number, in any group; none comes again, also if its group is forgotten
         self.allotment = Allotment(
-            groups,
-            watch,
-            outside.find_route,
-            engine,
-            change_of=self._changes.get,
-            on_moved=self.changed,
-            limits=limits,
+            runtime, groups, watch, find_route, change_of=self._changes.get, on_moved=self.changed
         )
-        self.agreement = Agreement(groups.broker_name, self._clock, outside.say, self._peers_changed, limits)
+        self.agreement = Agreement(groups.broker_name, self._clock, say, self._peers_changed, limits)
         self._moves = Moves(groups.broker_name, watch, self.allotment, self.agreement, limits)
-        self.notices = Notices(self._drains, groups, watch, self.allotment, self.agreement, self._clock, outside.tell)
+        self.notices = Notices(self._drains, groups, watch, self.allotment, self.agreement, self._clock, tell)
 
     # Questions
 
@@ -201,7 +190,7 @@ class Draining:
         """Members or their topics have changed: drains what will move from a foreign reader, if there is one."""
         self._change += 1
         self._changes[group.name] = change = self._change
-        self._groups.generation.rise()
+        self._groups.generation.increment()
         if group.foreign:
             now_s = self._clock.monotonic_s()
             # Until `_start` knows what moves, nobody may take anything: members allocate as soon as they are told.
@@ -242,7 +231,7 @@ class Draining:
         if found is None:
             return
         self.allotment.put(group, found.owners)
-        self._groups.generation.rise()
+        self._groups.generation.increment()
         # Else it took so long that all were told meanwhile, and were given other lists.
         if drain.stage is stage and self._drains.get(group.name) is drain:
             self._begin(group, drain, found)
@@ -593,19 +582,18 @@ class Repeats:
 class Notifications:
     def __init__(
         self,
+        runtime: Runtime,
         groups: ConsumerGroups,
         settings: GroupConfigs,
         history: History,
         draining: Draining,
-        clock: Clock,
-        turns: Turns,
     ) -> None:
         self._groups = groups
         self._settings = settings
         self._history = history
         self._draining = draining
-        self._clock = clock
-        self._turns = turns
+        self._clock = runtime.clock
+        self._turns = runtime.turns
         self._is_telling = False
         self._waiting: dict[str, None] = {}
 

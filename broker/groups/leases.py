@@ -15,8 +15,8 @@ from ...protocol.bodies import LOOKS, Work
 from ...protocol.group_bodies import LockRequest
 from ...protocol.names import Queue
 from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, LIMITS, LOCK_LEASE_S, PLACE_BYTES, STANDSTILL_S, Limits
-from ..runtime import Clock, Job
-from ..sessions import Generation, Session
+from ..runtime import Job, Runtime
+from ..sessions import Session
 from ..store.journals import Change, Former, LeaseKey, Ledger
 from .settings import History
 
@@ -47,26 +47,6 @@ class Lock:
 
     def is_over(self, now_s: float) -> bool:
         return now_s - self.renewed_s > (HANDOVER_LEASE_S if self.handover else LOCK_LEASE_S)
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """The functions by which locks ask and tell others.
-
-    `on_free(connection, group)` is called for each member that waited for a queue that is free now, `on_change` when there is
-    something to save. `is_held_back(group, topic, queue_id)`: whether nobody may take a queue yet. `is_anothers(group,
-    connection, topic, queue_id)`: whether a foreign member claims what is not its own. `queues_of(topic)`: how many queues
-    there are; others are not locked. `end_of(topic, queue_id)`: where a queue ends. `on_unread(group, topic, queue_id)` is
-    called when a queue waits no more for its reader from before a restart.
-    """
-
-    on_free: Callable[[Session, str], None]
-    on_change: Callable[[], None]
-    is_held_back: Callable[[str, str, int], bool]
-    is_anothers: Callable[[str, Session, str, int], bool]
-    queues_of: Callable[[str], int]
-    end_of: Callable[[str, int], int]
-    on_unread: Callable[[str, str, int], None] = lambda group, topic, queue_id: None
 
 
 def is_lease(lock: Lock) -> bool:
@@ -108,31 +88,46 @@ def lines_of(key: LeaseKey, lock: Lock) -> Iterator[Change]:
 
 
 class Locks:
-    """`refused` counts locks beyond the limits. is_restarted: queues had readers or owners in a run before."""
+    """The leases of all groups. `refused` counts locks beyond the limits.
+
+    Args:
+        on_free: called with a member that waited for a queue, and its group, when the queue is free.
+        on_change: called when leases must be saved.
+        is_held_back: True if no member may lock the queue of a group, topic and queue id yet.
+        is_anothers: True if a foreign member claims a queue that belongs to another member (group, session, topic, queue id).
+        queues_of: the number of queues of a topic; other queues are not locked.
+        end_of: the end offset of a topic's queue.
+        on_unread: called with group, topic and queue id when a queue no longer waits for its reader from before a restart.
+    """
 
     def __init__(
         self,
+        runtime: Runtime,
         history: History,
         path: Path,
-        clock: Clock,
-        around: Around,
-        generation: Generation | None = None,
-        limits: Limits = LIMITS,
+        *,
+        on_free: Callable[[Session, str], None],
+        on_change: Callable[[], None],
+        is_held_back: Callable[[str, str, int], bool],
+        is_anothers: Callable[[str, Session, str, int], bool],
+        queues_of: Callable[[str], int],
+        end_of: Callable[[str, int], int],
+        on_unread: Callable[[str, str, int], None] = lambda group, topic, queue_id: None,
     ) -> None:
-        self._limits = limits
+        limits = self._limits = runtime.limits
         self._path = path
-        self._clock = clock
+        self._clock = clock = runtime.clock
         self._locks: dict[LeaseKey, Lock] = {}
         self._of_group: dict[str, dict[LeaseKey, None]] = {}
         self._keys: dict[Session, dict[LeaseKey, None]] = {}  # that a connection owned or waited for
         self._left: dict[Session, dict[str, None]] = {}  # the groups that foreign members have left
-        self._generation = generation or Generation()
-        self._on_free = around.on_free
-        self._on_change = around.on_change
-        self._is_held_back = around.is_held_back
-        self._is_anothers = around.is_anothers
-        self._queues_of = around.queues_of
-        self._on_unread = around.on_unread
+        self._generation = runtime.generation
+        self._on_free = on_free
+        self._on_change = on_change
+        self._is_held_back = is_held_back
+        self._is_anothers = is_anothers
+        self._queues_of = queues_of
+        self._on_unread = on_unread
         self._waiting = 0  # places in all lines
         self.refused = 0
         self._history = history
@@ -147,7 +142,7 @@ class Locks:
         self.is_restarted = ledger.epoch > 0
         self._readers = Readers(ledger, self._next_epoch, limits)
         for key, former in ledger.leases.items():
-            end = around.end_of(*key[1:])
+            end = end_of(*key[1:])
             if not former.is_reader and (former.end is None or end < former.end):
                 former = former._replace(end=end)
                 ledger.ended_at(key, former)
@@ -206,7 +201,7 @@ class Locks:
                     self._forget_key(lock.connection, key)
                     lock.connection = connection
                     self._note_key(connection, key)
-                    self._generation.rise()
+                    self._generation.increment()
                 return lock.epoch
             if lock.client_id != request.client_id or lock.connection is not None or epoch is not None:
                 if epoch is None:
@@ -234,7 +229,7 @@ class Locks:
             fresh.waiters = {waiter: None for waiter in lock.waiters if waiter is not connection}
             self._waiting -= len(lock.waiters) - len(fresh.waiters)
         self._locks[key] = fresh
-        self._generation.rise()
+        self._generation.increment()
         self._of_group.setdefault(key[0], {})[key] = None
         self._note_key(connection, key)
         self._note("locked", key, fresh)
@@ -280,7 +275,7 @@ class Locks:
                     self._free(key, "lock lost")
                 else:
                     lock.connection = None
-                    self._generation.rise()
+                    self._generation.increment()
 
     def let_go(self, group: str, topic: str, queue_id: int, connection: Session) -> None:
         """A foreign reader has handled all of a queue that moves away from it. Apache's Go client does not unlock queues
@@ -530,7 +525,7 @@ class Locks:
 
     def _free(self, key: LeaseKey, event: str) -> None:
         lock = self._locks.pop(key)
-        self._generation.rise()
+        self._generation.increment()
         of_group = self._of_group[key[0]]
         del of_group[key]
         if not of_group:

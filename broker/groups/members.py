@@ -23,8 +23,8 @@ from ..config import (
     LimitExceeded,
     Limits,
 )
-from ..runtime import Engine
-from ..sessions import Generation, Reason, Refusal, Session, subscription_bytes
+from ..runtime import Runtime
+from ..sessions import Reason, Refusal, Session, subscription_bytes
 from .settings import History
 
 log = structlog.get_logger("rocketlet.groups")
@@ -288,19 +288,17 @@ class ConsumerGroups:
 
     def __init__(
         self,
+        runtime: Runtime,
         history: History,
         broker_name: str,
         queues_of: Callable[[str], int],
-        engine: Engine,
         on_change: Callable[[ConsumerGroup], None],
-        generation: Generation | None = None,
-        limits: Limits = LIMITS,
     ) -> None:
-        self._limits = limits
+        self._limits = runtime.limits
         self.broker_name = broker_name
         self._queues_of = queues_of
-        self._clock = clock = engine.clock
-        self._turns = engine.turns
+        self._clock = clock = runtime.clock
+        self._turns = runtime.turns
         self._to_check: set[str] = set()
         self._logged: Counter[str] = Counter()
         self._logged_since_s = clock.monotonic_s()
@@ -309,7 +307,7 @@ class ConsumerGroups:
         self._of_topic: dict[str, dict[str, None]] = {}  # the groups that subscribe to a topic
         self._history = history
         self._on_change = on_change
-        self.generation = generation or Generation()
+        self.generation = runtime.generation
         self.get = self._groups.get
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
@@ -346,7 +344,7 @@ class ConsumerGroups:
         if member is not None and member.data is data:  # its last heartbeat once more
             member.seen_s = now_s
             return
-        self.generation.rise()
+        self.generation.increment()
         if member is not None:
             before = member.subscriptions
             changed = member.update(data, now_s)
@@ -376,7 +374,7 @@ class ConsumerGroups:
         member = group.members.pop(connection, None) if group else None
         if group is None or member is None:
             return
-        self.generation.rise()
+        self.generation.increment()
         names = self._names[connection]
         names.discard(name)
         if not names:

@@ -15,7 +15,7 @@ from ...protocol.bodies import LOOKS, SLICE, Work, joined
 from ...protocol.names import IllegalName, Queue, group_fault
 from ..config import LIMITS, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, LimitExceeded, Limits
 from ..messages.topics import Topics
-from ..runtime import Clock, Job
+from ..runtime import Job, Runtime
 from ..sessions import Session
 from ..store.files import Save, read_state
 from ..store.index import ConsumeQueue
@@ -395,20 +395,19 @@ class Watch:
 
     def __init__(
         self,
+        runtime: Runtime,
         groups: ConsumerGroups,
         locks: Locks,
         history: History,
         queues_of: Callable[[str], int],
-        clock: Clock,
         is_popped: Callable[[str, str], bool] = lambda group, topic: False,
-        limits: Limits = LIMITS,
     ) -> None:
-        self._limits = limits
+        self._limits = runtime.limits
         self._groups = groups
         self._locks = locks
         self._history = history
         self._queues_of = queues_of
-        self._clock = clock
+        self._clock = runtime.clock
         self._is_popped = is_popped
         # the connection that pulled last, another before it, and since when it is the last
         self.readers: dict[_Key, tuple[Session | None, Session | None, float]] = {}

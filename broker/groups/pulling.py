@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple
@@ -50,6 +49,7 @@ from ..pops.pops import Pops
 from ..sessions import Answer, Asked, Clients, Reason, Refusal, RunningWanted, Session, subscription_bytes
 from ..store.files import StoreError, StoreFull
 from ..store.index import ConsumeQueue
+from ..store.store import Store
 from .drains import Draining, has_handled_all
 from .leases import Locks
 from .members import ConsumerGroups, Member
@@ -122,24 +122,41 @@ class Pull(NamedTuple):
 
 
 class Pulling:
-    def __init__(self, parts: Parts, commits: Commits) -> None:
-        self._settings = parts.settings
-        self._topics = parts.topics
-        self._appender = parts.appender
-        self._store = parts.appender.store
-        self._held_pulls = parts.held_pulls
-        self._filters = parts.filters
-        self._statistics = parts.statistics
-        self._groups = parts.groups
-        self._group_configs = parts.group_configs
-        self._offsets = parts.offsets
-        self._locks = parts.locks
-        self._watch = parts.watch
-        self._draining = parts.draining
-        self._pops = parts.pops
+    def __init__(
+        self,
+        settings: LiveConfig,
+        topics: Topics,
+        appender: Appender,
+        held_pulls: HeldPulls,
+        filters: Filters,
+        statistics: Statistics,
+        clients: Clients,
+        groups: ConsumerGroups,
+        group_configs: GroupConfigs,
+        offsets: Offsets,
+        locks: Locks,
+        watch: Watch,
+        draining: Draining,
+        pops: Pops,
+        commits: Commits,
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._appender = appender
+        self._store = appender.store
+        self._held_pulls = held_pulls
+        self._filters = filters
+        self._statistics = statistics
+        self._groups = groups
+        self._group_configs = group_configs
+        self._offsets = offsets
+        self._locks = locks
+        self._watch = watch
+        self._draining = draining
+        self._pops = pops
         self._commits = commits
-        self._versions = Versions(parts.groups, parts.clients)
-        self.checked = CheckedPulls(parts, commits)
+        self._versions = Versions(groups, clients)
+        self.checked = CheckedPulls(self._store, statistics, groups, offsets, locks, watch, draining, pops, commits)
 
     def pull(self, pull: Pull, ask_who: Callable[[], None] | None = None, attempt: int = 1) -> Pulled | None:
         """Returns the outcome, or None if it comes later. `ask_who` asks a client that has sent no heartbeat who it is.
@@ -530,15 +547,26 @@ class CheckedPull(NamedTuple):
 
 
 class CheckedPulls:
-    def __init__(self, parts: Parts, commits: Commits) -> None:
-        self._generation = parts.groups.generation
-        self._store = parts.appender.store
-        self._statistics = parts.statistics
-        self._offsets = parts.offsets
-        self._locks = parts.locks
-        self._watch = parts.watch
-        self._draining = parts.draining
-        self._pops = parts.pops
+    def __init__(
+        self,
+        store: Store,
+        statistics: Statistics,
+        groups: ConsumerGroups,
+        offsets: Offsets,
+        locks: Locks,
+        watch: Watch,
+        draining: Draining,
+        pops: Pops,
+        commits: Commits,
+    ) -> None:
+        self._generation = groups.generation
+        self._store = store
+        self._statistics = statistics
+        self._offsets = offsets
+        self._locks = locks
+        self._watch = watch
+        self._draining = draining
+        self._pops = pops
         self._commits = commits
 
     def of(
@@ -590,15 +618,25 @@ class CheckedPulls:
 
 
 class Commits:
-    def __init__(self, parts: Parts) -> None:
-        self._groups = parts.groups
-        self._pops = parts.pops
-        self._locks = parts.locks
-        self._draining = parts.draining
-        self._offsets = parts.offsets
-        self._watch = parts.watch
-        self._store = parts.appender.store
-        self._topics = parts.topics
+    def __init__(
+        self,
+        topics: Topics,
+        store: Store,
+        groups: ConsumerGroups,
+        offsets: Offsets,
+        locks: Locks,
+        watch: Watch,
+        draining: Draining,
+        pops: Pops,
+    ) -> None:
+        self._groups = groups
+        self._pops = pops
+        self._locks = locks
+        self._draining = draining
+        self._offsets = offsets
+        self._watch = watch
+        self._store = store
+        self._topics = topics
 
     def fence_fault(
         self,
@@ -728,26 +766,4 @@ class Versions:
             # Another expression has to come by a heartbeat, with all that is checked there.
             if known is not None and known.expression == running.subscriptions[topic]:
                 group.take_version(member, topic, version)
-                self._groups.generation.rise()
-
-
-# ------------------------------------------------------------------------------
-# The state that pulls and commits look at.
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    settings: LiveConfig
-    topics: Topics
-    appender: Appender
-    held_pulls: HeldPulls
-    filters: Filters
-    statistics: Statistics
-    clients: Clients
-    groups: ConsumerGroups
-    group_configs: GroupConfigs
-    offsets: Offsets
-    locks: Locks
-    watch: Watch
-    draining: Draining
-    pops: Pops
+                self._groups.generation.increment()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +28,8 @@ from ..config import (
     Limits,
     within,
 )
-from ..runtime import Clock, Histogram, Job
-from ..sessions import Generation, Recent
+from ..runtime import Clock, Histogram, Job, Runtime
+from ..sessions import Recent
 from ..store.files import StoreFull, read_state, replace_state, write_state
 from ..store.journals import Journal, LeaseKey
 
@@ -60,21 +60,19 @@ class GroupConfigs:
 
     def __init__(
         self,
+        runtime: Runtime,
         path: Path,
-        time_ms: Callable[[], int],
-        generation: Generation | None = None,
-        limits: Limits = LIMITS,
         *,
         auto_create: bool,
     ) -> None:
-        self._limits = limits
+        self._limits = runtime.limits
         self._path = path
-        self._time_ms = time_ms
+        self._time_ms = time_ms = runtime.clock.time_ms
         self.version = DataVersion(time_ms())
         self.journal = Journal(path)
         self._is_behind = False  # whether neither file nor journal has all groups
         self.auto_create = auto_create
-        self._generation = generation or Generation()
+        self._generation = runtime.generation
         self._groups: dict[str, GroupConfig] = {}
         for item in (*(read_state(path) or ()), *self.journal.read()):
             if "deleted" in item:
@@ -133,7 +131,7 @@ class GroupConfigs:
 
     def _touch(self) -> None:
         self.version = DataVersion(self._time_ms(), self.version.counter + 1)
-        self._generation.rise()
+        self._generation.increment()
 
     def saving(self) -> Job[None]:
         """Writes the whole file when the journal has become long. Raises StoreFull; it is tried again the next time."""
@@ -223,12 +221,12 @@ class History:
     """Per group, at most 10,000 events: `{"ms", "event", "client", ...}`, oldest first; of the 1,000 youngest groups, and
     200,000 in all."""
 
-    def __init__(self, clock: Clock, limits: Limits = LIMITS) -> None:
-        self._limits = limits
-        self._clock = clock
+    def __init__(self, runtime: Runtime) -> None:
+        self._limits = runtime.limits
+        self._clock = runtime.clock
         self._events: dict[str, deque[dict[str, Any]]] = {}
         self._order: deque[deque[dict[str, Any]]] = deque()  # whose event is the oldest of all
-        self.rebalances = Rebalances(clock, limits)
+        self.rebalances = Rebalances(runtime)
 
     def add(self, group: str, event: str, client: str, **detail: Any) -> None:
         self._put(group, {"ms": self._clock.time_ms(), "event": event, "client": client, **_short(detail)})
@@ -282,9 +280,9 @@ _MEMBERS_CHANGED = frozenset(("joined", "left", "leaving", "subscribed"))
 
 
 class Rebalances:
-    def __init__(self, clock: Clock, limits: Limits = LIMITS) -> None:
-        self._limits = limits
-        self._clock = clock
+    def __init__(self, runtime: Runtime) -> None:
+        self._limits = runtime.limits
+        self._clock = runtime.clock
         self.handovers = Histogram(HANDOVER_BOUNDS_S)
         self.settling = Histogram(HANDOVER_BOUNDS_S)
         self._freed_s: dict[LeaseKey, float] = {}

@@ -13,8 +13,8 @@ import structlog
 
 from ...protocol.bodies import SLICE, Work, finish
 from ...protocol.properties import decode
-from ..config import LIMITS, MAX_FILTER_DEPTH, MAX_FILTER_WORDS, Limits
-from ..runtime import Turns
+from ..config import MAX_FILTER_DEPTH, MAX_FILTER_WORDS
+from ..runtime import Runtime
 from ..sessions import AddressShares, Reason, Refusal, Session
 
 log = structlog.get_logger("rocketlet.filters")
@@ -536,9 +536,9 @@ _WORD_CHARS = 64  # so much of a refused expression counts as a word
 class Filters:
     """`failed`: messages that a filter could not look at, by a defect of ours."""
 
-    def __init__(self, turns: Turns, limits: Limits = LIMITS) -> None:
-        self._limits = limits
-        self._turns = turns
+    def __init__(self, runtime: Runtime) -> None:
+        limits = self._limits = runtime.limits
+        self._turns = runtime.turns
         self._known: dict[str, Filter | str] = {}
         self._known_words = 0
         self._asked: dict[str, list[tuple[Session, Callable[[], None], int]]] = {}

@@ -15,8 +15,7 @@ import structlog
 
 from ...protocol.bodies import Work
 from ...protocol.names import Subscription
-from ..config import LIMITS, Limits
-from ..runtime import Clock, Timer, Turns
+from ..runtime import Runtime, Timer
 from ..sessions import AddressShares, Session
 from ..store.index import ConsumeQueue
 
@@ -79,10 +78,10 @@ def _is_wanted(pull: HeldPull) -> bool:
 
 
 class HeldPulls:
-    def __init__(self, clock: Clock, turns: Turns, limits: Limits = LIMITS) -> None:
-        self._limits = limits
-        self._clock = clock
-        self._turns = turns
+    def __init__(self, runtime: Runtime) -> None:
+        limits = self._limits = runtime.limits
+        self._clock = runtime.clock
+        self._turns = runtime.turns
         self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
         self._of: dict[Session, dict[HeldPull, None]] = {}
         self._shares = AddressShares(limits.max_held_pulls)

@@ -20,15 +20,13 @@ from ..config import (
     CLOCK_TOLERANCE_MS,
     DELAY_DELIVERIES_AT_ONCE,
     DELAY_RETRY_S,
-    LIMITS,
     MAX_TIMER_DELAY_MS,
     RECALL_LOOKS,
     SEARCH_CHUNK_BYTES,
     TIMER_LOOK_S,
     LimitExceeded,
-    Limits,
 )
-from ..runtime import Clock, Job, Timer
+from ..runtime import Job, Runtime, Timer
 from ..store.files import Damaged, Save, StoreFull, Unreadable, read_state, replace_state
 from ..store.index import ENTRY, ConsumeQueue
 from ..store.journals import Journal
@@ -86,13 +84,13 @@ class Delays:
     """`levels_ms`: how long each level waits, level 1 first."""
 
     def __init__(
-        self, path: Path, levels_ms: tuple[int, ...], topics: Topics, appender: Appender, clock: Clock
+        self, runtime: Runtime, path: Path, levels_ms: tuple[int, ...], topics: Topics, appender: Appender
     ) -> None:
         self._path = path
         self._levels_ms = levels_ms
         self._topics = topics
         self._appender = appender
-        self._clock = clock
+        self._clock = runtime.clock
         self._store = appender.store
         self._notes = Notes(appender, OF_DELAYS)
         self.progress = self._load()
@@ -289,13 +287,13 @@ def without_time(text: str) -> str:
 class Timers:
     """`waiting`: how many messages wait, with those that were recalled, and how many bytes they have in the log."""
 
-    def __init__(self, folder: Path, topics: Topics, appender: Appender, clock: Clock, limits: Limits = LIMITS) -> None:
-        self._limits = limits
+    def __init__(self, runtime: Runtime, folder: Path, topics: Topics, appender: Appender) -> None:
+        limits = self._limits = runtime.limits
         self._path = folder / "timers.json"
         self._topics = topics
         self._appender = appender
         self._store = appender.store
-        self._clock = clock
+        self._clock = runtime.clock
         self._timer: Timer | None = None
         self._is_started = False
         self._latest = _NOTHING  # the key that was taken out last

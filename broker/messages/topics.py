@@ -18,9 +18,8 @@ import structlog
 from ...protocol import names
 from ...protocol.bodies import LOOKS, BodyError, DataVersion, TopicConfig, Work, finish, joined, read_topic, topic_json
 from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ_WRITE
-from ..config import LIMITS, MAX_QUEUES_PER_TOPIC, SAMPLE_INTERVAL_S, BrokerConfig, LimitExceeded, Limits, within
-from ..runtime import Clock, Job
-from ..sessions import Generation
+from ..config import MAX_QUEUES_PER_TOPIC, SAMPLE_INTERVAL_S, BrokerConfig, LimitExceeded, within
+from ..runtime import Job, Runtime
 from ..store.files import StoreError, StoreFull, find_state, replace_state, write_state
 from ..store.journals import Journal
 from ..store.store import Store
@@ -58,13 +57,12 @@ class Topics:
 
     def __init__(
         self,
+        runtime: Runtime,
         config: BrokerConfig,
-        clock: Clock,
         on_change: Callable[[TopicConfig], None],
-        generation: Generation | None = None,
-        limits: Limits = LIMITS,
     ) -> None:
-        self._limits = limits
+        clock = runtime.clock
+        self._limits = runtime.limits
         self._path: Path = config.data_dir / "topics.json"
         self._config = config
         self._topics: dict[str, TopicConfig] = {}
@@ -77,7 +75,7 @@ class Topics:
         self.is_current = False  # whether there can be no other topics than those in the file
         self.version = DataVersion(clock.time_ms())
         self._on_change = on_change
-        self.generation = generation or Generation()
+        self.generation = runtime.generation
         self._clock = clock
         self.get = self._topics.get
         for topic in self._built_in():
@@ -229,11 +227,11 @@ class Topics:
     def _take(self, topic: TopicConfig) -> None:
         self._queues += _queues(topic) - _queues(self._topics.get(topic.name))
         self._topics[topic.name] = topic
-        self.generation.rise()
+        self.generation.increment()
 
     def _drop(self, name: str) -> None:
         self._queues -= _queues(self._topics.pop(name, None))
-        self.generation.rise()
+        self.generation.increment()
 
     def delete(self, name: str, position: int) -> None:
         """`position`: the end of the commit log. Raises StoreFull; the topic is still there then."""
@@ -346,10 +344,10 @@ class _Sample(NamedTuple):
 class Statistics:
     """`queues_of(topic)`: how many queues it has, to read or to write."""
 
-    def __init__(self, store: Store, clock: Clock, queues_of: Callable[[str], int], limits: Limits = LIMITS) -> None:
-        self._limits = limits
+    def __init__(self, runtime: Runtime, store: Store, queues_of: Callable[[str], int]) -> None:
+        self._limits = runtime.limits
         self._store = store
-        self._clock = clock
+        self._clock = clock = runtime.clock
         self._queues_of = queues_of
         self._samples: deque[_Sample] = deque()
         self._sampled = 0  # counters in all samples

@@ -23,8 +23,8 @@ from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK
 from ...protocol.headers import EndTransaction
 from ...protocol.message import Record
 from ...protocol.names import tag_code
-from ..config import LIMITS, Limits, LiveConfig
-from ..runtime import Job
+from ..config import LiveConfig
+from ..runtime import Job, Runtime
 from ..sessions import Clients, OutcomeWanted
 from ..store.files import Damaged, Save, StoreFull, read_state
 from ..store.index import ConsumeQueue
@@ -58,15 +58,15 @@ class Transactions:
 
     def __init__(
         self,
+        runtime: Runtime,
         path: Path,
         settings: LiveConfig,
         topics: Topics,
         appender: Appender,
         clients: Clients,
         retention_time: RetentionTime,
-        limits: Limits = LIMITS,
     ) -> None:
-        self._limits = limits
+        limits = self._limits = runtime.limits
         self.most = limits.max_half_messages
         self._path = path
         self._topics = topics

@@ -13,12 +13,12 @@ from ...protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY, 
 from ...protocol.bodies import ConsumerData, Route
 from ...protocol.group_bodies import POP, SHARED_OWNER, LockRequest
 from ...protocol.names import Queue, Subscription
-from ..config import LIMITS, POOL_LEAVE_S, POOL_LOOK_S, REPORT_AGAIN_S, Limits
+from ..config import POOL_LEAVE_S, POOL_LOOK_S, REPORT_AGAIN_S
 from ..groups.leases import Locks
 from ..groups.members import POPS, ConsumerGroup, ConsumerGroups, Member
 from ..groups.offsets import Watch
 from ..groups.settings import History, RequestModes
-from ..runtime import Clock, Engine, Timer
+from ..runtime import Runtime, Timer
 from ..sessions import Event, Question, Session
 from .deliveries import DeliveryState, PopClient, PopRequest, QueueDeliveries
 from .pool import Pool, Pools
@@ -45,21 +45,6 @@ log = structlog.get_logger("rocketlet.pops")
 _STRATEGIES: dict[str, Strategy] = {item.name: item for item in (AVG, AVG_BY_CIRCLE, CONSISTENT_HASH)}
 
 
-@dataclass(frozen=True, slots=True)
-class OtherReaders:
-    """The other readers of a group's topics. `find_route(topic)`: its queues on all brokers, because members share them
-    all. `queues_of(topic)`: how many are here."""
-
-    groups: ConsumerGroups
-    locks: Locks
-    watch: Watch
-    modes: RequestModes
-    mixed: Mixed
-    engine: Engine
-    find_route: Callable[[str], Awaitable[Route | None]]
-    queues_of: Callable[[str], int]
-
-
 @dataclass(slots=True, eq=False)
 class Divided:
     """A group of which a topic is divided. owner: the session of the pool's leases. popping: the clients that pop, by
@@ -82,20 +67,27 @@ class Division:
 
     def __init__(
         self,
+        runtime: Runtime,
         broker_name: str,
-        members: OtherReaders,
+        groups: ConsumerGroups,
+        locks: Locks,
+        watch: Watch,
+        modes: RequestModes,
+        mixed: Mixed,
         pools: Pools,
+        *,
+        find_route: Callable[[str], Awaitable[Route | None]],
+        queues_of: Callable[[str], int],
         let_go: Callable[[Pool, int, bool], bool],
         gained: Callable[[Pool], None],
         drop: Callable[[Pool], None],
-        limits: Limits = LIMITS,
     ) -> None:
-        self._limits = limits
+        self._limits = runtime.limits
         self._broker_name = broker_name
-        self._groups, self._locks, self._watch = members.groups, members.locks, members.watch
-        self._modes, self._mixed = members.modes, members.mixed
-        self._find_route, self._queues_of = members.find_route, members.queues_of
-        self._tasks, _, self._clock = members.engine
+        self._groups, self._locks, self._watch = groups, locks, watch
+        self._modes, self._mixed = modes, mixed
+        self._find_route, self._queues_of = find_route, queues_of
+        self._tasks, self._clock = runtime.tasks, runtime.clock
         self._pools = pools
         self._let_go = let_go
         self._gained = gained
@@ -556,9 +548,9 @@ class Seat:
 
 
 class Mixed:
-    def __init__(self, clock: Clock, history: History, limits: Limits = LIMITS) -> None:
-        self._limits = limits
-        self._clock = clock
+    def __init__(self, runtime: Runtime, history: History) -> None:
+        self._limits = runtime.limits
+        self._clock = runtime.clock
         self._history = history
         self._said_s: dict[tuple[str, str], float] = {}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from typing import NamedTuple
 
 import structlog
 
@@ -13,10 +12,9 @@ from ...protocol.bodies import SLICE, Work
 from ...protocol.names import Subscription
 from ..config import DELIVERIES_BYTES, LIMITS, POOL_BYTES, POOL_IDLE_S, POPPER_BYTES, Limits
 from ..groups.offsets import Offsets
-from ..groups.settings import GroupConfigs
 from ..messages.appender import Appender
 from ..messages.topics import Topics
-from ..runtime import Timer
+from ..runtime import Runtime, Timer
 from ..sessions import Session
 from ..store.index import ConsumeQueue
 from .deliveries import (
@@ -266,21 +264,14 @@ class Pool:
 # The pools of all groups: which there are, where a group begins, and whom a message concerns.
 
 
-class PopSource(NamedTuple):
-    """Where popped messages come from: topics, their log, how far groups are, and their settings."""
-
-    topics: Topics
-    appender: Appender
-    offsets: Offsets
-    settings: GroupConfigs
-
-
 class Pools:
     """number: gives each new queue what stands for it on the disk."""
 
-    def __init__(self, source: PopSource, number: Callable[[], int], limits: Limits = LIMITS) -> None:
-        self._limits = limits
-        self._topics, appender, self._offsets, _ = source
+    def __init__(
+        self, runtime: Runtime, topics: Topics, appender: Appender, offsets: Offsets, number: Callable[[], int]
+    ) -> None:
+        self._limits = runtime.limits
+        self._topics, self._offsets = topics, offsets
         self._store = appender.store
         self._number = number
         self.all: dict[tuple[str, str], Pool] = {}

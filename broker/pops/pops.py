@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -12,7 +12,7 @@ import structlog
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.bodies import TopicConfig, Work
+from ...protocol.bodies import Route, TopicConfig, Work
 from ...protocol.config import MAX_PROPERTY_BYTES
 from ...protocol.message import Record, reconsume_times_in, tried
 from ...protocol.names import tag_code
@@ -27,13 +27,14 @@ from ..config import (
     LimitExceeded,
     Limits,
 )
+from ..groups.leases import Locks
 from ..groups.members import ConsumerGroups
-from ..groups.offsets import Offsets
-from ..groups.settings import GroupConfigs
+from ..groups.offsets import Offsets, Watch
+from ..groups.settings import GroupConfigs, RequestModes
 from ..messages.appender import Appender, property_bytes
 from ..messages.sending import sent_back
 from ..messages.topics import Topics
-from ..runtime import Clock, Job, run
+from ..runtime import Clock, Job, Runtime, run
 from ..sessions import AddressShares, Recent, Reports, Session
 from ..store.files import Damaged, StoreError, StoreFull
 from ..store.index import ConsumeQueue
@@ -54,9 +55,9 @@ from .deliveries import (
     Why,
     encode_handle,
 )
-from .division import Division, OtherReaders
+from .division import Division, Mixed
 from .journal import Book
-from .pool import Pool, Pools, PopSource, Wait
+from .pool import Pool, Pools, Wait
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -76,30 +77,51 @@ _OVER: Final = object()
 
 
 class Pops:
-    """Raises StoreError if the state of the last run cannot be read."""
+    """The entry point of POP. Raises StoreError if the state of the last run cannot be read.
+
+    Args:
+        frames: the journal of popped messages.
+        find_route: returns the queues of a topic on all brokers, because members divide them all.
+        queues_of: the number of queues that a topic has here.
+        when_kept: calls its first argument when the written data is as durable as the broker's settings demand, its second
+            if the write failed.
+        soon: calls a function in the next event-loop iteration.
+    """
 
     def __init__(
         self,
+        runtime: Runtime,
         broker_name: str,
-        source: PopSource,
-        keeping: Keeping,
-        members: OtherReaders,
-        clock: Clock,
-        limits: Limits = LIMITS,
+        topics: Topics,
+        appender: Appender,
+        offsets: Offsets,
+        settings: GroupConfigs,
+        groups: ConsumerGroups,
+        locks: Locks,
+        watch: Watch,
+        modes: RequestModes,
+        mixed: Mixed,
+        frames: Frames,
+        *,
+        find_route: Callable[[str], Awaitable[Route | None]],
+        queues_of: Callable[[str], int],
+        when_kept: When,
+        soon: Soon | None = None,
     ) -> None:
+        clock, limits = runtime.clock, runtime.limits
         self._limits = limits
         self._broker_name = broker_name
-        topics, appender, self._offsets, self._settings = source
+        self._offsets, self._settings = offsets, settings
         self._clock = clock
-        self._soon = keeping.soon
+        self._soon = soon or _in_the_loop
         self._hands = Hands(clock)
         self._unburied, self._reports = Recent(clock.monotonic_s), Reports(clock.monotonic_s)
         self.unburied = self._unburied.texts
-        self._letters = Letters(topics, appender, self._settings, members.groups)
+        self._letters = Letters(topics, appender, self._settings, groups)
         self._deadlines = Deadlines(clock, self._expire)
         self._batches = PopBatches(limits)
-        self._book = Book(keeping.frames, topics.identity, clock)
-        self._pools = Pools(source, self._book.next_number, limits)
+        self._book = Book(frames, topics.identity, clock)
+        self._pools = Pools(runtime, topics, appender, offsets, self._book.next_number)
         self.pools = self._pools.all  # empty as long as nobody pops: others then pay one look
         self.clients = self._pools.clients
         self.unfinished, self.redelivered = self._pools.unfinished, self._pools.redelivered
@@ -109,9 +131,23 @@ class Pops:
         self.peek = self._pools.peek
         self.popped = self._pools.popped
         self.numbers, self.full = self._pools.numbers, self._pools.full
-        self._settling = Acknowledging(self._book, self._offsets, clock, keeping.when_kept, self._soon, self._freed)
+        self._settling = Acknowledging(self._book, self._offsets, clock, when_kept, self._soon, self._freed)
         self._waits = Waits(clock, self.put_back, limits.max_waiting_receives)
-        self._division = Division(broker_name, members, self._pools, self._let_go, self._gained, self._yield, limits)
+        self._division = Division(
+            runtime,
+            broker_name,
+            groups,
+            locks,
+            watch,
+            modes,
+            mixed,
+            self._pools,
+            find_route=find_route,
+            queues_of=queues_of,
+            let_go=self._let_go,
+            gained=self._gained,
+            drop=self._yield,
+        )
         self.changed = self._division.changed
         self.pull_fault = self._division.pull_fault
         self._is_stopped = False
@@ -606,16 +642,6 @@ Soon = Callable[[Callable[[], object]], object]
 
 def _in_the_loop(action: Callable[[], object]) -> object:
     return asyncio.get_running_loop().call_soon(action)
-
-
-class Keeping(NamedTuple):
-    """How what is said of messages comes to the disk. frames: the file. when_kept: calls the first as soon as the written
-    data is kept as well as the broker's settings want, the second if it is not. soon: calls a function when this turn is
-    over."""
-
-    frames: Frames
-    when_kept: When
-    soon: Soon = _in_the_loop
 
 
 class _Waiting(NamedTuple):

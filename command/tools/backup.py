@@ -11,7 +11,7 @@ from pathlib import Path
 from ...broker.config import DELAY_LEVELS_MS, HANDOVER_LEASE_S, BrokerConfig
 from ...broker.messages.later import tag_code_of
 from ...broker.messages.topics import Topics
-from ...broker.runtime import MACHINE
+from ...broker.runtime import Runtime
 from ...broker.store.files import StoreError
 from ...broker.store.recovery import copying, finish, inspect, partial_of
 from ...broker.store.store import Store
@@ -83,7 +83,7 @@ def _copy(source: Path, target: Path) -> None:
 
 def _settle(folder: Path) -> None:
     """Recovers like a start: the log's end may be half a message, and newer than the indexes."""
-    topics = Topics(BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), MACHINE, on_change=lambda topic: None)
+    topics = Topics(Runtime(), BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), on_change=lambda topic: None)
     store = Store(folder, segment_bytes=1 << 28, tag_code_of=partial(tag_code_of, levels_ms=DELAY_LEVELS_MS))
     try:
         store.recover(topics.since(), deleted=topics.deleted, knows_topics=topics.is_current)

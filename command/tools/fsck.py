@@ -13,7 +13,7 @@ from ...broker.config import DELAY_LEVELS_MS, BrokerConfig
 from ...broker.groups.offsets import Offsets
 from ...broker.messages.later import tag_code_of
 from ...broker.messages.topics import Topics
-from ...broker.runtime import MACHINE, run
+from ...broker.runtime import Runtime, run
 from ...broker.store.files import StoreError
 from ...broker.store.recovery import Finding, Recovered, inspect
 from ...broker.store.store import Store
@@ -77,7 +77,7 @@ def _print(findings: list[Finding], recovered: Recovered | None) -> None:
 
 def _repair(folder: Path) -> Recovered:
     """Does the same as a start, for the whole log."""
-    topics = Topics(BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), MACHINE, on_change=lambda topic: None)
+    topics = Topics(Runtime(), BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), on_change=lambda topic: None)
     tag_code = partial(tag_code_of, levels_ms=DELAY_LEVELS_MS)
     store = Store(folder, segment_bytes=1 << 28, tag_code_of=tag_code)
     try:

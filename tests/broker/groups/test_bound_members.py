@@ -13,7 +13,7 @@ from rocketlet.broker.groups.members import ALONE, ConsumerGroup, ConsumerGroups
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.settings import History
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.runtime import Engine, MovableClock
+from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Session
 from rocketlet.protocol.allocation import TopicQueues
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, QueueData, Route, finish
@@ -29,23 +29,23 @@ class World:
     def __init__(self, folder: Path, **limits: Any) -> None:
         self.clock = clock = MovableClock(stands=True)
         self.limits = Limits(**limits) if limits else LIMITS
-        history = History(clock)
+        engine: Any = self
+        runtime = Runtime(clock, self.limits, tasks=engine, turns=engine)
+        history = History(runtime)
         self.queues = {"t": 4, "u": 2}
         self.spawned: list[Any] = []
         self.moved: list[str] = []
-        engine = Engine(self, self, clock)  # type: ignore[arg-type]
-        self.groups = ConsumerGroups(history, "a", lambda topic: 4, engine, lambda group: None)
+        self.groups = ConsumerGroups(runtime, history, "a", lambda topic: 4, lambda group: None)
         locks = make_locks(folder, clock)
-        self.watch = Watch(self.groups, locks, history, lambda topic: 4, clock)
+        self.watch = Watch(runtime, self.groups, locks, history, lambda topic: 4)
         self.change = 1
         self.allotment = Allotment(
+            runtime,
             self.groups,
             self.watch,
             self._route,
-            engine,
             change_of=lambda name: self.change,
             on_moved=lambda group: self.moved.append(group.name),
-            limits=self.limits,
         )
 
     def spawn(self, work: Any) -> None:

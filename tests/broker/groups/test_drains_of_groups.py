@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import DROPPED_AFTER_S, LIMITS, TOLD_AGAIN, LimitExceeded, Limits
-from rocketlet.broker.groups.drains import Draining, Outside, Repeats
+from rocketlet.broker.groups.drains import Draining, Repeats
 from rocketlet.broker.groups.members import ConsumerGroup, ConsumerGroups
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.settings import History
 from rocketlet.broker.messages.held_pulls import Until
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.runtime import Engine, MovableClock
+from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, QueueData, Route, finish
 from rocketlet.protocol.group_bodies import Members
 from rocketlet.protocol.headers import AgreeOnMembers, PullMessage
@@ -53,29 +53,33 @@ class World:
     def __init__(self, folder: Path, **limits: Any) -> None:
         self.clock = clock = Clock()
         self.limits = Limits(**limits) if limits else LIMITS
-        history = History(clock)
+        engine: Any = self
+        runtime = Runtime(clock, self.limits, tasks=engine, turns=engine)
+        history = History(runtime)
         self.works: list[Any] = []
         self.told: list[Connection] = []
         self.drained: list[tuple[int, Connection]] = []
         self.held: dict[Connection, list[Any]] = {}
         self.let_go: list[Any] = []
         self.repeats = Repeats(clock)
-        engine = Engine(self, self, clock)  # type: ignore[arg-type]
         self.groups = ConsumerGroups(
-            history, "a", lambda topic: QUEUES, engine, lambda group: self.draining.changed(group)
+            runtime, history, "a", lambda topic: QUEUES, lambda group: self.draining.changed(group)
         )
-        self.watch = Watch(self.groups, make_locks(folder, clock), history, lambda topic: QUEUES, clock)
+        self.watch = Watch(runtime, self.groups, make_locks(folder, clock), history, lambda topic: QUEUES)
         pulls: Any = SimpleNamespace(
             of=lambda session, group: list(self.held.get(session, ())), let_go=self.let_go.append
         )
-        outside = Outside(
+        self.draining = Draining(
+            runtime,
+            self.groups,
+            self.watch,
+            pulls,
             find_route=self._route,
             tell=lambda group, sessions: self.told.extend(sessions),  # type: ignore[arg-type]
             say=lambda *about: None,
             on_drained=lambda group, place, session: self.drained.append((place[1], session)),  # type: ignore[arg-type]
             repeats=self.repeats,
         )
-        self.draining = Draining(self.groups, self.watch, pulls, engine, outside, self.limits)
 
     async def _route(self, topic: str) -> Route | None:
         queues = (QueueData("a", QUEUES, QUEUES, 6),)

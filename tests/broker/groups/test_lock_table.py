@@ -14,10 +14,10 @@ from rocketlet.broker.config import (
     STANDSTILL_S,
     Limits,
 )
-from rocketlet.broker.groups.leases import Around, Locks
+from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.settings import History
-from rocketlet.broker.runtime import MovableClock, run
-from rocketlet.broker.sessions import Generation, Session
+from rocketlet.broker.runtime import MovableClock, Runtime, run
+from rocketlet.broker.sessions import Session
 from rocketlet.protocol.bodies import LOOKS, finish
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue
@@ -32,14 +32,18 @@ QUEUE_COUNT = 2 * LOOKS
 class Table:
     def __init__(self, folder: Path, clock: MovableClock | None = None, limits: Limits = LIMITS, end: int = 0) -> None:
         self.clock = clock or MovableClock(stands=True)
-        self.history = History(self.clock)
+        runtime = Runtime(self.clock, limits)
+        self.history = History(runtime)
         self.told: list[Session] = []
         self.told_groups: set[str] = set()
         self.changes = 0
         self.held_back: set[int] = set()
         self.anothers: set[int] = set()
-        self.generation = Generation()
-        around = Around(
+        self.generation = runtime.generation
+        self.locks = Locks(
+            runtime,
+            self.history,
+            folder / "locks.json",
             on_free=self._freed,
             on_change=self._changed,
             is_held_back=lambda group, topic, queue_id: queue_id in self.held_back,
@@ -47,7 +51,6 @@ class Table:
             queues_of=lambda topic: QUEUE_COUNT,
             end_of=lambda topic, queue_id: end,
         )
-        self.locks = Locks(self.history, folder / "locks.json", self.clock, around, self.generation, limits)
 
     def _freed(self, session: Session, group: str) -> None:
         self.told.append(session)

@@ -20,7 +20,7 @@ from rocketlet.broker.config import (
 from rocketlet.broker.groups.members import ConsumerGroup, ConsumerGroups, size_of
 from rocketlet.broker.groups.settings import History
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.runtime import Engine, MovableClock
+from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Refusal
 from rocketlet.protocol.bodies import LOOKS, ConsumerData, Work, finish
 from rocketlet.protocol.group_bodies import BrokerShare
@@ -52,15 +52,15 @@ class World:
         self.clock = MovableClock(stands=True)
         self.later = Later()
         self.changes: list[tuple[str, int]] = []
-        self.history = History(self.clock)
-        engine = Engine(None, self.later, self.clock)  # type: ignore[arg-type]
+        turns: Any = self.later
+        runtime = Runtime(self.clock, Limits(**limits) if limits else LIMITS, turns=turns)
+        self.history = History(runtime)
         self.groups = ConsumerGroups(
+            runtime,
             self.history,
             "a",
             lambda topic: QUEUES,
-            engine,
             self._changed,
-            limits=Limits(**limits) if limits else LIMITS,
         )
 
     def _changed(self, group: ConsumerGroup) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rocketlet.broker.groups.drains import Notifications
 from rocketlet.broker.groups.members import ConsumerGroup, ConsumerGroups
 from rocketlet.broker.groups.settings import History
-from rocketlet.broker.runtime import Engine, MovableClock
+from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import GroupChanged
 from rocketlet.protocol.bodies import SLICE, ConsumerData, TopicConfig, finish
 from rocketlet.protocol.group_bodies import BrokerShare, Place
@@ -34,7 +34,9 @@ class Told:
 class World:
     def __init__(self) -> None:
         self.clock = MovableClock(stands=True)
-        self.history = History(self.clock)
+        turns: Any = self
+        runtime = Runtime(self.clock, turns=turns)
+        self.history = History(runtime)
         self.works: list[Any] = []
         self.timers: list[Any] = []
         self.kept_back: set[Told] = set()
@@ -42,9 +44,8 @@ class World:
         self.enables = True
         self.faults: list[Exception] = []
         self.queues = 2
-        engine = Engine(None, self, self.clock)  # type: ignore[arg-type]
         self.groups = ConsumerGroups(
-            self.history, "a", lambda topic: self.queues, engine, lambda group: self.notifications.changed(group)
+            runtime, self.history, "a", lambda topic: self.queues, lambda group: self.notifications.changed(group)
         )
         draining: Any = SimpleNamespace(
             changed=lambda group: self.drained.append(group.name),
@@ -52,8 +53,8 @@ class World:
         )
         settings: Any = SimpleNamespace(ensure=self._settings)
         clock: Any = SimpleNamespace(call_later=lambda seconds, action: self.timers.append(action))
-        turns: Any = self
-        self.notifications = Notifications(self.groups, settings, self.history, draining, clock, turns)
+        later = Runtime(clock, turns=turns)
+        self.notifications = Notifications(later, self.groups, settings, self.history, draining)
 
     def _settings(self, name: str) -> Any:
         if self.faults:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rocketlet.broker.config import REBALANCE_REST_S, Limits
 from rocketlet.broker.groups.settings import Rebalances
-from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.runtime import MovableClock, Runtime
 
 KEY = ("g", "t", 0)
 
@@ -16,7 +16,7 @@ def clock() -> MovableClock:
 
 
 def test_a_queue_without_an_owner_counts_until_it_has_one(clock: MovableClock) -> None:
-    rebalances = Rebalances(clock)
+    rebalances = Rebalances(Runtime(clock))
     rebalances.changed_hands(KEY, is_free=False)
     assert sum(rebalances.handovers.counts) == 0, "nobody had it before"
     rebalances.changed_hands(KEY, is_free=True)
@@ -28,7 +28,7 @@ def test_a_queue_without_an_owner_counts_until_it_has_one(clock: MovableClock) -
 
 
 def test_of_too_many_queues_without_an_owner_the_oldest_is_forgotten(clock: MovableClock) -> None:
-    rebalances = Rebalances(clock, Limits(max_free_queues=2))
+    rebalances = Rebalances(Runtime(clock, Limits(max_free_queues=2)))
     for queue_id in range(3):
         rebalances.changed_hands(("g", "t", queue_id), is_free=True)
     for queue_id, count in ((0, 0), (1, 1), (2, 2)):
@@ -38,7 +38,7 @@ def test_of_too_many_queues_without_an_owner_the_oldest_is_forgotten(clock: Mova
 
 @pytest.mark.parametrize("event", ["joined", "left", "leaving", "subscribed"])
 def test_a_group_settles_with_the_last_queue_that_changes_hands(clock: MovableClock, event: str) -> None:
-    rebalances = Rebalances(clock)
+    rebalances = Rebalances(Runtime(clock))
     rebalances.note("g", event)
     for _ in range(2):
         clock.advance(REBALANCE_REST_S - 2)
@@ -53,7 +53,7 @@ def test_a_group_settles_with_the_last_queue_that_changes_hands(clock: MovableCl
 
 
 def test_a_change_that_moves_nothing_is_no_rebalance(clock: MovableClock) -> None:
-    rebalances = Rebalances(clock)
+    rebalances = Rebalances(Runtime(clock))
     rebalances.note("g", "notified")
     rebalances.changed_hands(KEY, is_free=False)
     rebalances.note("g", "joined")
@@ -69,7 +69,7 @@ def test_a_change_that_moves_nothing_is_no_rebalance(clock: MovableClock) -> Non
 
 
 def test_a_change_while_queues_change_hands_is_the_same_rebalance(clock: MovableClock) -> None:
-    rebalances = Rebalances(clock)
+    rebalances = Rebalances(Runtime(clock))
     rebalances.note("g", "joined")
     clock.advance(REBALANCE_REST_S - 2)
     rebalances.changed_hands(KEY, is_free=True)

@@ -11,7 +11,7 @@ from rocketlet.broker.groups.members import ConsumerGroups
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.settings import History
 from rocketlet.broker.remoting.connection import Connection
-from rocketlet.broker.runtime import Engine, MovableClock
+from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol.bodies import ConsumerData, finish
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue, Subscription
@@ -25,19 +25,18 @@ QUEUES = 3
 class World:
     def __init__(self, folder: Path, **limits: Any) -> None:
         self.clock = clock = MovableClock(stands=True)
-        self.history = History(clock)
+        runtime = Runtime(clock, Limits(**limits))
+        self.history = History(runtime)
         self.popped: set[str] = set()
         self.locks = make_locks(folder, clock)
-        engine = Engine(None, None, clock)  # type: ignore[arg-type]
-        self.groups = ConsumerGroups(self.history, "a", lambda topic: QUEUES, engine, lambda group: None)
+        self.groups = ConsumerGroups(runtime, self.history, "a", lambda topic: QUEUES, lambda group: None)
         self.watch = Watch(
+            runtime,
             self.groups,
             self.locks,
             self.history,
             lambda topic: QUEUES,
-            clock,
             lambda group, topic: topic in self.popped,
-            Limits(**limits),
         )
 
     def joins(self, *topics: str, strategy: str | None = None, model: str = "CLUSTERING") -> Connection:

@@ -20,7 +20,7 @@ from rocketlet.broker.config import (
 )
 from rocketlet.broker.groups.settings import Rebalances
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.runtime import Histogram, MovableClock
+from rocketlet.broker.runtime import Histogram, MovableClock, Runtime
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.store import disk
 from rocketlet.client import AdminClient, Consumer, Producer, RocketletError
@@ -142,7 +142,7 @@ async def test_a_handover_and_a_rebalance_are_timed(nodes: Nodes) -> None:
 
 def test_queues_that_are_never_locked_again_are_forgotten() -> None:
     clock = MovableClock(stands=True)
-    rebalances = Rebalances(clock, Limits(max_free_queues=2))
+    rebalances = Rebalances(Runtime(clock, Limits(max_free_queues=2)))
     for queue in range(3):
         rebalances.changed_hands(("g", "t", queue), is_free=True)
     for queue in range(3):

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
-from rocketlet.broker.groups.leases import Around, Locks
+from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.members import ConsumerGroups
 from rocketlet.broker.groups.offsets import Offsets, Watch
 from rocketlet.broker.groups.settings import GroupConfigs, History, RequestModes
 from rocketlet.broker.messages.appender import Appender
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.pops.deliveries import AckStatus, PopClient, PopRequest, PopResult
-from rocketlet.broker.pops.division import Mixed, OtherReaders, Seat
-from rocketlet.broker.pops.pool import PopSource
-from rocketlet.broker.pops.pops import Keeping, Pops
-from rocketlet.broker.runtime import Engine, MovableClock, Turns, run
+from rocketlet.broker.pops.division import Mixed, Seat
+from rocketlet.broker.pops.pops import Pops
+from rocketlet.broker.runtime import MovableClock, Runtime, run
 from rocketlet.broker.sessions import GroupChanged, Session
 from rocketlet.broker.store.journals import Frames
 from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Route, TopicConfig
@@ -66,44 +65,36 @@ class World:
     def open(self) -> None:
         folder, clock = self.folder, self.clock
         config = BrokerConfig(data_dir=folder, address="127.0.0.1:1")
+        tasks: Any = _AtOnce()
+        runtime = Runtime(clock, self.limits, tasks=tasks)
         self.store = open_store(folder, time_ms=clock.time_ms)
-        self.topics = Topics(config, clock, on_change=lambda _: None)
+        self.topics = Topics(runtime, config, on_change=lambda _: None)
         self.store.recover(self.topics.since(), deleted=self.topics.deleted, knows_topics=self.topics.is_current)
         self.topics.ensure(TopicConfig("t", self.queues, self.queues), 0)
         self.appender = Appender(self.store, self._appended)
         self.offsets = Offsets(folder / "offsets.json", self.topics.identity)
         self.offsets.clamp(self.store.queues)
-        self.groups = GroupConfigs(folder / "groups.json", clock.time_ms, auto_create=True)
+        self.groups = GroupConfigs(runtime, folder / "groups.json", auto_create=True)
         self._soon.clear()
         self.pops: Pops | None = None
-        self.pops = Pops(
-            "b",
-            PopSource(self.topics, self.appender, self.offsets, self.groups),
-            Keeping(Frames(self.journal), lambda action, otherwise: action(), self._soon.append),
-            self._members(),
-            clock,
-            self.limits,
+        history = History(runtime)
+        self.members = ConsumerGroups(
+            runtime, history, "b", self.topics.queues_of, on_change=lambda group: self.state.changed(group)
         )
-        self.pops._book.journal_bytes = self.journal_bytes
-
-    def _members(self) -> OtherReaders:
-        clock = self.clock
-        engine = Engine(_AtOnce(), Turns(), clock)  # type: ignore[arg-type]
-        history = History(clock)
-        around = Around(
+        self.locks = Locks(
+            runtime, history, folder / "locks.json",
             on_free=lambda session, group: session.tell(GroupChanged(group)), on_change=lambda: None,
             is_held_back=lambda group, topic, _: self.state.is_apart(group, topic),
             is_anothers=lambda *_: False, queues_of=self.topics.queues_of, end_of=lambda *_: 0,
         )  # fmt: skip
-        self.members = ConsumerGroups(
-            history, "b", self.topics.queues_of, engine, on_change=lambda group: self.state.changed(group)
-        )
-        self.locks = Locks(history, self.folder / "locks.json", clock, around)
-        watch = Watch(self.members, self.locks, history, self.topics.queues_of, clock)
-        return OtherReaders(
-            self.members, self.locks, watch, RequestModes(self.folder / "modes.json"), Mixed(clock, history), engine,
-            _no_route, self.topics.queues_of,
+        watch = Watch(runtime, self.members, self.locks, history, self.topics.queues_of)
+        self.pops = Pops(
+            runtime, "b", self.topics, self.appender, self.offsets, self.groups, self.members, self.locks, watch,
+            RequestModes(folder / "modes.json"), Mixed(runtime, history), Frames(self.journal),
+            find_route=_no_route, queues_of=self.topics.queues_of,
+            when_kept=lambda action, otherwise: action(), soon=self._soon.append,
         )  # fmt: skip
+        self.pops._book.journal_bytes = self.journal_bytes
 
     def join(self, client_id: str, *, strategy: str | None = "AVG", group: str = "g", topic: str = "t") -> Session:
         """A member that pulls: one of ours, or without a strategy one of Apache's."""

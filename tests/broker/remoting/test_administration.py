@@ -10,7 +10,7 @@ import pytest
 from rocketlet.broker.config import Limits
 from rocketlet.broker.groups.settings import GroupConfigs
 from rocketlet.broker.messages.topics import Topics
-from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.protocol import admin_bodies, bodies, names
 from rocketlet.protocol.admin_bodies import Progress
@@ -329,11 +329,11 @@ async def test_topics_and_groups_survive_a_kill_whatever_their_journals_hold(nod
         config = node.config
         kept = {
             topic.name: topic.read_queues
-            for topic in Topics(config, node.clock, on_change=print)
+            for topic in Topics(Runtime(node.clock), config, on_change=print)
             if topic.name[1:].isdigit()
         }
         assert kept == {f"t{item}": item for item in range(number + 1) if item % 3}
-        again = GroupConfigs(config.data_dir / "groups.json", node.clock.time_ms, auto_create=True)
+        again = GroupConfigs(Runtime(node.clock), config.data_dir / "groups.json", auto_create=True)
         assert {group.name: group.retry_max_times for group in again} == {
             f"g{item}": item for item in range(number + 1) if item % 3
         }

@@ -13,7 +13,7 @@ from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, Limits
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS
-from rocketlet.broker.runtime import MovableClock, OneATurn, Turns
+from rocketlet.broker.runtime import MovableClock, OneATurn, Runtime, Turns
 from rocketlet.protocol.bodies import (
     LOOKS,
     SLICE,
@@ -266,9 +266,8 @@ async def test_a_look_at_very_many_queues_is_paid_with_a_pause(node: Node, monke
     await node.broker.turns.done()
     broker, clock = node.broker, MovableClock(stands=True)
     queues = {"t": 10 * SLICE}
-    watch = Watch(
-        broker.groups, broker.locks, broker.history, lambda topic: queues.get(topic, 0), clock, limits=broker.limits
-    )
+    runtime = Runtime(clock, broker.limits)
+    watch = Watch(runtime, broker.groups, broker.locks, broker.history, lambda topic: queues.get(topic, 0))
     assert pieces(watch.looking()) > 10
     clock.advance(9.9)
     assert pieces(watch.looking()) == 1

@@ -20,7 +20,7 @@ from rocketlet.broker.config import (
 )
 from rocketlet.broker.groups.settings import History
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol import bodies, frame
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode as Code
@@ -221,7 +221,7 @@ async def test_members_that_disagree_in_ever_other_ways_do_not_fill_the_log(node
 
 def test_history_is_limited_in_all_and_in_its_words() -> None:
     limits = Limits(history_all_events=10, history_events=4, history_groups=5)
-    history = History(MovableClock(stands=True), limits)
+    history = History(Runtime(MovableClock(stands=True), limits))
     for number in range(40):
         history.add(f"g{number % 6}", "disagreement", "c", fault="x" * 5000, number=number)
     kept = [event for group in range(6) for event in history.of(f"g{group}")]
