@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -104,9 +105,14 @@ class SharedDelivery:
     def lease(self) -> Lease:
         return self.message.lease
 
-    def renewed(self, receipt: Receipt, asked_s: float, invisible_s: float) -> None:
+    def renewed(self, receipt: Receipt, asked_s: float, invisible_s: float) -> bool:
+        """Take over a renewal. False if the lease was over before the response came: it stays so, because somebody may have
+        asked and stopped working on the message."""
         self.receipt = receipt
+        if self.lease.is_over:
+            return False
         self.lease.ends_s = asked_s + invisible_s * (1 - _MARGIN)
+        return True
 
 
 class Asked:
@@ -466,7 +472,7 @@ class Renewing:
             due_s = clock_s() + self._invisible_s - step_s
             try:
                 for delivery in list(self.in_hand.values()):
-                    if delivery.lease.ends_s < due_s and not delivery.is_renewing:
+                    if -math.inf < delivery.lease.ends_s < due_s and not delivery.is_renewing:
                         self._look_at(delivery)
             except Exception:  # any: without this task every message would come again
                 log.exception("renewals_failed", group=self._group)
@@ -474,6 +480,8 @@ class Renewing:
     def _look_at(self, delivery: SharedDelivery) -> None:
         if self._is_unwanted(delivery):
             self.in_hand.pop(delivery.message, None)
+        elif delivery.lease.is_over:
+            self._lost(delivery, "it was not renewed in time")
         else:
             self._renew(delivery)
             self._name(delivery)
@@ -509,13 +517,20 @@ class Renewing:
             except HeaderError as error:
                 fault = str(error)
             else:
-                delivery.renewed(_changed(delivery.receipt, changed), asked_s, self._invisible_s)
+                if not delivery.renewed(_changed(delivery.receipt, changed), asked_s, self._invisible_s):
+                    self._lost(delivery, "the response to its renewal came too late")
                 return
         if answer.code == ResponseCode.NO_MESSAGE:  # somebody else has it, or it is done
-            delivery.lease.end()
             self.in_hand.pop(delivery.message, None)
+            self._lost(delivery, fault)
+        else:
+            log.warning("renewal_failed", message=delivery.message.message_id, reason=fault)
+
+    def _lost(self, delivery: SharedDelivery, reason: str) -> None:
+        """It stays lost, although its holder may still settle it if nobody else has got it."""
+        delivery.lease.end()
         hint = "it is handled a second time, perhaps at the same time"
-        log.warning("message_lost", message=delivery.message.message_id, reason=fault, hint=hint)
+        log.warning("message_lost", message=delivery.message.message_id, reason=reason, hint=hint)
 
     def _name(self, delivery: SharedDelivery) -> None:
         stood_s = clock_s() - delivery.since_s
@@ -722,9 +737,14 @@ class Sharing:
         """The next message that may be tried; None behind the end."""
         while True:
             delivery = await self.handout.take()
-            if delivery is None or not self._is_tried_too_often(delivery.message):
+            if delivery is None:
+                return None
+            if delivery.lease.is_over:  # this process was suspended: another member may have the message by now
+                self.give_back(delivery)
+            elif self._is_tried_too_often(delivery.message):
+                self.settle(delivery, Reject(f"tried {delivery.message.reconsume_times} times"))
+            else:
                 return delivery
-            self.settle(delivery, Reject(f"tried {delivery.message.reconsume_times} times"))
 
     def _is_tried_too_often(self, message: Message) -> bool:
         """Whether it was tried as often as it may be, and still came. Our own brokers count themselves."""

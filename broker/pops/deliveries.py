@@ -286,7 +286,9 @@ class QueueDeliveries:
                 pop_ms = delivery.pop_ms + 1
             unfinished[delivery.offset] = delivery  # one that is there stays in its place
         for delivery, _ in taken:
-            if delivery.state is not DeliveryState.ACKNOWLEDGED:  # in order: it was done, and comes with another one
+            if delivery.state is DeliveryState.ACKNOWLEDGED:  # in order: it was done, and comes with another one
+                delivery.attempts = max(delivery.attempts, 1)
+            else:
                 delivery.attempts += 1
                 self._tally.again += delivery.attempts > 1
             delivery.turn(Event.POP)
@@ -797,6 +799,7 @@ class AckStatus(Enum):
     UNREADABLE = "the handle is none"
     UNKNOWN = "the handle is of another group, topic or broker"
     EXPIRED = "the message was given to somebody again since"
+    FINISHED = "the message is finished, and nobody has it any more"
     NOT_KEPT = "the disk refused it, and nothing has changed"
 
     @property

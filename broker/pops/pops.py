@@ -268,7 +268,7 @@ class Pops:
         delivery, record = taken
         queue = deliveries.queue
         handle = encode_handle(self._broker_name, queue.queue_id, delivery.offset, delivery.pop_ms, invisible_ms)
-        attempt = max(tried(delivery.attempts + reconsume_times_in(record)), 1)
+        attempt = tried(delivery.attempts + reconsume_times_in(record))
         return Delivered(record, queue.topic, queue.queue_id, delivery.offset, attempt, handle, delivery.pop_ms)
 
     def _give_again(self, deliveries: QueueDeliveries, delivery: Delivery, request: PopRequest) -> Delivered | None:
@@ -335,10 +335,11 @@ class Pops:
 
     def change(self, group: str, topic: str, handle: str, invisible_ms: int, *, is_counted: bool = True) -> Changed:
         """The message comes again after that time; 0: at once, a nack. It is not prolonged any more. is_counted: whether
-        this was a try. A finished message stays finished."""
+        this was a try. A finished message stays finished: perhaps it was another client that acknowledged it, so whoever
+        asks for more time does not have it."""
         found = self._find(group, topic, handle)
         if isinstance(found, AckStatus):
-            return Changed(found, handle)
+            return Changed(AckStatus.FINISHED if found is AckStatus.DONE else found, handle)
         deliveries, delivery = found
         if delivery.state is DeliveryState.ACKNOWLEDGED:
             return Changed(AckStatus.DONE, handle, delivery.pop_ms)

@@ -25,6 +25,8 @@ from rocketlet.client import (
     Sql,
 )
 from rocketlet.client.consuming.handling import Outcome
+from rocketlet.client.message import clock_s
+from rocketlet.client.sharing import Handout, SharedDelivery
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.accounts import ADMIN, AccountsFile, access
@@ -93,6 +95,49 @@ async def test_a_message_is_prolonged_as_long_as_its_handler_runs(node: Node, wi
             gate.set()
             await eventually(lambda: unfinished(node) == 0)
     assert len(inbox.messages) == 1
+
+
+async def test_a_message_that_another_member_has_handled_stays_lost(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    gate, inbox = asyncio.Event(), Inbox()
+    found: list[Message] = []
+
+    async def work(message: Message) -> None:
+        found.append(message)
+        await gate.wait()
+
+    async with SharedConsumer(node.address, "g", "t", work, invisible_s=3.0, concurrency=1):
+        await fill(node, 1)
+        await eventually(lambda: bool(found))
+        node.clock.advance(10)  # the broker's alone: its deadline has passed
+        async with SharedConsumer(node.address, "g", "t", inbox):
+            await eventually(lambda: len(inbox.messages) == 1 and unfinished(node) == 0)
+        await eventually(lambda: found[0].lease_lost)
+        gate.set()
+
+
+async def test_no_handler_begins_with_a_message_whose_lease_is_over(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was suspended when the message had come: it may be another member's by now."""
+    await create_topic(wire, "t", 1)
+    take, over = Handout.take, list[SharedDelivery]()
+
+    async def taken(handout: Handout) -> SharedDelivery | None:
+        delivery = await take(handout)
+        if delivery is not None and len(over) < 2:
+            delivery.lease.ends_s = clock_s()
+            over.append(delivery)
+        return delivery
+
+    monkeypatch.setattr(Handout, "take", taken)
+    inbox = Inbox()
+    async with SharedConsumer(node.address, "g", "t", inbox, start="first"):
+        await fill(node, 3)
+        await eventually(lambda: len(inbox.messages) == 3 and unfinished(node) == 0)
+    assert len(over) == 2
+    assert not {message for message in inbox.messages if message in [item.message for item in over]}
+    assert {message.attempt for message in inbox.messages} == {1}
 
 
 async def test_outcomes_are_carried_out_again_after_any_time_and_given_up_with_a_reason(node: Node, wire: Wire) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.client import Message, RetryLater
-from rocketlet.client.message import Lease
+from rocketlet.client.message import Lease, clock_s
 from rocketlet.client.sharing import Handout, SharedDelivery, _by_pop, delay_of
 from rocketlet.protocol.group_bodies import decode_batch_acks, encode_batch_acks
 from rocketlet.protocol.message import MessageError, Receipt, receipt_of, starts_of, tried_in
@@ -116,6 +116,13 @@ def test_apache_s_check_points_stay_apart_and_ours_are_one_entry() -> None:
     assert len(_by_pop(deliveries, is_ours=True)) == 1
     (_, first, offsets), (_, second, others) = _by_pop(deliveries, is_ours=False)
     assert (first.start_offset, offsets, second.start_offset, others) == (7, [7], 8, [8, 9])
+
+
+def test_a_lease_that_is_over_is_not_renewed_by_an_answer_that_comes_late() -> None:
+    found = delivery()
+    assert found.lease.is_over
+    assert not found.renewed(found.receipt, clock_s(), 30.0)
+    assert found.message.lease_lost
 
 
 def test_receipts_are_apache_s_text() -> None:

@@ -67,6 +67,19 @@ def test_a_nack_comes_again_at_its_time_and_at_once_with_none(world: World) -> N
     assert [message.attempt for message in again[0].messages] == [3]
 
 
+def test_a_client_that_lost_a_message_learns_it_though_another_has_finished_it(world: World) -> None:
+    """A renewal of such a message succeeded, so its client took it for its own."""
+    world.send("m")
+    (lost,) = handles(world.receive(invisible_ms=1000))
+    world.advance(1)
+    again = world.receive(client="d")
+    world.ack(*handles(again))
+    for invisible_ms in (30_000, 0):
+        assert world.state.change("g", "t", lost, invisible_ms).outcome is AckStatus.FINISHED
+    assert world.ack(lost) == [AckStatus.DONE], "it is done, whoever did it"
+    assert world.receive().why is Why.NOTHING_NEW
+
+
 def test_a_handle_stays_the_same_when_its_time_is_changed(world: World) -> None:
     world.send("m")
     handle = handles(world.receive(invisible_ms=1000))[0]
@@ -267,6 +280,17 @@ def test_in_order_a_nack_of_the_first_brings_all_behind_it(world: World) -> None
     assert [message.attempt for message in again.messages] == [2, 1, 2]
     world.ack(*handles(again))
     assert world.offsets.get("g", "t", 0) == 3
+
+
+def test_in_order_one_that_was_done_and_never_taken_comes_with_the_first_as_its_first_attempt(world: World) -> None:
+    world.group("g", consume_orderly=True)
+    for number in range(2):
+        world.send(f"a{number}", __SHARDINGKEY="a")
+    lost = world.receive()
+    world.state.put_back("g", "t", lost.messages)
+    world.turn()
+    assert world.ack(lost.messages[1].handle) == [AckStatus.LATE]
+    assert [message.attempt for message in world.receive().messages] == [1, 1]
 
 
 def test_in_order_the_same_attempt_gets_the_same_messages(world: World) -> None:
