@@ -1,6 +1,13 @@
-# Two images. The last stage is the default: name server and broker, without Java, shell or package manager.
+# Two images, both with the compiled module. The last stage is the default: name server and broker, without Java, shell or package manager.
 #   docker build --tag rocketlet .
 #   docker build --tag rocketlet-spark --target spark .      PySpark with Java, and the demo
+
+FROM python:3.11-slim-bookworm AS wheel
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+COPY . /src
+RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel /src
 
 FROM python:3.11-slim-bookworm AS java
 RUN apt-get update \
@@ -8,8 +15,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 FROM java AS spark
-COPY . /src
-RUN python -m pip install --no-cache-dir '/src[spark,demo]' && rm -r /src
+COPY --from=wheel /wheel /wheel
+RUN python -m pip install --no-cache-dir "$(echo /wheel/*.whl)[spark,demo]" && rm -r /wheel
 RUN useradd --create-home --uid 10001 rocketlet && mkdir /data && chown rocketlet /data
 USER rocketlet
 WORKDIR /data
@@ -17,8 +24,10 @@ VOLUME /data
 ENV PYTHONUNBUFFERED=1 PYSPARK_PYTHON=python3
 
 FROM python:3.11-slim-bookworm AS files
-COPY . /src
-RUN python -m venv /opt/rocketlet && /opt/rocketlet/bin/python -m pip install --no-cache-dir '/src[broker,acl,console,control,grpc]'
+COPY --from=wheel /wheel /wheel
+RUN python -m venv /opt/rocketlet \
+    && /opt/rocketlet/bin/python -m pip install --no-cache-dir "$(echo /wheel/*.whl)[broker,acl,console,control,grpc]"
+COPY docker/minimal_root.py /src/docker/
 RUN /opt/rocketlet/bin/python /src/docker/minimal_root.py /minimal && mkdir /data
 
 FROM scratch

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
+MODULE := .venv/module
 # A test that fails beside others is tried once more; the summary names it under RERUN, for it is a defect all the same.
 SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder --reruns 1
 # Some environments forbid bytecode. Tests start hundreds of processes, and each would compile the package again.
@@ -14,7 +15,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo '  ARGS="..." passes options on: make test ARGS="tests/client -k retry"'
 
-dev: $(STAMP) ## make .venv with all extras, and this package in it
+dev: $(MODULE) ## make .venv with all extras, and this package in it; build the compiled module if there is a compiler
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed, this is " + sys.version.split()[0] + "; run `make PYTHON=python3.12 ...`")'
@@ -22,6 +23,10 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,demo,bench,docs,dev]'
 	@touch $(STAMP)
+
+$(MODULE): $(STAMP) setup.py protocol/_fast.pyx
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $(MODULE)
 
 fmt: dev ## format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix .
@@ -67,4 +72,4 @@ down: ## stop them and delete their data
 	docker compose down --volumes
 
 clean: ## delete .venv and everything that was built
-	rm -rf .venv build dist site demo-output htmlcov .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv build dist protocol/_fast.c protocol/_fast.*.so site demo-output htmlcov .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

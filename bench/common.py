@@ -21,6 +21,7 @@ from rich.table import Table
 from rocketlet.client import Message
 from rocketlet.command.plumbing import logs
 from rocketlet.command.plumbing.numbers import whole
+from rocketlet.protocol.fast import MODULE
 
 from .kafka_broker import kafka, kafka_fault
 from .peers import (
@@ -168,8 +169,12 @@ def _cell(value: object) -> str:
 
 def finish(options: argparse.Namespace, name: str, result: Mapping[str, Any]) -> None:
     if options.json:
-        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-        print(json.dumps({"bench": name, "machine": machine, **result}))
+        print(json.dumps({"bench": name, "machine": machine(), **result}))
+
+
+def machine() -> dict[str, object]:
+    """Return what figures depend on besides the processor."""
+    return {"cores": os.cpu_count(), "python": platform.python_version(), "module": MODULE}
 
 
 def ratio(ours: float, theirs: float | None) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import signal
 import statistics
@@ -145,7 +144,7 @@ def main() -> None:
             )
             print(text.format(**growth[-1]), flush=True)
     if options.json:
-        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+        machine = common.machine()
         print(json.dumps({"bench": "restart", "machine": machine, "queues": QUEUES, **growth[-1], "growth": growth}))
 
 

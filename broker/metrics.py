@@ -29,6 +29,7 @@ from prometheus_client.core import (
 from ..protocol import names
 from ..protocol.bodies import SLICE, Work
 from ..protocol.codes import RequestCode
+from ..protocol.fast import MODULE
 from .broker import Broker
 from .config import LIMITS, MAX_METRICS_CONNECTIONS, MAX_ORPHANED_TOPICS, METRICS_CLIENT_S, Limits
 from .messages.topics import GOT, PUT
@@ -96,8 +97,10 @@ class Collector:
         return HistogramMetricFamily(name, text, labels=["cluster", "broker", *labels])
 
     def _process(self) -> Iterator[Metric]:
-        info = InfoMetricFamily("rocketlet", "The version that runs", labels=["cluster", "broker"])
-        info.add_metric(self._place, {"version": version("rocketlet")})
+        info = InfoMetricFamily(
+            "rocketlet", "The version, and its module: compiled or pure", labels=["cluster", "broker"]
+        )
+        info.add_metric(self._place, {"version": version("rocketlet"), "module": MODULE})
         yield info
         yield self._gauge("rocketlet_connections", "Open connections", len(self._connections))
         yield self._gauge(

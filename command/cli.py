@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
+from ..protocol.fast import MODULE
 from .serving.settings import SettingsParser
 
 _MODULES = {
@@ -91,7 +92,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
         prog="rocketlet",
         description="Start RocketMQ brokers and name servers, and administer clusters, Rocketlet's or Apache's.",
     )
-    whole.add_argument("--version", action="version", version=f"rocketlet {__version__}")
+    whole.add_argument("--version", action="version", version=f"rocketlet {__version__} ({MODULE})")
     commands = whole.add_subparsers(required=True, metavar="COMMAND", parser_class=SettingsParser)
     modules = [_MODULES[command]] if command in _MODULES else dict.fromkeys(_MODULES.values())
     if _MODULES["start"] in modules:

@@ -9,6 +9,7 @@ message       the message record, the same on disk and on the wire; batches, com
 properties    the text that holds keys, tags and user properties
 names         names of topics, groups and queues; subscriptions
 allocation    how members divide the queues of a topic
+fast          the compiled module `_fast`, or functions that decline everything in its place
 checksum      CRC-32 of a message
 http2         HTTP/2 as a server speaks it
 hpack         HTTP/2's header compression

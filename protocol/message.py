@@ -14,6 +14,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final, Literal, NamedTuple
 
+from . import fast
 from . import properties as props
 from .bodies import Work
 from .checksum import crc32
@@ -440,11 +441,16 @@ def encode_batch(entries: Sequence[tuple[int, bytes, str]]) -> bytes:
     if not entries:
         return b""
     flags, bodies, texts = zip(*entries, strict=True)
-    return encode_columns(flags, bodies, [text.encode() for text in texts])
+    return encode_columns(list(flags), list(bodies), list(texts))
 
 
-def encode_columns(flags: Iterable[int], bodies: Sequence[bytes], texts: Sequence[bytes]) -> bytes:
+def encode_columns(flags: list[int], bodies: list[bytes], texts: list[str]) -> bytes:
     """Like `encode_batch`, from columns: the messages' flags, bodies and properties."""
+    made = fast.entries(flags, bodies, texts)
+    return _encode_columns(flags, bodies, [text.encode() for text in texts]) if made is None else made
+
+
+def _encode_columns(flags: list[int], bodies: list[bytes], texts: list[bytes]) -> bytes:
     body_sizes, text_sizes = list(map(len, bodies)), list(map(len, texts))
     sizes = [ENTRY_BYTES + body_size + text_size for body_size, text_size in zip(body_sizes, text_sizes, strict=True)]
     parts = [b""] * (4 * len(texts))

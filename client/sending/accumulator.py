@@ -337,9 +337,7 @@ class Accumulator:
 
 def _body(batch: Batch) -> bytes:
     """The body of a request with several messages."""
-    return encode_columns(
-        repeat(0), [message[2] for message in batch.messages], [text.encode() for text in batch.texts]
-    )
+    return encode_columns([0] * len(batch.messages), [message[2] for message in batch.messages], list(batch.texts))
 
 
 # ------------------------------------------------------------------------------

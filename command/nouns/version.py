@@ -8,6 +8,7 @@ import platform
 from ... import __version__
 from ...client.admin.admin_client import AdminClient
 from ...client.errors import RocketletError
+from ...protocol.fast import MODULE
 from ..plumbing.administration import Commands, verb
 from ..plumbing.output import Output
 from .brokers import shown_version
@@ -19,6 +20,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
 
 async def _version(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     rows: list[dict[str, object]] = [{"part": "rocketlet", "version": __version__}]
+    rows.append({"part": "module", "version": MODULE})
     rows.append({"part": "python", "version": platform.python_version()})
     try:
         for broker in await admin.brokers():

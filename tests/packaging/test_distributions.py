@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -12,10 +15,14 @@ import pytest
 import rocketlet
 
 from ..conftest import Node
-from .conftest import ROOT, Distributions, Environment, installed, interpreter
+from .conftest import ROOT, Distributions, Environment, installed, interpreter, output
 
 OURS_ALONE = ("tests", "bench", "campaigns", "simulation", "examples", "docs", "docker")
-BESIDE_THE_PACKAGES = {"LICENSE", "README.md", "CHANGELOG.md", "MANIFEST.in", "pyproject.toml", "PKG-INFO", "setup.cfg"}
+BESIDE_THE_PACKAGES = {
+    *("LICENSE", "README.md", "CHANGELOG.md", "MANIFEST.in", "pyproject.toml", "setup.py", "PKG-INFO", "setup.cfg"),
+    "protocol/_fast.pyx",
+}
+HAS_COMPILER = os.environ.get("ROCKETLET_PURE") != "1" and any(map(shutil.which, ("cc", "gcc", "clang")))
 
 CLIENT = """
 import asyncio, subprocess, sys
@@ -59,7 +66,7 @@ def modules() -> set[str]:
         str(path.relative_to(ROOT)) for kind in ("static/*", "templates/*") for path in (ROOT / "console").glob(kind)
     }
     schema = {"broker/grpc/service.binpb", "broker/grpc/service.proto"}
-    return inside | pages | schema | {"__init__.py", "py.typed", "demo/page.html"}
+    return inside | pages | schema | {"__init__.py", "py.typed", "demo/page.html", "protocol/_fast.pyi"}
 
 
 def test_the_wheel_holds_every_module_and_nothing_else(distributions: Distributions) -> None:
@@ -67,7 +74,8 @@ def test_the_wheel_holds_every_module_and_nothing_else(distributions: Distributi
     information = {name for name in packed if ".dist-info/" in name}
     paths = (f"rocketlet/{name}".replace("rocketlet/spark/autoload", "pyspark_rocketlet") for name in modules())
     expected = {path.replace("rocketlet/adapters/", "rocketlet/") for path in paths}
-    assert packed - information == expected
+    compiled = {"rocketlet/protocol/_fast.abi3.so"} if HAS_COMPILER else set()
+    assert packed - information == expected | compiled
     assert any(name.endswith("licenses/LICENSE") for name in information)
 
 
@@ -75,6 +83,18 @@ def test_the_source_distribution_holds_what_the_wheel_is_built_from(distribution
     with tarfile.open(distributions.source) as archive:
         files = {name.partition("/")[2] for name in (entry.name for entry in archive if entry.isfile())}
     assert {name for name in files if ".egg-info/" not in name} == modules() | BESIDE_THE_PACKAGES
+
+
+@pytest.mark.parametrize("setting", [{"CC": "no-such-compiler"}, {"ROCKETLET_PURE": "1"}], ids=["no compiler", "pure"])
+def test_a_wheel_is_built_in_pure_python_without_a_compiler(
+    setting: dict[str, str], distributions: Distributions, tmp_path: Path
+) -> None:
+    command: list[str | Path] = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path]
+    output([*command, distributions.source], cwd=tmp_path, env=os.environ | setting)
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    assert "rocketlet/protocol/fast.py" in packed
+    assert not [name for name in packed if "_fast" in name and not name.endswith(".pyi")]
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
@@ -93,7 +113,8 @@ def test_the_wheel_works_with_each_python_that_it_names(
 async def test_a_client_works_in_a_clean_environment_without_extras(
     clean: Environment, node: Node, tmp_path: Path
 ) -> None:
-    assert clean.run("rocketlet", "--version", cwd=tmp_path) == f"rocketlet {rocketlet.__version__}\n"
+    module = "compiled" if HAS_COMPILER else "pure"
+    assert clean.run("rocketlet", "--version", cwd=tmp_path) == f"rocketlet {rocketlet.__version__} ({module})\n"
     said = await asyncio.to_thread(clean.run, "python", "-c", CLIENT_ALONE, node.address, cwd=tmp_path)
     assert "it works" in said
 

@@ -1,0 +1,3 @@
+INTERFACE: int
+
+def entries(flags: list[int], bodies: list[bytes], texts: list[str]) -> bytes | None: ...

@@ -1,0 +1,37 @@
+"""The compiled module's functions, or functions that decline everything where the module is absent.
+
+A function returns None for arguments that it declines. Its caller then does the work in Python, with the same result. So
+everything works without a compiler, only slower. `ROCKETLET_PURE=1` in the environment switches the compiled module off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final, Literal
+
+INTERFACE: Final = 1  # of the functions' arguments and results; a module that was built with another number is stale
+
+
+def _compiled() -> ModuleType | None:
+    """Return the compiled module; None if it was not built, is stale, or is switched off."""
+    if os.environ.get("ROCKETLET_PURE") == "1":
+        return None
+    try:
+        from . import _fast
+    except ImportError:
+        return None
+    return _fast if _fast.INTERFACE == INTERFACE else None
+
+
+def _decline(*_: Any) -> None:
+    """Leave the work to Python."""
+
+
+_module: Final = _compiled()
+MODULE: Final[Literal["compiled", "pure"]] = "pure" if _module is None else "compiled"
+"""What `rocketlet --version`, the metric `rocketlet_info` and results of benchmarks show."""
+
+entries: Final[Callable[[list[int], list[bytes], list[str]], bytes | None]] = getattr(_module, "entries", _decline)
+"""Return the body of SEND_BATCH_MESSAGE from the messages' flags, bodies and properties."""

@@ -1,0 +1,80 @@
+"""The compiled module does exactly what Python does, and declines the rest. Skipped where the module was not built."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rocketlet.protocol import fast, message
+
+needs_module = pytest.mark.skipif(
+    os.environ.get("ROCKETLET_PURE") == "1" or fast.MODULE == "pure", reason="needs the compiled module: make dev"
+)
+TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
+
+
+def in_python(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Switch one function off, as ROCKETLET_PURE does with all."""
+    monkeypatch.setattr(fast, name, lambda *_: None)
+
+
+def shown_module(code: str = "", **environment: str) -> str:
+    code = f"{code}\nfrom rocketlet.protocol.fast import MODULE; print(MODULE)"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_module_is_pure_when_the_environment_says_so() -> None:
+    assert shown_module(ROCKETLET_PURE="1") == "pure\n"
+
+
+def test_stale_module_counts_as_absent() -> None:
+    stale = "import sys, types; sys.modules['rocketlet.protocol._fast'] = types.SimpleNamespace(INTERFACE=0)"
+    assert shown_module(stale, ROCKETLET_PURE="") == "pure\n"
+
+
+def outcome(function: Any, *arguments: Any) -> Any:
+    """The result, or the type and text of the error."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return type(error), str(error)
+
+
+@needs_module
+@given(st.lists(st.tuples(st.integers(-(2**33), 2**33), st.binary(max_size=300), TEXTS), max_size=20))
+def test_entries_are_the_bytes_that_python_makes(rows: list[tuple[int, bytes, str]]) -> None:
+    columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = outcome(message.encode_columns, *columns)
+        in_python(monkeypatch, "entries")
+        assert outcome(message.encode_columns, *columns) == found
+
+
+@needs_module
+@pytest.mark.parametrize(
+    ("flags", "bodies", "texts"),
+    [
+        ([0], [bytearray(b"a")], ["x"]),
+        ([True], [b"a"], ["x"]),
+        ([0], [b"a"], [b"x"]),
+        ([0], [b"a"], ["\ud800"]),
+        ([2**31], [b"a"], ["x"]),
+        ([2**64], [b"a"], ["x"]),
+        ([0], [b"a"], ["x" * 32_768]),
+        ([0], [b"a"], ["é" * 16_384]),
+        ([0, 0], [b"a"], ["x"]),
+    ],
+)
+def test_entries_that_python_refuses_or_reads_otherwise_are_declined(flags: Any, bodies: Any, texts: Any) -> None:
+    assert fast.entries(flags, bodies, texts) is None
+
+
+@needs_module
+def test_entries_take_texts_of_the_longest_size() -> None:
+    assert fast.entries([-(2**31)], [b""], ["é" * 16_383 + "x"]) is not None
