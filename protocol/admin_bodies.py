@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
+from msgspec import field as wire
 
 from . import bodies
 from .bodies import (
@@ -21,16 +21,16 @@ from .bodies import (
     Shape,
     Text,
     TopicConfig,
+    TopicShape,
     Work,
     answers,
     listed,
     queue_json,
     queue_of,
-    read_group,
     read_queue,
-    read_topic,
     reads,
     refuse_beyond,
+    topic_of,
 )
 from .codes import Language
 from .config import MAX_STATUS_BYTES
@@ -282,44 +282,27 @@ def decode_consume_stats(data: ConsumeStatsShape) -> dict[Queue, Progress]:
     return found
 
 
-class Range(NamedTuple):
+class Range(msgspec.Struct, frozen=True):
     """The offsets of a queue, the second exclusive, and the store time of its last message (ms; 0 without one)."""
 
-    begin: int
-    end: int
-    last_ms: int
+    begin: Long = wire(name="minOffset")
+    end: Long = wire(name="maxOffset")
+    last_ms: Long = wire(name="lastUpdateTimestamp", default=0)
 
 
 def encode_topic_stats(ranges: Iterable[tuple[Queue, Range]]) -> Work[bytes]:
     """GET_TOPIC_STATS_INFO's answer."""
-    table = yield from listed(
-        (
-            bodies.object_key(
-                queue_json(queue),
-                {"lastUpdateTimestamp": item.last_ms, "maxOffset": item.end, "minOffset": item.begin},
-            )
-            for queue, item in ranges
-        ),
-    )
+    table = yield from listed(bodies.object_key(queue_json(queue), item) for queue, item in ranges)
     return b'{"offsetTable":{%b}}' % table
 
 
-class RangeShape(Shape):
-    min_offset: Long
-    max_offset: Long
-    last_update_timestamp: Long = 0
-
-
 class TopicStatsShape(Shape):
-    offset_table: dict[str, RangeShape] | None = None
+    offset_table: dict[str, Range] | None = None
 
 
 @answers("topic statistics", TopicStatsShape)
 def decode_topic_stats(data: TopicStatsShape) -> dict[Queue, Range]:
-    return {
-        _queue_of_key(key): Range(item.min_offset, item.max_offset, item.last_update_timestamp)
-        for key, item in (data.offset_table or {}).items()
-    }
+    return {_queue_of_key(key): item for key, item in (data.offset_table or {}).items()}
 
 
 def encode_offsets(offsets: Mapping[Queue, int]) -> bytes:
@@ -373,46 +356,32 @@ def encode_consumer_status(clients: Mapping[str, Mapping[Queue, int]]) -> bytes:
     return b'{"consumerTable":{%b},"messageQueueTable":{}}' % tables
 
 
-@dataclass(frozen=True, slots=True)
-class RunningQueue:
-    """A queue in a consumer's hands. Times in ms since the epoch, 0 for never."""
+class RunningQueue(msgspec.Struct, frozen=True, rename="camel"):
+    """A queue of a member. Times are in ms since the epoch, 0 for never. The fields with a default belong to Java's member; a
+    Rocketlet member has no such state."""
 
     commit_offset: int
-    cached_messages: int
-    cached_bytes: int
+    cached_messages: int = wire(name="cachedMsgCount")
+    cached_mib: int = wire(name="cachedMsgSizeInMiB")
     locked: bool
-    dropped: bool
-    last_pull_ms: int
+    dropped: bool = wire(name="droped")
+    last_pull_ms: int = wire(name="lastPullTimestamp")
+    last_consume_ms: int = wire(name="lastConsumeTimestamp", default=0)
+    last_lock_ms: int = wire(name="lastLockTimestamp", default=0)
+    cached_msg_max_offset: int = 0
+    cached_msg_min_offset: int = 0
+    transaction_msg_count: int = 0
+    transaction_msg_max_offset: int = 0
+    transaction_msg_min_offset: int = 0
+    try_unlock_times: int = 0
 
 
 def encode_running_info(
     properties: Mapping[str, str], subscriptions: Iterable[Mapping[str, Any]], queues: Mapping[Queue, RunningQueue]
 ) -> bytes:
     """GET_CONSUMER_RUNNING_INFO's answer, of a client."""
-    table = bodies.object_keys(
-        (
-            queue_json(queue),
-            {
-                "cachedMsgCount": item.cached_messages,
-                "cachedMsgMaxOffset": 0,
-                "cachedMsgMinOffset": 0,
-                "cachedMsgSizeInMiB": item.cached_bytes >> 20,
-                "commitOffset": item.commit_offset,
-                "droped": item.dropped,
-                "lastConsumeTimestamp": item.last_pull_ms,
-                "lastLockTimestamp": 0,
-                "lastPullTimestamp": item.last_pull_ms,
-                "locked": item.locked,
-                "transactionMsgCount": 0,
-                "transactionMsgMaxOffset": 0,
-                "transactionMsgMinOffset": 0,
-                "tryUnlockTimes": 0,
-            },
-        )
-        for queue, item in queues.items()
-    )
     return b'{"mqTable":%b,"properties":%b,"statusTable":{},"subscriptionSet":%b}' % (
-        table,
+        bodies.object_keys((queue_json(queue), item) for queue, item in queues.items()),
         orjson.dumps(dict(properties)),
         orjson.dumps(list(subscriptions)),
     )
@@ -493,10 +462,14 @@ class GroupConnections(NamedTuple):
     consume_from: str
 
 
-@answers("group settings")
-def decode_groups(data: Any) -> dict[str, GroupConfig]:
+class GroupsShape(Shape):
+    subscription_group_table: dict[str, GroupConfig] | None = None
+
+
+@answers("group settings", GroupsShape)
+def decode_groups(data: GroupsShape) -> dict[str, GroupConfig]:
     """GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
-    return {str(name): read_group(item) for name, item in (data.get("subscriptionGroupTable") or {}).items()}
+    return data.subscription_group_table or {}
 
 
 @answers("group settings")
@@ -505,10 +478,10 @@ def decode_group_tables(data: Any) -> dict[str, dict[str, Any]]:
     return {str(name): dict(item) for name, item in (data.get("subscriptionGroupTable") or {}).items()}
 
 
-@answers("topic settings")
-def decode_topic_config(data: Any) -> TopicConfig:
+@answers("topic settings", TopicShape)
+def decode_topic_config(data: TopicShape) -> TopicConfig:
     """GET_TOPIC_CONFIG."""
-    return read_topic(data)
+    return topic_of(data)
 
 
 @answers("delay offsets")

@@ -742,7 +742,7 @@ def object_keys(pairs: Iterable[tuple[Any, Any]]) -> bytes:
 
 def object_key(key: Any, value: Any) -> bytes:
     """One entry of such a map."""
-    return b"%b:%b" % (orjson.dumps(key), orjson.dumps(value))
+    return b"%b:%b" % (msgspec.json.encode(key), msgspec.json.encode(value))
 
 
 def _with_text_keys(text: str) -> str:

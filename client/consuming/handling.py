@@ -964,9 +964,10 @@ class Questions:
             queue: RunningQueue(
                 process_queue.commit_offset,
                 process_queue.messages,
-                process_queue.size_bytes,
+                process_queue.size_bytes >> 20,
                 process_queue.lease.epoch > 0,
                 process_queue.is_dropped,
+                process_queue.pull.began_ms,
                 process_queue.pull.began_ms,
             )
             for queue, process_queue in asked.queues.items()
