@@ -27,7 +27,6 @@ from .bodies import (
     listed,
     queue_json,
     queue_of,
-    read_queue,
     reads,
     refuse_beyond,
     topic_of,
@@ -552,7 +551,7 @@ def decode_running(data: Any) -> Running:
     return Running(
         {str(item["topic"]): str(item.get("subString") or "*") for item in subscriptions},
         {
-            read_queue(orjson.loads(key)): int(item.get("commitOffset", 0))
+            _queue_of_key(key): int(item.get("commitOffset", 0))
             for key, item in (data.get("mqTable") or {}).items()
             if not item.get("droped")
         },

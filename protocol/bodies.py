@@ -177,42 +177,17 @@ def _subscription(data: SubscriptionShape) -> Subscription:
     return parse_subscription(data.topic, data.sub_string, version=data.sub_version or 0, kind=data.expression_type)
 
 
-def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
-    return orjson.dumps(
-        {
-            "clientID": heartbeat.client_id,
-            "consumerDataSet": [_encode_consumer(consumer) for consumer in heartbeat.consumers],
-            "producerDataSet": [{"groupName": group} for group in heartbeat.producer_groups],
-        }
-    )
-
-
-def _encode_consumer(consumer: ConsumerData) -> dict[str, Any]:
-    data = {
-        "consumeFromWhere": consumer.consume_from,
-        "consumeType": consumer.consume_type,
-        "groupName": consumer.group,
-        "messageModel": consumer.message_model,
-        "subscriptionDataSet": [encode_subscription(item) for item in consumer.subscriptions],
-        "unitMode": consumer.unit_mode,
-    }
-    if consumer.strategy:
-        data["allocateStrategy"] = consumer.strategy
-    if consumer.own_version:
-        data["rocketletVersion"] = consumer.own_version
-    if consumer.leaving:
-        data["leaving"] = True
-    if consumer.assigned:
-        data["assigned"] = [list(queue) for queue in consumer.assigned]
-    if consumer.queue_counts:
-        data["queueCounts"] = {name: dict(counts) for name, counts in consumer.queue_counts.items()}
-    return data
-
-
 _VERSION_CHARS = 40
-_CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
-MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
-_CONSUME_FROM = (
+
+
+def spellings(*names: str) -> Mapping[str | int | None, str]:
+    """Return an enum's names by all that fastjson reads as one of them: its name or its ordinal."""
+    return {**dict(enumerate(names)), **dict(zip(names, names, strict=True))}
+
+
+CONSUME_TYPES: Final = spellings("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
+MESSAGE_MODELS: Final = spellings("BROADCASTING", "CLUSTERING")
+CONSUME_FROM: Final = spellings(
     "CONSUME_FROM_LAST_OFFSET",
     "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
     "CONSUME_FROM_MIN_OFFSET",
@@ -220,16 +195,10 @@ _CONSUME_FROM = (
     "CONSUME_FROM_FIRST_OFFSET",
     "CONSUME_FROM_TIMESTAMP",
 )
+FILTER_TYPES: Final = spellings("SINGLE_TAG", "MULTI_TAG")
 
 
-def read_enum(value: Any, names: tuple[str, ...], default: str) -> str:
-    """fastjson reads an enum by its name or by its ordinal."""
-    if isinstance(value, int) and 0 <= value < len(names):
-        return names[value]
-    return value if value in names else default
-
-
-class ConsumerShape(Shape):
+class ConsumerShape(Shape, omit_defaults=True):
     group_name: Text
     consume_type: Enum | None = None
     message_model: Enum | None = None
@@ -259,12 +228,37 @@ class HeartbeatShape(Shape):
     producer_data_set: Annotated[list[ProducerShape], Meta(max_length=MAX_GROUPS)] | None = None
 
 
+def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
+    consumers = list(map(_shape_of, heartbeat.consumers))
+    return msgspec.json.encode(
+        HeartbeatShape(heartbeat.client_id, consumers, list(map(ProducerShape, heartbeat.producer_groups)))
+    )
+
+
+def _shape_of(data: ConsumerData) -> ConsumerShape:
+    """Rocketlet's own fields are None unless they say something, because a field that is None is not written."""
+    subscriptions: Any = list(map(encode_subscription, data.subscriptions))  # with fields that no broker reads
+    return ConsumerShape(
+        data.group,
+        data.consume_type,
+        data.message_model,
+        data.consume_from,
+        subscriptions,
+        data.unit_mode,
+        data.strategy or None,
+        data.own_version or None,
+        data.leaving or None,
+        list(data.assigned) or None,
+        {name: dict(counts) for name, counts in data.queue_counts.items()} or None,
+    )
+
+
 def _consumer(data: ConsumerShape) -> ConsumerData:
     return ConsumerData(
         group=data.group_name,
-        consume_type=read_enum(data.consume_type, _CONSUME_TYPES, "CONSUME_PASSIVELY"),
-        message_model=read_enum(data.message_model, MESSAGE_MODELS, "CLUSTERING"),
-        consume_from=read_enum(data.consume_from_where, _CONSUME_FROM, _CONSUME_FROM[0]),
+        consume_type=CONSUME_TYPES.get(data.consume_type, "CONSUME_PASSIVELY"),
+        message_model=MESSAGE_MODELS.get(data.message_model, "CLUSTERING"),
+        consume_from=CONSUME_FROM.get(data.consume_from_where, "CONSUME_FROM_LAST_OFFSET"),
         subscriptions=tuple(map(_subscription, data.subscription_data_set or ())),
         unit_mode=bool(data.unit_mode),
         strategy=data.allocate_strategy,
@@ -317,11 +311,6 @@ def queue_json(queue: Queue) -> dict[str, Any]:
         "queueId": queue.queue_id,
         "topic": queue.topic,
     }
-
-
-def read_queue(data: Any) -> Queue:
-    """Raises BodyError."""
-    return queue_of(shaped(data, QueueShape))
 
 
 def queue_of(data: QueueShape) -> Queue:
@@ -389,7 +378,7 @@ def topic_of(data: TopicShape) -> TopicConfig:
         data.read_queue_nums,
         data.write_queue_nums,
         data.perm,
-        read_enum(data.topic_filter_type, ("SINGLE_TAG", "MULTI_TAG"), "SINGLE_TAG"),
+        FILTER_TYPES.get(data.topic_filter_type, "SINGLE_TAG"),
         data.topic_sys_flag,
         bool(data.order),
         _message_type(data.attributes),

@@ -29,7 +29,6 @@ from .bodies import (
     encode_subscription,
     queue_json,
     queue_of,
-    read_enum,
     reads,
 )
 from .config import MAX_AGREED_IDS, MAX_AGREED_LISTS, MAX_ID_CHARS, MAX_TOPICS_ASKED
@@ -194,7 +193,7 @@ class AssignmentRequest(Shape):
 
     @property
     def is_broadcasting(self) -> bool:
-        return read_enum(self.message_model, MESSAGE_MODELS, "CLUSTERING") == "BROADCASTING"
+        return MESSAGE_MODELS.get(self.message_model) == "BROADCASTING"
 
 
 @reads("assignment request", AssignmentRequest)
