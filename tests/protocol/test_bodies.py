@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.protocol import bodies, group_bodies, headers, names
 from rocketlet.protocol.bodies import BodyError
@@ -119,6 +119,57 @@ def test_header_errors_name_the_field() -> None:
         headers.read(headers.TopicQueue, {"topic": "t", "queueId": "x"})
     with pytest.raises(headers.HeaderError, match="'b'"):
         headers.read_send_v2({"a": "g"})
+
+
+def _number(value: Any) -> int | None:
+    """The number that Python's int() makes of a header field, if it has at most 64 bits."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        return None
+    return number if -(2**63) <= number < 2**63 else None
+
+
+@example("+5")
+@example(" 5")
+@example("1_0")
+@example("05")
+@example("5.0")
+@example("1e3")
+@example("null")
+@example("True")
+@example("9223372036854775808")
+@example(True)
+@example(5.0)
+@example("\u0665")
+@given(st.text("+-_ 05.e", max_size=5) | st.integers() | st.booleans())
+def test_a_number_in_a_header_is_read_as_by_int(value: Any) -> None:
+    ext = {"topic": "t", "queueId": value}
+    send = {"a": "g", "b": "t", "c": "d", "d": value, "e": 1, "f": 0, "g": 0, "h": 0}
+    number = _number(value)
+    if number is None:
+        with pytest.raises(headers.HeaderError, match="queueId is"):
+            headers.read(headers.TopicQueue, ext)
+    else:
+        assert headers.read(headers.TopicQueue, ext).queue_id == number
+        assert headers.read_send_v2(send).default_topic_queue_nums == number
+
+
+@pytest.mark.parametrize(
+    ("value", "flag"),
+    [
+        ("true", True),
+        ("True", True),
+        (True, True),
+        ("1", False),
+        (1, False),
+        ("yes", False),
+        (" true", False),
+        ("", False),
+    ],
+)
+def test_a_boolean_in_a_header_is_true_only_if_it_says_so(value: Any, flag: bool) -> None:
+    assert headers.read(headers.IsOrder, {"isOrder": value}).is_order is flag
 
 
 @given(
