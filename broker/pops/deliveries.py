@@ -92,6 +92,7 @@ class QueueDeliveries:
         self.is_passed = False  # whether `next` has moved without the disk knowing
         self.gives_new = True  # not while its queue leaves those who pop
         self.gives_again = True  # not when that takes long
+        self.is_late = False  # whether its queue leaves only when its messages are finished in their order
         self.fresh_behind: list[Delivery] = []  # not on the disk yet
         self._order: Order | None = None
         self._visible: list[int] = []  # a heap; also of some that are not visible any more
@@ -111,6 +112,10 @@ class QueueDeliveries:
                 break
             end = offset
         return [delivery for delivery in self.unfinished.values() if delivery.offset < end]
+
+    @property
+    def is_in_order(self) -> bool:
+        return self._order is not None
 
     @property
     def is_ready(self) -> bool:

@@ -38,8 +38,9 @@ log = structlog.get_logger("rocketlet.pops")
 # within 30 s is given again, because one offset cannot say what was acknowledged behind it. After that the pool waits
 # only for what was popped, until its time is over; messages that a client has asked for at a later time come at once
 # to members that pull. Messages left before an acknowledged one go to them by the retry topic, so that the offset can
-# be behind both. A queue comes to the pool as to one of our members: its former reader unlocks it, or is drained of
-# it.
+# be behind both. In a group in order nothing is sent back: there the queue stays with the clients that pop until they
+# have finished everything before an acknowledged message. A queue comes to the pool as to one of our members: its
+# former reader unlocks it, or is drained of it.
 
 
 _STRATEGIES: dict[str, Strategy] = {item.name: item for item in (AVG, AVG_BY_CIRCLE, CONSISTENT_HASH)}
@@ -403,7 +404,7 @@ class Division:
         if pool.owned is None:
             return
         now_s = self._clock.monotonic_s()
-        free = [queue_id for queue_id, since_s in pool.leaving.items() if _is_free(pool, queue_id, since_s, now_s)]
+        free = [queue_id for queue_id, since_s in pool.leaving.items() if self._is_free(pool, queue_id, since_s, now_s)]
         done = [queue_id for queue_id in free if self._let_go(pool, queue_id, False)]
         for queue_id in done:
             pool.disown(queue_id)
@@ -413,6 +414,29 @@ class Division:
             self._drop(pool)
         elif len(pool.owned) == self._queues_of(pool.topic) and not pool.leaving and not self._others_pull(pool):
             self._rejoin(divided, pool)
+
+    def _is_free(self, pool: Pool, queue_id: int, since_s: float, now_s: float) -> bool:
+        """Whether a queue that leaves can be another's. See above."""
+        deliveries = pool.queues.get(queue_id)
+        if deliveries is None or not deliveries.unfinished:
+            return True
+        if now_s - since_s < POOL_LEAVE_S:
+            return False
+        is_needed = deliveries.is_in_order and bool(pool.clients) and bool(deliveries.before_finished())
+        if is_needed and not deliveries.is_late:
+            deliveries.is_late = True
+            log.warning(
+                "queue_stays_for_its_order",
+                group=pool.group, topic=pool.topic, queue=queue_id, offset=deliveries.committed,
+                hint="members that pull get the queue when clients that pop have finished this message",
+            )  # fmt: skip
+        if deliveries.gives_again is not is_needed:
+            deliveries.gives_again = is_needed
+            pool.note(queue_id)
+            self._gained(pool)
+        return not is_needed and not any(
+            item.state is DeliveryState.IN_FLIGHT and not item.is_delayed for item in deliveries.unfinished.values()
+        )
 
     def _others_pull(self, pool: Pool) -> bool:
         group = self._groups.get(pool.group)
@@ -454,21 +478,6 @@ def _shares(member: Member) -> bool:
     """Whether a member is one of those that hand queues over."""
     is_ours = bool(member.data.strategy) and member.data.message_model == "CLUSTERING"
     return not member.pops and (is_ours or member.is_foreign)
-
-
-def _is_free(pool: Pool, queue_id: int, since_s: float, now_s: float) -> bool:
-    """Whether a queue that leaves can be another's. See above."""
-    deliveries = pool.queues.get(queue_id)
-    if deliveries is None or not deliveries.unfinished:
-        return True
-    if now_s - since_s < POOL_LEAVE_S:
-        return False
-    if deliveries.gives_again:
-        deliveries.gives_again = False
-        pool.note(queue_id)
-    return not any(
-        item.state is DeliveryState.IN_FLIGHT and not item.is_delayed for item in deliveries.unfinished.values()
-    )
 
 
 def _fault_of(name: str, topic: str) -> str:

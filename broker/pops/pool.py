@@ -257,6 +257,7 @@ class Pool:
         del self.leaving[queue_id]
         if queue_id in self.queues:
             self.queues[queue_id].gives_new = self.queues[queue_id].gives_again = True
+            self.queues[queue_id].is_late = False
         self.come(queue_id)
 
 

@@ -235,6 +235,61 @@ def test_unfinished_messages_with_nothing_finished_behind_them_stay_where_they_a
     assert [item.body for item in sent_back_to(world)] == [b"m"]
 
 
+def test_in_order_what_was_acknowledged_comes_to_nobody_who_pulls_and_clients_that_pop_finish_the_rest(
+    world: World,
+) -> None:
+    """Nothing can be sent back in order: 60 of 60 acknowledged messages were delivered again."""
+    world.group("g", consume_orderly=True)
+    for name, key in (("a0", "a"), ("a1", "a"), ("b0", "b"), ("c0", "c")):
+        world.send(name, queue=0, __SHARDINGKEY=key)
+    first = world.receive(1, client="p")
+    assert bodies(first) == ["a0"]
+    others = world.receive(client="p")
+    assert bodies(others) == ["b0", "c0"]
+    world.ack(*handles(others))
+    world.state.change("g", "t", handles(first)[0], 60_000)
+    puller = world.join("a")
+    world.send("a2", queue=0, __SHARDINGKEY="a")
+    world.advance(POOL_LEAVE_S)
+    assert world.lock(puller, "a", 0) == set()
+    again = world.wait(client="p", wait_ms=60_000)
+    world.advance(60 - POOL_LEAVE_S)
+    assert bodies(again[0]) == ["a0", "a1"], "and nothing that it had not looked at"
+    world.ack(*handles(again[0]))
+    world.advance(1)
+    assert world.lock(puller, "a", 0) == {0}
+    assert world.offsets.get("g", "t", 0) == 4
+    assert sent_back_to(world) == []
+
+
+def test_in_order_a_queue_does_not_wait_for_clients_that_are_gone(world: World) -> None:
+    world.group("g", consume_orderly=True)
+    for name, key in (("a0", "a"), ("b0", "b")):
+        world.send(name, queue=0, __SHARDINGKEY=key)
+    first, second = handles(world.receive(client="p"))
+    world.ack(second)
+    world.state.change("g", "t", first, 60_000)
+    puller = world.join("a")
+    world.state.client_gone(client_of("p"))
+    world.advance(POOL_LEAVE_S + 1)
+    assert world.lock(puller, "a", 0) == {0}
+    assert world.offsets.get("g", "t", 0) == 0
+
+
+def test_in_order_a_queue_without_finished_messages_behind_unfinished_ones_does_not_wait(world: World) -> None:
+    world.group("g", consume_orderly=True)
+    for name in ("a0", "a1"):
+        world.send(name, queue=0, __SHARDINGKEY="a")
+    (first, *_) = handles(world.receive(client="p"))
+    world.state.change("g", "t", first, 0)
+    puller = world.join("a")
+    world.advance(POOL_LEAVE_S)
+    world.receive(client="p")
+    world.advance(11)
+    assert world.lock(puller, "a", 0) == {0}
+    assert world.offsets.get("g", "t", 0) == 0
+
+
 def test_many_messages_are_sent_back_in_several_pieces(world: World) -> None:
     count = POOL_SENT_BACK + 1
     for number in range(count + 1):
