@@ -1,3 +1,20 @@
 INTERFACE: int
 
+Buffer = bytes | memoryview
+
+def decode_slice(
+    data: bytes, begin: int, end: int, names: tuple[bytes, ...], skipped: tuple[bytes, ...] | None
+) -> (
+    tuple[
+        int,
+        Buffer,
+        Buffer,
+        Buffer,
+        Buffer,
+        tuple[Buffer, Buffer],
+        list[tuple[int, Buffer, Buffer, Buffer]],
+        tuple[int, Buffer, Buffer, Buffer, Buffer, Buffer, Buffer],
+    ]
+    | None
+): ...
 def entries(flags: list[int], bodies: list[bytes], texts: list[str]) -> bytes | None: ...

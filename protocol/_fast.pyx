@@ -148,3 +148,248 @@ def entries(list flags, list bodies, list texts):
     except (OverflowError, UnicodeEncodeError):
         return None  # Python raises its own error
     return bytes(out.written())
+
+
+# ------------------------------------------------------------------------------
+# Spark's reading: message records as buffers of Arrow's columns. protocol/message.py describes a record.
+
+
+cdef extern from "Python.h":
+    object PyUnicode_DecodeUTF8(const char *start, Py_ssize_t size, const char *errors)
+
+
+cdef enum:
+    MAGIC = 0xDAA320A7
+    FIXED_BYTES = 91
+    BODY_AT = 88  # in a record whose hosts are IPv4
+    LONGER_BYTES = 12  # by which an IPv6 host is longer
+    COMPRESSED = 0x1
+    BORN_HOST_V6 = 0x10
+    STORE_HOST_V6 = 0x20
+    NAME_END = 1
+    PAIR_END = 2
+    MAX_NAMES = 64
+    MAX_PAIRS = 64
+    MAX_SLICE_BYTES = 1 << 30  # offsets in Arrow's buffers have 32 bits
+
+
+cdef inline uint32_t get_uint32(View data, Py_ssize_t at) except? 0xFFFFFFFF:
+    cdef const uint8_t *start = part(data, at, 4)
+    return <uint32_t>start[0] << 24 | <uint32_t>start[1] << 16 | <uint32_t>start[2] << 8 | start[3]
+
+
+cdef inline int64_t get_int64(View data, Py_ssize_t at) except? -1:
+    return <int64_t>(<uint64_t>get_uint32(data, at) << 32 | get_uint32(data, at + 4))
+
+
+cdef inline Py_ssize_t find(View data, Py_ssize_t at, Py_ssize_t end, int wanted) except -1:
+    """Return the position of the first byte of this value from `at` on, or `end`."""
+    cdef const uint8_t *start = part(data, at, end - at)
+    cdef const void *found = memchr(start, wanted, end - at)
+    return end if found is NULL else at + (<const uint8_t *>found - start)
+
+
+cdef inline bint equal(View data, Py_ssize_t at, Py_ssize_t size, View text) except -1:
+    return size == text.size and memcmp(part(data, at, size), part(text, 0, size), size) == 0
+
+
+cdef bint is_utf8(View data, Py_ssize_t at, Py_ssize_t size) except -1:
+    cdef const uint8_t *start = part(data, at, size)
+    cdef uint8_t seen = 0
+    cdef Py_ssize_t i
+    for i in range(size):
+        seen |= start[i]
+    if seen < 0x80:
+        return True
+    try:
+        PyUnicode_DecodeUTF8(<const char *>start, size, NULL)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+cdef inline int put_offset(Output out, Py_ssize_t value) except -1:
+    cdef int32_t number = <int32_t>value
+    return out.put(&number, 4)
+
+
+cdef inline int put_int64(Output out, int64_t value) except -1:
+    return out.put(&value, 8)
+
+
+cdef inline int put_bit(Output out, Py_ssize_t row, bint value) except -1:
+    """Append the bit of a row to a validity bitmap."""
+    if row & 7 == 0:
+        out.room(1)[0] = 0
+    if value:
+        out.start[row >> 3] |= 1 << (row & 7)
+    return 0
+
+
+@cython.final
+cdef class Texts:
+    """The buffers of a column of texts; `at` holds the offset where each text ends."""
+
+    cdef Output at, data
+
+    def __cinit__(self):
+        self.at, self.data = Output(4096), Output(4096)
+        put_offset(self.at, 0)
+
+    cdef inline int put(self, const void *text, Py_ssize_t size) except -1:
+        self.data.put(text, size)
+        return put_offset(self.at, self.data.size)
+
+
+@cython.final
+cdef class Column:
+    """A property that is a column: its value in each record, which most records may lack."""
+
+    cdef Span name
+    cdef Texts texts
+    cdef Output valid
+    cdef Py_ssize_t count
+    cdef bint is_set  # in the current record
+
+    def __cinit__(self):
+        self.texts, self.valid = Texts(), Output(512)
+
+
+cdef int read_names(tuple names, Span *spans) except -1:
+    """Point each span at a name; the tuple must outlive the spans."""
+    cdef Py_ssize_t i
+    for i in range(len(names)):
+        spans[i].start = <const uint8_t *>PyBytes_AsString(names[i])
+        spans[i].size = len(<bytes>names[i])
+    return 0
+
+
+def decode_slice(bytes data, int64_t begin, int64_t end, tuple names, tuple skipped):
+    """Return the columns of the records whose queue offsets are from `begin` up to `end`, as buffers of Arrow.
+
+    `names` are the properties that become columns. `skipped` are the properties left out of the pairs; None for no pairs.
+    Declined: bytes that are not records, compressed bodies, properties that are not UTF-8 or have a name twice or are very
+    many."""
+    cdef Span data_span, text_span
+    cdef Span skipped_spans[MAX_NAMES]
+    cdef Span name_spans[MAX_NAMES]
+    cdef View view = &data_span
+    cdef View text = &text_span
+    cdef Py_ssize_t at = 0, size, limit, body_at, topic_at, text_at, hosts, body_size
+    cdef Py_ssize_t rows = 0, pairs = 0, pairs_before, item_at, item_end, name_end, i, before
+    cdef Py_ssize_t name_count = len(names), skipped_count = 0 if skipped is None else len(skipped)
+    cdef bint with_pairs = skipped is not None, is_parsed = name_count > 0 or with_pairs, is_skipped
+    cdef uint32_t flags
+    cdef int64_t offset
+    cdef int32_t attempts
+    cdef Column column
+    cdef list columns = []
+    cdef const int32_t *ends
+    if name_count > MAX_NAMES or skipped_count > MAX_NAMES or len(data) > MAX_SLICE_BYTES:
+        return None
+    data_span.start, data_span.size = <const uint8_t *>PyBytes_AsString(data), len(data)
+    limit = data_span.size
+    read_names(names, name_spans)
+    if with_pairs:
+        read_names(skipped, skipped_spans)
+    for i in range(name_count):
+        column = Column()
+        column.name = name_spans[i]
+        columns.append(column)
+    cdef Output offsets = Output(8192), born = Output(8192), stored = Output(8192), tried = Output(4096)
+    cdef Output body_ends = Output(4096), bodies = Output(limit)
+    cdef Output pairs_valid = Output(512), pairs_at = Output(4096)
+    cdef Texts keys = Texts(), values = Texts()
+    put_offset(body_ends, 0)
+    put_offset(pairs_at, 0)
+    while at < limit:
+        if limit - at < FIXED_BYTES:
+            return None
+        size = <int32_t>get_uint32(view, at)
+        if get_uint32(view, at + 4) != <uint32_t>MAGIC or size < FIXED_BYTES or size > limit - at:
+            return None
+        flags = get_uint32(view, at + 36)
+        hosts = (LONGER_BYTES if flags & BORN_HOST_V6 else 0) + (LONGER_BYTES if flags & STORE_HOST_V6 else 0)
+        body_at = at + BODY_AT + hosts
+        if flags & COMPRESSED or body_at > at + size:
+            return None
+        body_size = <int32_t>get_uint32(view, body_at - 4)
+        if body_size < 0 or body_size > at + size - body_at - 3:
+            return None
+        topic_at = body_at + body_size
+        text_at = topic_at + byte(view, topic_at) + 3
+        if text_at > at + size or text_at + (byte(view, text_at - 2) << 8 | byte(view, text_at - 1)) != at + size:
+            return None
+        offset = get_int64(view, at + 20)
+        if not begin <= offset < end:
+            at += size
+            continue
+        put_int64(offsets, offset)
+        put_int64(born, get_int64(view, at + 40))
+        put_int64(stored, get_int64(view, at + (68 if flags & BORN_HOST_V6 else 56)))
+        attempts = <int32_t>get_uint32(view, at + 72 + hosts)
+        tried.put(&attempts, 4)
+        bodies.put(part(view, body_at, body_size), body_size)
+        put_offset(body_ends, bodies.size)
+        at += size
+        if not is_parsed:
+            rows += 1
+            continue
+        text_span.start, text_span.size = part(view, text_at, at - text_at), at - text_at
+        if not is_utf8(text, 0, text.size):
+            return None
+        for i in range(name_count):
+            (<Column>columns[i]).is_set = False
+        pairs_before = pairs
+        item_at = 0
+        while item_at < text.size:
+            item_end = find(text, item_at, text.size, PAIR_END)
+            name_end = find(text, item_at, item_end, NAME_END)
+            if name_end > item_at and item_end > name_end + 1:
+                for i in range(name_count):
+                    column = <Column>columns[i]
+                    if equal(text, item_at, name_end - item_at, &column.name):
+                        if column.is_set:
+                            return None
+                        column.is_set = True
+                        column.texts.data.put(part(text, name_end + 1, item_end - name_end - 1), item_end - name_end - 1)
+                is_skipped = not with_pairs
+                for i in range(skipped_count):
+                    if equal(text, item_at, name_end - item_at, &skipped_spans[i]):
+                        is_skipped = True
+                        break
+                if not is_skipped:
+                    if pairs - pairs_before == MAX_PAIRS:
+                        return None
+                    ends = <const int32_t *>keys.at.start
+                    for i in range(pairs_before, pairs):
+                        before = ends[i]
+                        if (
+                            ends[i + 1] - before == name_end - item_at
+                            and memcmp(keys.data.start + before, part(text, item_at, name_end - item_at), name_end - item_at) == 0
+                        ):
+                            return None
+                    keys.put(part(text, item_at, name_end - item_at), name_end - item_at)
+                    values.put(part(text, name_end + 1, item_end - name_end - 1), item_end - name_end - 1)
+                    pairs += 1
+            item_at = item_end + 1
+        for i in range(name_count):
+            column = <Column>columns[i]
+            put_offset(column.texts.at, column.texts.data.size)
+            put_bit(column.valid, rows, column.is_set)
+            column.count += column.is_set
+        put_offset(pairs_at, pairs)
+        put_bit(pairs_valid, rows, pairs > pairs_before)
+        rows += 1
+    return (
+        rows, offsets.written(), born.written(), stored.written(), tried.written(),
+        (body_ends.written(), bodies.written()),
+        [
+            (column.count, column.valid.written(), column.texts.at.written(), column.texts.data.written())
+            for column in columns
+        ],
+        (
+            pairs, pairs_valid.written(), pairs_at.written(), keys.at.written(), keys.data.written(), values.at.written(),
+            values.data.written(),
+        ),
+    )

@@ -9,9 +9,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 INTERFACE: Final = 1  # of the functions' arguments and results; a module that was built with another number is stale
+
+
+Buffer = bytes | memoryview
+
+
+class Slice(NamedTuple):
+    """The buffers of Arrow's columns for some records."""
+
+    rows: int
+    offsets: Buffer
+    born_ms: Buffer
+    stored_ms: Buffer
+    reconsume_times: Buffer
+    bodies: tuple[Buffer, Buffer]  # offsets and data
+    columns: list[tuple[int, Buffer, Buffer, Buffer]]  # of each name: records that have it; validity, offsets and data
+    pairs: tuple[int, Buffer, Buffer, Buffer, Buffer, Buffer, Buffer]
+    """Properties: their number; validity and offsets of the lists; offsets and data of the names, and of the values."""
 
 
 def _compiled() -> ModuleType | None:
@@ -35,3 +52,19 @@ MODULE: Final[Literal["compiled", "pure"]] = "pure" if _module is None else "com
 
 entries: Final[Callable[[list[int], list[bytes], list[str]], bytes | None]] = getattr(_module, "entries", _decline)
 """Return the body of SEND_BATCH_MESSAGE from the messages' flags, bodies and properties."""
+
+
+_decode_slice: Final[Callable[..., Any]] = getattr(_module, "decode_slice", _decline)
+
+
+def decode_slice(
+    data: bytes, begin: int, end: int, names: tuple[bytes, ...], skipped: tuple[bytes, ...] | None
+) -> Slice | None:
+    """Return the columns of the records whose queue offsets are from `begin` up to `end`.
+
+    Args:
+        names: The properties that become columns.
+        skipped: The properties that are left out of the pairs; None if no pairs are wanted.
+    """
+    found = _decode_slice(data, begin, end, names, skipped)
+    return None if found is None else Slice._make(found)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..protocol import names
+from ..protocol import fast, names
 from ..protocol import properties as props
 from ..protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
 from ..protocol.message import (
@@ -362,6 +362,100 @@ class Rows:
     def born_times(self) -> Array:
         return _times(self.records.heads["born_ms"])
 
+    @cached_property
+    def stored_ms(self) -> Array:
+        return self.records.store_ms
+
+    @cached_property
+    def reconsume_times(self) -> Array:
+        return self.records.reconsume_times
+
+    def as_headers(self) -> Array:
+        return self.properties.as_headers()
+
+    def as_map(self) -> Array:
+        return self.properties.as_map()
+
+
+class DecodedRows(Rows):
+    """Rows that the compiled module has decoded."""
+
+    def __init__(self, found: fast.Slice, queue: Queue, names: Sequence[str], tags: Sequence[str]) -> None:
+        self._found = found
+        self.unreadable = []
+        self.queue = queue
+        self.offsets = np.frombuffer(found.offsets, np.int64)
+        self._columns = dict(zip(names, found.columns, strict=True))
+        self._tags = tags
+
+    def property(self, name: str) -> Array:
+        count, valid, ends, data = self._columns[name]
+        return _array(pa.string(), len(self.offsets), None if count == len(self.offsets) else valid, ends, data)
+
+    @cached_property
+    def bodies(self) -> Array:
+        return _array(pa.binary(), len(self.offsets), None, *self._found.bodies)
+
+    @cached_property
+    def born_times(self) -> Array:
+        return _times(np.frombuffer(self._found.born_ms, np.int64))
+
+    @cached_property
+    def stored_ms(self) -> Array:
+        return np.frombuffer(self._found.stored_ms, np.int64)
+
+    @cached_property
+    def reconsume_times(self) -> Array:
+        return np.frombuffer(self._found.reconsume_times, np.int32)
+
+    def as_headers(self) -> Array:
+        count, valid, at, *texts = self._found.pairs
+        if not count:
+            return pa.nulls(len(self.offsets), HEADERS)
+        names, values = _array(pa.string(), count, None, *texts[:2]), _array(pa.binary(), count, None, *texts[2:])
+        pairs = pa.StructArray.from_arrays([names, values], ["key", "value"])
+        return _array(HEADERS, len(self.offsets), valid, at, children=[pairs])
+
+    def as_map(self) -> Array:
+        count, _, at, *texts = self._found.pairs
+        names, values = (_array(pa.string(), count, None, *pair) for pair in (texts[:2], texts[2:]))
+        return pa.MapArray.from_arrays(_array(pa.int32(), len(self.offsets) + 1, None, at), names, values)
+
+
+def _array(kind: Any, count: int, *buffers: Any, children: Sequence[Array] | None = None) -> Array:
+    found = [None if buffer is None else pa.py_buffer(buffer) for buffer in buffers]
+    return pa.Array.from_buffers(kind, count, found, children=children)
+
+
+def rows_of(
+    data: bytes,
+    queue: Queue,
+    begin: int,
+    end: int,
+    columns: Sequence[str],
+    *,
+    tags: Sequence[str] = (),
+    strict: bool = True,
+) -> Rows:
+    """Return the `Rows` for a batch of these columns, decoded by the compiled module if it does not decline."""
+    return _decoded(data, queue, begin, end, columns, tags) or Rows(data, queue, begin, end, tags=tags, strict=strict)
+
+
+def _decoded(
+    data: bytes, queue: Queue, begin: int, end: int, columns: Sequence[str], tags: Sequence[str]
+) -> Rows | None:
+    if fast.MODULE == "pure" or {"headers", "properties"} <= set(columns):
+        return None
+    if "topic" in columns and queue.topic.startswith(names.RETRY_PREFIX):
+        return None  # the topic is a property of each message
+    needed = (*columns, "tags") if tags else columns
+    wanted = list(dict.fromkeys(_PROPERTIES[name] for name in needed if name in _PROPERTIES))
+    skipped = _RESERVED if "headers" in columns else () if "properties" in columns else None
+    found = fast.decode_slice(data, begin, end, tuple(name.encode() for name in wanted), skipped)
+    if found is None or ("messageId" in columns and found.columns[wanted.index(props.UNIQUE_KEY)][0] < found.rows):
+        return None  # a message without a key has an id that only its record gives
+    return DecodedRows(found, queue, wanted, tags)
+
 
 def _plain(data: bytes, position: int, queue: Queue, strict: bool) -> bytes | None:
     record = decode_record(data, position, "replace")
@@ -401,18 +495,21 @@ _COLUMNS: Final[dict[str, tuple[Any, Callable[[Rows], Array]]]] = {
     "tags": (pa.string(), lambda rows: rows.property(props.TAGS)),
     "body": (pa.binary(), lambda rows: rows.bodies),
     "bornTime": (_TIME, lambda rows: rows.born_times),
-    "storeTime": (_TIME, lambda rows: _times(rows.records.store_ms)),
-    "reconsumeTimes": (_INT, lambda rows: pa.array(rows.records.reconsume_times)),
-    "properties": (pa.map_(pa.string(), pa.string()), lambda rows: rows.properties.as_map()),
+    "storeTime": (_TIME, lambda rows: _times(rows.stored_ms)),
+    "reconsumeTimes": (_INT, lambda rows: pa.array(rows.reconsume_times)),
+    "properties": (pa.map_(pa.string(), pa.string()), lambda rows: rows.as_map()),
     "key": (pa.binary(), lambda rows: rows.property(props.KEYS).cast(pa.binary())),
     "value": (pa.binary(), lambda rows: rows.bodies),
     "partition": (_INT, lambda rows: rows.repeated(pa.scalar(rows.queue.queue_id, _INT))),
     "offset": (pa.int64(), lambda rows: pa.array(rows.offsets)),
     "timestamp": (_TIME, lambda rows: rows.born_times),
     "timestampType": (_INT, lambda rows: rows.repeated(pa.scalar(CREATE_TIME, _INT))),
-    "headers": (HEADERS, lambda rows: rows.properties.as_headers()),
+    "headers": (HEADERS, lambda rows: rows.as_headers()),
 }
 """The columns of `schema`: Arrow's type, and how a column is made."""
+_PROPERTIES: Final = {"messageId": props.UNIQUE_KEY, "keys": props.KEYS, "key": props.KEYS, "tags": props.TAGS}
+"""The property that a column is made of."""
+_RESERVED: Final = tuple(name.encode() for name in sorted(props.RESERVED))
 
 
 @cache

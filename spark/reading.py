@@ -126,13 +126,13 @@ def _batches(span: QueueRange, data: bytes, is_of_another: Callable[[], bool]) -
 def _batch(
     span: QueueRange, data: bytes, begin: int, end: int, is_of_another: Callable[[], bool]
 ) -> pa.RecordBatch | None:
-    from .columns import Rows, TooLarge
+    from .columns import TooLarge, rows_of
 
     try:
         tags = sorted(span.subscription.tags)
-        rows = Rows(data, span.queue, begin, end, tags=tags, strict=span.fail_on_data_loss)
+        rows = rows_of(data, span.queue, begin, end, span.columns, tags=tags, strict=span.fail_on_data_loss)
         # Rocketlet's brokers refuse a pull that names another identity. The clock of an Apache broker may have been set back.
-        is_later = len(rows.offsets) and rows.records.store_ms[0] > span.mark.newest_ms > 0
+        is_later = len(rows.offsets) and rows.stored_ms[0] > span.mark.newest_ms > 0
         if is_later and not span.mark.identity and is_of_another():
             _told_lost(span, f"the messages from offset {rows.offsets[0]} on were {_MADE_LATER}")
             return None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from rocketlet.protocol import fast
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB
 from rocketlet.protocol.message import (
@@ -25,7 +26,7 @@ from rocketlet.protocol.names import Queue
 pytest.importorskip("pyspark")
 from pyspark.sql.pandas.types import to_arrow_schema
 from rocketlet.spark import options
-from rocketlet.spark.columns import Rows
+from rocketlet.spark.columns import DecodedRows, Rows, rows_of
 
 QUEUE = Queue("t", "broker-a", 3)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
@@ -134,6 +135,59 @@ def test_columns_are_what_the_careful_decoder_finds(data: bytes, topic: str, beg
     assert list(map(in_order, kafkas.to_pylist())) == [in_order(kafka_row(record, topic)) for record in wanted]
     for name in options.OURS:
         assert Rows(data, queue, begin, end).batch([name]) == batch.select([name]), "a column alone is the same"
+
+
+COLUMNS = st.sampled_from([list(options.OURS), list(options.KAFKA_COLUMNS)]).flatmap(
+    lambda names: st.lists(st.sampled_from(names), min_size=1, unique=True)
+)
+DAMAGE = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=2)
+
+
+@pytest.mark.skipif(fast.MODULE == "pure", reason="needs the compiled module: make dev")
+@given(LOGS, DAMAGE, COLUMNS, st.sets(st.sampled_from(["A", "größe"])), st.integers(98, 104), st.integers(98, 107))
+def test_compiled_rows_are_what_python_finds(
+    data: bytes, damage: list[tuple[int, int]], columns: list[str], tags: set[str], begin: int, end: int
+) -> None:
+    damaged = bytearray(data)
+    for position, octet in damage:
+        if position < len(damaged):
+            damaged[position] = octet
+    data = bytes(damaged)
+    try:
+        found = rows_of(data, QUEUE, begin, end, columns, tags=sorted(tags), strict=False)
+    except MessageError:  # the compiled module has declined, and Python refuses
+        return
+    if not isinstance(found, DecodedRows):
+        return
+    batch, python = found.batch(columns), Rows(data, QUEUE, begin, end, tags=sorted(tags), strict=False)
+    batch.validate(full=True)
+    assert batch.equals(python.batch(columns))
+    assert found.unreadable == python.unreadable
+    assert found.offsets.tolist() == python.offsets.tolist()
+    assert found.stored_ms.tolist() == python.stored_ms.tolist()
+
+
+def plain_record(properties: bytes, body: bytes = b"x", flags: int = 0) -> bytes:
+    host = encode_host("127.0.0.1", 1234)
+    return encode_record(3, 0, 100, 77, flags, 5, host, 6, host, 0, 0, body, b"\x01t", properties)
+
+
+@pytest.mark.skipif(fast.MODULE == "pure", reason="needs the compiled module: make dev")
+@pytest.mark.parametrize(
+    ("data", "is_taken"),
+    [
+        (b"", True),
+        (plain_record("TAGS\x01größe\x02a\x01b".encode()), True),
+        (plain_record(b"\x02".join(b"n%d\x01v" % number for number in range(64))), True),
+        (plain_record(b"\x02".join(b"n%d\x01v" % number for number in range(65))), False),
+        (plain_record(b"a\x01b\x02a\x01c"), False),
+        (plain_record(b"TAGS\x01b\x02TAGS\x01c"), False),
+        (plain_record(b"a\x01\xff"), False),
+        (plain_record(b"a\x01b", flags=SYS_COMPRESSED), False),
+    ],
+)
+def test_compiled_rows_are_declined_when_only_python_decides(data: bytes, is_taken: bool) -> None:
+    assert isinstance(rows_of(data, QUEUE, 0, 1000, ["tags", "properties"], strict=False), DecodedRows) == is_taken
 
 
 @given(LOGS, st.sets(st.sampled_from(["A", "B", "größe"]), min_size=1))
