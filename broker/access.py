@@ -280,12 +280,13 @@ class Unauthorized(Exception):
 class Known:
     """Remembers about a session what one version of the policy decided."""
 
-    __slots__ = ("access_key", "host", "identified", "is_white", "policy", "proof", "signing", "trusted")
+    __slots__ = ("access_key", "asked", "host", "identified", "is_white", "policy", "proof", "signing", "trusted")
 
     def __init__(self, policy: Policy, peer: str) -> None:
         self.identified: Account | None = None
         self.proof: Signer | None = None  # the secret that has identified it
         self.access_key = ""  # the account that asked last
+        self.asked: set[str] = set()  # all accounts that asked: some of their requests may still wait
         self.signing: Account | None = None  # the same account, if it has to sign here
         self.policy = policy
         self.host = peer.rpartition(":")[0]
@@ -301,7 +302,7 @@ class Known:
     def renewed(self, policy: Policy) -> Known:
         """Under another version; an account that has another secret must prove itself again."""
         known = Known(policy, f"{self.host}:0")
-        known.access_key = self.access_key
+        known.access_key, known.asked = self.access_key, self.asked
         account = policy.accounts.get(self.identified.access_key) if self.identified else None
         if account is not None and self.proof in (account.signer, account.former):
             known.identified, known.proof = account, self.proof
@@ -376,6 +377,7 @@ class Acl:
             raise Unauthorized("unknown_key", f"No acl config for {str(access_key)[:_REMARK_CHARS]}")
         if known.signing is not account and known.trusts(account):
             known.access_key, known.signing = account.access_key, None
+            known.asked.add(account.access_key)
             return None
         proof = account.proven_by(has_signed)
         if proof is None:
@@ -383,6 +385,7 @@ class Acl:
         if proof is account.former:
             self._note_former(session, account)
         known.access_key, known.signing = account.access_key, account
+        known.asked.add(account.access_key)
         return account
 
     def identify(self, session: Session, account: Account, has_signed: Callable[[Signer], bool]) -> bool:
@@ -394,6 +397,7 @@ class Acl:
         if proof is account.former:
             self._note_former(session, account)
         known.identified, known.proof = account, proof
+        known.asked.add(account.access_key)
         self.file.generation.increment()
         return True
 
@@ -413,11 +417,14 @@ class Acl:
                 raise Unauthorized("permission", text)
 
     def has_changed(self, session: Session, before: Policy) -> bool:
-        """Whether the account that a session asked as last is another one than under a former policy, or gone."""
-        if not isinstance(session.known, Known):
+        """Whether an account that has asked on a session is another one than under a former policy, or gone, or the session
+        needs no account any more, or needs one now."""
+        known, now = session.known, self.file.policy
+        if not isinstance(known, Known):
             return False
-        key = account_name(session)
-        return before.accounts.get(key) != self.file.policy.accounts.get(key)
+        if before.is_white(known.host) is not now.is_white(known.host):
+            return True
+        return any(before.accounts.get(key) != now.accounts.get(key) for key in known.asked)
 
     def may_publish(self, session: Session, topic: str) -> bool:
         """Whether the account that a session asked as last may send to a topic."""

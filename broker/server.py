@@ -330,11 +330,13 @@ class Server:
             self._judge_anew(self._acl)
 
     def _judge_anew(self, acl: Acl) -> None:
-        """Pulls that are held were judged by accounts that are others now: their clients ask again, and are judged again."""
+        """Release held pulls and waiting receives of accounts that have changed, so that their clients retry and are
+        authorized again."""
         before, self._judged_by = self._judged_by, acl.file.policy
         if self._broker is not None and before is not None and before is not self._judged_by:
             changed = [session for session in self._connections if acl.has_changed(session, before)]
             self._turns.do(self._broker.held_pulls.letting_go(changed))
+            self._turns.do(self._broker.pops.letting_go(partial(acl.has_changed, before=before)))
 
     def _close_idle(self) -> None:
         limit = self.now_s() - IDLE_LIMIT_S

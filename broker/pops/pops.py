@@ -12,7 +12,7 @@ import structlog
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.bodies import Route, TopicConfig, Work
+from ...protocol.bodies import SLICE, Route, TopicConfig, Work
 from ...protocol.config import MAX_PROPERTY_BYTES
 from ...protocol.message import Record, reconsume_times_in, tried
 from ...protocol.names import tag_code
@@ -516,6 +516,15 @@ class Pops:
             self._leave_unused()
         if self._losing and not self._is_stopped:
             self._soon(self._lose_some)
+
+    def letting_go(self, has_changed: Callable[[Session], bool]) -> Work[None]:
+        """Answer the waiting receives of sessions whose accounts have changed, some at a time."""
+        for number, wait in enumerate(self._waits.all(), 1):
+            session = wait.request.session
+            if session is not None and has_changed(session):
+                self._waits.end(wait, PopResult(Why.NOTHING_NEW))
+            if number % SLICE == 0:
+                yield
 
     def heard(self, client: PopClient) -> None:
         """Something was heard of a client, such as a heartbeat: messages in its hands are prolonged if it wants."""
