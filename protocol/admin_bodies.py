@@ -113,16 +113,16 @@ def _producer(info: ConnectedClient) -> bytes:
     )
 
 
-class Progress(NamedTuple):
+class Progress(msgspec.Struct, frozen=True, rename="camel"):
     """How far a group is in a queue. `last_ms`: when the last message that it consumed was stored, 0 if it is not told;
     `lost`: how many messages were deleted before it had committed them, if the broker tells; `in_hand`: how many were popped
     and are not acknowledged, which lag contains."""
 
-    broker_offset: int
-    consumer_offset: int
-    last_ms: int
-    lost: int = 0
-    in_hand: int = 0
+    broker_offset: Long
+    consumer_offset: Long
+    last_ms: Long = wire(name="lastTimestamp", default=0)
+    lost: Long = 0
+    in_hand: Long = 0
 
     @property
     def lag(self) -> int:
@@ -218,34 +218,28 @@ def encode_all_consume_stats(
 class Departed(NamedTuple):
     """A broker that a name server knew and that is gone. `topics`: how many it had."""
 
-    name: str
-    cluster: str
-    address: str
-    topics: int
-    left_ms: int
+    name: Text
+    cluster: Text
+    address: Text
+    topics: Long
+    left_ms: Long
 
 
 def encode_departed(brokers: Iterable[Departed]) -> bytes:
     """GET_DEPARTED_BROKERS's answer."""
-    return orjson.dumps([list(broker) for broker in brokers])
+    return msgspec.json.encode(list(brokers))
 
 
-@answers("departed brokers", list[tuple[Text, Text, Text, Long, Long]])
-def decode_departed(data: list[tuple[str, str, str, int, int]]) -> list[Departed]:
-    return [Departed(*fields) for fields in data]
-
-
-class ProgressShape(Shape):
-    broker_offset: Long
-    consumer_offset: Long
-    last_timestamp: Long = 0
+@answers("departed brokers", list[Departed])
+def decode_departed(data: list[Departed]) -> list[Departed]:
+    return data
 
 
 Column = list[Long]
 
 
 class ConsumeStatsShape(Shape):
-    offset_table: dict[str, ProgressShape] | None = None
+    offset_table: dict[str, Progress] | None = None
     columns: list[tuple[Text, Text, Column, Column, Column]] | None = None
     lost: list[tuple[Text, Text, Long, Long]] | None = None
     in_hand: list[tuple[Text, Text, Long, Long]] | None = None
@@ -263,10 +257,7 @@ def _queue_of_key(text: str) -> Queue:
 @answers("consume statistics", ConsumeStatsShape)
 def decode_consume_stats(data: ConsumeStatsShape) -> dict[Queue, Progress]:
     """Both forms of it."""
-    found = {
-        _queue_of_key(key): Progress(item.broker_offset, item.consumer_offset, item.last_timestamp)
-        for key, item in (data.offset_table or {}).items()
-    }
+    found = {_queue_of_key(key): item for key, item in (data.offset_table or {}).items()}
     for topic, broker_name, ends, offsets, times in data.columns or ():
         rows = zip(ends, offsets, times or repeat(0, len(ends)), strict=True)
         for queue_id, row in enumerate(rows):
@@ -277,7 +268,7 @@ def decode_consume_stats(data: ConsumeStatsShape) -> dict[Queue, Progress]:
         for topic, broker_name, queue_id, count in counts or ():
             queue = Queue(topic, broker_name, queue_id)
             if queue in found:
-                found[queue] = found[queue]._replace(**{name: count})
+                found[queue] = msgspec.structs.replace(found[queue], **{name: count})
     return found
 
 

@@ -36,8 +36,10 @@ from .names import Queue, Subscription, SubscriptionError, parse_subscription
 # ------------------------------------------------------------------------------
 # JSON bodies are checked once, where they come in: msgspec checks their types, counts and lengths.
 #
-# A `Shape` names the fields that are read; others are ignored, as fastjson ignores them. Like fastjson it accepts
-# numbers and booleans as text. Behind `reads`, a decoder finds the types that its shape says.
+# A value that has the wire's fields, such as GroupConfig, is a Struct with the wire's names and defaults: msgspec decodes
+# and encodes it as it is. Where the value differs from its JSON (nulls, enums by ordinal, objects as keys), a `Shape` has
+# the fields of the JSON. Other fields are ignored, as fastjson ignores them. Like fastjson both accept numbers and booleans
+# as text. Behind `reads`, a decoder finds the types that its shape says.
 
 
 T = TypeVar("T")

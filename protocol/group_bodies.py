@@ -126,9 +126,9 @@ class BrokerShare(NamedTuple):
     """One member's queues of a topic, as a broker has shared them out: their numbers by broker, of so many queues and among
     so many members."""
 
-    members: int
-    queues: int
-    numbers: dict[str, list[int]]
+    members: Int
+    queues: Int
+    numbers: dict[str, QueueList[QueueCount]]
 
     def of(self, topic: str) -> list[Queue]:
         return sorted(Queue(topic, name, number) for name, numbers in self.numbers.items() for number in numbers)
@@ -136,15 +136,12 @@ class BrokerShare(NamedTuple):
 
 def encode_shares(shares: Mapping[str, BrokerShare]) -> str:
     """One member's shares by topic."""
-    return orjson.dumps({topic: tuple(share) for topic, share in shares.items()}).decode()
+    return msgspec.json.encode(shares).decode()
 
 
-_Share = tuple[Int, Int, dict[str, QueueList[QueueCount]]]
-
-
-@reads("shares", dict[str, _Share])
-def decode_shares(data: dict[str, _Share]) -> dict[str, BrokerShare]:
-    return {topic: BrokerShare(*share) for topic, share in data.items()}
+@reads("shares", dict[str, BrokerShare])
+def decode_shares(data: dict[str, BrokerShare]) -> dict[str, BrokerShare]:
+    return data
 
 
 def encode_seen_queues(counts: Mapping[str, int]) -> str:
@@ -160,22 +157,19 @@ def decode_seen_queues(data: dict[str, int]) -> dict[str, int]:
 class Place(NamedTuple):
     """A member's position among those of a topic, -1 for none, how many they are, and how many queues they see in all."""
 
-    position: int
-    members: int
-    queues: int
+    position: Int
+    members: Int
+    queues: Int
 
 
 def encode_places(places: Mapping[str, Place]) -> str:
     """One member's places by topic."""
-    return orjson.dumps({topic: tuple(place) for topic, place in places.items()}).decode()
+    return msgspec.json.encode(places).decode()
 
 
-_Place = tuple[Int, Int, Int]
-
-
-@reads("places", dict[str, _Place])
-def decode_places(data: dict[str, _Place]) -> dict[str, Place]:
-    return {topic: Place(*place) for topic, place in data.items()}
+@reads("places", dict[str, Place])
+def decode_places(data: dict[str, Place]) -> dict[str, Place]:
+    return data
 
 
 class AssignmentRequest(Shape):
@@ -434,10 +428,10 @@ class TopicExtent(NamedTuple):
     went back in one of the queues.
     """
 
-    identity: str
-    rewinds: int
-    begins: tuple[int, ...]
-    ends: tuple[int, ...]
+    identity: Text
+    rewinds: Long
+    begins: tuple[Long, ...]
+    ends: tuple[Long, ...]
 
 
 def encode_topics(topics: Iterable[str]) -> bytes:
@@ -452,15 +446,12 @@ def decode_topics(data: list[str]) -> list[str]:
 
 def encode_extents(extents: Mapping[str, TopicExtent]) -> bytes:
     """The answer's body."""
-    return orjson.dumps({topic: tuple(extent) for topic, extent in extents.items()})
+    return msgspec.json.encode(extents)
 
 
-@answers("queue offsets", dict[Text, tuple[Text, Long, list[Long], list[Long]]])
-def decode_extents(data: dict[str, tuple[str, int, list[int], list[int]]]) -> dict[str, TopicExtent]:
-    return {topic: _extent(*fields) for topic, fields in data.items()}
-
-
-def _extent(identity: str, rewinds: int, begins: list[int], ends: list[int]) -> TopicExtent:
-    if len(begins) != len(ends):
-        raise ValueError(f"{len(begins)} queues begin and {len(ends)} end")
-    return TopicExtent(identity, rewinds, tuple(begins), tuple(ends))
+@answers("queue offsets", dict[Text, TopicExtent])
+def decode_extents(data: dict[str, TopicExtent]) -> dict[str, TopicExtent]:
+    for extent in data.values():
+        if len(extent.begins) != len(extent.ends):
+            raise ValueError(f"{len(extent.begins)} queues begin and {len(extent.ends)} end")
+    return data

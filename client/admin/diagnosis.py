@@ -13,6 +13,7 @@ from enum import IntEnum
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 import orjson
 
 from ...protocol import names
@@ -512,7 +513,7 @@ def without_deleted(progress: Mapping[Queue, Progress], topics: Mapping[str, Top
         begin = topic.ranges[queue].begin if topic and queue in topic.ranges else 0
         if item.consumer_offset < begin:
             lost = begin - item.consumer_offset if item.consumer_offset > 0 else 0
-            item = item._replace(consumer_offset=begin, lost=max(lost, item.lost))
+            item = msgspec.structs.replace(item, consumer_offset=begin, lost=max(lost, item.lost))
         found[queue] = item
     return found
 
