@@ -24,6 +24,7 @@ from .bodies import (
     TopicShape,
     Work,
     answers,
+    encode_json,
     listed,
     queue_json,
     queue_of,
@@ -227,7 +228,7 @@ class Departed(NamedTuple):
 
 def encode_departed(brokers: Iterable[Departed]) -> bytes:
     """GET_DEPARTED_BROKERS's answer."""
-    return msgspec.json.encode(list(brokers))
+    return encode_json(list(brokers))
 
 
 @answers("departed brokers", list[Departed])
@@ -402,8 +403,8 @@ def encode_table(table: Mapping[str, str]) -> bytes:
 
 def encode_versioned(version: DataVersion, name: str, table: Iterable[tuple[str, Any]]) -> Work[bytes]:
     """GET_ALL_TOPIC_CONFIG's and GET_ALL_SUBSCRIPTIONGROUP_CONFIG's answers."""
-    entries = yield from listed((b"%b:%b" % (orjson.dumps(key), msgspec.json.encode(value)) for key, value in table))
-    return b'{"dataVersion":%b,"%b":{%b}}' % (msgspec.json.encode(version), name.encode(), entries)
+    entries = yield from listed((b"%b:%b" % (orjson.dumps(key), encode_json(value)) for key, value in table))
+    return b'{"dataVersion":%b,"%b":{%b}}' % (encode_json(version), name.encode(), entries)
 
 
 def encode_times(spans: Iterable[dict[str, Any]]) -> Work[bytes]:

@@ -59,6 +59,17 @@ class BodyError(ValueError):
     """A body cannot be read. The text says why."""
 
 
+def _plain(value: Any) -> Any:
+    """Return a text or a number of a subclass, such as Sql, as the text or the number that it is on the wire."""
+    for kind in (str, int):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+encode_json: Final[Callable[[Any], bytes]] = msgspec.json.Encoder(enc_hook=_plain).encode
+
+
 class Shape(msgspec.Struct, rename="camel"):
     """The fields of a JSON object that are read."""
 
@@ -232,7 +243,7 @@ class HeartbeatShape(Shape):
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
     consumers = list(map(_shape_of, heartbeat.consumers))
-    return msgspec.json.encode(
+    return encode_json(
         HeartbeatShape(heartbeat.client_id, consumers, list(map(ProducerShape, heartbeat.producer_groups)))
     )
 
@@ -406,7 +417,7 @@ def altered_attributes(topic: TopicConfig, changes: str) -> TopicConfig:
 
 
 def encode_data_version(version: DataVersion) -> bytes:
-    return msgspec.json.encode(version)
+    return encode_json(version)
 
 
 @reads("data version", DataVersion)
@@ -439,7 +450,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 def encode_route(route: Route) -> bytes:
-    return msgspec.json.encode({"brokerDatas": route.brokers, "filterServerTable": {}, "queueDatas": route.queues})
+    return encode_json({"brokerDatas": route.brokers, "filterServerTable": {}, "queueDatas": route.queues})
 
 
 class RouteShape(Shape):
@@ -462,7 +473,7 @@ def encode_cluster(brokers: Iterable[BrokerData]) -> bytes:
     clusters: dict[str, list[str]] = {}
     for broker in table.values():
         clusters.setdefault(broker.cluster, []).append(broker.name)
-    return msgspec.json.encode({"brokerAddrTable": table, "clusterAddrTable": clusters})
+    return encode_json({"brokerAddrTable": table, "clusterAddrTable": clusters})
 
 
 class ClusterShape(Shape):
@@ -516,14 +527,14 @@ def read_group(data: Any) -> GroupConfig:
 
 
 def encode_group(group: GroupConfig) -> bytes:
-    return msgspec.json.encode(group)
+    return encode_json(group)
 
 
 def encode_altered(table: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
     """Return a group's JSON object with changes by the field names of GroupConfig. Fields that only other brokers have stay
     as they are. Raises BodyError."""
     group = msgspec.structs.replace(read_group(table), **changes)
-    return msgspec.json.encode({**table, **msgspec.to_builtins(group)})
+    return encode_json({**table, **msgspec.to_builtins(group, enc_hook=_plain)})
 
 
 @reads("subscription group", GroupConfig)
@@ -546,7 +557,7 @@ def encode_registration(version: DataVersion, topics: Iterable[TopicConfig]) -> 
     """REGISTER_BROKER's body, uncompressed."""
     table = {topic.name: topic_json(topic) for topic in topics}
     wrapper = {"dataVersion": version, "topicConfigTable": table}
-    return msgspec.json.encode({"filterServerList": [], "topicConfigSerializeWrapper": wrapper})
+    return encode_json({"filterServerList": [], "topicConfigSerializeWrapper": wrapper})
 
 
 class TopicTableShape(Shape):
@@ -733,7 +744,7 @@ def object_keys(pairs: Iterable[tuple[Any, Any]]) -> bytes:
 
 def object_key(key: Any, value: Any) -> bytes:
     """One entry of such a map."""
-    return b"%b:%b" % (msgspec.json.encode(key), msgspec.json.encode(value))
+    return b"%b:%b" % (encode_json(key), encode_json(value))
 
 
 def _with_text_keys(text: str) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
 
-import msgspec
 import orjson
 from msgspec import Meta
 from msgspec import field as wire
@@ -26,6 +25,7 @@ from .bodies import (
     Shape,
     Text,
     answers,
+    encode_json,
     encode_subscription,
     queue_json,
     queue_of,
@@ -71,7 +71,7 @@ class LockAnswerShape(Shape):
 
 def encode_lock_request(request: LockRequest) -> bytes:
     locked = [LockedShape(*queue, request.epochs.get(queue), request.offsets.get(queue)) for queue in request.queues]
-    return msgspec.json.encode(LockShape(request.client_id, request.group, locked, request.handover))
+    return encode_json(LockShape(request.client_id, request.group, locked, request.handover))
 
 
 @reads("lock", LockShape)
@@ -93,7 +93,7 @@ def encode_locked(epochs: Mapping[Queue, int], offsets: Mapping[Queue, int] | No
     queues that were unlocked."""
     known = offsets or {}
     locked = [LockedShape(*queue, epoch, known.get(queue)) for queue, epoch in epochs.items()]
-    return msgspec.json.encode(LockAnswerShape(locked))
+    return encode_json(LockAnswerShape(locked))
 
 
 @answers("lock answer", LockAnswerShape)
@@ -136,7 +136,7 @@ class BrokerShare(NamedTuple):
 
 def encode_shares(shares: Mapping[str, BrokerShare]) -> str:
     """One member's shares by topic."""
-    return msgspec.json.encode(shares).decode()
+    return encode_json(shares).decode()
 
 
 @reads("shares", dict[str, BrokerShare])
@@ -164,7 +164,7 @@ class Place(NamedTuple):
 
 def encode_places(places: Mapping[str, Place]) -> str:
     """One member's places by topic."""
-    return msgspec.json.encode(places).decode()
+    return encode_json(places).decode()
 
 
 @reads("places", dict[str, Place])
@@ -334,7 +334,7 @@ def encode_batch_acks(broker_name: str, group: str, acks: Iterable[tuple[str, Re
         )
         for topic, of, offsets in acks
     ]  # fmt: skip
-    return msgspec.json.encode(BatchAcksShape(entries, broker_name))
+    return encode_json(BatchAcksShape(entries, broker_name))
 
 
 def _bit_set(numbers: Iterable[int]) -> bytes:
@@ -394,7 +394,7 @@ def encode_request_modes(modes: Iterable[RequestMode]) -> bytes:
     found: dict[str, dict[str, RequestModeShape]] = {}
     for mode in modes:
         found.setdefault(mode.topic, {})[mode.group] = RequestModeShape(*mode)
-    return msgspec.json.encode({"messageRequestModeMap": found})
+    return encode_json({"messageRequestModeMap": found})
 
 
 @answers("request modes")
@@ -446,7 +446,7 @@ def decode_topics(data: list[str]) -> list[str]:
 
 def encode_extents(extents: Mapping[str, TopicExtent]) -> bytes:
     """The answer's body."""
-    return msgspec.json.encode(extents)
+    return encode_json(extents)
 
 
 @answers("queue offsets", dict[Text, TopicExtent])

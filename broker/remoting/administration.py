@@ -12,7 +12,6 @@ from itertools import chain
 from struct import iter_unpack
 from typing import Any, Final
 
-import msgspec
 import orjson
 import structlog
 
@@ -27,6 +26,7 @@ from ...protocol.bodies import (
     TopicConfig,
     Work,
     encode_group,
+    encode_json,
     listed,
     topic_json,
 )
@@ -1009,8 +1009,8 @@ def acl_version(broker: Broker, connection: Connection, frame: Frame) -> Buffers
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
     config = broker.config
     header = AclVersion(
-        msgspec.json.encode(file.version).decode(),
-        msgspec.json.encode({str(file.path): file.version}).decode(),
+        encode_json(file.version).decode(),
+        encode_json({str(file.path): file.version}).decode(),
         config.name,
         config.address,
         config.cluster,

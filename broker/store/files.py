@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import orjson
 import structlog
 
+from ...protocol.bodies import encode_json
 from ...protocol.names import topic_fault
 from ..config import MAX_OPEN_SEGMENTS
 from ..runtime import Call, Job
@@ -173,7 +173,7 @@ def _state_of(data: bytes) -> Any:
 
 def write_state(path: Path, value: Any, *, sync: bool = True, mode: int = 0o644) -> None:
     """Like `replace_state`, for a small value."""
-    replace_state(path, msgspec.json.encode(value), sync=sync, mode=mode)
+    replace_state(path, encode_json(value), sync=sync, mode=mode)
 
 
 def replace_state(path: Path, content: bytes, *, sync: bool = True, mode: int = 0o644) -> None:

@@ -11,11 +11,10 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import orjson
 import structlog
 
-from ...protocol.bodies import joined
+from ...protocol.bodies import encode_json, joined
 from ..config import FREED_AT_ONCE, HANDOVER_LEASE_S, LIMITS, Limits
 from ..runtime import Call, Job
 from . import disk
@@ -70,7 +69,7 @@ class Journal:
 
     def append(self, value: Any) -> None:
         """Keeps a change. Raises StoreFull; nothing of it is kept then."""
-        content = msgspec.json.encode(value)
+        content = encode_json(value)
         line = b"%08x %b\n" % (zlib.crc32(content), content)
         try:
             self._unsynced.has_new_name |= self.written == 0

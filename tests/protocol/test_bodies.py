@@ -83,6 +83,32 @@ def test_a_heartbeat_comes_back_as_it_was() -> None:
     assert bodies.decode_heartbeat(bodies.encode_heartbeat(heartbeat)) == heartbeat
 
 
+class Name(str):
+    """A text as users may give it, such as NumPy's."""
+
+    __slots__ = ()
+
+
+class Number(int):
+    pass
+
+
+def test_texts_and_numbers_of_subclasses_are_written_as_what_they_are() -> None:
+    subscription = parse_subscription(Name("t"), names.Sql("a > 1"), kind=names.SQL92)
+    heartbeat = bodies.Heartbeat(
+        Name("c"), (bodies.ConsumerData(Name("g"), subscriptions=(subscription,)),), (Name("p"),)
+    )
+    assert bodies.decode_heartbeat(bodies.encode_heartbeat(heartbeat)) == heartbeat
+    group = bodies.GroupConfig(Name("g"), retry_max_times=Number(3))
+    assert bodies.decode_group(bodies.encode_group(group)) == bodies.GroupConfig("g", retry_max_times=3)
+    altered = bodies.encode_altered({"groupName": "g"}, {"retry_max_times": Number(3)})
+    assert bodies.decode_group(altered).retry_max_times == 3
+    request = group_bodies.LockRequest(Name("c"), Name("g"), (Queue(Name("t"), Name("b"), Number(1)),))
+    assert group_bodies.decode_lock_request(group_bodies.encode_lock_request(request)) == request
+    with pytest.raises(TypeError, match="object"):
+        bodies.encode_json(object())
+
+
 def test_a_go_clients_heartbeat_is_read() -> None:
     body = (
         b'{"clientID":"c","producerDataSet":[],"consumerDataSet":[{"groupName":"g","consumeType":"CONSUME_PASSIVELY",'
