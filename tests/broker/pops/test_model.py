@@ -108,8 +108,10 @@ class Shared(RuleBasedStateMachine):
             self._check(message, delivered, given)
             given.append(message)
         for delivered, message in zip(received.messages, given, strict=True):
+            was_done = message.state == DONE
+            message.attempts = message.attempts + (not was_done) if message.is_sure else delivered.attempt
             message.state, message.deadline_s = OUT, self.now_s + invisible_s
-            message.attempts, message.handle, message.is_sure = delivered.attempt, delivered.handle, True
+            message.handle, message.is_sure = delivered.handle, True
             message.client = client
             self.handles[delivered.handle] = message.body
 
