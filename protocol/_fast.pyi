@@ -17,4 +17,15 @@ def decode_slice(
     ]
     | None
 ): ...
+def records(
+    flags: list[int],
+    bodies: list[bytes],
+    texts: list[bytes],
+    crcs: list[int],
+    topic: bytes,
+    queue_id: int,
+    middle: bytes,
+    queue_offset: int,
+    position: int,
+) -> tuple[bytes, list[int], list[int]] | None: ...
 def entries(flags: list[int], bodies: list[bytes], texts: list[str]) -> bytes | None: ...

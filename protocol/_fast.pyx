@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
-INTERFACE = 1
+INTERFACE = 2
 
 # ------------------------------------------------------------------------------
 # The checked accessors, and numbers in network byte order.
@@ -109,6 +109,8 @@ cdef extern from "Python.h":
 cdef enum:
     ENTRY_HEAD_BYTES = 20
     MAX_TEXT_BYTES = 32767
+    CHECKSUM_BYTES = 10  # the mark 2, 3 and a CRC-32 in hex
+    MAGIC = 0xDAA320A7
     MAX_ENTRIES_BYTES = 1 << 30  # more than any request; sizes of 32 bits hold far more
 
 
@@ -151,6 +153,115 @@ def entries(list flags, list bodies, list texts):
 
 
 # ------------------------------------------------------------------------------
+# The records of a batch's messages. protocol/message.py describes a record.
+
+
+cdef uint32_t crc_tables[8][256]  # zlib's CRC-32, eight bytes at a time
+
+
+cdef void fill_crc_tables() noexcept:
+    cdef uint32_t value
+    cdef int i, j
+    for i in range(256):
+        value = i
+        for j in range(8):
+            value = 0xEDB88320U ^ value >> 1 if value & 1 else value >> 1
+        crc_tables[0][i] = value
+    for j in range(1, 8):
+        for i in range(256):
+            crc_tables[j][i] = crc_tables[j - 1][i] >> 8 ^ crc_tables[0][crc_tables[j - 1][i] & 255]
+
+
+fill_crc_tables()
+
+
+cdef uint32_t crc32(const uint8_t *start, Py_ssize_t size, uint32_t before) noexcept nogil:
+    """Return the CRC-32 of bytes that follow others, as zlib does. The bytes are ours: they lie in an `Output`."""
+    cdef uint32_t value = ~before
+    while size >= 8:
+        value ^= start[0] | <uint32_t>start[1] << 8 | <uint32_t>start[2] << 16 | <uint32_t>start[3] << 24
+        value = (
+            crc_tables[7][value & 255] ^ crc_tables[6][value >> 8 & 255] ^ crc_tables[5][value >> 16 & 255]
+            ^ crc_tables[4][value >> 24] ^ crc_tables[3][start[4]] ^ crc_tables[2][start[5]]
+            ^ crc_tables[1][start[6]] ^ crc_tables[0][start[7]]
+        )
+        start += 8
+        size -= 8
+    while size:
+        value = value >> 8 ^ crc_tables[0][(value ^ start[0]) & 255]
+        start += 1
+        size -= 1
+    return ~value
+
+
+cdef int64_t MAX_OFFSET = <int64_t>1 << 62  # so that no sum overflows
+cdef const char *HEX = b"0123456789abcdef"
+
+
+cdef inline void put_uint64(uint8_t *to, uint64_t value) noexcept nogil:
+    put_uint32(to, value >> 32)
+    put_uint32(to + 4, value & 0xFFFFFFFFU)
+
+
+def records(
+    list flags, list bodies, list texts, list crcs, bytes topic, int32_t queue_id, bytes middle, int64_t queue_offset,
+    int64_t position,
+):
+    """Return the records that `protocol.message.encode_records` makes of a piece, their positions and their sizes."""
+    cdef Py_ssize_t count = len(texts), i, total = 0, body_size, text_size, fixed, head_at, tail_at
+    cdef Py_ssize_t middle_size = len(middle), topic_size = len(topic)
+    cdef int64_t flag
+    cdef int j
+    cdef uint32_t checksum
+    cdef uint8_t *to
+    cdef list positions = [], sizes = []
+    cdef Output out
+    fixed = 40 + middle_size + topic_size + 2 + CHECKSUM_BYTES
+    if len(flags) != count or len(bodies) != count or len(crcs) != count:
+        return None
+    if not (0 <= queue_offset < MAX_OFFSET and 0 <= position < MAX_OFFSET):
+        return None
+    for i in range(count):
+        if type(bodies[i]) is not bytes or type(texts[i]) is not bytes:
+            return None
+        text_size = len(<bytes>texts[i]) + CHECKSUM_BYTES
+        flag = flags[i]
+        if text_size > MAX_TEXT_BYTES or not -0x80000000 <= flag <= 0x7FFFFFFF:
+            return None
+        total += fixed + len(<bytes>bodies[i]) + len(<bytes>texts[i])
+    if total > MAX_ENTRIES_BYTES:
+        return None
+    out = Output(total)
+    for i in range(count):
+        head_at, body_size, text_size = out.size, len(<bytes>bodies[i]), len(<bytes>texts[i])
+        positions.append(position + head_at)
+        sizes.append(fixed + body_size + text_size)
+        flag, checksum = flags[i], crcs[i]
+        to = out.room(36)
+        put_uint32(to, <uint32_t>(fixed + body_size + text_size))
+        put_uint32(to + 4, <uint32_t>MAGIC)
+        put_uint32(to + 8, checksum & 0x7FFFFFFF)
+        put_uint32(to + 12, <uint32_t>queue_id)
+        put_uint32(to + 16, <uint32_t>flag)
+        put_uint64(to + 20, <uint64_t>(queue_offset + i))
+        put_uint64(to + 28, <uint64_t>(position + head_at))
+        out.put(PyBytes_AsString(middle), middle_size)
+        put_uint32(out.room(4), <uint32_t>body_size)
+        checksum = crc32(out.start + head_at, out.size - head_at, 0)
+        out.put(PyBytes_AsString(bodies[i]), body_size)
+        tail_at = out.size
+        out.put(PyBytes_AsString(topic), topic_size)
+        put_uint16(out.room(2), <uint32_t>(text_size + CHECKSUM_BYTES))
+        out.put(PyBytes_AsString(texts[i]), text_size)
+        checksum = crc32(out.start + tail_at, out.size - tail_at, checksum)
+        to = out.room(CHECKSUM_BYTES)
+        to[0], to[1] = 2, 3
+        for j in range(8):
+            to[2 + j] = HEX[checksum >> (28 - 4 * j) & 15]
+    return bytes(out.written()), positions, sizes
+
+
+# ------------------------------------------------------------------------------
 # Spark's reading: message records as buffers of Arrow's columns. protocol/message.py describes a record.
 
 
@@ -159,7 +270,6 @@ cdef extern from "Python.h":
 
 
 cdef enum:
-    MAGIC = 0xDAA320A7
     FIXED_BYTES = 91
     BODY_AT = 88  # in a record whose hosts are IPv4
     LONGER_BYTES = 12  # by which an IPv6 host is longer

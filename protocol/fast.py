@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
-INTERFACE: Final = 1  # of the functions' arguments and results; a module that was built with another number is stale
+INTERFACE: Final = 2  # of the functions' arguments and results; a module that was built with another number is stale
 
 
 Buffer = bytes | memoryview
@@ -52,6 +52,9 @@ MODULE: Final[Literal["compiled", "pure"]] = "pure" if _module is None else "com
 
 entries: Final[Callable[[list[int], list[bytes], list[str]], bytes | None]] = getattr(_module, "entries", _decline)
 """Return the body of SEND_BATCH_MESSAGE from the messages' flags, bodies and properties."""
+
+records: Final[Callable[..., tuple[bytes, list[int], list[int]] | None]] = getattr(_module, "records", _decline)
+"""Return the records of a batch's messages, their positions and their sizes."""
 
 
 _decode_slice: Final[Callable[..., Any]] = getattr(_module, "decode_slice", _decline)

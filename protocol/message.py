@@ -557,14 +557,18 @@ def encode_records(
 def _records(piece: Piece, shared: Shared, queue_offset: int, position: int, mark: Callable[[int], bytes]) -> Records:
     flags, bodies, texts, is_tagged = piece
     texts = [texts[0] + mark(position), *texts[1:]]
+    tag_codes = _tag_codes(texts) if is_tagged else [0] * len(texts)
+    middle = _SHARED[len(shared.born_host), len(shared.store_host)].pack(*shared[2:], 0)
+    crcs = [crc & 0x7FFFFFFF for crc in map(crc32, bodies)]
+    made = fast.records(flags, bodies, texts, crcs, shared.topic, shared.queue_id, middle, queue_offset, position)
+    if made is not None:
+        return Records(*made, tag_codes)
     text_sizes = [len(text) + CHECKSUM_BYTES for text in texts]
     body_sizes = list(map(len, bodies))
-    middle = _SHARED[len(shared.born_host), len(shared.store_host)].pack(*shared[2:], 0)
     head = Struct(f">iIIiiqq{len(middle)}si")
     fixed = head.size + len(shared.topic) + 2
     sizes = [fixed + body_size + text_size for body_size, text_size in zip(body_sizes, text_sizes, strict=True)]
     positions = list(accumulate(sizes[:-1], initial=position))
-    crcs = [crc & 0x7FFFFFFF for crc in map(crc32, bodies)]
     places = (repeat(shared.queue_id), flags, count(queue_offset), positions)
     heads = list(map(head.pack, sizes, repeat(MAGIC), crcs, *places, repeat(middle), body_sizes))
     before = {size: shared.topic + _SIZE.pack(size) for size in set(text_sizes)}
@@ -572,7 +576,7 @@ def _records(piece: Piece, shared: Shared, queue_offset: int, position: int, mar
     parts = [CHECKSUM_MARK] * (5 * len(bodies))
     parts[0::5], parts[1::5], parts[2::5] = heads, bodies, tails
     parts[4::5] = _checksums(heads, tails)
-    return Records(b"".join(parts), positions, sizes, _tag_codes(texts) if is_tagged else [0] * len(texts))
+    return Records(b"".join(parts), positions, sizes, tag_codes)
 
 
 def _checksums(heads: list[bytes], tails: list[bytes]) -> list[bytes]:

@@ -78,3 +78,37 @@ def test_entries_that_python_refuses_or_reads_otherwise_are_declined(flags: Any,
 @needs_module
 def test_entries_take_texts_of_the_longest_size() -> None:
     assert fast.entries([-(2**31)], [b""], ["é" * 16_383 + "x"]) is not None
+
+
+@needs_module
+@given(
+    st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=300), st.binary(max_size=300)), min_size=1),
+    st.integers(0, 2**62),
+    st.integers(0, 2**62),
+    st.integers(0, 2**31 - 1),
+    st.sampled_from([8, 20]),
+    st.binary(max_size=14),
+)
+def test_records_are_the_bytes_that_python_makes(
+    rows: list[tuple[int, bytes, bytes]], offset: int, position: int, queue_id: int, host_bytes: int, mark: bytes
+) -> None:
+    shared = message.Shared(b"\x01t", queue_id, 0, 5, bytes(8), 6, bytes(host_bytes), 1)
+    flags, bodies, texts = (list(column) for column in zip(*rows, strict=True))
+    arguments: tuple[Any, ...] = (
+        [message.Piece(flags, bodies, texts, False)],
+        shared,
+        offset,
+        position,
+        lambda _: mark,
+    )
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = message.encode_records(*arguments)
+        in_python(monkeypatch, "records")
+        assert message.encode_records(*arguments) == found
+
+
+@needs_module
+@pytest.mark.parametrize(("size", "is_taken"), [(32_757, True), (32_758, False)])
+def test_records_with_longer_properties_than_a_size_can_say_are_declined(size: int, is_taken: bool) -> None:
+    made = fast.records([0], [b"x"], [b"y" * size], [0], b"\x01t", 0, bytes(44), 0, 0)
+    assert (made is not None) == is_taken
