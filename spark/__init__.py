@@ -213,7 +213,13 @@ def _worker_fault(spark: SparkSession) -> str | None:
     except Exception:  # Spark Connect: the workers are elsewhere
         return None
     worker = shutil.which(context.pythonExec)
-    if worker is None or not (context.master or "").startswith("local"):
+    if worker is None:
+        return (
+            f"Spark would run {context.pythonExec} in the driver, too, where it is missing: the path of its Python is the "
+            "same everywhere. If an archive has it, unpack the archive in the folder of the job: tar xzf environment.tar.gz "
+            "-C environment"
+        )
+    if not (context.master or "").startswith("local"):
         return None
     if _folder(worker) == _folder(sys.executable):
         return None

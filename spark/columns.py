@@ -28,7 +28,7 @@ from ..protocol.message import (
 )
 from ..protocol.names import Queue
 from .config import PLAIN_BYTES
-from .options import CREATE_TIME
+from .options import CREATE_TIME, canonical
 
 # ------------------------------------------------------------------------------
 # Finds the parts of message records: records, bodies, and the names and values of properties.
@@ -515,4 +515,7 @@ _RESERVED: Final = tuple(name.encode() for name in sorted(props.RESERVED))
 @cache
 def _made_of(columns: tuple[str, ...]) -> tuple[pa.Schema, list[Callable[[Rows], Array]]]:
     """Arrow's schema of some columns, and how each is made."""
-    return pa.schema([(name, _COLUMNS[name][0]) for name in columns]), [_COLUMNS[name][1] for name in columns]
+    found = [_COLUMNS[canonical(name)] for name in columns]
+    return pa.schema([(name, kind) for name, (kind, _) in zip(columns, found, strict=True)]), [
+        make for _, make in found
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import pyspark
 from pyspark.sql.datasource import (
@@ -11,6 +12,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    InputPartition,
 )
 from pyspark.sql.types import StructType
 
@@ -32,7 +34,9 @@ class RocketletDataSource(DataSource):
         return schema_of(columns(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        _need(4, 2)
+        lack = lacking()
+        if lack:
+            return _Refused(lack)
         from .source import RocketletStreamReader
 
         return RocketletStreamReader(self.options, schema)
@@ -69,6 +73,24 @@ class RocketletDataSource(DataSource):
         return RocketletWriter(options)
 
 
+class _Refused(DataSourceStreamReader):
+    """A reader of a PySpark that cannot stream. An error in `streamReader` would be hidden by one of Spark's own."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    @plainly()
+    def initialOffset(self) -> dict[str, object]:  # noqa: N802 (Spark's names)
+        raise ConfigError(self._reason)
+
+    @plainly()
+    def latestOffset(self, *given: object) -> dict[str, object]:  # noqa: N802
+        raise ConfigError(self._reason)
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
+        raise ConfigError(self._reason)
+
+
 def lacking() -> str | None:
     """Why this PySpark cannot stream; None if it can."""
     if _version() >= (4, 2):
@@ -90,4 +112,4 @@ def _version() -> tuple[int, ...]:
 
 def _need(*oldest: int) -> None:
     if _version() < oldest:
-        raise RuntimeError(lacking())
+        raise ConfigError(str(lacking()))

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ..client.config import At, Start
+from ..client.config import At, Start, check_client_name, parse_addresses
 from ..client.errors import ConfigError
 from ..client.wire.connection import ENCODINGS, Access, Encoding
 from ..protocol import names
@@ -84,6 +84,7 @@ READ: Final = {
 }
 STREAM: Final = {
     **READ,
+    "clientName": "the name of the query's member, as tools show it, such as the query's; default: the host",
     "membership": "true or false: whether queues are shared with the group's other members; default: true",
     "maxRowsPerTrigger": "a positive number; default: no limit",
     "maxBytesPerTrigger": "a positive number, kept by the size of the next messages of each queue; default: no limit",
@@ -134,6 +135,7 @@ class Connect:
 
     name_server: str
     access: Access
+    client_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,11 @@ def _read_options(given: Given, *, group_needed: bool) -> ReadOptions:
     if given.has("tags") and given.has("sql"):
         raise ConfigError("the options tags and sql are both given; a queue has one filter")
     expression = Sql(given.required("sql")) if given.has("sql") else given.get("tags", "*")
+    if not isinstance(expression, Sql) and "|" in expression.replace("||", ""):
+        raise ConfigError(
+            f"the option tags is {expression[:SHOWN_CHARS]!r}: tags are separated by ||. For a tag with | in it, set sql to "
+            "TAGS = 'a|b'"
+        )
     read = ReadOptions(
         connect=_connect(given),
         group=group,
@@ -350,7 +357,13 @@ def _connect(given: Given) -> Connect:
         access.ssl_context  # noqa: B018  # reads the files now: a missing one is named before anything is done
     except ConfigError as error:
         raise ConfigError(_ACCESS.sub(lambda found: ACCESS[found[0]], str(error))) from None
-    return Connect(given.required("nameServer"), access)
+    name_server, client_name = given.required("nameServer"), given.get("clientName") or None
+    try:
+        parse_addresses(name_server)
+    except ConfigError as error:
+        raise ConfigError(f"the option nameServer{str(error).removeprefix('name_server')}") from None
+    check_client_name("the option clientName", client_name)
+    return Connect(name_server, access, client_name)
 
 
 # ------------------------------------------------------------------------------
@@ -393,11 +406,9 @@ def check(option: str, fault: str | None) -> None:
 
 def _meant(name: str, spelled: Mapping[str, str]) -> str | None:
     """The option that somebody meant who mistyped it, or knows the one of Spark's Kafka connector."""
-    known = KAFKA_OPTIONS.get(name)
-    if known is not None and known in spelled.values():
-        return known
-    near = difflib.get_close_matches(name, spelled, 1)
-    return spelled[near[0]] if near else None
+    known = {**{kafkas: ours for kafkas, ours in KAFKA_OPTIONS.items() if ours in spelled.values()}, **spelled}
+    near = difflib.get_close_matches(name, known, 1)
+    return known[near[0]] if near else None
 
 
 class Given:
@@ -478,7 +489,7 @@ class Given:
                 raise ConfigError(f"the options {side}Offsets and {name} are both given; choose one")
         if self.has(f"{side}Timestamp") or self.has(by_timestamp):
             fallback: StartPlace = "first" if side == "starting" else "last"
-            rest = self.number(f"{side}Timestamp") if self.has(f"{side}Timestamp") else fallback
+            rest = self.number(f"{side}Timestamp", least=0) if self.has(f"{side}Timestamp") else fallback
             per_queue = self._per_queue(by_timestamp, _time) if self.has(by_timestamp) else {}
             return Position(rest, per_queue, by_timestamp)
         value = self.get(f"{side}Offsets", default)
@@ -575,6 +586,7 @@ KAFKA_COLUMNS: Final[dict[str, DataType]] = {
     HEADERS: ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
 }
 _ALL: Final = {**OURS, **KAFKA_COLUMNS}
+_BY_LOWER_CASE: Final = {name.lower(): name for name in _ALL}
 
 
 def schema_of(columns: Iterable[str]) -> StructType:
@@ -594,8 +606,13 @@ def checked(schema: StructType) -> tuple[str, ...]:
     return tuple(schema.names)
 
 
+def canonical(name: str) -> str:
+    """Return the column's name as it is documented: Spark's are the same in any case."""
+    return _BY_LOWER_CASE.get(name.lower(), name)
+
+
 def _type(name: str) -> DataType:
-    found = _ALL.get(name)
+    found = _ALL.get(canonical(name))
     if found is None:
         raise ConfigError(f"rows have no column {name!r}; columns: {', '.join(_ALL)}")
     return found

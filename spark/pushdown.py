@@ -25,7 +25,7 @@ from ..protocol.config import MAX_EXPRESSION_TAGS
 from ..protocol.names import Queue
 from .batch import RocketletReader
 from .checkpoint import Range, Ranges
-from .options import BatchOptions
+from .options import BatchOptions, canonical
 from .worker import plainly
 
 _QUEUE: Final = {"topic": "topic", "brokerName": "broker_name", "queueId": "queue_id", "partition": "queue_id"}
@@ -93,7 +93,7 @@ def _tags(filters: Sequence[Filter]) -> set[str] | None:
 
 def _column(item: Filter) -> str:
     attribute: tuple[str, ...] = getattr(item, "attribute", ())
-    return attribute[0] if len(attribute) == 1 else ""
+    return canonical(attribute[0]) if len(attribute) == 1 else ""
 
 
 def _values(item: Filter) -> tuple[Any, ...] | None:

@@ -28,7 +28,7 @@ from ..client.wire.connection import Connection, body_of, header_of
 from ..protocol import names
 from ..protocol.admin_bodies import decode_offsets, decode_topic_stats
 from ..protocol.allocation import subscribe_queues
-from ..protocol.bodies import BodyError, decode_topic_list
+from ..protocol.bodies import BodyError, decode_cluster, decode_topic_list
 from ..protocol.codes import RequestCode, ResponseCode
 from ..protocol.config import MAX_TOPICS_ASKED
 from ..protocol.frame import Frame
@@ -706,7 +706,9 @@ class View:
     def __init__(self, options: ReadOptions) -> None:
         connect = options.connect
         self.options = options
-        self.cluster = Cluster(connect.name_server, connect.access, limits=ClientLimits(route_interval_s=NEW_QUEUES_S))
+        self.cluster = Cluster(
+            connect.name_server, connect.access, connect.client_name, limits=ClientLimits(route_interval_s=NEW_QUEUES_S)
+        )
         self.extents = Extents(self.cluster, options.group)
         self._discovered_s = 0.0
         self._gone: set[str] = set()
@@ -718,7 +720,12 @@ class View:
         try:
             topics = await self._topics()
             filters = {topic: self.options.subscription(topic) for topic in topics}
-            await check_filters(self.cluster, new_client_id(), self.options.group, filters)
+            try:
+                await check_filters(self.cluster, new_client_id(), self.options.group, filters)
+            except BrokerRefused as error:
+                if error.code != ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+                    raise
+                raise ConfigError(f"the option sql: {error.remark}") from None
         except BaseException:
             await self.close()
             raise
@@ -764,11 +771,17 @@ class View:
         """The topics that the pattern matches now, with their routes."""
         self._discovered_s = _now_s()
         answer = await self.cluster.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        brokers = await self.cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
+        made_by_brokers = {
+            text
+            for broker in body_of(brokers, decode_cluster)
+            for text in (broker.cluster, broker.name, names.reply_topic(broker.cluster))
+        }
         matches = re.compile(self.options.pattern).fullmatch
         found = [
             topic
             for topic in body_of(answer, decode_topic_list)
-            if matches(topic) and not names.is_made_by_brokers(topic)
+            if matches(topic) and not names.is_made_by_brokers(topic) and topic not in made_by_brokers
         ]
         return [topic for topic in found if self.cluster.route(topic) or await self.cluster.find_route(topic)]
 

@@ -29,6 +29,9 @@ def offset_of_queue(number: int) -> str:
         ({"group": "a b"}, "option group"),
         ({"group": ""}, "option group is missing: the consumer group"),
         ({"tags": "||"}, "option tags"),
+        ({"tags": "a |"}, r"option tags is 'a \|': tags are separated by \|\|"),
+        ({"nameServer": "h"}, "^the option nameServer: 'h' is not host:port"),
+        ({"clientName": "a b"}, "^the option clientName"),
         ({"tags": "A", "sql": "a = 1"}, "tags and sql are both given"),
         ({"startingOffsets": "middle"}, "allowed: earliest, latest"),
         ({"startingOffsets": '{"t": {"a": {"0": -3}}}'}, "allowed: earliest, latest"),
@@ -87,6 +90,7 @@ def offset_of_queue(number: int) -> str:
             r"startingoffset is unknown; did you mean startingOffsets\? Options: nameServer, ",
         ),
         ({"maxOffsetsPerTrigger": "5"}, "did you mean maxRowsPerTrigger"),
+        ({"maxOffsetsPerTriger": "5"}, "did you mean maxRowsPerTrigger"),
         ({"kafka.bootstrap.servers": "h:1"}, "did you mean nameServer"),
         ({"includeHeaders": "true"}, "did you mean includeProperties"),
         ({"zzz": "1"}, r"zzz is unknown\. Options: nameServer"),
@@ -161,6 +165,10 @@ def test_exact_offsets_are_kafkas_numbers() -> None:
     assert batch_options({**GOOD, "endingOffsets": exact}).end.of(Queue("t", "b", 0)) == "last"
 
 
+def test_starting_time_may_be_the_epoch() -> None:
+    assert stream_options({**GOOD, "startingTimestamp": "0"}).read.start.default == 0
+
+
 def test_durations_queues_and_times_per_queue() -> None:
     good = {"nameServer": "h:1", "group": "g", "membership": "false", "assign": '{"t": {"b": [0, 2]}, "u": {"b": [1]}}'}
     read = stream_options(good).read
@@ -223,7 +231,7 @@ def test_columns_are_named_or_those_of_kafkas_connector() -> None:
         ({"columns": "body", "includeProperties": "true"}, None, "columns and includeProperties are both"),
         ({"includeProperties": "perhaps"}, None, "includeProperties is 'perhaps'; allowed: true or false"),
         ({"columns": "body,"}, None, "no column ''"),
-        ({"columns": "Body"}, None, "no column 'Body'"),
+        ({"columns": "Bodies"}, None, "no column 'Bodies'"),
     ],
 )
 def test_columns_that_rows_cannot_have_are_refused(given: dict[str, str], asked: StructField | None, said: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rocketlet.client import BrokerRefused, ConfigError, ConnectionFailed
+from rocketlet.client import ConfigError, ConnectionFailed
 from rocketlet.client.config import CLIENT_LIMITS
 from rocketlet.protocol import admin_bodies
 from rocketlet.protocol.codes import RequestCode
@@ -29,7 +29,7 @@ from rocketlet.spark.worker import DataLossError
 
 from .conftest import StoppableBroker
 from .planners import BOTH, delete_topic, member_of, opened, read_all, request
-from .running import QUEUES, committed, fill, rows_of, wait_for
+from .running import QUEUES, committed, fill, report, rows_of, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -272,7 +272,9 @@ def test_a_filter_that_brokers_do_not_take_is_refused_before_anything_is_planned
 ) -> None:
     fill(address, range(400))
     with (
-        pytest.raises(BrokerRefused, match="the filter 'price >' cannot be read: something is missing behind '>'"),
+        pytest.raises(
+            ConfigError, match="the option sql: the filter 'price >' cannot be read: something is missing behind '>'"
+        ),
         opened(address, membership, sql="price >"),
     ):
         pass
@@ -320,6 +322,20 @@ def test_a_limit_below_one_message_for_each_queue_leaves_none_unread(address: st
                 planner.finish(batch)
                 last = batch
     assert len(read) == QUEUES
+
+
+def test_pattern_takes_no_topic_that_brokers_make_for_themselves(address: str) -> None:
+    fill(address, range(40), "t")
+    fill(address, range(40), "u")
+    with opened(address, False, topic=None, topicPattern=".*") as planner:
+        assert {queue.topic for queue in read_all(planner).ranges} == {"t", "u"}
+
+
+def test_member_has_the_name_that_the_option_gives(address: str) -> None:
+    fill(address, range(40))
+    with opened(address, True, clientName="figures"):
+        (member,) = report(address, "g")["members"]
+        assert member["clientId"].startswith("figures#")
 
 
 def test_only_assigned_queues_are_read(address: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from rocketlet.client import Consumer, Message, Producer, RetryLater
+from rocketlet.client import ConfigError, Consumer, Message, Producer, RetryLater
 from rocketlet.protocol.names import Queue
 
 from ..conftest import PATIENCE_S
@@ -309,11 +309,13 @@ def test_what_an_old_pyspark_lacks_is_said_at_start(spark: SparkSession, monkeyp
     with pytest.warns(UserWarning, match=r"readStream needs pyspark 4.2 or later .*; read and write work"):
         register(spark)
     options = {"nameServer": "h:1", "topic": "t", "group": "g"}
-    with pytest.raises(RuntimeError, match=r"can neither limit a Python stream nor end it"):
-        RocketletDataSource(options).streamReader(StructType())
+    refused: Any = RocketletDataSource(options).streamReader(StructType())
+    for ask in (refused.initialOffset, refused.latestOffset):
+        with pytest.raises(ConfigError, match=r"can neither limit a Python stream nor end it"):
+            ask()
     assert RocketletDataSource(options).reader(StructType())
     monkeypatch.setattr("pyspark.__version__", "4.0.0")
-    with pytest.raises(RuntimeError, match=r"writeStream 4\.1"):
+    with pytest.raises(ConfigError, match=r"writeStream 4\.1"):
         RocketletDataSource(options).streamWriter(StructType(), False)
 
 

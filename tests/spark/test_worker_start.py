@@ -66,6 +66,21 @@ class FakeSession:
         self.streams = SimpleNamespace(addListener=lambda listener: listener._jlistener)
 
 
+@pytest.mark.parametrize("master", ["spark://host:7077", "local[2]"])
+def test_python_that_is_missing_in_the_driver_is_named_by_register(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, master: str
+) -> None:
+    """As with an archive that Spark unpacks for the workers only."""
+    monkeypatch.chdir(tmp_path)
+    session = FakeSession()
+    session.sparkContext.pythonExec, session.sparkContext.master = "./environment/bin/python", master
+    with pytest.raises(RuntimeError, match=r"would run ./environment/bin/python in the driver, too.*tar xzf"):
+        rocketlet.spark.register(session)  # type: ignore[arg-type]
+    (tmp_path / "environment" / "bin").mkdir(parents=True)
+    (tmp_path / "environment" / "bin" / "python").symlink_to(sys.executable)
+    assert (rocketlet.spark._worker_fault(session) is None) == (not master.startswith("local"))  # type: ignore[arg-type]
+
+
 UNKNOWN = rf"knows PySpark 4.0 to 4.3 from within, and this is {pyspark.__version__}, where something is missing .*"
 
 
