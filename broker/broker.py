@@ -31,6 +31,7 @@ from .config import (
     LiveConfig,
 )
 from .groups.drains import Draining, Notifications, Repeats
+from .groups.guard import ReaderGuard
 from .groups.leases import Locks
 from .groups.members import ConsumerGroup, ConsumerGroups
 from .groups.offsets import GroupProgress, Offsets, Watch
@@ -166,6 +167,7 @@ class Broker:
         self.locks = self._make_locks(folder / "locks.json")
         self.watch = Watch(self.runtime, self.groups, self.locks, self.history, self.topics.queues_of, self._is_apart)
         self.draining = self._make_draining()
+        self.guard = ReaderGuard(self.runtime, self.groups, self.watch, self.locks, self.offsets, self.held_pulls)
         self.notifications = Notifications(self.runtime, self.groups, self.group_configs, self.history, self.draining)
         self.request_modes = RequestModes(folder / "modes.json", limits)
 
@@ -184,6 +186,7 @@ class Broker:
             self.locks,
             self.watch,
             self.draining,
+            self.guard,
             self.pops,
             self.commits,
         )

@@ -206,6 +206,10 @@ DRAIN_ROUNDS: Final = 20  # a reader that pulls one queue that it loses so often
 TOLD_AGAIN: Final = 5  # how often a foreign member is told again that does not ask for the list of members
 KNOWN_AFTER_S: Final = 35.0  # after a start; by then every foreign member has sent a heartbeat, due every 30 s
 DROPPED_AFTER_S: Final = 1.0  # one that pulls such a queue later than this after it was told has not dropped it
+GUARD_QUIET_S: Final = (
+    1.0  # a reader that has committed everything and does not pull for this long has dropped the queue
+)
+GUARD_POLL_S: Final = 0.25  # how often the broker checks whether a queue's reader has finished while other clients wait
 RELOOK_S: Final = 30.0  # by then a foreign member has asked for the list of members by itself: it does so every 20 s
 ORPHAN_S: Final = 5.0  # how long nobody may read a queue before that is named
 HISTORY_TEXT_CHARS: Final = 1000  # the texts of an event
@@ -369,6 +373,10 @@ class Limits:
     owners_look_s: float = 1.0  # how soon after a refused lock the owners of queues are found anew
     drained_wait_s: float = (
         5.0  # how long a foreign member that was told of a change gets nothing of the queues it loses
+    )
+    guard_max_s: float = 60.0  # how long another client's pulls of a queue wait for its reader at most
+    guard_silent_s: float = (
+        10.0  # how long they wait for a reader that neither pulls nor commits; Java commits every 5 s
     )
     max_peer_links: int = 256  # connections to other brokers; beyond, idle ones are closed
     max_proofs: int = 64  # brokers that are being asked whether they said something, once for each connection

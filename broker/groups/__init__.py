@@ -7,5 +7,6 @@ offsets    committed offsets, progress, readers of queues
 claims     which foreign member claims which queue
 drains     notifications of members, and how foreign members finish with a queue before it moves
 agreement  brokers agree on the end of a drain
+guard      another client's pulls of a queue wait until its foreign reader has finished
 pulling    PULL_MESSAGE and offset commits: the checks in Apache's order; above `pops`
 """

@@ -326,12 +326,17 @@ class Draining:
     def _give_up(self, name: str, drain: Drain, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
         """The others go on."""
         self._note_given_up(name, given_up)
+        for session, place in given_up:
+            self._watch.let_go(session, name, *place)
         drain.give_up(given_up)
         drain.let_on(sorted({place for _, place in given_up}))
         self.notices.tell(name, drain)
 
     def _give_up_all(self, name: str, drain: Drain) -> None:
-        self._note_given_up(name, [(session, place) for session, places in drain.waiting.items() for place in places])
+        given_up = [(session, place) for session, places in drain.waiting.items() for place in places]
+        self._note_given_up(name, given_up)
+        for session, place in given_up:
+            self._watch.let_go(session, name, *place)
         drain.give_up_all()
         self.agreement.give_up(name)
         drain.let_all_on()

@@ -413,6 +413,7 @@ class Watch:
         self.readers: dict[_Key, tuple[Session | None, Session | None, float]] = {}
         self._keys: dict[Session, set[_Key]] = {}
         self._given: dict[Session, dict[_Key, int]] = {}  # up to where each foreign reader got messages
+        self._committing: dict[Session, set[_Key]] = {}  # queues of which each reader has committed offsets
         self._unread_s: dict[_Key, float] = {}
         self._named: set[_Key] = set()
         self._due_s = float("-inf")
@@ -466,10 +467,24 @@ class Watch:
         """Up to where a foreign reader was given messages."""
         return self._given.get(connection, {}).get((group, topic, queue_id), 0)
 
+    def record_commit(self, connection: Session, key: _Key) -> bool:
+        """Record that the reader of a queue has committed an offset of it. Return True if that is news."""
+        keys = self._committing.setdefault(connection, set())
+        is_news = key not in keys and self.reader(*key) is connection
+        if is_news:
+            keys.add(key)
+        return is_news
+
+    def commits(self, connection: Session, key: _Key) -> bool:
+        """True if the reader of a queue has committed an offset of it."""
+        return key in self._committing.get(connection, ())
+
     def let_go(self, connection: Session, group: str, topic: str, queue_id: int) -> None:
-        """The reader has handled everything of a queue that moves away from it."""
+        """The reader has handled everything of a queue that moves away from it, or is not waited for any longer."""
         if self.reader(group, topic, queue_id) is connection:
             self.readers[group, topic, queue_id] = (None, None, self._clock.monotonic_s())
+            self._given.get(connection, {}).pop((group, topic, queue_id), None)
+            self._committing.get(connection, set()).discard((group, topic, queue_id))
             self._locks.forget_reader(group, topic, queue_id)
 
     def let_all_go(self, connection: Session, group: str, topic: str) -> None:
@@ -492,6 +507,7 @@ class Watch:
         """The connection is closed and reads nothing any more."""
         keys = self._keys.pop(connection, set())
         self._given.pop(connection, None)
+        self._committing.pop(connection, None)
         connection.charge(-PLACE_BYTES * len(keys))
         for key in keys:
             last, before, since_s = self.readers.get(key, (None, None, 0.0))

@@ -51,6 +51,7 @@ from ..store.files import StoreError, StoreFull
 from ..store.index import ConsumeQueue
 from ..store.store import Store
 from .drains import Draining, has_handled_all
+from .guard import ReaderGuard
 from .leases import Locks
 from .members import ConsumerGroups, Member
 from .offsets import Offsets, Watch
@@ -137,6 +138,7 @@ class Pulling:
         locks: Locks,
         watch: Watch,
         draining: Draining,
+        guard: ReaderGuard,
         pops: Pops,
         commits: Commits,
     ) -> None:
@@ -153,10 +155,13 @@ class Pulling:
         self._locks = locks
         self._watch = watch
         self._draining = draining
+        self._guard = guard
         self._pops = pops
         self._commits = commits
         self._versions = Versions(groups, clients)
-        self.checked = CheckedPulls(self._store, statistics, groups, offsets, locks, watch, draining, pops, commits)
+        self.checked = CheckedPulls(
+            self._store, statistics, groups, offsets, locks, watch, draining, guard, pops, commits
+        )
 
     def pull(self, pull: Pull, ask_who: Callable[[], None] | None = None, attempt: int = 1) -> Pulled | None:
         """Returns the outcome, or None if it comes later. `ask_who` asks a client that has sent no heartbeat who it is.
@@ -192,12 +197,15 @@ class Pulling:
         if header.sys_flag & codes.PULL_COMMIT_OFFSET:
             self._commits.carried(session, header.consumer_group, (header.topic, header.queue_id), header.commit_offset)
         if header.sys_flag & codes.PULL_SUSPEND:
+            self._guard.record_pull(session, header[:3])
             if self._has_to_wait(pull, attempt):
                 return None
             committed = self._overtaken_by(session, header)
             if committed is not None:
                 return Pulled(Outcome.AT_END, committed, 0, committed)
-        self._watch.pulled(session, header.consumer_group, header.topic, header.queue_id)
+        self._watch.pulled(session, *header[:3])
+        if header.sys_flag & codes.PULL_COMMIT_OFFSET:
+            self._watch.record_commit(session, header[:3])
         queue = self._store.queue(header.topic, header.queue_id)
         end = self._set_back_to(session, header)
         if end is not None:
@@ -278,6 +286,13 @@ class Pulling:
             if not self._held_pulls.hold(held, wait_s):
                 held.answer()
             return True
+        if self._guard.has_to_wait(session, header[:3]):
+            was_member = self._member(session, header) is not None
+            held = self._waiting(pull, partial(self._follow, attempt=attempt, was_member=was_member))
+            self._guard.wait(header[:3], held)
+            if not self._held_pulls.hold(held, wait_s):
+                held.answer()
+            return True
         return False
 
     def _is_leased_to_another(self, session: Session, header: PullMessage) -> bool:
@@ -305,6 +320,14 @@ class Pulling:
         group = self._groups.get(pull.header.consumer_group)
         has_left = group is None or pull.session not in group.members
         if has_left or self._draining.is_gated(pull.session, pull.header):
+            answer(_nothing_new(pull.header))
+        else:
+            self._look_again(pull, answer, attempt)
+
+    def _follow(self, pull: Pull, answer: PullCallback, attempt: int, *, was_member: bool) -> None:
+        """Pull a queue that is free now, or answer with nothing because the suspend time has ended."""
+        has_left = was_member and self._member(pull.session, pull.header) is None
+        if has_left or self._guard.has_to_wait(pull.session, pull.header[:3]):
             answer(_nothing_new(pull.header))
         else:
             self._look_again(pull, answer, attempt)
@@ -435,8 +458,8 @@ class Pulling:
         place = (header.consumer_group, session, header.topic, header.queue_id)
         if self._draining.holds_back(session, header) or self._draining.allotment.is_anothers(*place):
             return _nothing_new(header)  # it has been drained of the queue since
-        if self._is_leased_to_another(session, header):
-            return _nothing_new(header)  # another member has locked the queue since
+        if self._is_leased_to_another(session, header) or self._guard.has_to_wait(session, header[:3]):
+            return _nothing_new(header)  # another member has locked or read the queue since
         if self._pops.pools and self._pops.pull_fault(session, header.consumer_group, header.topic) is not None:
             return _nothing_new(header)  # clients have begun to pop; its next pull is told so
         if self._store.queues.get((queue.topic, queue.queue_id)) is not queue:
@@ -460,8 +483,8 @@ class Pulling:
             found = self._store.fetch(queue, offset, pull.limit, subscription, matches, header.max_msg_bytes, looks)
             if found.messages:
                 self._statistics.note_got(f"{header.topic}@{header.consumer_group}", found.messages, found.pieces)
-                if self._commits.is_foreign_member(pull.session, header.consumer_group):
-                    place = (header.consumer_group, header.topic, header.queue_id)
+                place = header[:3]
+                if self._guard.is_guarded(pull.session, place):
                     self._watch.gave(pull.session, *place, found.next_offset)
                 return _new_tuple(Pulled, (Outcome.FOUND, found.next_offset, begin, end, found.pieces))
             return Pulled(Outcome.NO_MATCH, found.next_offset, begin, end)
@@ -533,7 +556,7 @@ def text_bytes(header: PullMessage) -> int:
 
 
 class CheckedPull(NamedTuple):
-    """`name`: by which messages are counted. is_foreign: whether the reader is a foreign member."""
+    """`name`: by which messages are counted. is_guarded: whether it is recorded which messages its reader was given."""
 
     generation: int
     place: tuple[str, str, int]  # group, topic, queue id
@@ -543,7 +566,7 @@ class CheckedPull(NamedTuple):
     max_bytes: int | None
     subscription: Subscription | None
     name: str
-    is_foreign: bool
+    is_guarded: bool
 
 
 class CheckedPulls:
@@ -556,6 +579,7 @@ class CheckedPulls:
         locks: Locks,
         watch: Watch,
         draining: Draining,
+        guard: ReaderGuard,
         pops: Pops,
         commits: Commits,
     ) -> None:
@@ -566,6 +590,7 @@ class CheckedPulls:
         self._locks = locks
         self._watch = watch
         self._draining = draining
+        self._guard = guard
         self._pops = pops
         self._commits = commits
 
@@ -575,23 +600,23 @@ class CheckedPulls:
         """A pull that has passed every check since the generation was read; None if one of them is made each time: while
         queues of the group move, and for filters that are parsed anew when others need their room."""
         group, topic, queue_id = place = header[:3]
-        if self._pops.pools or self._draining.is_moving(group, session):
+        if self._pops.pools or self._draining.is_moving(group, session) or self._guard.is_contested(place):
             return None
         if self._locks.awaits_readers(group) or self._locks.former_end(*place) is not None:
             return None
         if subscription is not None and subscription.kind == SQL92:
             return None
-        is_foreign = self._commits.is_foreign_member(session, group)
+        is_guarded = self._guard.is_guarded(session, place)
         name = f"{topic}@{group}"
         flags, max_bytes = header.sys_flag, header.max_msg_bytes
         return CheckedPull(
-            generation, place, (topic, queue_id), flags, limit, max_bytes, subscription, name, is_foreign
+            generation, place, (topic, queue_id), flags, limit, max_bytes, subscription, name, is_guarded
         )
 
     def pull(self, session: Session, checked: CheckedPull, offset: int, commit_offset: int) -> Pulled | None:
         """The outcome of a pull that differs in its offsets alone; None if it has to be checked, or may wait. Raises the
         store's errors for damage."""
-        generation, place, key, flags, limit, max_bytes, subscription, name, is_foreign = checked
+        generation, place, key, flags, limit, max_bytes, subscription, name, is_guarded = checked
         if generation != self._generation.number or self._pops.pools:
             return None
         queue, reader = self._store.queues.get(key), self._watch.readers.get(place)
@@ -608,7 +633,7 @@ class CheckedPulls:
         if not messages:
             return Pulled(Outcome.NO_MATCH, next_offset, begin, end)
         self._statistics.note_got(name, messages, pieces)
-        if is_foreign:
+        if is_guarded:
             self._watch.gave(session, *place, next_offset)
         return _new_tuple(Pulled, (Outcome.FOUND, next_offset, begin, end, pieces))
 

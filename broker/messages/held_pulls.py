@@ -134,6 +134,10 @@ class HeldPulls:
         self._release(pull)
         pull.session.when_read(lambda: _answer(pull))
 
+    def is_held(self, pull: HeldPull) -> bool:
+        """True if the pull still waits."""
+        return pull in self._of.get(pull.session, ())
+
     def _release(self, pull: HeldPull) -> None:
         if pull.until is Until.MESSAGE:
             _take_out(self._held, pull.queue, pull)

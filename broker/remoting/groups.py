@@ -171,9 +171,9 @@ def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> B
             unfinished = 0
             for place in broker.watch.read_by(connection, header.consumer_group):
                 broker.offsets.mark(header.consumer_group, *place)  # the next one may have loaded its offset before
-                broker.locks.forget_reader(header.consumer_group, *place)
                 committed = broker.offsets.get(header.consumer_group, *place) or 0
                 unfinished += max(broker.watch.given(connection, header.consumer_group, *place) - committed, 0)
+                broker.watch.let_go(connection, header.consumer_group, *place)
             if unfinished:
                 broker.repeats.note_left(header.consumer_group, header.client_ID, unfinished)
         broker.groups.leave(connection, header.consumer_group)
@@ -568,6 +568,8 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
     if header.sought and header.epoch is not None:
         broker.locks.forget_former_end(group, *queue)
     broker.commits.store(connection, group, queue, header.commit_offset, by_owner=header.epoch is not None)
+    if header.epoch is None and broker.watch.readers.get(place := (group, *queue), (None,))[0] is connection:
+        broker.guard.record_commit(connection, place)
     return answer(frame, ext={})
 
 
