@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 import structlog
@@ -36,6 +36,7 @@ log = structlog.get_logger("rocketlet.groups")
 
 _REWINDS = "rewinds"  # beside keys with an @
 _IDENTITIES = "identities"
+_POPPED = "popped"  # always {}: earlier releases take it for a group's offsets
 
 
 class Offsets:
@@ -52,6 +53,9 @@ class Offsets:
         state = read_state(path) or {}
         self._rewinds: dict[str, int] = state.pop(_REWINDS, {})
         self._saved_identities: dict[str, str] = state.pop(_IDENTITIES, {})
+        self.has_pops = (
+            state.pop(_POPPED, None) is not None
+        )  # whether a group has popped ever: its journal is there then
         for key, queues in state.items():
             topic, _, group = key.partition("@")
             self._offsets[topic, group] = {int(number): int(offset) for number, offset in queues.items()}
@@ -197,6 +201,11 @@ class Offsets:
         self._rewinds.pop(f"{topic}@{group}", None)
         self._dirty = True
 
+    def note_pops(self) -> None:
+        """The journal of pops is there from now on."""
+        if not self.has_pops:
+            self.has_pops = self._dirty = True
+
     def saving(self) -> Job[Save | None]:
         """How to save what has changed; None if nothing has."""
         if not self._dirty:
@@ -206,7 +215,8 @@ class Offsets:
         identities = {topic: identity for topic in self._groups_of if (identity := self._identity_of(topic))}
         yield None
         entries = yield from joined(self.encoded())
-        rest = orjson.dumps({_REWINDS: self._rewinds, _IDENTITIES: identities})
+        popped: dict[str, Any] = {_POPPED: {}} if self.has_pops else {}
+        rest = orjson.dumps({_REWINDS: self._rewinds, _IDENTITIES: identities, **popped})
         content = b"{%b%b%b" % (entries, b"," if entries else b"", rest[1:])
         return Save(self._path, content, self._again)
 

@@ -85,6 +85,10 @@ class GroupConfigs:
                 continue
             self._groups[group.name] = group
 
+    def get(self, name: str) -> GroupConfig | None:
+        """Return the group's settings, or None if there is no such group."""
+        return self._groups.get(name)
+
     def ensure(self, name: str, *, orderly: bool = False) -> GroupConfig | None:
         """The group's settings, made with defaults if groups may be made so; None if not. orderly: of one that is made.
 

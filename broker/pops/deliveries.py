@@ -976,6 +976,11 @@ def yielded(number: int) -> bytes:
     return _FORGET.pack(b"Y", number)
 
 
+def nothing() -> bytes:
+    """A record that says nothing, to any release."""
+    return _text(b"C", 0, "")
+
+
 def forget(number: int) -> bytes:
     return _FORGET.pack(b"F", number)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import structlog
+
 from ..config import POP_JOURNAL_BYTES
 from ..runtime import Clock, Job
 from ..store.files import StoreError, StoreFull
 from ..store.journals import Frames
 from . import deliveries as records
 from .deliveries import Delivery, DeliveryState, KeptQueue, PoolPlace, QueueDeliveries, TakenDelivery
+
+log = structlog.get_logger("rocketlet.pops")
 
 _AT_ONCE = 512  # deliveries in one record of a file that is written anew
 
@@ -29,8 +33,12 @@ class Book:
         self.journal_bytes = POP_JOURNAL_BYTES  # beyond twice its size when it was written anew
         self._is_behind = False  # whether the file lacks something that was not acknowledged to anybody
 
-    def read(self) -> list[KeptQueue]:
-        """Reads the state that the last run left. Raises StoreError."""
+    def read(self, *, is_expected: bool) -> list[KeptQueue]:
+        """Return the state that the last run left. is_expected: True if groups have popped before.
+
+        Raises:
+            StoreError: The file cannot be read or understood.
+        """
         try:
             queues = records.replay(self.frames.read())
         except records.RecordsUnreadable as fault:
@@ -38,6 +46,10 @@ class Book:
             raise StoreError(f"{self.frames.path} cannot be understood ({fault}); {hint}") from fault
         self._last = max(queues, default=0)
         self._is_behind = bool(queues)  # numbers of before are not known: a file of this run is written
+        if is_expected and not self.frames.size:
+            self._is_behind = True
+            hint = "it was removed or emptied: messages acknowledged behind an unfinished one are delivered again"
+            log.error("pop_journal_lost", file=str(self.frames.path), hint=hint)
         return list(queues.values())
 
     def next_number(self) -> int:
@@ -92,6 +104,7 @@ class Book:
 
     def forgotten(self, deliveries: QueueDeliveries) -> None:
         if deliveries.number in self._defined:
+            self._defined.discard(deliveries.number)
             self._content.append(records.forget(deliveries.number))
 
     def yielded(self, deliveries: QueueDeliveries, offset: int) -> None:
@@ -131,6 +144,7 @@ class Book:
         """Writes the file anew when it has become long, or lacks something. The offsets have just been saved. Raises
         StoreFull; it is tried again then."""
         self._content += map(records.forget, self._saved)
+        self._defined.difference_update(self._saved)
         self._saved, self._yielded = self._yielded, []
         is_short = self.frames.size <= self.journal_bytes + 2 * self.frames.base or bool(self._saved)
         if is_short and self._content and not self._is_behind:
@@ -149,7 +163,8 @@ class Book:
             raise
 
     def _contents(self, all_deliveries: Iterable[QueueDeliveries]) -> Iterator[bytes]:
-        """The state in frames. Events that come while they are made are appended behind them."""
+        """The state in frames. Events that come while they are made are appended behind them. The file is never empty."""
+        yield records.nothing()
         for deliveries in list(all_deliveries):
             frame = [self._definition(deliveries)]
             frame.append(records.base(deliveries.number, deliveries.next, deliveries.floor_ms))

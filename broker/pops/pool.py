@@ -455,6 +455,10 @@ class Pools:
         tally = self._tallies.get(group)
         return tally.unfinished if tally is not None else 0
 
+    def forget_tally(self, group: str) -> None:
+        """The group was deleted, and has no pool."""
+        self._tallies.pop(group, None)
+
     def redelivered(self, group: str) -> int:
         """How many deliveries were given again, since the start."""
         tally = self._tallies.get(group)

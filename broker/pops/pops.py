@@ -159,7 +159,9 @@ class Pops:
 
         The broker extends none of these deliveries any more. It may have ended before their response reached the client,
         which then knows nothing of them although its heartbeats go on."""
-        for deliveries in self._pools.adopt(self._book.read(), self._book.monotonic_s):
+        for deliveries in self._pools.adopt(
+            self._book.read(is_expected=self._offsets.has_pops), self._book.monotonic_s
+        ):
             for delivery in deliveries.unfinished.values():
                 if delivery.state is DeliveryState.IN_FLIGHT:
                     self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
@@ -231,7 +233,7 @@ class Pops:
         return PopResult(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms, pool.rest())
 
     def _is_orderly(self, group: str) -> bool:
-        settings = self._settings.ensure(group)
+        settings = self._settings.get(group)
         return settings is not None and settings.consume_orderly
 
     def _note_passed(self, deliveries: QueueDeliveries) -> None:
@@ -261,6 +263,7 @@ class Pops:
                 self._hands.give(deliveries, delivery)
         self._deadlines.put(deliveries, [item.delivery for item in taken], deadline_s)
         self._book.popped(deliveries, taken)
+        self._offsets.note_pops()
         self._settling.note(deliveries)
         return [self._delivered(deliveries, item, request.invisible_ms) for item in taken]
 
@@ -390,7 +393,7 @@ class Pops:
 
     def _come_again(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
         """The message can be popped again, or is given up if it was tried often enough."""
-        settings = self._settings.ensure(deliveries.group)
+        settings = self._settings.get(deliveries.group)  # a group that was deleted is not created by its messages
         if settings is None or delivery.attempts <= settings.retry_max_times:
             self._release(deliveries, delivery)
             return
@@ -568,6 +571,13 @@ class Pops:
     def forget_group(self, group: str) -> None:
         """The group was deleted."""
         self._forget(self._pools.of_group(group), Why.GROUP_GONE)
+        self._pools.forget_tally(group)
+
+    def end_receives(self, group: str) -> None:
+        """The group was deleted, but for its offsets and what it has in flight."""
+        for pool in self._pools.of_group(group):
+            for wait in pool.waiting():
+                self._waits.end(wait, PopResult(Why.GROUP_GONE))
 
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted. Another one of this name has another identity."""
@@ -991,14 +1001,14 @@ class Letters:
 
     def are_sent_back(self, name: str) -> bool:
         """Whether messages of a group may be sent back: it keeps no order, and somebody reads its retry topic."""
-        settings, group, topic = self._settings.ensure(name), self._groups.get(name), names.retry_topic(name)
+        settings, group, topic = self._settings.get(name), self._groups.get(name), names.retry_topic(name)
         may_be = settings is not None and not settings.consume_orderly and settings.retry_queues > 0
         return may_be and group is not None and any(topic in item.subscriptions for item in group.members.values())
 
     def send_back(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         """Stores the copy for members that pull, as if one of them had sent the message back. Raises as `bury` does."""
         record = self._store.message(deliveries.queue, delivery.offset)
-        settings = self._settings.ensure(deliveries.group)
+        settings = self._settings.get(deliveries.group)
         queues = settings.retry_queues if settings is not None else 1
         topic = self._topics.ensure(TopicConfig(names.retry_topic(deliveries.group), queues, queues), self._store.end)
         text = sent_back(record, "")

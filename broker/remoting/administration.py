@@ -136,6 +136,8 @@ def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     if header.remove_offset:
         broker.offsets.forget_group(header.group_name)
         broker.pops.forget_group(header.group_name)
+    else:
+        broker.pops.end_receives(header.group_name)
     log.info("group_deleted", group=header.group_name, offsets=header.remove_offset)
     return answer(frame)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rocketlet.broker.config import RENEWAL_STEPS_S, STANDSTILL_S
 from rocketlet.broker.pops.deliveries import AckStatus, Why
+from structlog.testing import capture_logs
 
 from .world import World, bodies, client_of, handles
 
@@ -117,6 +118,40 @@ def test_a_client_may_acknowledge_after_a_restart_what_the_broker_prolonged(worl
     assert world.ack(handle) == [AckStatus.DONE]
     world.advance(HOUR_S)
     assert given(world) == []
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_journal_that_was_lost_is_said_once(world: World, is_empty: bool) -> None:
+    for number in range(3):
+        world.send(f"m{number}")
+    world.ack(*handles(world.receive())[1:])
+    world.save()
+    world.kill()
+    if is_empty:
+        world.journal.write_bytes(b"")
+    else:
+        world.journal.unlink()
+    with capture_logs() as logs:
+        world.open()
+    assert [log["file"] for log in logs if log["event"] == "pop_journal_lost"] == [str(world.journal)]
+    assert given(world) == [("m0", 1), ("m1", 1), ("m2", 1)]
+    world.kill()
+    with capture_logs() as logs:
+        world.open()
+    assert not [log for log in logs if log["event"] == "pop_journal_lost"]
+
+
+def test_a_journal_of_which_nothing_is_left_is_not_said_to_be_lost(world: World) -> None:
+    world.send("m")
+    world.receive()
+    world.state.forget_group("g")
+    world.state._book.journal_bytes = -1  # it is written anew with each save
+    for _ in range(3):
+        world.save()
+    world.kill()
+    with capture_logs() as logs:
+        world.open()
+    assert not [log for log in logs if log["event"] == "pop_journal_lost"]
 
 
 def test_in_order_a_message_group_comes_from_its_first_one_on(world: World) -> None:

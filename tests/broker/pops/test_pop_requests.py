@@ -20,7 +20,7 @@ from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.properties import find
 from structlog.testing import capture_logs
 
-from ...conftest import Connect, Node, Nodes, Wire, create_topic
+from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.requests import ack, heartbeat, join, lock, members, pop, popped, pull, send
 
 
@@ -48,6 +48,23 @@ async def test_the_checks_are_in_apache_s_order(nodes: Nodes, connect: Connect) 
     assert await faults(wire, exp="a b", expType="SQL92") == ResponseCode.SUBSCRIPTION_PARSE_FAILED
     assert await faults(wire, invisibleTime=0) == ResponseCode.INVALID_PARAMETER
     assert await faults(wire) == ResponseCode.POLLING_TIMEOUT
+
+
+async def test_a_deleted_group_is_not_created_by_what_it_has_in_flight(nodes: Nodes, connect: Connect) -> None:
+    """It came back with default settings when its messages expired."""
+    node = await nodes.start(clock=MovableClock(stands=True))
+    wire, other = await connect(node.address), await connect(node.address)
+    await create_topic(wire, "t", 1)
+    await send(wire, b"a")
+    assert len(await popped(wire, invisibleTime=10_000)) == 1
+    waiting = other.send(RequestCode.POP_MESSAGE, pop(pollTime=20_000))
+    await eventually(lambda: node.broker.pops.waiting == 1)
+    assert (await wire.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"})).code == 0
+    assert (await other.answer(waiting)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    node.clock.advance(10)
+    assert "g" not in node.broker.group_configs
+    (again,) = await popped(wire)
+    assert (again.body, again.reconsume_times) == (b"a", 1), "a group that is created again has its messages"
 
 
 async def test_a_client_whose_clock_is_behind_is_named_once(node: Node, wire: Wire) -> None:

@@ -180,7 +180,7 @@ def test_deliveries_whose_end_fails_end_later(world: World, monkeypatch: pytest.
         raise RuntimeError("a defect")
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.groups, "ensure", failing)
+        patch.setattr(world.groups, "get", failing)
         world.advance(10)
     assert world.receive(client="d").why is Why.NOTHING_NEW
     world.advance(DEAD_LETTER_RETRY_S)

@@ -171,6 +171,7 @@ class World:
             invisible_ms,
             **rest,
         )
+        self.groups.ensure(request.group)  # as servers do
         self.state.receive(request, got.append)
         self.turn()
         (received,) = got
@@ -188,6 +189,7 @@ class World:
             wait_ms,
             **rest,
         )
+        self.groups.ensure(request.group)
         got_wait = self.state.receive(request, got.append)
         self.last_wait = got_wait
         self.turn()
