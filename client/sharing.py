@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from ..protocol import properties as props
-from ..protocol.codes import PERM_READ, RequestCode, ResponseCode, code_name
+from ..protocol.allocation import subscribe_queues
+from ..protocol.codes import EXT_UNKNOWN, PERM_READ, RequestCode, ResponseCode, code_name
 from ..protocol.frame import Frame
 from ..protocol.group_bodies import encode_batch_acks
 from ..protocol.headers import (
@@ -26,7 +27,9 @@ from ..protocol.headers import (
     HeaderError,
     PopMessage,
     PopMessageResult,
+    QueueOffset,
     SendBack,
+    UpdateOffset,
     read,
     write,
 )
@@ -73,6 +76,7 @@ from .errors import AnswerUnreadable, BrokerRefused, ConfigError, ConnectionFail
 from .message import Lease, Message, clock_s
 from .wire.cluster import Cluster
 from .wire.connection import Connection, cancelled
+from .wire.late_queues import LateQueues
 
 log = get_logger("rocketlet.sharing")
 consumer_log = get_logger("rocketlet.consumer")
@@ -323,7 +327,8 @@ class Wanted:
 
 class Source:
     """A topic at a broker. `register(address)` says there who we are. `on_arrived` is told of each message; one whose tag has
-    only the hash of a wanted one goes to `on_other`."""
+    only the hash of a wanted one goes to `on_other`. `late`: of a broker that was away when the member joined, where the
+    group begins there."""
 
     def __init__(
         self,
@@ -336,7 +341,9 @@ class Source:
         register: Register,
         on_arrived: Callable[[SharedDelivery], None],
         on_other: Callable[[SharedDelivery], None],
+        late: LateQueues | None = None,
     ) -> None:
+        self._late = late
         self._cluster = cluster
         self._limits = cluster.limits
         self._wanted = wanted
@@ -400,6 +407,9 @@ class Source:
 
     async def _ask(self, places: int, wait_s: float) -> tuple[list[SharedDelivery], int]:
         connection = await self._cluster.broker(self.broker_name)
+        if self._late is not None:
+            await self._set_begins(connection, self._late)
+            self._late = None
         await self._register(connection.address)
         asked = Asked(connection)
         answer = await connection.ask(
@@ -419,6 +429,21 @@ class Source:
         for delivery in others:
             self._on_other(delivery)
         return [delivery for delivery in found if delivery not in others] if others else found, rest
+
+    async def _set_begins(self, connection: Connection, late: LateQueues) -> None:
+        """Commits where the group begins in the queues of which it has no offset. Raises RocketletError."""
+        route = self._cluster.route(self.topic)
+        for queue in subscribe_queues(self.topic, route) if route is not None else ():
+            if queue.broker_name != self.broker_name:
+                continue
+            place = QueueOffset(self._wanted.group, self.topic, queue.queue_id)
+            try:
+                await connection.request(RequestCode.QUERY_CONSUMER_OFFSET, {**write(place), EXT_UNKNOWN: "error"})
+            except BrokerRefused as error:
+                if error.code != ResponseCode.QUERY_NOT_FOUND:
+                    raise
+                begin = UpdateOffset(*place, await late.begin_offset(connection, queue))
+                await connection.request(RequestCode.UPDATE_CONSUMER_OFFSET, write(begin))
 
     def _is_wanted(self, delivery: SharedDelivery) -> bool:
         tags = self._subscription.tags
@@ -669,6 +694,7 @@ class Sharing:
         self._limits = cluster.limits
         self._wanted = wanted
         self._register = register
+        self._late = LateQueues(cluster)
         self._max_reconsume_times = max_reconsume_times
         self._watches = [layer for layer in middleware if tells and isinstance(layer, DeliveryWatch)]
         self._told: dict[Message, list[Settled]] = {}
@@ -686,6 +712,7 @@ class Sharing:
 
     def _source(self, subscription: Subscription, broker_name: str, is_late: bool) -> Source:
         wanted = replace(self._wanted, from_first=True) if is_late else self._wanted
+        is_new = self._wanted.from_first or self._late.was_there(broker_name)
         return Source(
             self._cluster,
             wanted,
@@ -695,12 +722,15 @@ class Sharing:
             register=self._register,
             on_arrived=self._arrived,
             on_other=self._settling.ack,
+            late=self._late if is_late and not is_new else None,
         )
 
     # Life
 
     async def begin(self) -> None:
         """Raises as `Sources.begin`."""
+        if not self._wanted.from_first:
+            await self._late.join()
         await self.sources.begin()
         self._running = [
             asyncio.create_task(self.sources.run(), name="sources"),

@@ -88,7 +88,8 @@ class Batch:
     """The ranges of one batch. membership is None where nothing was read yet, or by a checkpoint of an earlier release.
 
     messages: some that were read, the last ones last. rewound: how often this query went back. Without it the first batch
-    after a reset could equal the last one before, and Spark would see nothing new.
+    after a reset could equal the last one before, and Spark would see nothing new. began_ms: when the query began at the
+    latest messages, ms since the epoch; 0 if it began elsewhere.
     """
 
     ranges: Ranges = field(default_factory=dict)
@@ -97,6 +98,7 @@ class Batch:
     group: str = ""
     rewound: int = 0
     messages: Mapping[Queue, Fingerprint] = field(default_factory=dict)
+    began_ms: int = 0
 
 
 EMPTY: Final = Batch()
@@ -116,6 +118,8 @@ def to_offset(batch: Batch) -> dict[str, Any]:
         "topics": topics,
         "messages": messages,
     }
+    if batch.began_ms:
+        about["began_ms"] = batch.began_ms
     return {_ABOUT: about, **ranges_by_topic(batch.ranges)}
 
 

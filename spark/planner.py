@@ -219,6 +219,7 @@ class Planner:
             self._options.group,
             self._course.rewound,
             dict(self._course.messages),
+            self._course.began_ms,
         )
         self._running = self._batch
         return self._batch

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -23,8 +24,9 @@ from ..client.errors import (
 from ..client.member.membership import Membership
 from ..client.member.offsets import GroupOffsets, begin_offset
 from ..client.message import Lease
-from ..client.wire.cluster import Cluster, by_broker, new_client_id, pull_header
+from ..client.wire.cluster import Cluster, by_broker, new_client_id, pull_header, stored_since
 from ..client.wire.connection import Connection, body_of, header_of
+from ..client.wire.late_queues import time_before
 from ..protocol import names
 from ..protocol.admin_bodies import decode_offsets, decode_topic_stats
 from ..protocol.allocation import subscribe_queues
@@ -66,17 +68,22 @@ log = get_logger("rocketlet.spark")
 class Course:
     """How far a query has come. `marks`: how its topics are recognized; `read_ends`: where the ranges that were read end;
     `rewound`: how often a queue went on elsewhere. `messages`: a few that were read of each topic and broker, the last ones
-    last."""
+    last. `began_ms`: when the query began at the latest messages."""
 
     marks: dict[Part, Mark] = field(default_factory=dict)
     read_ends: dict[Queue, int] = field(default_factory=dict)
     rewound: int = 0
     messages: dict[Queue, Fingerprint] = field(default_factory=dict)
+    began_ms: int = 0
 
     @classmethod
     def after(cls, batch: Batch) -> Course:
         read_ends = {queue: end for queue, (_, end) in batch.ranges.items()}
-        return cls(dict(batch.marks), read_ends, batch.rewound, dict(batch.messages))
+        return cls(dict(batch.marks), read_ends, batch.rewound, dict(batch.messages), batch.began_ms)
+
+    def begin_at_latest(self) -> None:
+        """The query begins, at the latest messages."""
+        self.began_ms = int(time.time() * 1000)
 
     def note(self, queue: Queue, message: Fingerprint) -> None:
         """Keep a message that is read, and no more than some of its topic and broker."""
@@ -190,7 +197,10 @@ class QueryMember:
         is_resumed = self._resumed.membership is not None
         if not is_resumed:
             await check_start(view, set(view.routed(topics)))
-        start = "first" if is_resumed else options.start.default  # where a query begins is said only once
+        if not is_resumed and options.start.default == "last":
+            course.begin_at_latest()
+        # Where a query begins is said only once.
+        start = (course.began_ms or "first") if is_resumed else options.start.default
         self._membership = Membership(
             view.cluster,
             options.group,
@@ -430,7 +440,7 @@ class Standalone:
         self._last: Batch | None = None
 
     async def open(self, view: View, course: Course, topics: list[str]) -> None:
-        self._view = view
+        self._view, self._course = view, course
         self._known = set(topics)
         queues = set(self.queues())
         absent = self._options.assigned - queues
@@ -459,13 +469,15 @@ class Standalone:
 
     async def finish(self, batch: Batch) -> None:
         """Goes on where these ranges end; queues of topics that the query reads no more lose their place. A query without a
-        checkpoint begins where the options say, what comes later at its start."""
+        checkpoint begins where the options say."""
         if batch == self._last:
             return
         is_new = self._last is None and not batch.ranges
         self._read_to = {queue: end for queue, (_, end) in batch.ranges.items() if self._options.reads(queue)}
         self._last = batch
         if is_new:
+            if self._options.start.default == "last":
+                self._course.begin_at_latest()
             queues = self.queues()
             self._read_to |= await offsets_at(self._view, queues, self._options.start, await self._view.all(queues))
 
@@ -473,9 +485,20 @@ class Standalone:
         self._known.update(await self._view.new_topics(self._known))
 
     async def settle(self, seen: Seen) -> None:
-        """Queues that are new begin at their start. Those that the route lacks keep their place, for when they are back."""
+        """Queues that are new begin at their start; those that were away when the query began at the latest messages, at the
+        first message stored since. Those that the route lacks keep their place, for when they are back."""
         fresh = [queue for queue in self.queues() if queue in seen.extents and queue not in self._read_to]
-        self._read_to |= {queue: seen.extents[queue].begin for queue in fresh}
+        for queue in fresh:
+            with suppress(ConnectionFailed, RequestTimeout):  # its broker is away again
+                self._read_to[queue] = await self._begin_of(queue, seen.extents[queue])
+
+    async def _begin_of(self, queue: Queue, extent: Extent) -> int:
+        began_ms = self._course.began_ms
+        if not began_ms or extent.begin == extent.end:
+            return extent.begin
+        connection = await self._view.cluster.broker(queue.broker_name)
+        since_ms = await time_before(connection, time.time() - began_ms / 1000)
+        return max(await stored_since(connection, queue, since_ms), extent.begin)
 
     async def place(self, queue: Queue) -> int:
         return self._read_to.get(queue, 0)

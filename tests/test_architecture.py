@@ -34,7 +34,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "client.errors": "",
         "client.message": "",
         "client.config": "client.errors",
-        "client.wire": "client.config client.errors host",
+        "client.wire": "client.config client.errors client.message host",
         "client.sending": "client.config client.errors client.message client.wire host",
         "client.member": "client.config client.errors client.message client.wire host",
         "client.consuming": "client.config client.errors client.message client.wire",

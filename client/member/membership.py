@@ -28,6 +28,7 @@ from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeou
 from ..message import Lease, clock_s
 from ..wire.cluster import Cluster, new_client_id
 from ..wire.connection import Connection, cancelled
+from ..wire.late_queues import LateQueues
 from .leases import Heartbeats, Leases, QueueUser
 from .offsets import GroupOffsets, begin_offset
 
@@ -597,6 +598,7 @@ class Broadcast:
         self._offsets = _load(offsets_file)
         self._lock: BinaryIO | None = None
         self._at_joining: frozenset[Queue] = frozenset()
+        self._late = LateQueues(cluster)
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
@@ -609,6 +611,8 @@ class Broadcast:
         self._offsets = _load(self._file)  # another member may have kept its offsets since
         for topic in self._subscriptions:
             await self._cluster.find_route(topic)
+        if self._start == "last":
+            await self._late.join()
         self._at_joining = frozenset(
             queue
             for topic in self._subscriptions
@@ -716,8 +720,11 @@ class Broadcast:
         kept = self._offsets.get(queue)
         if kept is not None:
             return kept
-        start = self._start if queue in self._at_joining else "first"
-        return await begin_offset(await self._cluster.broker(queue.broker_name), queue, start)
+        connection = await self._cluster.broker(queue.broker_name)
+        if self._start == "last" and not self._late.was_there(queue.broker_name):
+            return await self._late.begin_offset(connection, queue)
+        is_as_said = queue in self._at_joining or isinstance(self._start, int)
+        return await begin_offset(connection, queue, self._start if is_as_said else "first")
 
     def _save(self) -> None:
         if self._file is None:

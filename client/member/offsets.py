@@ -17,6 +17,7 @@ from ..config import OFFSET_TIMEOUT_S, PULL_COMMIT_S, At, Start
 from ..errors import BrokerRefused, ConnectionFailed, RocketletError, get_logger
 from ..wire.cluster import Cluster, by_broker, pull_header, stored_since
 from ..wire.connection import Connection, header_of
+from ..wire.late_queues import LateQueues
 
 log = get_logger("rocketlet.offsets")
 
@@ -49,7 +50,8 @@ class Position:
 class GroupOffsets:
     """One member's requests about its group's offsets.
 
-    start, starts: where queues are read from that the group has no offset of, the latter for single queues.
+    start, starts: where queues are read from that the group has no offset of, the latter for single queues. late: where it
+    begins in queues that come later, if it begins at the latest message.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class GroupOffsets:
         self._group = group
         self._start = start
         self._starts = starts or {}
+        self.late = LateQueues(cluster)
         self._first_seen: dict[str, frozenset[Queue]] = {}
         self._latest: dict[Queue, int] = {}
         self._known: set[tuple[str, str]] = set()
@@ -68,13 +71,14 @@ class GroupOffsets:
         self._first: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def saw(self, topic: str, queues: Iterable[Queue]) -> None:
-        """The queues that a topic had when this member first saw it: those that come later are read from their start."""
+        """The queues that a topic had when this member first saw it."""
         if topic not in self._first_seen:
             self._first_seen[topic] = frozenset(queues)
 
     async def fix_latest(self, topics: Iterable[str]) -> None:
-        """The member joins: a group that begins at the latest message reads messages stored from now on. A topic that does
-        not exist yet will be read from its start."""
+        """The member joins: a group that begins at the latest message reads messages stored from now on."""
+        if self._start == "last":
+            await self.late.join()
         for topic in topics:
             route = self._cluster.route(topic)
             queues = subscribe_queues(topic, route) if route is not None else []
@@ -94,10 +98,11 @@ class GroupOffsets:
                 self._latest |= zip(queues, found, strict=True)
         except RocketletError as error:
             log.warning("start_offset_unknown", broker=broker_name, topic=queues[0].topic, reason=str(error))
+            self.late.miss(broker_name)
 
     async def begin(self, connection: Connection, queue: Queue, epoch: int) -> int:
-        """The group's committed offset, or where a new group begins; all of a queue that is new or for retries. Raises
-        RocketletError.
+        """The group's committed offset, or where a new group begins; all of a queue that is new or for retries; of one whose
+        broker was away when this member joined, all that was stored since. Raises RocketletError.
 
         Where a new group begins is committed at once. A member that begins at the latest of an empty queue, and stops before
         a message comes, would otherwise begin behind that message the next time.
@@ -105,15 +110,23 @@ class GroupOffsets:
         start = self._start_of(queue)
         offset = await self._committed(connection, queue, start, alone=queue in self._starts)
         if offset is None:
-            offset = await begin_offset(connection, queue, start)
+            if start is None:
+                offset = await self.late.begin_offset(connection, queue)
+            else:
+                offset = await begin_offset(connection, queue, start)
             await self._keep_start(queue, offset, epoch)
         return offset
 
-    def _start_of(self, queue: Queue) -> Start | At:
+    def _start_of(self, queue: Queue) -> Start | At | None:
+        """None: at the first message that was stored since this member joined."""
         if queue in self._starts:
             return self._starts[queue]
-        if queue not in self._first_seen.get(queue.topic, ()) or queue.topic.startswith(RETRY_PREFIX):
+        if queue.topic.startswith(RETRY_PREFIX):
             return "first"
+        if self._start == "last" and not self.late.was_there(queue.broker_name):
+            return None
+        if queue not in self._first_seen.get(queue.topic, ()):
+            return self._start if isinstance(self._start, int) else "first"
         latest = self._latest.get(queue)
         return self._start if latest is None else At(latest)
 
@@ -131,7 +144,7 @@ class GroupOffsets:
         return await begin_offset(connection, queue, start) if offset is None else offset
 
     async def _committed(
-        self, connection: Connection, queue: Queue, start: Start | At, *, alone: bool = False
+        self, connection: Connection, queue: Queue, start: Start | At | None, *, alone: bool = False
     ) -> int | None:
         """alone: `start` is said of this queue only. Otherwise a Rocketlet broker that is asked for the latest fixes it for
         all queues of the topic."""

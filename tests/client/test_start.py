@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-from rocketlet.client import Access, Consumer, Producer
+from typing import Any
 
-from ..conftest import Node, Wire, create_topic, eventually
+import pytest
+from rocketlet.client import Access, Consumer, Producer, SharedConsumer
+from rocketlet.client.config import ClientLimits
+
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox, fill
+from ..support.requests import send
 
 
 @pytest.mark.parametrize("broadcasting", [False, True])
@@ -63,3 +67,34 @@ async def test_on_a_broker_that_fixes_no_offsets_the_member_remembers_them(
         await fill(node, 4)
         await eventually(lambda: len(inbox.messages) >= 4)
     assert sorted(inbox.bodies) == [b"0", b"1", b"2", b"3"]
+
+
+SENT_BEFORE, SENT_SINCE = [b"before-%d" % number for number in range(5)], [b"since-%d" % number for number in range(5)]
+KINDS: list[tuple[Any, dict[str, Any]]] = [(Consumer, {}), (Consumer, {"broadcasting": True}), (SharedConsumer, {})]
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+@pytest.mark.parametrize("was_there", [True, False])
+async def test_history_of_a_broker_that_was_away_is_not_read_and_a_new_broker_is_read_from_its_start(
+    nodes: Nodes, connect: Connect, kind: Any, options: dict[str, Any], was_there: bool
+) -> None:
+    """A group begins at the latest message while a broker is away that has the topic."""
+    first = await nodes.start()
+    await create_topic(await connect(first.address), "t", 2)
+    if was_there:
+        second = await nodes.start(name="broker-b", name_servers=(first.address,))
+        wire = await connect(second.address)
+        await create_topic(wire, "t", 2)
+        for number, body in enumerate(SENT_BEFORE):
+            await send(wire, body, queue=number % 2)
+        await second.stop()
+    inbox = Inbox()
+    async with kind(first.address, "g", "t", inbox, limits=ClientLimits(route_interval_s=0.05), **options):
+        second = await nodes.start(name="broker-b", name_servers=(first.address,))
+        wire = await connect(second.address)
+        if not was_there:
+            await create_topic(wire, "t", 2)
+        for number, body in enumerate(SENT_SINCE):
+            await send(wire, body, queue=number % 2)
+        await eventually(lambda: len(inbox.messages) >= 5)
+    assert sorted(inbox.bodies) == SENT_SINCE

@@ -26,6 +26,7 @@ from rocketlet.spark.planner import Planner
 from rocketlet.spark.reading import read_task
 from rocketlet.spark.source import _planner
 from rocketlet.spark.worker import DataLossError
+from rocketlet.testing import Broker
 
 from .conftest import StoppableBroker
 from .planners import BOTH, delete_topic, member_of, opened, read_all, request
@@ -536,3 +537,34 @@ def test_what_a_killed_query_had_finished_but_not_committed_is_not_read_again(ad
 def test_offsets_of_the_reset_are_decoded() -> None:
     offsets = {Queue("t", "b", 0): 5}
     assert admin_bodies.decode_offsets(admin_bodies.encode_offsets(offsets)) == offsets
+
+
+# Brokers that were away at the start
+
+
+@BOTH
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_query_from_the_latest_reads_no_history_of_a_broker_that_was_away(membership: bool, was_there: bool) -> None:
+    with Broker() as first, Broker(name="broker-b", name_server=first.address) as second:
+        if was_there:
+            second.create_topic("t", QUEUES)
+            fill(first.address, range(100))
+            assert len(second.messages("t")) == 100
+        first.create_topic("t", QUEUES)
+        second.stop()
+        with opened(first.address, membership, startingOffsets="latest") as planner:
+            batch = planner.plan()
+            assert batch is not None and rows_of(batch) == 0
+            planner.finish(batch)
+        second.start()
+        if not was_there:
+            second.create_topic("t", QUEUES)
+        fill(first.address, range(100, 200))
+        with opened(first.address, membership, batch, startingOffsets="latest") as planner:
+            read = 0
+            while read < 100:
+                following = planner.plan()
+                if following is not None:
+                    planner.finish(following)
+                    read += rows_of(following)
+            assert read == 100
