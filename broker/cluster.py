@@ -124,14 +124,15 @@ class NameServers:
         return any(link.is_fresh for link in self._links)
 
     async def find_route(self, topic: str) -> Route | None:
-        """A topic's route, of the name server in this process or of the first one that answers."""
+        """A topic's route, of the name server in this process or of the first one that knows it."""
         if self.local is not None:
             return self.local.route(topic)
         request = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=write(TopicName(topic)))
         for link in self._links:
             answer = await self._ask(link, request)
-            if answer is not None:
-                return _route(link, answer)
+            route = _route(link, answer) if answer is not None else None
+            if route is not None:  # a name server that has just started does not know all topics yet
+                return route
         return None
 
     async def tell(self, frame: Frame) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import secrets
@@ -66,6 +67,7 @@ class Cluster:
         self._name_servers = parse_addresses(name_server)
         # As NettyRemotingClient: clients that are configured alike do not all ask the first one.
         random.shuffle(self._name_servers)
+        self._unreached_s: dict[str, float] = {}  # when name servers could not be reached
         self._routes: dict[str, Route] = {}
         self._masters: dict[str, str] = {}
         self.keeps_brokers = False
@@ -125,18 +127,34 @@ class Cluster:
 
     # Name servers
 
-    async def ask_name_server(self, code: int, ext: Ext | None = None) -> Frame:
-        """The answer of the first name server that can be reached, the one that worked last tried first."""
+    async def ask_name_server(self, code: int, ext: Ext | None = None, *, unknown: int | None = None) -> Frame:
+        """The answer of the first name server that can be reached, the one that worked last tried first. A refusal with the
+        code `unknown` counts only if the others give no answer either: a name server that has just started does not know all
+        brokers yet. Raises RocketletError."""
         failures: list[str] = []
+        refusal: BrokerRefused | None = None
+        loop = asyncio.get_running_loop()
         for address in list(self._name_servers):
+            if (
+                refusal is not None
+                and loop.time() < self._unreached_s.get(address, -math.inf) + self.limits.route_interval_s
+            ):
+                continue  # the first answer does not wait for a name server that is away
             try:
                 connection = await self._connections.get(address)
-                return await connection.request(code, ext or {})
+                answer = await connection.request(code, ext or {})
             except (ConnectionFailed, RequestTimeout) as error:
                 failures.append(str(error))
+                self._unreached_s[address] = loop.time()
                 self._name_servers.remove(address)
                 self._name_servers.append(address)
-        raise ConnectionFailed(f"no name server can be reached: {'; '.join(failures)}")
+            except BrokerRefused as error:
+                if error.code != unknown:
+                    raise
+                refusal = refusal or error
+            else:
+                return answer
+        raise refusal or ConnectionFailed(f"no name server can be reached: {'; '.join(failures)}")
 
     async def tell_name_servers(self, code: int, ext: Ext) -> None:
         """Tells every name server that can be reached; it is enough if one takes it. Raises RocketletError."""
@@ -156,13 +174,13 @@ class Cluster:
         return self._routes.get(topic)
 
     async def find_route(self, topic: str) -> Route | None:
-        """The route as it is now; None if the name server knows none. Raises RocketletError."""
+        """The route as it is now; None if no name server knows one. Raises RocketletError."""
+        ext = {**write(TopicName(topic)), "acceptStandardJsonOnly": "true"}
+        unknown = ResponseCode.TOPIC_NOT_EXIST
         try:
-            answer = await self.ask_name_server(
-                RequestCode.GET_ROUTEINFO_BY_TOPIC, {**write(TopicName(topic)), "acceptStandardJsonOnly": "true"}
-            )
+            answer = await self.ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext, unknown=unknown)
         except BrokerRefused as error:
-            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+            if error.code == unknown:
                 return None
             raise
         return self._keep(topic, body_of(answer, bodies.decode_route))

@@ -7,14 +7,17 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from rocketlet.client import Consumer, Producer, RocketletError
+from rocketlet.broker.nameserver import Routes
+from rocketlet.broker.server import Listening, Server
+from rocketlet.client import AdminClient, ConnectionFailed, Consumer, Producer, RocketletError, TopicNotFound
 from rocketlet.client.config import ClientLimits
 from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.bodies import Route
 from rocketlet.protocol.names import Queue
 from rocketlet.testing.ports import free_port
 
-from ..conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually
+from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox
 
 QUEUE = Queue("t", "broker-b", 0)
@@ -126,3 +129,60 @@ async def test_a_broadcasting_member_goes_on_when_its_broker_has_restarted(
         async with Producer(first.address, limits=TOLD) as producer:
             await producer.send("t", b"there", queue=QUEUE)
         await eventually(lambda: inbox.bodies == [b"there"])
+
+
+# A name server that has just started
+
+
+@pytest.fixture
+async def restarted(nodes: Nodes) -> str:
+    """The address of a name server that knows no broker yet."""
+    server = Server(Listening("127.0.0.1", port := free_port()), broker=None, routes=Routes())
+    await nodes.stack.enter_async_context(server)
+    return f"127.0.0.1:{port}"
+
+
+async def test_topic_that_one_name_server_does_not_know_is_found_at_another(
+    node: Node, wire: Wire, restarted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.shuffle", lambda addresses: None)
+    await create_topic(wire, "t", 1)
+    both = f"{restarted};{node.address}"
+    inbox = Inbox()
+    async with Producer(both) as producer, Consumer(both, "g", "t", inbox, start="first"), AdminClient(both) as admin:
+        await producer.send("t", b"x")
+        await eventually(lambda: inbox.bodies == [b"x"])
+        assert (await admin.topic("t")).messages == 1
+        with pytest.raises(TopicNotFound):
+            await admin.topic("nowhere")
+
+
+async def test_broker_finds_a_topic_that_one_name_server_does_not_know_at_another(
+    nodes: Nodes, node: Node, wire: Wire, restarted: str
+) -> None:
+    await create_topic(wire, "t", 1)
+    broker = (await nodes.start(name="broker-b", name_servers=(restarted, node.address))).broker
+    route = await broker.name_servers.find_route("t")
+    assert route is not None and [data.broker_name for data in route.queues] == ["broker-a"]
+    assert await broker.name_servers.find_route("nowhere") is None
+
+
+async def test_name_server_that_is_away_does_not_hold_up_a_topic_that_does_not_exist(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked once, not at each look for the topic."""
+    monkeypatch.setattr("random.shuffle", lambda addresses: None)
+    cluster, asked = Cluster(f"{node.address};192.0.2.1:1"), list[str]()
+    get = cluster._connections.get
+
+    async def noted(address: str) -> Connection:
+        asked.append(address)
+        if address == "192.0.2.1:1":
+            raise ConnectionFailed("it is away")
+        return await get(address)
+
+    monkeypatch.setattr(cluster._connections, "get", noted)
+    for _ in range(3):
+        assert await cluster.find_route("nowhere") is None
+    assert asked.count("192.0.2.1:1") == 1
+    await cluster.close()
