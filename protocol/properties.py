@@ -89,7 +89,8 @@ def encode(properties: Mapping[str, str]) -> str:
 
 
 def decode(text: str) -> dict[str, str]:
-    """The properties of a text, by Java's rules: an item under 3 characters, or without a name or a value, is skipped."""
+    """The properties of a text, by Java's rules: an item under 3 characters, or without a name or a value, is skipped. Of a
+    name that occurs twice, the last value counts."""
     properties: dict[str, str] = {}
     for item in text.split(PAIR_END):
         name, _, value = item.partition(NAME_END)
@@ -99,12 +100,14 @@ def decode(text: str) -> dict[str, str]:
 
 
 def find(text: str, name: str) -> str | None:
-    """The value of one property, without parsing the others."""
+    """The value of one property as `decode` has it, without parsing the others."""
     wanted = name + NAME_END
-    if text.startswith(wanted):
-        return text[len(wanted) :].partition(PAIR_END)[0]
-    _, mark, rest = text.partition(PAIR_END + wanted)
-    return rest.partition(PAIR_END)[0] if mark else None
+    at = len(text)
+    while (at := text.rfind(PAIR_END + wanted, 0, at)) >= 0:
+        value = text[at + 1 + len(wanted) :].partition(PAIR_END)[0]
+        if value:
+            return value
+    return text[len(wanted) :].partition(PAIR_END)[0] or None if text.startswith(wanted) else None
 
 
 def without(text: str, name: str) -> str:

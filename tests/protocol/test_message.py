@@ -175,6 +175,12 @@ def test_properties_are_read_by_javas_rules() -> None:
     assert props.without("A\x01B\x02WAIT\x01true\x02C\x01D", "WAIT") == "A\x01B\x02C\x01D"
 
 
+@given(st.text(st.sampled_from("aAB\x01\x02"), max_size=24), st.sampled_from(["a", "A", "AB", "BA"]))
+def test_one_property_is_found_as_all_are_read(text: str, name: str) -> None:
+    """Also of a name that occurs twice, or has no value."""
+    assert props.find(text, name) == props.decode(text).get(name)
+
+
 @given(
     st.dictionaries(
         st.from_regex(r"[A-Za-z]{1,8}", fullmatch=True), st.from_regex(r"[^\x01\x02]{1,20}", fullmatch=True), max_size=6

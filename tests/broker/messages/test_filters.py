@@ -190,3 +190,13 @@ async def test_a_pull_looks_at_no_more_than_a_turn_has_time_for(
     answer = await wire.call(Code.PULL_MESSAGE, filtered(expression))
     assert (answer.code, answer.remark) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE")
     assert int(answer.ext["nextBeginOffset"]) == min(looked_at, len(asked))
+
+
+async def test_of_a_property_that_occurs_twice_the_last_value_is_filtered_by(node: Node, wire: Wire) -> None:
+    """As on Apache's broker, and as clients show it."""
+    await create_topic(wire, "t")
+    await send(wire, b"twice", properties="TAGS\x01first\x02k\x011\x02TAGS\x01last\x02k\x012")
+    for found in (pull(subscription="last"), filtered("k = 2 AND TAGS = 'last'")):
+        assert b"twice" in (await wire.call(Code.PULL_MESSAGE, found)).body
+    for found in (pull(subscription="first"), filtered("k = 1")):
+        assert (await wire.call(Code.PULL_MESSAGE, found)).code == ResponseCode.PULL_RETRY_IMMEDIATELY
