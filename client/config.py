@@ -184,6 +184,7 @@ class ClientLimits:
     send_back_retry_s: float = 5.0  # how long a message rests that the broker did not take back
     restart_s: float = 0.1  # until a cancelled worker starts again; later than the end of a loop that is closed
     group_settings_s: float = 30.0  # how long a member goes by its group's settings before it asks for them again
+    log_repeat_s: float = 60.0  # between two lines of the log about the same refusal of pulls of a queue
     standing_s: float = 60.0  # a queue whose oldest message is in a handler for longer is named in the log
     max_checked_bytes: int = 64 * 1024 * 1024  # messages whose transactions are checked at once; brokers ask again
 

@@ -16,7 +16,7 @@ from ..protocol.names import INNER_PRODUCER_GROUP, Queue
 from .config import check_group, check_handler, chosen, parse_subscriptions, takes
 from .consumer import AnyConsumer
 from .consuming.handling import Calling, Decode, Decoding, Outcome, Questions, Reject, RetryLater, reason_of
-from .consuming.queues import ProcessQueue, Standing
+from .consuming.queues import ProcessQueue, Standing, check_filters
 from .errors import ConfigError, RocketletError, get_logger
 from .member.leases import Heartbeats
 from .message import Message
@@ -92,6 +92,7 @@ class SharedConsumer(AnyConsumer):
             )
             self._workers.start()
         Questions(self._cluster, self, sharing.spawn)
+        await check_filters(self._cluster, self.client_id, self.group, self.subscriptions)
         await self._greet()
         await sharing.begin()
         self._has_begun = True

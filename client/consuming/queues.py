@@ -8,6 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -33,7 +34,7 @@ from ..config import (
     PullLimits,
     check_starts,
 )
-from ..errors import ConfigError, get_logger
+from ..errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, get_logger
 from ..message import Lease, Message, record_fault
 from ..wire.cluster import Cluster
 from ..wire.connection import cancelled, finished
@@ -142,7 +143,8 @@ class ProcessQueue:
     `is_paused`: nothing is pulled or handed out until the user resumes it. `waiting`: the runs that no worker has yet.
     `committed`: the offset that the broker was last told, None if that is not known.
     `pull_commits`: whether a pull that is not answered carries an offset. `moved_to`: where the broker said last that the
-    queue goes on. `idle_s`: when a pull brought nothing last, in the loop's time.
+    queue goes on. `idle_s`: when a pull brought nothing last, in the loop's time. `refused`: the code and remark of the last
+    refusal that was logged, when that was, and how many like it were left out since.
     """
 
     def __init__(self, queue: Queue, offset: int, lease: Lease, *, paused: bool = False) -> None:
@@ -155,6 +157,7 @@ class ProcessQueue:
         self.pull = Pull()
         self.moved_to: int | None = None
         self.idle_s = -math.inf
+        self.refused: tuple[tuple[int, str | None] | None, float, int] = (None, -math.inf, 0)
         self.state = QueueState.RUNNING
         self.is_paused = paused
         self.messages = 0
@@ -345,16 +348,29 @@ _WAITS_AND_COMMITS: Final = _WAITS | PULL_COMMIT_OFFSET
 async def check_filters(
     cluster: Cluster, client_id: str, group: str, subscriptions: Mapping[str, Subscription]
 ) -> None:
-    """Asks the brokers of each topic that is filtered by more than tags whether they take the filter. Raises
-    BrokerRefused."""
+    """Asks the brokers of each topic that is filtered by more than tags whether they take the filter; for a topic that does
+    not exist, any broker. Raises BrokerRefused."""
     for topic, subscription in subscriptions.items():
         if subscription.kind == TAG:
             continue
+        body = encode_client_check(client_id, group or TOOLS_GROUP, subscription)
         route = await cluster.find_route(topic)
         for broker in route.brokers if route else ():
-            body = encode_client_check(client_id, group or TOOLS_GROUP, subscription)
             connection = await cluster.broker(broker.name)
             await connection.request(RequestCode.CHECK_CLIENT_CONFIG, {}, body)
+        if route is None:
+            await _check_filter_anywhere(cluster, body)
+
+
+async def _check_filter_anywhere(cluster: Cluster, body: bytes) -> None:
+    """Raises BrokerRefused; without a broker that answers, nothing is checked."""
+    with suppress(RocketletError):
+        await cluster.find_masters()
+    for name in cluster.known_masters():
+        with suppress(ConnectionFailed, RequestTimeout):
+            connection = await cluster.broker(name)
+            await connection.request(RequestCode.CHECK_CLIENT_CONFIG, {}, body)
+            return
 
 
 class Puller:
@@ -515,17 +531,35 @@ class Puller:
             next_offset = read(PullMessageResult, answer.ext).next_begin_offset
             if process_queue.moved_to == process_queue.next_offset:  # it led to there, and there is nothing either
                 process_queue.moved_to = None
-                pull_log.warning(
-                    "pull_refused", queue=str(process_queue.queue), code=code_name(code), remark=answer.remark
-                )
+                self._log_refusal(process_queue, answer)
                 self._later(process_queue, self._limits.pull_error_delay_s)
                 return
             process_queue.moved_to = next_offset
             self._on_moved(process_queue, next_offset)
         else:
             busy = code == ResponseCode.FLOW_CONTROL
-            pull_log.warning("pull_refused", queue=str(process_queue.queue), code=code_name(code), remark=answer.remark)
+            self._log_refusal(process_queue, answer)
             self._later(process_queue, self._limits.pull_busy_delay_s if busy else self._limits.pull_error_delay_s)
+
+    def _log_refusal(self, process_queue: ProcessQueue, answer: Frame) -> None:
+        """Logs a refusal once, and the same one again each minute, with how many were left out."""
+        now_s, refusal = asyncio.get_running_loop().time(), (answer.code, answer.remark)
+        before, written_s, left_out = process_queue.refused
+        if before == refusal and now_s < written_s + self._limits.log_repeat_s:
+            process_queue.refused = refusal, written_s, left_out + 1
+            return
+        fields: dict[str, object] = {"repeated": left_out} if before == refusal and left_out else {}
+        if answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+            expression = self._subscriptions[process_queue.queue.topic].expression
+            fields["hint"] = f"correct the filter {expression!r}; nothing of the topic is delivered until then"
+        pull_log.warning(
+            "pull_refused",
+            queue=str(process_queue.queue),
+            code=code_name(answer.code),
+            remark=answer.remark,
+            **fields,
+        )
+        process_queue.refused = refusal, now_s, 0
 
     def _decoded(self, process_queue: ProcessQueue, body: bytes) -> list[Message]:
         """The messages that the subscription really wants: a tag's hash may be another tag's too."""

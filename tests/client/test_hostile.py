@@ -135,11 +135,11 @@ async def test_a_record_that_cannot_be_read_is_a_dead_letter_or_skipped_and_stop
 class Pulls:
     """A queue's puller, and the broker that answers it."""
 
-    def __init__(self) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.asked = 0
         self.queue = ProcessQueue(QUEUE, 0, Lease(0))
         self._answered: Callable[[Frame], None] | None = None
-        cluster = Mock(connected=lambda name: self, limits=ClientLimits(pull_busy_delay_s=3600.0))
+        cluster = Mock(connected=lambda name: self, limits=ClientLimits(**{"pull_busy_delay_s": 3600.0, **limits}))
         self.puller = Puller(
             cluster,
             "g",
@@ -163,12 +163,12 @@ class Pulls:
         queue.move(offset)
         self.puller.pull(queue)
 
-    def answer(self, code: int, next_offset: int) -> int:
+    def answer(self, code: int, next_offset: int, remark: str | None = None) -> int:
         """How many pulls there were then."""
         assert self._answered is not None
         answered, self._answered = self._answered, None
         ext = {"nextBeginOffset": str(next_offset), "minOffset": "0", "maxOffset": "9", "suggestWhichBrokerId": "0"}
-        answered(Frame(code, ext=ext))
+        answered(Frame(code, ext=ext, remark=remark))
         return self.asked
 
 
@@ -190,6 +190,24 @@ async def test_a_broker_that_moves_a_pull_on_and_has_nothing_there_is_not_asked_
     assert pulls.answer(ResponseCode.PULL_OFFSET_MOVED, 5) == 2
     assert pulls.queue.pull.is_pending and pulls.queue.next_offset == 7
     assert ["pull_refused" in record.getMessage() for record in caplog.records] == [True]
+
+
+async def test_refusal_that_repeats_is_logged_once_and_then_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
+    pulls = Pulls(pull_error_delay_s=0.0)
+
+    async def refuse(remark: str) -> list[Any]:
+        asked = pulls.answer(ResponseCode.SUBSCRIPTION_PARSE_FAILED, 0, remark)
+        await eventually(lambda: pulls.asked > asked)
+        return [cast("Any", record).fields for record in caplog.records]
+
+    for _ in range(3):
+        (first,) = await refuse("a wrong filter")
+    assert (first["code"], first["remark"]) == ("SUBSCRIPTION_PARSE_FAILED (23)", "a wrong filter")
+    assert first["hint"] == "correct the filter '*'; nothing of the topic is delivered until then"
+    assert len(await refuse("another")) == 2
+    await refuse("another")
+    pulls.puller._limits = ClientLimits(pull_error_delay_s=0.0, log_repeat_s=0.0)
+    assert (await refuse("another"))[-1]["repeated"] == 1
 
 
 # Questions of brokers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.client import Access, Consumer, Producer, SharedConsumer
+from rocketlet.client import Access, BrokerRefused, Consumer, Producer, SharedConsumer, Sql
 from rocketlet.client.config import ClientLimits
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
@@ -98,3 +98,9 @@ async def test_history_of_a_broker_that_was_away_is_not_read_and_a_new_broker_is
             await send(wire, body, queue=number % 2)
         await eventually(lambda: len(inbox.messages) >= 5)
     assert sorted(inbox.bodies) == SENT_SINCE
+
+
+@pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
+async def test_a_wrong_filter_of_a_topic_that_does_not_exist_is_refused_at_the_start(node: Node, kind: Any) -> None:
+    with pytest.raises(BrokerRefused, match="SUBSCRIPTION_PARSE_FAILED"):
+        await kind(node.address, "g", {"nowhere": Sql("price >")}, Inbox()).start()
