@@ -406,11 +406,15 @@ class Consumer(Receiver):
         return set(self._membership.owned)
 
     async def assigned(self, timeout_s: float = 30.0) -> set[Queue]:
-        """Waits until this member holds its share of the last rebalance. Returns its queues. Raises TimeoutError, saying
-        why, and ConfigError for a consumer that does not run."""
+        """Waits until this member holds its share of the last rebalance. Returns its queues. A topic that does not exist is
+        created if brokers create topics automatically. Raises TopicNotFound if they do not, TimeoutError, saying why, and
+        ConfigError for a consumer that does not run."""
         self._check_running()
         try:
             async with asyncio.timeout(timeout_s):
+                for topic in self.subscriptions:
+                    if not topic.startswith(names.RETRY_PREFIX):
+                        await self._cluster.ensure_topic(topic)
                 await self._membership.settled()
         except TimeoutError:
             reason = self._membership.unsettled()

@@ -299,6 +299,8 @@ class BrokerTimes(NamedTuple):
 
 
 class CreateTopic(NamedTuple):
+    """UPDATE_AND_CREATE_TOPIC. `if_missing`, our own: a topic that exists stays as it is."""
+
     topic: str
     read_queue_nums: int
     write_queue_nums: int
@@ -308,6 +310,7 @@ class CreateTopic(NamedTuple):
     order: bool = False
     default_topic: str = "TBW102"
     attributes: str = ""  # 5.x's: `+name=value` and `-name`, divided by commas
+    if_missing: bool = False
 
 
 class TopicName(NamedTuple):

@@ -834,6 +834,8 @@ def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     former = broker.topics.get(header.topic)
+    if former is not None and header.if_missing:
+        return answer(frame)
     wanted = TopicConfig(
         header.topic,
         header.read_queue_nums,

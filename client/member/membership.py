@@ -164,6 +164,8 @@ class Membership:
         if self._rebalance.missing:
             topics = ", ".join(sorted(self._rebalance.missing))
             return f"no name server knows the topic {topics}; create it, or check its name"
+        if not self._rebalance.has_looked:
+            return "it has not asked for its share yet; `assigned` waits for it"
         if self._leases.are_suspended:
             return "a broker of its queues is away"
         owned = counted(len(self.owned), "queue")
@@ -289,6 +291,7 @@ class Rebalance:
         self._queues: dict[str, tuple[Route, list[Queue]]] = {}
         self._grown: set[str] = set()
         self.missing: set[str] = set()  # topics that no name server knows
+        self.has_looked = False  # for this member's share of all topics
 
     def add_topics(self, topics: Iterable[str]) -> None:
         self._topics = list(dict.fromkeys((*self._topics, *topics)))
@@ -319,6 +322,7 @@ class Rebalance:
         await self._keep_in_touch()
         await self._look_up_grown()
         mine, complete = await self._share_of_all()
+        self.has_looked = True
         leases = self._leases
         if mine != leases.owned.keys():
             self._settled.clear()

@@ -20,12 +20,12 @@ from msgspec.structs import replace
 from ...host.address import local_address
 from ...protocol import bodies, names
 from ...protocol.bodies import Route
-from ...protocol.codes import PERM_WRITE, PULL_SUBSCRIPTION, RequestCode, ResponseCode
+from ...protocol.codes import PERM_READ, PERM_WRITE, PULL_SUBSCRIPTION, RequestCode, ResponseCode
 from ...protocol.frame import Ext, Frame
-from ...protocol.headers import Offset, PullMessage, SearchOffset, TopicName, write
+from ...protocol.headers import CreateTopic, Offset, PullMessage, SearchOffset, TopicName, write
 from ...protocol.message import decode_records
 from ...protocol.names import TOOLS_GROUP, Queue, Subscription
-from ..config import CLIENT_LIMITS, OFFSET_TIMEOUT_S, ClientLimits, check_client_name, parse_addresses
+from ..config import CLIENT_LIMITS, OFFSET_TIMEOUT_S, TOPIC_QUEUES, ClientLimits, check_client_name, parse_addresses
 from ..errors import (
     AnswerUnreadable,
     BrokerRefused,
@@ -261,6 +261,32 @@ class Cluster:
                 "create it, or check that its brokers are running"
             )
         return queues
+
+    async def ensure_topic(self, topic: str) -> None:
+        """Creates a topic that does not exist, if brokers create topics automatically. Returns when its route is known.
+        Raises TopicNotFound, and RocketletError if no server can be asked."""
+        if self.route(topic) is not None or await self.find_route(topic) is not None:
+            return
+        template = await self.find_route(names.DEFAULT_TOPIC)
+        queues = publish_queues(topic, template, TOPIC_QUEUES) if template is not None else []
+        if not queues:
+            raise TopicNotFound(
+                f"no name server knows the topic {topic}, and brokers do not create topics automatically; create it, or "
+                "check its name and that its brokers are running"
+            )
+        for name, found in by_broker(queues).items():
+            header = CreateTopic(topic, len(found), len(found), PERM_READ | PERM_WRITE, if_missing=True)
+            try:
+                await (await self.broker(name)).request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(header))
+            except BrokerRefused as error:
+                raise TopicNotFound(
+                    f"no name server knows the topic {topic}, and this client may not create it: {error}; create it, or send "
+                    "it a message"
+                ) from error
+        while True:
+            if await self.find_route(topic) is not None:
+                return
+            await asyncio.sleep(self.limits.reconnect_s)
 
     # Brokers
 

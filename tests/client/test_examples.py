@@ -46,6 +46,23 @@ async def test_a_fastapi_service_sends_and_consumes(node: Node, wire: Wire, monk
     assert node.broker.groups.get("kitchen") is None, "the application has left"
 
 
+async def test_the_fastapi_service_of_the_guide_starts_on_a_broker_without_its_topic(node: Node) -> None:
+    pytest.importorskip("fastapi", reason="needs FastAPI")
+    httpx = pytest.importorskip("httpx", reason="needs httpx")
+    guide = (EXAMPLES.parent / "docs/how-to/integrate.md").read_text()
+    program = guide.partition('title="app.py"\n')[2].partition("```")[0]
+    names: dict[str, Any] = {"__name__": "guide"}
+    exec(program.replace("127.0.0.1:9876", node.address), names)
+    app = names["app"]
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://shop") as client,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        assert (await client.get("/healthz")).json() == {"lag": 0}
+        assert (await client.post("/orders/7", params={"dish": "soup"})).status_code == 202
+
+
 async def test_an_outbox_sends_what_commits_and_nothing_else(node: Node, wire: Wire, tmp_path: Path) -> None:
     sqlalchemy = pytest.importorskip("sqlalchemy", reason="needs SQLAlchemy")
     shop = example("outbox")

@@ -23,6 +23,7 @@ from rocketlet.client import (
     Reject,
     RequestTimeout,
     Sending,
+    TopicNotFound,
 )
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import ResponseCode
@@ -232,12 +233,18 @@ async def test_a_producer_whose_stop_is_cancelled_closes_its_sockets(
     await eventually(lambda: producer._cluster.connected("broker-a") is None)
 
 
-async def test_a_topic_that_does_not_exist_is_named_once_and_in_the_timeout(
-    node: Node, caplog: pytest.LogCaptureFixture
+async def test_a_topic_that_does_not_exist_is_named_once_and_where_its_queues_are_asked_for(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    node = await nodes.start(auto_create_topics=False)
     async with Consumer(node.address, "g", "nowhere", Inbox()) as consumer:
-        with pytest.raises(TimeoutError, match="no name server knows the topic nowhere"):
-            await consumer.assigned(timeout_s=1.2)
+        with pytest.raises(ConfigError, match="no queues yet: it has not asked for its share yet"):
+            await consumer.lag()
+        await eventually(lambda: "topic_missing" in caplog.text)
+        with pytest.raises(ConfigError, match="no queues yet: no name server knows the topic nowhere"):
+            await consumer.lag()
+        with pytest.raises(TopicNotFound, match="nowhere, and brokers do not create topics automatically; create it"):
+            await consumer.assigned()
         named = [record for record in caplog.records if "topic_missing" in record.getMessage()]
         assert len(named) == 1
         assert "nowhere" in named[0].getMessage()

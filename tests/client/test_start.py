@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.client import Access, BrokerRefused, Consumer, Producer, SharedConsumer, Sql
-from rocketlet.client.config import ClientLimits
+from rocketlet.client import Access, BrokerRefused, Consumer, Producer, SharedConsumer, Sql, TopicNotFound
+from rocketlet.client.config import TOPIC_QUEUES, ClientLimits
+from rocketlet.testing import Broker, Fault
 
 from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox, fill
@@ -104,3 +105,20 @@ async def test_history_of_a_broker_that_was_away_is_not_read_and_a_new_broker_is
 async def test_a_wrong_filter_of_a_topic_that_does_not_exist_is_refused_at_the_start(node: Node, kind: Any) -> None:
     with pytest.raises(BrokerRefused, match="SUBSCRIPTION_PARSE_FAILED"):
         await kind(node.address, "g", {"nowhere": Sql("price >")}, Inbox()).start()
+
+
+@pytest.mark.parametrize("broadcasting", [False, True])
+async def test_a_member_that_asks_for_its_queues_creates_a_topic_where_brokers_create_topics(
+    node: Node, broadcasting: bool
+) -> None:
+    """As a service that starts on a new cluster. The first message would create the topic, too."""
+    async with Consumer(node.address, "g", "new", Inbox(), broadcasting=broadcasting) as consumer:
+        assert len([queue for queue in await consumer.assigned() if queue.topic == "new"]) == TOPIC_QUEUES
+        assert await consumer.lag() == 0
+
+
+async def test_a_topic_is_not_created_by_a_member_that_may_not(rocketlet: Broker) -> None:
+    rocketlet.faults.add(Fault.answer("UPDATE_AND_CREATE_TOPIC", response="NO_PERMISSION"))
+    async with Consumer(rocketlet.address, "g", "new", Inbox()) as consumer:
+        with pytest.raises(TopicNotFound, match=r"this client may not create it: .*; create it, or send it a message"):
+            await consumer.assigned()
