@@ -518,7 +518,7 @@ class Renewing:
         delivery.is_renewing = True
         connection.call(
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
-            change_ext(self._group, delivery, self._invisible_s),
+            change_ext(self._group, delivery, self._invisible_s, renews=True),
             b"",
             partial(self._answered, delivery, clock_s()),
             connection.running_s() + OFFSET_TIMEOUT_S,
@@ -1098,11 +1098,14 @@ class Settling:
         await connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, write(header), timeout_s=OFFSET_TIMEOUT_S)
 
 
-def change_ext(group: str, delivery: SharedDelivery, delay_s: float, *, suspend: bool = False) -> dict[str, Any]:
+def change_ext(
+    group: str, delivery: SharedDelivery, delay_s: float, *, suspend: bool = False, renews: bool = False
+) -> dict[str, Any]:
     receipt = delivery.receipt
     topic = receipt.topic(group, delivery.message.topic)
     delay_ms = round(delay_s * 1000)
-    return write(ChangeInvisibleTime(group, topic, receipt.queue_id, receipt.text, receipt.offset, delay_ms, suspend))
+    place = topic, receipt.queue_id, receipt.text, receipt.offset
+    return write(ChangeInvisibleTime(group, *place, delay_ms, suspend, renews))
 
 
 def _by_pop(deliveries: Sequence[SharedDelivery], *, is_ours: bool) -> Sequence[tuple[str, Receipt, Sequence[int]]]:

@@ -648,7 +648,8 @@ class AckMessage(NamedTuple):
 
 
 class ChangeInvisibleTime(NamedTuple):
-    """CHANGE_MESSAGE_INVISIBLETIME. `suspend`, of 5.5 and later: it was no try."""
+    """CHANGE_MESSAGE_INVISIBLETIME. `suspend`, of 5.5 and later: it was no try. `renews`, our own: the message is still being
+    handled, and is not to be redelivered then."""
 
     consumer_group: str
     topic: str
@@ -657,6 +658,7 @@ class ChangeInvisibleTime(NamedTuple):
     offset: int
     invisible_time: int
     suspend: bool = False
+    renews: bool = False
 
 
 class ChangedInvisibleTime(NamedTuple):

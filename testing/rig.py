@@ -246,11 +246,13 @@ class Rig:
         )
 
     def next_due_s(self) -> float | None:
-        """How long the first delayed message has to wait; None without one."""
+        """How long the first delayed message has to wait, or the first popped one that is to be redelivered at a time; None
+        without one."""
         if self._broker is None:
             return None
         delays = self._broker.delays
-        waits = (self._broker.timers.wait_s(), *map(delays.wait_s, delays.levels))
+        popped_s = self._broker.pops.delayed_wait_s()
+        waits = (self._broker.timers.wait_s(), popped_s, *map(delays.wait_s, delays.levels))
         first_s = min((wait_s for wait_s in waits if wait_s is not None), default=None)
         return None if first_s is None else max(first_s, 0.0)
 

@@ -336,10 +336,19 @@ class Pops:
             self._hands.take(found[1])
         return self._settling.acknowledge(*found)
 
-    def change(self, group: str, topic: str, handle: str, invisible_ms: int, *, is_counted: bool = True) -> Changed:
+    def change(
+        self,
+        group: str,
+        topic: str,
+        handle: str,
+        invisible_ms: int,
+        *,
+        is_counted: bool = True,
+        renews: bool = False,
+    ) -> Changed:
         """The message comes again after that time; 0: at once, a nack. It is not prolonged any more. is_counted: whether
-        this was a try. A finished message stays finished: perhaps it was another client that acknowledged it, so whoever
-        asks for more time does not have it."""
+        this was a try. renews: its client still handles it. A finished message stays finished: perhaps it was another client
+        that acknowledged it, so whoever asks for more time does not have it."""
         found = self._find(group, topic, handle)
         if isinstance(found, AckStatus):
             return Changed(AckStatus.FINISHED if found is AckStatus.DONE else found, handle)
@@ -353,7 +362,7 @@ class Pops:
             delivery.attempts = max(delivery.attempts - 1, 0)
         if invisible_ms > 0:
             delivery.turn(Event.CHANGE)
-            delivery.is_delayed = True
+            delivery.is_delayed = not renews
             delivery.deadline_s = self._clock.monotonic_s() + invisible_ms / 1000
             self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
             self._changed(deliveries, delivery)
@@ -375,6 +384,18 @@ class Pops:
         return self._pools.delivery(self._broker_name, group, topic, handle)
 
     # Time
+
+    def delayed_wait_s(self) -> float | None:
+        """Return how long the first message has to wait that a client has asked for at a later time; None without one. It
+        takes a look at each message in flight, for tests."""
+        due_s = (
+            item.deadline_s
+            for deliveries in self._pools.deliveries()
+            for item in deliveries.unfinished.values()
+            if item.is_delayed and item.state is DeliveryState.IN_FLIGHT
+        )
+        first_s = min(due_s, default=None)
+        return None if first_s is None else max(first_s - self._clock.monotonic_s(), 0.0)
 
     def _expire(self, deliveries: QueueDeliveries, due: list[Delivery]) -> None:
         for delivery in due:

@@ -322,7 +322,12 @@ def change_invisible_time(broker: Broker, connection: Connection, frame: Frame) 
         remark = f"the invisible time {header.invisible_time} ms is not between 0 and {MAX_INVISIBLE_MS}"
         return answer(frame, ResponseCode.INVALID_PARAMETER, remark=remark)
     changed = broker.pops.change(
-        header.consumer_group, header.topic, header.extra_info, header.invisible_time, is_counted=not header.suspend
+        header.consumer_group,
+        header.topic,
+        header.extra_info,
+        header.invisible_time,
+        is_counted=not header.suspend,
+        renews=header.renews,
     )
     if not changed.outcome.is_done:
         return answer(frame, ResponseCode.NO_MESSAGE, remark=changed.outcome.value)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from rocketlet.client import (
     Reject,
     RequestTimeout,
     RetryLater,
+    SharedConsumer,
 )
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, Route
@@ -419,6 +420,41 @@ async def test_two_brokers_are_one_cluster() -> None:
 def test_what_a_fault_cannot_be_is_refused_by_name(make: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         make()
+
+
+async def test_a_poison_message_of_a_shared_consumer_is_a_dead_letter_in_no_time(rocketlet: BrokerUnderTest) -> None:
+    attempts: list[int] = []
+
+    async def handle(message: Message) -> None:
+        attempts.append(message.attempt)
+        raise ValueError("never")
+
+    async with (
+        Producer(rocketlet.address) as producer,
+        SharedConsumer(rocketlet.address, "g", "t", handle, start="first"),
+    ):
+        await producer.send("t", b"poison")
+        await rocketlet.skip_waits(lambda: bool(rocketlet.dead_letters("g")))
+    assert attempts == list(range(1, 18))
+    assert [message.body for message in rocketlet.dead_letters("g")] == [b"poison"]
+
+
+async def test_a_message_that_a_shared_consumer_still_handles_is_not_skipped_to(rocketlet: BrokerUnderTest) -> None:
+    """Also if its lease was renewed."""
+    may_end, attempts, looks = asyncio.Event(), list[int](), count()
+
+    async def handle(message: Message) -> None:
+        attempts.append(message.attempt)
+        await may_end.wait()
+
+    consumer = SharedConsumer(rocketlet.address, "g", "t", handle, start="first", invisible_s=3.0)
+    async with Producer(rocketlet.address) as producer, consumer:
+        await producer.send("t", b"long")
+        await rocketlet.until(lambda: bool(rocketlet.requests_of("CHANGE_MESSAGE_INVISIBLETIME")))
+        await rocketlet.skip_waits(lambda: next(looks) > 2)
+        may_end.set()
+        await rocketlet.consumed("g", "t")
+    assert attempts == [1]
 
 
 async def test_retries_later_and_rejections_are_seen_at_once(rocketlet: BrokerUnderTest) -> None:
