@@ -47,7 +47,13 @@ class Loop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine, which is cancelled if this is interrupted, as by Ctrl-C. Raises ConfigError in a
-        coroutine, whose loop it would block, and when the interpreter ends."""
+        coroutine, whose loop it would block, where gevent has replaced threads, and when the interpreter ends."""
+        if _has_greenlets_as_threads():
+            work.close()
+            raise ConfigError(
+                "gevent has replaced threads by greenlets, and rocketlet.sync needs a thread of its own; call "
+                "monkey.patch_all(thread=False, socket=False, select=False), or use rocketlet.sync in another process"
+            )
         if self._is_refused():
             work.close()
             raise ConfigError("rocketlet.sync blocks; in a coroutine use rocketlet.Producer and rocketlet.Consumer")
@@ -101,6 +107,11 @@ class Loop:
         except RuntimeError:
             return False
         return running is self._loop or not _is_at_top(sys._getframe(2))
+
+
+def _has_greenlets_as_threads() -> bool:
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and bool(monkey.is_module_patched("threading"))
 
 
 def _is_at_top(frame: FrameType | None) -> bool:

@@ -550,9 +550,9 @@ class Calling:
             outcome, error = await loop.run_in_executor(executor, copy_context().run, caught, handler, *arguments)
             if error is not None:
                 raise error
-            if inspect.isawaitable(outcome):
-                raise TypeError(f"{handler!r} returned an awaitable; make it an `async def` function")
-            return outcome
+            return (
+                await outcome if inspect.isawaitable(outcome) else outcome
+            )  # as of a lambda around a coroutine function
 
         return in_thread
 

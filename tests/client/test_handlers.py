@@ -79,7 +79,7 @@ def exit_thread(message: Message) -> None:
 
 
 def return_a_coroutine(message: Message) -> Any:
-    return asyncio.sleep(0)
+    return asyncio.sleep(0, "junk")
 
 
 JUNK: list[Callable[[Message], Any]] = [
@@ -100,7 +100,6 @@ JUNK: list[Callable[[Message], Any]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:coroutine 'sleep' was never awaited")
 @pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize("fails", JUNK, ids=lambda found: getattr(found, "__name__", "?"))
 async def test_whatever_a_handler_does_is_a_failure_that_is_retried_and_dead_at_last(
@@ -132,6 +131,20 @@ async def test_whatever_a_handler_does_is_a_failure_that_is_retried_and_dead_at_
         await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 10 and len(tries) == 20)
     if fails is not cancel_itself_and_return:  # cancels what comes after it, too, which is tried again
         assert tries == {b"%d" % number: 1 + (number % 2 == 0) for number in range(20)}
+
+
+async def test_a_plain_function_that_returns_a_coroutine_is_a_handler(node: Node) -> None:
+    """As a lambda around one."""
+    handled: list[bytes] = []
+
+    async def handle(message: Message, outcome: str) -> Reject | None:
+        handled.append(message.body)
+        return Reject(outcome) if message.body == b"0" else None
+
+    async with Consumer(node.address, "g", "t", lambda message: handle(message, "no"), start="first"):
+        await fill(node, 3)
+        await eventually(lambda: len(handled) == 3)
+        await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 1)
 
 
 async def test_a_failure_is_logged_with_its_traceback_and_what_was_returned(

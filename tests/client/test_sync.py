@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rocketlet.client import ConfigError, Message, RetryLater
@@ -339,3 +340,9 @@ async def test_members_that_share_messages(node: Node, wire: Wire) -> None:
 
     assert sorted(await in_thread(script)) == [b"0", b"1", b"2", b"3"]
     assert node.broker.pops.unfinished("g") == 0
+
+
+def test_it_is_refused_with_a_reason_where_gevent_has_replaced_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gevent.monkey", Mock(is_module_patched=lambda name: name == "threading"))
+    with pytest.raises(ConfigError, match=r"gevent has replaced threads by greenlets.*patch_all"):
+        Producer("127.0.0.1:1").start()
