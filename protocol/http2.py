@@ -790,6 +790,8 @@ _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 _OF_CONNECTIONS: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade", b":status")
 )
+_SINGLE: Final = frozenset((b"authorization", b"grpc-timeout", b"x-mq-client-id", b"x-mq-date-time"))
+"""Fields that identify one client: two of them are not a list."""
 _MAX_DIGITS: Final = 15
 _TRAILERS: Final = b"trailers"
 
@@ -830,6 +832,8 @@ def _checked(fields: list[Field]) -> dict[bytes, bytes]:
             is_behind_pseudo = True
             _check(name, value)
             if name in found:
+                if name in _SINGLE:
+                    raise MalformedRequest(f"the header field {_shown(name)} is there twice")
                 value = found[name] + b", " + value
         found[name] = value
     return found

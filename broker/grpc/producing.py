@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import zlib
 from typing import Any, Final, NamedTuple
 
@@ -433,7 +434,7 @@ def _address(host: bytes) -> str:
 
 _UNKNOWN, _COMMIT, _ROLLBACK = 0, 1, 2
 _OUTCOMES = {_COMMIT: SYS_TRANSACTION_COMMIT, _ROLLBACK: SYS_TRANSACTION_ROLLBACK}
-_ID_CHARS = 32
+_is_id = re.compile(r"[0-9A-Fa-f]{32}", re.ASCII).fullmatch
 
 
 def end_transaction(hall: Hall, call: Call, request: Any) -> Any:
@@ -461,12 +462,9 @@ def end_transaction(hall: Hall, call: Call, request: Any) -> Any:
 
 def _place(transaction_id: str) -> tuple[int, int]:
     """Position in the log, and offset in the half queue."""
-    try:
-        if len(transaction_id) != _ID_CHARS:
-            raise ValueError
-        position, offset = int(transaction_id[:16], 16), int(transaction_id[16:], 16)
-    except ValueError:
-        raise Fault(Code.INVALID_TRANSACTION_ID, "the transaction's id was not given by this broker") from None
+    if not _is_id(transaction_id):  # int() would take signs, blanks and underscores, too
+        raise Fault(Code.INVALID_TRANSACTION_ID, "the transaction's id was not given by this broker")
+    position, offset = int(transaction_id[:16], 16), int(transaction_id[16:], 16)
     if max(position, offset) >= 1 << 63:
         raise Fault(Code.INVALID_TRANSACTION_ID, "the transaction's id was not given by this broker")
     return position, offset

@@ -31,7 +31,7 @@ from . import clients, consuming, producing, schema
 from .clients import Call, GrpcClient, GrpcClients, Hall, Method, set_status
 from .consuming import tell
 from .producing import Sends
-from .schema import SERVICE, Code, Fault, refused
+from .schema import SERVICE, Code, Fault, has_control, refused
 
 log = structlog.get_logger("rocketlet.grpc")
 
@@ -346,6 +346,8 @@ class GrpcServer:
                 raise Fault(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing")
             if len(call.client_id) > MAX_ID_CHARS:
                 raise Fault(Code.BAD_REQUEST, f"the client id has more than {MAX_ID_CHARS} characters")
+            if has_control(call.client_id):
+                raise Fault(Code.BAD_REQUEST, "the client id has control characters")
             if self._acl is not None and request is not None:
                 authorize(self._acl, call, request)
             if method.name == SEND:

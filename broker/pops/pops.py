@@ -1042,6 +1042,7 @@ class Letters:
 def _dead(record: Record, reason: str) -> str:
     """The properties of a dead letter: where it comes from and why, if there is room for that."""
     text = record.properties
+    reason = "".join(char if char.isprintable() else " " for char in reason)  # it may hold what a client has sent
     for name in _OF_OTHER_TIMES:
         text = props.without(text, name)
     message_id = props.find(text, props.UNIQUE_KEY) or record.offset_id

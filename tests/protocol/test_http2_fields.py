@@ -29,6 +29,7 @@ def test_fields_are_found_by_name_and_repeated_ones_are_joined() -> None:
         [*PSEUDO, (b"connection", b"close")],
         [*PSEUDO, (b"transfer-encoding", b"chunked")],
         [*PSEUDO, (b"te", b"gzip")],
+        [*PSEUDO, (b"x-mq-client-id", b"a"), (b"x-mq-client-id", b"b")],
         [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"")],
     ],
 )

@@ -230,6 +230,12 @@ async def test_a_client_id_has_an_end(node: Node, client: GrpcClient) -> None:
     assert answer.status.code == 40000
 
 
+async def test_a_client_id_has_no_control_characters(client: GrpcClient) -> None:
+    """It is part of the reason in a dead letter, where such characters begin another property."""
+    answer = await client.call("QueryRoute", route("t"), x_mq_client_id="c\x02TAGS\x01a")
+    assert (answer.status.code, "control characters" in answer.status.message) == (40000, True)
+
+
 async def test_recalls_of_a_connection_are_looked_for_one_after_the_other_and_large_messages_one_in_a_piece(
     node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

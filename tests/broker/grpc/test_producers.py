@@ -320,7 +320,9 @@ async def test_an_outcome_that_is_not_known_yet_changes_nothing(node: Node, clie
     assert node.broker.transactions.waiting == 1
 
 
-@pytest.mark.parametrize("wrong", ["", " ", "x" * 32, "F" * 32, "0" * 31 + "1", "0" * 31])
+@pytest.mark.parametrize(
+    "wrong", ["", " ", "x" * 32, "F" * 32, "0" * 31 + "1", "0" * 31, "+" + "0" * 31, " " + "0" * 31, "0_" + "0" * 30]
+)
 async def test_ids_of_no_transaction_are_refused(node: Node, client: GrpcClient, wrong: str) -> None:
     put(node)
     await half(client)

@@ -6,7 +6,9 @@ import pytest
 from rocketlet.broker.config import DEAD_LETTER_RETRY_S
 from rocketlet.broker.pops.deliveries import AckStatus, Delivery, PopRequest, PopResult, QueueDeliveries, Why
 from rocketlet.broker.pops.pops import Letters
+from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.names import Subscription
+from rocketlet.protocol.properties import find
 
 from .world import World, bodies, client_of, handles
 
@@ -133,6 +135,15 @@ def test_a_message_that_fails_too_often_becomes_a_dead_letter_with_the_reason(wo
     assert b"DLQ_ORIGIN_MESSAGE_ID\x01id" in dead.record
     assert b"DLQ_REASON\x01tried 3 times; nobody has acknowledged it in time" in dead.record
     assert world.offsets.get("g", "t", 0) == 1
+
+
+def test_a_reason_with_the_marks_of_properties_writes_none(world: World) -> None:
+    world.send("m")
+    (handle,) = handles(world.receive())
+    world.state.to_dead_letters("g", "t", handle, "no\x02TAGS\x01forged", lambda outcomes: None)
+    world.turn()
+    (dead,) = world.receive(group="undertaker", topic="%DLQ%g").messages
+    assert find(decode_record(dead.record).properties, "TAGS") is None
 
 
 def test_a_dead_letter_that_a_client_asks_for_twice_is_one(world: World) -> None:
