@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 import structlog
 
 from ..protocol.bodies import Work
-from .config import LIMITS, TURN_S, LimitExceeded, Limits
+from .config import ADDRESS_SHARE, LIMITS, MOMENT_S, TURN_S, LimitExceeded, Limits
 
 log = structlog.get_logger("rocketlet.turns")
 tasks_log = structlog.get_logger("rocketlet.tasks")
@@ -139,35 +139,50 @@ class _MovableTimer:
 #
 # Work is a generator that yields after each piece (`protocol.work`). It begins at once. When a turn's time is over,
 # the rest of it waits for the next turns, in which all that waits does a piece after the other. One turn is all that
-# they get together, between two looks at the sockets, however many they are.
+# they get together, between two looks at the sockets, however many they are. Of the work of clients each address has
+# a piece in turn, however many connections it has, and the broker's own work has every other piece.
+#
+# Requests that have just been read are served at once, as long as that takes little (`Moment`); the rest of them is
+# such work.
 
 
 class Turns:
     def __init__(self, turn_s: float = TURN_S) -> None:
         self._turn_s = turn_s
-        self._waiting: deque[Work[Any]] = deque()
+        self._own: deque[Work[Any]] = deque()
+        self._of_clients: dict[str, deque[Work[Any]]] = {}  # by address, the one that has its turn first
+        self._is_own_turn = True
+        self.waiting = 0
         self._alone: set[str] = set()
         self._is_due = False
         self._end_s = 0.0
 
-    @property
-    def waiting(self) -> int:
-        """How much work is not done."""
-        return len(self._waiting)
+    def do(self, work: Work[Any], address: str = "") -> None:
+        """Does the work, now if there is time left in this turn and nothing else waits. address: of the client whose work it
+        is."""
+        is_new = not self._is_due
+        self.do_later(work, address)
+        if is_new:
+            self._end_s = time.perf_counter() + self._turn_s
+        if self.waiting == 1:
+            self._go_on()
 
-    def do(self, work: Work[Any]) -> None:
-        """Does the work, now if there is time left in this turn and nothing else waits."""
+    def do_later(self, work: Work[Any], address: str = "") -> None:
+        """Does the work from the next turn on."""
+        (self._of_clients.setdefault(address, deque()) if address else self._own).append(work)
+        self.waiting += 1
         if not self._is_due:
             self._is_due = True
-            self._end_s = time.perf_counter() + self._turn_s
+            self._end_s = 0.0
             asyncio.get_running_loop().call_soon(self._turn)
-        self._waiting.append(work)
-        if len(self._waiting) == 1:
-            self._go_on()
 
     def call(self, action: Callable[..., object], *arguments: Any) -> None:
         """A call that is short, but perhaps one of very many."""
         self.do(_call(action, arguments))
+
+    def call_for(self, address: str, action: Callable[..., object], *arguments: Any) -> None:
+        """The same for a client, from the next turn on."""
+        self.do_later(_call(action, arguments), address)
 
     def do_alone(self, name: str, begin: Callable[[], Work[None]]) -> None:
         """Does the first piece at once and the rest in turns; nothing if such work is not done yet."""
@@ -185,28 +200,63 @@ class Turns:
 
     async def done(self) -> None:
         """Returns when nothing waits any more."""
-        while self._waiting:  # noqa: ASYNC110 (each turn does a piece)
+        while self.waiting:  # noqa: ASYNC110 (each turn does a piece)
             await asyncio.sleep(0)
 
     def _turn(self) -> None:
         self._end_s = time.perf_counter() + self._turn_s
         self._go_on()
-        self._is_due = bool(self._waiting)
+        self._is_due = bool(self.waiting)
         if self._is_due:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _go_on(self) -> None:
-        while self._waiting and time.perf_counter() <= self._end_s:
-            work = self._waiting[0]
-            try:
-                next(work)
-            except StopIteration:
-                self._waiting.popleft()
-            except Exception:
-                log.exception("work_failed")
-                self._waiting.popleft()
-            else:
-                self._waiting.rotate(-1)
+        while self.waiting and time.perf_counter() <= self._end_s:
+            self._do_piece()
+
+    def _do_piece(self) -> None:
+        self._is_own_turn = bool(self._own) and (not self._is_own_turn or not self._of_clients)
+        address = "" if self._is_own_turn else next(iter(self._of_clients))
+        works = self._own if self._is_own_turn else self._of_clients[address]
+        work = works.popleft()
+        try:
+            next(work)
+        except StopIteration:
+            self.waiting -= 1
+        except Exception:
+            log.exception("work_failed")
+            self.waiting -= 1
+        else:
+            works.append(work)
+        if address:
+            del self._of_clients[address]
+            if works:
+                self._of_clients[address] = works  # behind the other addresses
+
+
+class Moment:
+    """How long requests were served at once since the event loop has looked at the sockets. When that is too long, for all
+    or for an address, what else is read waits for its turn."""
+
+    def __init__(self) -> None:
+        self.used_s = 0.0
+        self._of: dict[str, float] = {}
+        self._is_due = False
+
+    def note(self, address: str, used_s: float) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._end)
+        self.used_s += used_s
+        self._of[address] = self._of.get(address, 0.0) + used_s
+
+    def _end(self) -> None:
+        self._is_due = False
+        self.used_s = 0.0
+        self._of.clear()
+
+    def is_over(self, address: str) -> bool:
+        return self.used_s > MOMENT_S or self._of.get(address, 0.0) > MOMENT_S * ADDRESS_SHARE
 
 
 class OneATurn:

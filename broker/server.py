@@ -35,7 +35,7 @@ from .machine import default_budget, shares
 from .nameserver import Routes
 from .remoting.connection import Connection
 from .remoting.dispatch import Dispatch
-from .runtime import MACHINE, OneATurn, Tasks, Turns
+from .runtime import MACHINE, Moment, OneATurn, Tasks, Turns
 from .sessions import Memory, Reports, Session, is_loopback
 from .tls import Carrier, Client, Tls, TlsRecords
 
@@ -132,6 +132,8 @@ class Server:
         self.max_connections = shares().connections
         budget = (broker.config.memory_bytes if broker else None) or default_budget()
         self.memory = Memory(budget)
+        self.turns = self._turns
+        self.moment = Moment()
         self.behind = OneATurn()
         self.reports = Reports()
         self._of_address: Counter[str] = Counter()
@@ -221,7 +223,7 @@ class Server:
 
     def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> Entrance[Connection]:
         connection = self._connection_type(self, is_external=is_external, is_vip=is_vip)
-        return Entrance(self._tls, self.handshakes, self._turns.call, connection, self._door_of)
+        return Entrance(self._tls, self.handshakes, self._turns.call_for, connection, self._door_of)
 
     @cached_property
     def grpc_door(self) -> GrpcServer | None:
@@ -400,9 +402,20 @@ C = TypeVar("C", bound=Client)
 
 
 class Entrance(asyncio.Protocol, Generic[C]):
-    """A socket's protocol until the client's protocol is known; while TLS is being set up, it stands behind that."""
+    """A socket's protocol until the client's protocol is known; while TLS is being set up, it stands behind that. in_turn:
+    calls a function in the turn of an address."""
 
-    __slots__ = ("_door", "_early", "_handshakes", "_in_turn", "_is_lost", "_tls", "_transport", "connection")
+    __slots__ = (
+        "_door",
+        "_early",
+        "_handshakes",
+        "_in_turn",
+        "_is_lost",
+        "_is_refused",
+        "_tls",
+        "_transport",
+        "connection",
+    )
 
     def __init__(
         self,
@@ -419,7 +432,7 @@ class Entrance(asyncio.Protocol, Generic[C]):
         self.connection = connection
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] | None = None
-        self._is_lost = False
+        self._is_lost = self._is_refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -490,7 +503,8 @@ class Entrance(asyncio.Protocol, Generic[C]):
             await self._encrypt(first)
             self._tls.handshakes += 1
         except OSError as error:  # ssl.SSLError and TimeoutError are
-            self._tls.failed(self.connection.peer, str(error) or "the client did not finish in time")
+            if not self._is_refused:  # then the log has the reason
+                self._tls.failed(self.connection.peer, str(error) or "the client did not finish in time")
             self.abort()
             self.connection_lost(error)
 
@@ -527,11 +541,12 @@ class Entrance(asyncio.Protocol, Generic[C]):
         if raw.is_closing():
             return
         tls = cast("asyncio.BufferedProtocol", raw.get_protocol())
-        records = TlsRecords(raw, tls, self.connection, self._in_turn, self._end_flood)
+        in_turn = partial(self._in_turn, self.address)
+        records = TlsRecords(raw, tls, self.connection, in_turn, self._end_flood)
         raw.set_protocol(records)
         self.connection.records = records
         records.data_received(first)
-        self._in_turn(self._handshakes.opened, self)
+        in_turn(self._handshakes.opened, self)
 
     def _end_flood(self) -> None:
         self.refuse("the client sent many TLS records without data")
@@ -559,6 +574,7 @@ class Entrance(asyncio.Protocol, Generic[C]):
             self.connection.connection_lost(error)
 
     def refuse(self, reason: str) -> None:
+        self._is_refused = True
         self._tls.failed(self.connection.peer, reason)
         self.abort()
 

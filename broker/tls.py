@@ -20,15 +20,16 @@ from typing import Final, Literal, Protocol, TypeVar, cast
 import structlog
 
 from ..host.files import check_file, read_file
+from ..protocol.bodies import Work
 from .config import (
     CERTIFICATE_WARNING_S,
     MAX_EMPTY_RECORDS,
     MAX_NAMED_CHARS,
     MAX_TLS_FILE_BYTES,
+    PIECE_S,
     RECORD_BYTES,
     RECORDS_AT_ONCE,
     SELF_SIGNED_DAYS,
-    TURN_S,
 )
 from .machine import Unsettled, Watched
 from .sessions import Recent, Reports, Session
@@ -91,6 +92,19 @@ class Carrier(Session, Protocol):
     heard_s: float
     read_bytes: int
     is_held: bool
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether its requests may be served at once; otherwise they wait for their turn."""
+        ...
+
+    def note_served(self, used_s: float) -> None:
+        """Its requests were served for so long at once."""
+        ...
+
+    def in_turn(self, work: Work[None]) -> None:
+        """Does work for the client in pieces, each in its address's turn."""
+        ...
 
     def on_farewell(self, action: Callable[[], None]) -> None:
         """Calls `action` before the broker closes the socket."""
@@ -371,7 +385,7 @@ class TlsRecords(asyncio.Protocol):
         if self._has_paused:
             self._has_paused = False
             self._raw.resume_reading()
-        end_s = time.perf_counter() + TURN_S
+        end_s = time.perf_counter() + PIECE_S
         while self._connection.is_reading and not self._raw.is_closing():
             records, size = self._next()
             if not size:  # all is done, but for the beginning of a record's head
@@ -384,7 +398,7 @@ class TlsRecords(asyncio.Protocol):
         elif self._rest:
             self._pause()
             if self._connection.is_reading:
-                asyncio.get_running_loop().call_soon(self.go_on)
+                self._in_turn(self.go_on)
 
     def _pause(self) -> None:
         if self._raw.is_reading():  # otherwise TLS has paused it, and will resume it

@@ -202,7 +202,9 @@ class Attack:
             turns += 1
         if broker.turns.waiting:
             self._outcome.fault(f"a request is not done after {MAX_TURNS} turns of the loop")
-            broker.turns._waiting.clear()
+            broker.turns._own.clear()
+            broker.turns._of_clients.clear()
+            broker.turns.waiting = 0
             for peer in hostile:
                 peer.socket.close()
 

@@ -320,6 +320,10 @@ class FrameReader:
         self.waiting = bytearray()  # the beginning of a frame whose end has not come
         self._needed = 0
 
+    def missing(self, data: bytes) -> int:
+        """How many bytes the frame that waits lacks, or has that begins in the data; fewer if that is not known yet."""
+        return self._needed - len(self.waiting) if self.waiting else int.from_bytes(data[:4], "big") + 4
+
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that `data` completes, in order. Raises FrameError; the reader is then spent."""
         frames: list[Frame] = []

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from struct import Struct
+from sys import maxsize
 from typing import Final, NamedTuple
 
 from .config import (
@@ -157,6 +158,8 @@ def headers_frames(stream_id: int, block: bytes, end_stream: bool, limit: int) -
 
 _REASON_CHARS: Final = 200
 _COUNTED_SETTINGS_BYTES: Final = 60  # as many bytes of one SETTINGS count as another frame: ten settings
+_FIELDS_OF_WORK: Final = 5  # as many fields take as much work as a frame
+_BYTES_OF_WORK: Final = 32  # so do as many bytes of a header block, which may be Huffman codes
 _COUNTED_STREAMS: Final = 10  # as many whose windows one setting changes count as another frame
 
 
@@ -221,7 +224,10 @@ class Http2:
         )
         self.fault: ConnectionFault | None = None
         self.is_over = False
-        self._rest = b""
+        self._buffer = b""
+        self._at = 0  # what of the data is read
+        self.is_behind = False  # whether whole frames may wait to be read
+        self._work = 0
         self._has_begun = False  # whether the preface is there
         self._has_settings = False
         self._events: list[Event] = []
@@ -247,27 +253,31 @@ class Http2:
     @property
     def waiting_bytes(self) -> int:
         """How many bytes wait for the rest of their frames."""
-        return len(self._rest) + (len(self._block) if self._block else 0)
+        return len(self._buffer) - self._at + (len(self._block) if self._block else 0)
 
     # Reading
 
-    def receive(self, data: bytes, now_s: float) -> list[Event]:
-        """The events that the bytes bring, in order. Raises nothing: see `is_over`."""
+    def receive(self, data: bytes, now_s: float, most: int = maxsize) -> list[Event]:
+        """The events that the bytes bring, in order. Raises nothing: see `is_over`. most: so much work is done, about a frame
+        each; `is_behind` says if that was not all, and the next call goes on there."""
         if self.is_over:
             return []
         if now_s - self._since_s > CONTROL_SPAN_S:
             self._controls = self._resets = self._updates = self.answers.data_frames = 0
             self._since_s = now_s
-        if self._rest:
-            data = self._rest + data
+        if data:
+            self._buffer = self._buffer[self._at :] + data if self._at < len(self._buffer) else data
+            self._at = 0
+        self._work = most
         try:
-            position = self._begin(data) if not self._has_begun else 0
-            position = self._read(data, position)
+            position = self._begin(self._buffer) if not self._has_begun else self._at
+            self._at = self._read(self._buffer, position)
         except ConnectionFault as fault:
             self.fault = fault
             self.end(fault.code, str(fault))
         else:
-            self._rest = data[position:]
+            if not self.is_behind:
+                self._buffer, self._at = self._buffer[self._at :], 0
         events, self._events = self._events, []
         return events
 
@@ -280,9 +290,9 @@ class Http2:
         return len(PREFACE)
 
     def _read(self, data: bytes, position: int) -> int:
-        """Every frame that is complete; where the rest begins."""
+        """Frames that are complete; where the rest begins."""
         size = len(data) if self._has_begun else 0
-        while size - position >= HEAD_BYTES:
+        while self._work > 0 and size - position >= HEAD_BYTES:
             length = data[position] << 16 | data[position + 1] << 8 | data[position + 2]
             if length > MAX_HTTP2_FRAME_BYTES:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame has {length} bytes")
@@ -293,11 +303,13 @@ class Http2:
             kind, flags = data[position + 3], data[position + 4]
             stream_id = int.from_bytes(data[position + 5 : begin], "big") & LAST_STREAM_ID
             position = end
+            self._work -= 1
             try:
                 self._take(kind, flags, stream_id, data[begin:end])
             except _StreamFault as fault:
                 self._count_control()
                 self.reset(fault.stream_id, fault.code)
+        self.is_behind = self._work <= 0 and size - position >= HEAD_BYTES
         return position
 
     def _take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
@@ -360,6 +372,7 @@ class Http2:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, str(error)) from None
         except HeadersTooLarge as error:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, str(error)) from None
+        self._work -= len(fields) // _FIELDS_OF_WORK + len(block) // _BYTES_OF_WORK
         if stream_id <= self._last_id:
             self._trail(flags, stream_id, fields)
             return
@@ -559,7 +572,8 @@ class Http2:
         """GOAWAY. Nothing is read any more."""
         if not self.is_over:
             self.is_over = True
-            self._rest = b""
+            self.is_behind = False
+            self._buffer, self._at = b"", 0
             self._out.append(encode_goaway(self._last_id, code, reason[:_REASON_CHARS]))
 
     def lost(self) -> list[Stream]:

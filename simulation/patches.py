@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -86,16 +86,13 @@ def pieces() -> Iterator[None]:
 
     def turn(turns: Turns) -> None:
         go_on(turns)
-        turns._is_due = bool(turns._waiting)
+        turns._is_due = bool(turns.waiting)
         if turns._is_due:
             asyncio.get_running_loop().call_later(0.001, turns._turn)
 
     def go_on(turns: Turns) -> None:
-        if turns._waiting:
-            work = turns._waiting.popleft()
-            with suppress(StopIteration):
-                next(work)
-                turns._waiting.append(work)
+        if turns.waiting:
+            turns._do_piece()
 
     told = mock.patch("rocketlet.broker.groups.drains.SLICE", 2)
     with told, mock.patch.object(Turns, "_turn", turn), mock.patch.object(Turns, "_go_on", go_on):

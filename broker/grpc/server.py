@@ -22,7 +22,7 @@ from ...protocol.hpack import encode
 from ...protocol.http2 import Aborted, ErrorCode, Http2, Opened, Stream
 from ..access import Acl, Unauthorized
 from ..broker import Broker
-from ..config import CLIENT_GONE_S, FIELD_FACTOR, PENDING_BYTES, STREAM_BYTES, TURN_S, LimitExceeded
+from ..config import CALL_WORK, CLIENT_GONE_S, FIELD_FACTOR, PENDING_BYTES, PIECE_S, STREAM_BYTES, LimitExceeded
 from ..runtime import MACHINE
 from ..sessions import AddressShares, Callers, Refusal
 from ..store.files import StoreError
@@ -80,7 +80,7 @@ class GrpcConnection(asyncio.Protocol):
         self.ready: Ready = deque()
         self._unfinished_bytes = 0
         self._charged_bytes = 0
-        self._is_serving = self._is_flush_due = False
+        self._is_serving = self._is_flush_due = self._is_in_line = False
         connection.on_farewell(self._say_goodbye)
         door.callers.connections += 1
 
@@ -88,22 +88,48 @@ class GrpcConnection(asyncio.Protocol):
         connection, now_s = self.connection, self.door.now_s()
         connection.active_s = connection.heard_s = now_s
         connection.read_bytes += len(data)
+        if self._is_in_line or not connection.may_serve:
+            self.http2.receive(data, now_s, 0)
+            self.go_on()
+            return
+        began_s = time.perf_counter()
+        if not self._serve_some(data, began_s + PIECE_S):
+            self.go_on()
+        connection.note_served(time.perf_counter() - began_s)
+
+    def _serve_some(self, data: bytes, end_s: float) -> bool:
+        """Reads and serves calls until the time is over. Whether that was all, or no more are served for now."""
+        connection = self.connection
         self._is_serving = True
         try:
-            for event in self.http2.receive(data, now_s):
-                if isinstance(event, Opened):
-                    self._open(event.stream)
-                elif isinstance(event, Aborted):
-                    self._abort(event.stream)
-                else:
-                    self._take(event.stream, event.data, event.is_end)
-            self.go_on()
+            while not connection.is_closed:
+                for event in self.http2.receive(data, connection.heard_s, CALL_WORK):
+                    if isinstance(event, Opened):
+                        self._open(event.stream)
+                    elif isinstance(event, Aborted):
+                        self._abort(event.stream)
+                    else:
+                        self._take(event.stream, event.data, event.is_end)
+                data = b""
+                if self.ready and not connection.is_paused:
+                    self.door.serve(self.ready)
+                if not self._has_more:
+                    return True
+                if time.perf_counter() > end_s:
+                    return False
         except Exception:  # a defect of ours: the client that met it connects again, nobody else notices
             log.exception("connection_closed_requests_failed", peer=connection.peer)
             connection.abort()
         finally:
             self._is_serving = False
             self.flush()
+        return True
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether something is to be read or served. To be read, it waits for a client that does not read."""
+        is_waiting = bool(self.ready) or self.http2.is_behind
+        return is_waiting and not (self.connection.is_paused or self.connection.is_closed)
 
     # Calls
 
@@ -181,22 +207,24 @@ class GrpcConnection(asyncio.Protocol):
     # Turns
 
     def go_on(self) -> None:
-        """Serves ready calls, as many as the time of a turn allows."""
+        """Has what waits served in the client's turn. No more is read meanwhile."""
         connection = self.connection
-        if not self.ready or connection.is_paused or connection.is_closed:
+        if self._is_in_line or connection.is_closed:
             return
-        self.door.serve(self.ready)
-        if self.ready and not connection.is_held:
-            connection.is_held = True
+        if self._has_more:
+            self._is_in_line = connection.is_held = True
             connection.pause_reading()
-            asyncio.get_running_loop().call_soon(self._go_on)
+            connection.in_turn(self._serving())
+        elif connection.is_held and not connection.is_paused:
+            connection.is_held = False
+            connection.go_on()
 
-    def _go_on(self) -> None:
-        self.connection.is_held = False
+    def _serving(self) -> Work[None]:
+        while self._has_more:
+            self._serve_some(b"", time.perf_counter() + PIECE_S)
+            yield
+        self._is_in_line = False
         self.go_on()
-        self.flush()
-        if not self.ready:
-            self.connection.go_on()
 
     # Writing
 
@@ -319,7 +347,7 @@ class GrpcServer:
     def _serve_ready(self, ready: Ready) -> None:
         sends = self._sends
         assert sends is not None
-        end_s = time.perf_counter() + TURN_S
+        end_s = time.perf_counter() + PIECE_S
         try:
             while ready:
                 call, message = ready.popleft()

@@ -566,7 +566,7 @@ class Filters:
             self._asked[expression].append((session, action, size))
             return
         self._asked[expression] = [(session, action, size)]
-        self._turns.do(self._learn(expression))
+        self._turns.do(self._learn(expression), session.address)
 
     def _learn(self, expression: str) -> Work[None]:
         try:
@@ -581,7 +581,7 @@ class Filters:
             self._waiting.give_back(session.address)
             session.charge(-size)
             if not session.is_closed:
-                self._turns.call(action)
+                self._turns.call_for(session.address, action)
 
     def _keep(self, expression: str, found: Filter | str) -> None:
         self._known[expression] = found

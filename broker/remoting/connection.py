@@ -68,13 +68,16 @@ from ..config import (
     KEPT_FRAME_BYTES,
     LARGE_HOLDING_BYTES,
     MAX_CHECKED_PULLS,
-    TURN_S,
+    NOTED_S,
+    PIECE_S,
+    READ_PIECE_BYTES,
+    SMALL_READ_BYTES,
     WRITE_HIGH_BYTES,
 )
 from ..groups.pulling import CheckedPull
 from ..messages.appender import real_queue
 from ..messages.transactions import CHECK_TIMES
-from ..runtime import OneATurn
+from ..runtime import Moment, OneATurn, Turns
 from ..sessions import (
     Answer,
     Asked,
@@ -119,6 +122,8 @@ class Host(Protocol):
     """The server: knows its connections, and serves the frames that they read."""
 
     behind: OneATurn
+    turns: Turns
+    moment: Moment
     memory: Memory
     reports: Reports
 
@@ -150,10 +155,12 @@ class Connection(Client):
         "_farewell",
         "_had_much",
         "_host",
+        "_is_in_line",
         "_later",
         "_lost",
         "_reader",
         "_transport",
+        "_unread",
         "active_s",
         "beat",
         "born_host",
@@ -185,6 +192,8 @@ class Connection(Client):
         self.is_held = False
         self.is_left = True
         self.kept: list[Frame] = []
+        self._unread = b""  # what was read, and is not cut into frames yet
+        self._is_in_line = False
         self._reader = FrameReader(MAX_REQUEST_HEADER_BYTES)
         self._transport: asyncio.Transport | None = None
         self._lost: list[Callable[[Connection], None]] = []
@@ -233,7 +242,7 @@ class Connection(Client):
     @property
     def is_reading(self) -> bool:
         """Whether requests are read; otherwise those that were read wait."""
-        return not (self.is_paused or self.is_held or self.kept)
+        return not (self.is_paused or self.is_held or self.kept or self._unread or self._is_in_line)
 
     @property
     def address(self) -> str:
@@ -260,27 +269,99 @@ class Connection(Client):
     def data_received(self, data: bytes) -> None:
         self.active_s = self.heard_s = self._host.now_s()
         self.read_bytes += len(data)
-        try:
-            frames = self._reader.feed(data)
-        except FrameError as error:
-            if self.is_news("connection_closed_not_a_frame"):
-                log.warning("connection_closed_not_a_frame", peer=self.peer, reason=str(error))
-            self.close()
-            return
-        if frames and (self.is_paused or self.is_held or self.kept):
-            self.keep(frames)
-        elif frames and self._had_much:  # small requests of others go first
-            self._had_much = False
-            self.kept = frames
-            self._host.behind.call(self._go_on)
-        elif frames:
-            self._serve(frames)
+        if self._unread or (len(data) > SMALL_READ_BYTES and len(data) > self._reader.missing(data)):
+            self._unread = self._unread + data if self._unread else data
+            self._serve_read()
+        elif frames := self._cut(data):
+            if self.is_paused or self.is_held or self.kept:
+                self.keep(frames)
+            elif self._had_much:  # small requests of others go first
+                self._had_much = False
+                self.kept = frames
+                self._host.behind.call(self._go_on)
+            else:
+                self._serve(frames)
         # Memory beside its pulls changes with a read, and counts at once. Held pulls wait for the sweep.
         idle_bytes = self.charged_bytes + self.held_pulls * HELD_PULL_BYTES
-        if self._reader.waiting or self.counted_bytes > idle_bytes or self.kept:
+        if self._reader.waiting or self.counted_bytes > idle_bytes or self.kept or self._unread:
             self._host.memory.count(self)
         else:
             self._host.memory.mark(self)  # a pull may be held now
+
+    def _cut(self, data: bytes) -> list[Frame]:
+        """The frames that end in these bytes; none, and the end of the connection, if they are not frames."""
+        try:
+            return self._reader.feed(data)
+        except FrameError as error:
+            if self.is_news("connection_closed_not_a_frame"):
+                log.warning("connection_closed_not_a_frame", peer=self.peer, reason=str(error))
+            self._unread = b""
+            self.close()
+            return []
+
+    # Turns
+
+    @property
+    def may_serve(self) -> bool:
+        return not self._host.moment.is_over(self.address)
+
+    def note_served(self, used_s: float) -> None:
+        self._host.moment.note(self.address, used_s)
+
+    def in_turn(self, work: Work[None]) -> None:
+        self._host.turns.do_later(work, self.address)
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether requests wait for nothing but their turn."""
+        return bool(self.kept or self._unread) and not (self.is_paused or self.is_held or self.is_closed)
+
+    def _serve_read(self) -> None:
+        """Serves what was read, for a moment; the rest of it in the client's turn."""
+        if self._is_in_line or self.is_paused or self.is_held:
+            return
+        if self._had_much:  # small requests of others go first
+            self._had_much = False
+            self.pause_reading()
+            self._host.behind.call(self._go_on)
+            return
+        self._serve_now()
+        self._join_line()
+
+    def _serve_now(self) -> None:
+        if self._host.moment.used_s and not self.may_serve:
+            return
+        began_s = time.perf_counter()
+        self._serve_some()
+        used_s = time.perf_counter() - began_s
+        if used_s > NOTED_S:
+            self.note_served(used_s)
+
+    def _serve_some(self) -> None:
+        """A piece of work: requests are served, or read and served."""
+        frames, self.kept = self.kept, []
+        end_s = 0.0
+        while self._unread and (not frames or time.perf_counter() < end_s):
+            end_s = end_s or time.perf_counter() + PIECE_S / 2
+            size = max(self._reader.missing(self._unread), READ_PIECE_BYTES)
+            data, self._unread = self._unread[:size], self._unread[size:]
+            frames += self._cut(data)
+        if frames:
+            self._serve(frames)
+
+    def _join_line(self) -> None:
+        """Has what waits served in the client's turn. No more is read meanwhile."""
+        if self._has_more and not self._is_in_line:
+            self._is_in_line = True
+            self.pause_reading()
+            self.in_turn(self._serving())
+
+    def _serving(self) -> Work[None]:
+        while self._has_more:
+            self._serve_some()
+            yield
+        self._is_in_line = False
+        self._read_on()
 
     def is_news(self, event: str) -> bool:
         """Whether the log does not have this event of the client's address already: a client that repeats it does not fill
@@ -313,11 +394,18 @@ class Connection(Client):
         unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
         if self.records is not None:
             unread += self.records.held_bytes
-        return len(self._reader.waiting) + kept + unread + self.held_pulls * HELD_PULL_BYTES + self.charged_bytes
+        return (
+            len(self._reader.waiting)
+            + len(self._unread)
+            + kept
+            + unread
+            + self.held_pulls * HELD_PULL_BYTES
+            + self.charged_bytes
+        )
 
     def is_changing(self) -> bool:
         """Whether it will hold less by itself: when its client reads, or its requests have their turn."""
-        if self.kept or (self.records is not None and self.records.held_bytes):
+        if self.kept or self._unread or (self.records is not None and self.records.held_bytes):
             return True
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
@@ -367,9 +455,9 @@ class Connection(Client):
     def put_off(self, frames: list[Frame]) -> None:
         """Requests that wait until the other connections had their turn. No more are read meanwhile."""
         self.kept = [*frames, *self.kept]
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-        asyncio.get_running_loop().call_soon(self._go_on)
+        if not self._is_in_line:
+            self.pause_reading()
+            asyncio.get_running_loop().call_soon(self._join_line)
 
     def hold(self, frames: list[Frame], size: int = 0) -> None:
         """Requests that wait, with all that come, until `go_on`: an answer before them takes some turns. size: of the
@@ -378,8 +466,7 @@ class Connection(Client):
         self._answering_bytes = size
         self.charge(size)
         self.kept = [*frames, *self.kept]
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        self.pause_reading()
 
     def go_on(self) -> None:
         self.is_held = False
@@ -402,19 +489,20 @@ class Connection(Client):
         """Serves waiting frames, unless the client does not read again, or is gone."""
         if self.is_paused or self.is_held or self._transport is None or self._transport.is_closing():
             return
-        end_s = time.perf_counter() + TURN_S
+        end_s = time.perf_counter() + PIECE_S
         while self._later and not self.is_paused:
             self._later.popleft()()
             if time.perf_counter() > end_s:  # the rest of very many held pulls gets the next turns
                 asyncio.get_running_loop().call_soon(self._go_on)
                 return
-        if self.is_paused:
-            return
         # In the order in which they came: a client may rely on it, as with one that is read at once.
-        kept, self.kept = self.kept, []
-        if kept:
-            self._serve(kept)
-        if self.is_reading and not self._transport.is_closing():
+        if self._has_more and not self._is_in_line:
+            self._serve_now()
+        self._join_line()
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if self.is_reading and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
             if self.records is not None:
                 self.records.go_on()
@@ -432,6 +520,7 @@ class Connection(Client):
         if isinstance(error, OSError) and error.errno in _UNREACHED:
             self.is_left = False
         self.kept = []
+        self._unread = b""
         self.records = None
         self._later.clear()
         for action in self._lost:

@@ -18,7 +18,7 @@ from ...protocol.headers import HeaderError
 from ...protocol.names import IllegalName
 from ..access import Acl
 from ..broker import Broker
-from ..config import KEPT_FRAME_BYTES, LARGE_REQUEST_BYTES, LIMITS, TURN_S, UNWRITTEN_BYTES, LimitExceeded, Limits
+from ..config import KEPT_FRAME_BYTES, LARGE_REQUEST_BYTES, LIMITS, PIECE_S, UNWRITTEN_BYTES, LimitExceeded, Limits
 from ..messages.sending import LongBatch
 from ..nameserver import Routes
 from ..runtime import Histogram, Turns
@@ -110,7 +110,7 @@ class Dispatch:
         requests that take longer than a turn wait until the others had theirs."""
         out: Buffers = []
         sends, last, unwritten_bytes = self._sends, len(frames) - 1, 0
-        end_s = (began_s := time.perf_counter()) + TURN_S  # the clock is asked once for each request
+        end_s = (began_s := time.perf_counter()) + PIECE_S  # the clock is asked once for each request
         try:
             for index, frame in enumerate(frames):
                 if sends is not None and frame.code in SENDS and not frame.flag & RESPONSE_FLAG:
@@ -182,7 +182,7 @@ class Dispatch:
         frame, *behind = frames
         connection.hold(behind, len(frame.body))
         self._answering.take(connection.address)
-        self._turns.do(self._work(connection, frame, work))
+        self._turns.do(self._work(connection, frame, work), connection.address)
 
     def _begin(self, connection: Connection, frame: Frame, answering: Coroutine[Any, Any, Buffers]) -> None:
         """The request waits for something else than its turn: it is answered then, others meanwhile."""

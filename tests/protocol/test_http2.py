@@ -119,16 +119,18 @@ def test_more_than_all_windows_goes_both_ways() -> None:
     assert len(peer.answers[stream_id]) == limits.CONNECTION_WINDOW_BYTES + 1
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=40))
-def test_reads_of_any_size_have_the_same_events(sizes: list[int]) -> None:
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(0, 3))
+def test_reads_of_any_size_have_the_same_events(sizes: list[int], most: int) -> None:
     data = HELLO + call(1) + encode(http2.DATA, 1, 1, b"abc") + call(3, end=True) + encode(Kind.PING, 0, 0, b"8 bytes!")
     whole = Http2()
     expected = [_shown(event) for event in whole.receive(data, 0.0)]
     pieces, found = Http2(), []
     while data:
         size = sizes.pop(0) if sizes else len(data)
-        found += [_shown(event) for event in pieces.receive(data[:size], 0.0)]
+        found += [_shown(event) for event in pieces.receive(data[:size], 0.0, most)]
         data = data[size:]
+    while pieces.is_behind:
+        found += [_shown(event) for event in pieces.receive(b"", 0.0, max(most, 1))]
     assert found == expected
     assert len(found) == 4
     assert pieces.take() == whole.take()

@@ -71,7 +71,7 @@ async def test_messages_of_others_are_stored_while_bodies_are_inflated(
     node: Node, client: GrpcClient, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only one piece is done in a turn here, so the large body takes 64 of them."""
-    monkeypatch.setattr(server, "TURN_S", -1)
+    monkeypatch.setattr(server, "PIECE_S", -1)
     sent = message("t", gzip.compress(bytes(MAX_BODY_BYTES)), body_encoding=2)
     call = client.begin("SendMessage")
     call.send(sending(sent, sent), end=True)
@@ -85,7 +85,7 @@ async def test_messages_of_others_are_stored_while_bodies_are_inflated(
 async def test_a_call_that_its_client_gives_up_while_bodies_are_inflated_stores_nothing(
     node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "TURN_S", -1)
+    monkeypatch.setattr(server, "PIECE_S", -1)
     call = client.begin("SendMessage")
     call.send(sending(message("t", gzip.compress(bytes(MAX_BODY_BYTES)), body_encoding=2)), end=True)
     call.cancel()

@@ -8,20 +8,23 @@ import threading
 
 import pytest
 from rocketlet.broker import server as broker_server
-from rocketlet.broker.config import FIELD_FACTOR, STREAM_BYTES
+from rocketlet.broker.config import CALL_WORK, FIELD_FACTOR, STREAM_BYTES
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.server import GrpcServer
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.tls import Tls
 from rocketlet.protocol import config as limits
+from rocketlet.protocol import http2
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_HEADER_LIST_BYTES
 from rocketlet.protocol.grpc import Status
 from rocketlet.testing.ports import free_port
 
-from ...conftest import PATIENCE_S, Connect, Node, Nodes, eventually
+from campaigns._http2 import Peer, head_block
+
+from ...conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually
 from ...support.certificates import Certificates
 from ...support.grpc_client import GrpcClient, route
 from .conftest import Dial
@@ -198,10 +201,37 @@ async def test_a_broker_that_stops_says_goodbye(nodes: Nodes, dial: Dial) -> Non
     assert client.goaway == 0
 
 
+@pytest.mark.parametrize("kind", ["data of 2 bytes", "headers of 400 fields"])
+async def test_frames_of_one_read_are_read_in_pieces_with_requests_of_others_between(
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """256 KiB of them were read in one piece, which took 80 ms and more."""
+    others = await connect(node.address)
+    flood = Peer(node.server, 1)
+    monkeypatch.setattr("rocketlet.broker.grpc.server.PIECE_S", -1)
+    monkeypatch.setattr(node.broker.turns, "_turn_s", -1)  # nobody has a turn
+    opened = http2.encode(http2.HEADERS, http2.END_HEADERS, 1, head_block("Heartbeat"))
+    if kind == "data of 2 bytes":
+        sent, most = opened + 20_000 * http2.encode(http2.DATA, 0, 1, b"\0\0"), CALL_WORK
+    else:
+        block = head_block("Heartbeat") + b"\xbc" * 400  # a field of the static table, without a value
+        heads = (http2.encode(http2.HEADERS, http2.END_HEADERS, item, block) for item in range(1, 1000, 2))
+        sent, most = b"".join(heads), 2
+    flood.send(sent)
+    left = flood.protocol.http2.waiting_bytes
+    assert len(sent) - left <= most * len(sent) / (20_000 if most == CALL_WORK else 500) + len(opened)
+    await create_topic(others, "t")
+    assert flood.protocol.http2.waiting_bytes == left
+    monkeypatch.undo()
+    await node.broker.turns.done()
+    assert flood.protocol.http2.waiting_bytes == 0
+    flood.hang_up()
+
+
 async def test_more_calls_than_a_turn_has_time_for_are_all_answered(
     client: GrpcClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketlet.broker.grpc.server.TURN_S", 0.0)
+    monkeypatch.setattr("rocketlet.broker.grpc.server.PIECE_S", 0.0)
     calls = [client.begin("Heartbeat") for _ in range(50)]
     for call in calls:
         call.send(schema.HeartbeatRequest(client_type=1), end=True)

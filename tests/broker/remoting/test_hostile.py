@@ -451,16 +451,18 @@ async def test_the_requests_of_one_read_take_turns_with_those_of_others(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     await create_topic(wire, "t")
-    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.TURN_S", 0.0)
+    monkeypatch.setattr("rocketlet.broker.remoting.dispatch.PIECE_S", 0.0)
+    monkeypatch.setattr(node.broker.turns, "_turn_s", -1)  # nobody has a turn
     greedy = await connect(node.address)
     await greedy.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
     ext = {"topic": "t", "queueId": 0, **send_v2()}
     first = greedy._opaque + 1
     greedy.write(b"".join(encode(Frame(code, first + number, ext, b"%d" % number)) for number in range(3000)))
     await greedy._writer.drain()
-    await eventually(lambda: any(connection.kept for connection in node.server._connections))
+    await eventually(lambda: not all(connection.is_reading for connection in node.server.connections))
     await wire.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": 0})
-    assert any(connection.kept for connection in node.server._connections), "the others did not wait for all of it"
+    assert not all(connection.is_reading for connection in node.server.connections), "others did not wait for all of it"
+    monkeypatch.undo()
     answers = [await greedy.answer(first + number) for number in range(3000)]
     assert {answer.code for answer in answers} == {0}
     if code == RequestCode.SEND_MESSAGE_V2:

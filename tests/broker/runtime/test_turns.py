@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 import pytest
-from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, Limits
+from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MOMENT_S, Limits
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS
-from rocketlet.broker.runtime import MovableClock, OneATurn, Runtime, Turns
+from rocketlet.broker.runtime import Moment, MovableClock, OneATurn, Runtime, Turns
 from rocketlet.protocol.bodies import (
     LOOKS,
     SLICE,
@@ -63,6 +63,37 @@ async def test_all_work_together_gets_a_turn_and_each_piece_goes_round(monkeypat
     assert len(set(done[first:])) > 1, "of more than one"
     await turns.done()
     assert sorted(done) == ["a"] * 6 + ["b"] * 6 + ["c"] * 6
+
+
+async def test_each_address_has_a_piece_in_turn_however_much_of_its_work_waits() -> None:
+    done: list[str] = []
+    turns = Turns()
+
+    def work(name: str) -> Work[None]:
+        for _ in range(6):
+            done.append(name)
+            yield
+
+    for number in range(8):
+        turns.do_later(work("greedy"), "10.0.0.1" if number else "10.0.0.2")
+    turns.do_later(work("other"), "10.0.0.3")
+    turns.do_later(work("own"))
+    assert done == []
+    await turns.done()
+    assert [done.index(name) < 8 for name in ("greedy", "other", "own")] == [True] * 3
+    first = done[:24]
+    assert (first.count("own"), first.count("other")) == (6, 6)
+    assert len(done) == 60
+
+
+async def test_what_is_served_at_once_counts_until_the_sockets_are_looked_at_again() -> None:
+    moment = Moment()
+    moment.note("10.0.0.1", MOMENT_S * 0.6)
+    assert (moment.is_over("10.0.0.1"), moment.is_over("10.0.0.2")) == (True, False)
+    moment.note("10.0.0.2", MOMENT_S * 0.45)
+    assert moment.is_over("10.0.0.3"), "all together"
+    await asyncio.sleep(0)
+    assert not any(map(moment.is_over, ("10.0.0.1", "10.0.0.2", "10.0.0.3")))
 
 
 async def test_work_that_fails_ends_and_the_rest_goes_on() -> None:
@@ -441,7 +472,7 @@ async def test_pulls_that_waited_for_their_reader_are_answered_in_turns(
     (connection,) = node.server.connections
     now_s = iter(range(10_000))
     monkeypatch.setattr("rocketlet.broker.remoting.connection.time.perf_counter", lambda: next(now_s))
-    monkeypatch.setattr("rocketlet.broker.remoting.connection.TURN_S", 4)
+    monkeypatch.setattr("rocketlet.broker.remoting.connection.PIECE_S", 4)
     answered: list[int] = []
     connection.pause_writing()
     for number in range(20):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from functools import partial
 from typing import Any
 
 import pytest
@@ -193,7 +194,11 @@ def reading(data: float) -> tuple[TlsRecords, Decrypting, Socket]:
     connection, raw = peer(), Socket()
     connection.is_encrypted = True
     tls = Decrypting(connection, data)
-    return TlsRecords(raw, tls, connection, Turns().call, lambda: setattr(raw, "is_closed", True)), tls, raw
+    return (
+        TlsRecords(raw, tls, connection, partial(Turns().call_for, "a"), lambda: setattr(raw, "is_closed", True)),
+        tls,
+        raw,
+    )
 
 
 async def until_done(records: TlsRecords, raw: Socket) -> None:
@@ -337,7 +342,7 @@ async def test_an_honest_client_may_send_many_requests_at_once(
     node: Node, certificates: Certificates, monkeypatch: pytest.MonkeyPatch, turn_s: float
 ) -> None:
     for module in (records_module, dispatch):
-        monkeypatch.setattr(module, "TURN_S", turn_s)
+        monkeypatch.setattr(module, "PIECE_S", turn_s)
     client = await Secured.open(node, certificates.client_context())
     await client.shake_hands(asked(500))  # more than are read at a time, before the broker knows that it is encrypted
     assert await client.answers(500) == list(range(500))
