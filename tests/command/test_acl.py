@@ -53,5 +53,5 @@ async def test_accounts_are_listed_made_changed_and_deleted(
 
 async def test_the_versions_of_all_parts_are_shown(run: Run) -> None:
     parts = {str(record["part"]): record["version"] for record in (await run("version", "--json")).records}
-    assert parts.keys() == {"rocketlet", "python", "broker-a"}
+    assert parts.keys() == {"rocketlet", "module", "python", "broker-a"}
     assert all(parts.values())

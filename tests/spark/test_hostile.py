@@ -22,7 +22,7 @@ pytest.importorskip("pyspark")
 from rocketlet.spark import columns
 from rocketlet.spark.checkpoint import Mark
 from rocketlet.spark.reading import QueueRange, Task
-from rocketlet.spark.share import NOTHING, Extent, Extents
+from rocketlet.spark.share import Extent, Extents, Seen
 from rocketlet.spark.worker import DataLossError
 
 from .tasks import batches_of, queue_range
@@ -122,20 +122,21 @@ async def test_unreadable_record_ends_the_task_or_is_left_out_when_losses_are_ac
         assert await batches_of([Task((replace(span_of(address), fail_on_data_loss=False),))]) == [[0, 2]]
 
 
-async def extents_of(answer: Frame) -> dict[Queue, Extent]:
+async def seen_in(answer: Frame) -> Seen:
     async with answering(answer) as address:
         cluster = Cluster(address)
         cluster._masters["b"] = address
         try:
-            return (await Extents(cluster, "g").of([Queue("t", "b", 0), Queue("t", "b", 9)])).extents
+            return await Extents(cluster, "g").of([Queue("t", "b", 0), Queue("t", "b", 9)])
         finally:
             await cluster.close()
 
 
 async def test_of_what_a_broker_tells_only_what_was_asked_is_kept() -> None:
     many = TopicExtent("id", 0, (1,) * 9, (2,) * 9)
-    found = await extents_of(Frame(0, body=encode_extents({"t": many, "u": many})))
-    assert found == {Queue("t", "b", 0): Extent(1, 2), Queue("t", "b", 9): NOTHING}
+    seen = await seen_in(Frame(0, body=encode_extents({"t": many, "u": many})))
+    assert seen.extents == {Queue("t", "b", 0): Extent(1, 2)}
+    assert seen.absent == {Queue("t", "b", 9)}
 
 
 @pytest.mark.parametrize(
@@ -143,4 +144,4 @@ async def test_of_what_a_broker_tells_only_what_was_asked_is_kept() -> None:
 )
 async def test_extents_that_cannot_be_read_are_an_error_of_ours(body: bytes) -> None:
     with pytest.raises(AnswerUnreadable):
-        await extents_of(Frame(0, body=body))
+        await seen_in(Frame(0, body=body))
