@@ -144,7 +144,8 @@ class Receiver(AnyConsumer):
         return Batches(self._handed_out())
 
     async def receive(self, *, timeout_s: float | None = None) -> Message:
-        """The next message. Settle it by `ack`, `retry` or `reject`; any number may be unsettled at a time.
+        """The next message. Settle it by `ack`, `retry` or `reject`; up to `PullLimits.messages` of each queue
+        may be unsettled at a time, and then no more come until some are settled.
 
         Raises TimeoutError, and ConfigError if the consumer has a handler or a batch_size, or does not run.
         """

@@ -23,6 +23,7 @@ from ...protocol.names import (
     OFFSET_MOVED_TOPIC,
     SQL92,
     TAG,
+    TOOLS_GROUP,
     Queue,
     Subscription,
     SubscriptionError,
@@ -482,8 +483,9 @@ class Pulling:
             looks = SCAN_WORDS // matches.words if matches is not None else 0
             found = self._store.fetch(queue, offset, pull.limit, subscription, matches, header.max_msg_bytes, looks)
             if found.messages:
-                self._statistics.note_got(f"{header.topic}@{header.consumer_group}", found.messages, found.pieces)
                 place = header[:3]
+                if place[0] != TOOLS_GROUP:  # a look at messages is no consumption
+                    self._statistics.note_got(f"{place[1]}@{place[0]}", found.messages, found.pieces)
                 if self._guard.is_guarded(pull.session, place):
                     self._watch.gave(pull.session, *place, found.next_offset)
                 return _new_tuple(Pulled, (Outcome.FOUND, found.next_offset, begin, end, found.pieces))
@@ -632,7 +634,8 @@ class CheckedPulls:
         pieces, messages, next_offset = self._store.fetch(queue, offset, limit, subscription, None, max_bytes)
         if not messages:
             return Pulled(Outcome.NO_MATCH, next_offset, begin, end)
-        self._statistics.note_got(name, messages, pieces)
+        if place[0] != TOOLS_GROUP:
+            self._statistics.note_got(name, messages, pieces)
         if is_guarded:
             self._watch.gave(session, *place, next_offset)
         return _new_tuple(Pulled, (Outcome.FOUND, next_offset, begin, end, pieces))

@@ -637,8 +637,10 @@ class Broadcast:
                     self._offsets[queue] = offset
                 self._user.lose_queue(queue)
         finally:  # also if cancelled
-            self._save()
-            self._unlock()
+            try:
+                self._save()
+            finally:
+                self._unlock()
 
     async def abandon(self) -> None:
         """Like `Membership.abandon`."""
@@ -731,13 +733,19 @@ class Broadcast:
         return await begin_offset(connection, queue, self._start if is_as_said else "first")
 
     def _save(self) -> None:
+        """Writes the offsets into the file. Raises ConfigError."""
         if self._file is None:
             return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         value = [[*queue, offset] for queue, offset in self._offsets.items()]
         temporary = self._file.with_name(f"{self._file.name}.new")  # another file's has another name
-        temporary.write_bytes(orjson.dumps(value))
-        os.replace(temporary, self._file)
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(orjson.dumps(value))
+            os.replace(temporary, self._file)
+        except OSError as error:
+            raise ConfigError(
+                f"offsets_file: {self._file} cannot be written: {error}; messages since it was written last come again"
+            ) from error
 
 
 def _locked(path: Path | None) -> BinaryIO | None:

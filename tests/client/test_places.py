@@ -190,6 +190,22 @@ async def test_a_member_whose_file_of_offsets_cannot_be_written_does_not_start(
             pass
 
 
+async def test_a_stop_says_that_the_file_of_offsets_cannot_be_written_any_more(
+    node: Node, wire: Wire, tmp_path: Path
+) -> None:
+    await create_topic(wire, "t", 1)
+    inbox, file = Inbox(), tmp_path / "offsets.json"
+    consumer = Consumer(node.address, "g", "t", inbox, broadcasting=True, offsets_file=file, start="first")
+    await consumer.start()
+    await fill(node, 1)
+    await eventually(lambda: len(inbox.messages) == 1)
+    (tmp_path / "offsets.json.new").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"offsets.json cannot be written: .*; messages since it was written last come"
+    ):
+        await consumer.stop()
+
+
 @pytest.mark.parametrize(
     "kept", ["{", "", "{}", '""', "5", "[[1]]", '[["t","b",0,"5"]]', '[["t","b","0",5]]', '[["t","b",0,-1]]']
 )

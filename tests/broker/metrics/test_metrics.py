@@ -271,3 +271,15 @@ async def test_a_broadcasting_group_has_no_lag_whatever_it_committed_before(node
     }  # fmt: skip
     assert not [(name, labels) for name, labels in found if name in by_offsets and ("group", "g") in labels]
     assert not [finding for finding in findings if finding.subject == "g"]
+
+
+async def test_a_search_is_not_counted_as_consumption(nodes: Nodes) -> None:
+    node = await nodes.start(metrics_port=0)
+    async with Producer(node.address) as producer, AdminClient(node.address) as admin:
+        await producer.send_batch("t", [b"x"] * 3)
+        for queue, span in (await admin.topic("t")).ranges.items():
+            for _ in range(3):  # the first pull is checked, the others are like it
+                found = [message async for part in admin.read(queue, span.begin, span.end) for message in part]
+                assert len(found) == span.end - span.begin
+        read = [key for key in await samples(node) if key[0] == "rocketlet_messages_got_total"]
+    assert read == []
