@@ -9,6 +9,7 @@ client is charged for beyond its connection, and a folder that the broker does n
 from __future__ import annotations
 
 import asyncio
+import gzip
 import random
 import time
 from collections.abc import Callable
@@ -26,7 +27,9 @@ from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol import http2
 from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.protocol.grpc import encode_message
+from rocketlet.protocol.headers import SendMessage
 
 from ._http2 import Peer, split
 from .common import Limit, Outcome
@@ -38,6 +41,15 @@ TEXTS = ("t", "t", "t", "g", "g", "honest", "%RETRY%g", "%DLQ%g", "", " ", "a\x0
          "0" * 32, "F" * 32, "*", "a || b", "a > 1 AND b IS NOT NULL", "host@1", "ü")  # fmt: skip
 NUMBERS = (0, 1, 1, 2, 3, 4, 10, 32, 33, -1, 2**31 - 1, -(2**31), 1000)
 LONGS = (*NUMBERS, 2**63 - 1, -(2**63), 253_402_300_799)
+
+BODIES = (
+    gzip.compress(b"one") + gzip.compress(b"two"),
+    gzip.compress(bytes(MAX_BODY_BYTES + 1)),
+    gzip.compress(bytes(MAX_BODY_BYTES))[:-8] + bytes(8),
+    gzip.compress(b"") * 500,
+)
+"""Bodies in gzip: of several members, too large, with a wrong checksum."""
+INTS = (0, 1, -1, 2**31 - 1, -(2**31))
 
 NAMED = {"topic": "t", "group": "g"}
 HANDLES = ["0 1 1 1 0 broker-a 0 0"]
@@ -83,6 +95,8 @@ def _value(field: Any, choose: random.Random) -> Any:
     if field.type == field.TYPE_STRING:
         return choose.choice(TEXTS)
     if field.type == field.TYPE_BYTES:
+        if field.name == "body" and choose.random() < 0.2:
+            return choose.choice(BODIES)
         return choose.randbytes(choose.choice((0, 1, 20, 1000, 70_000)))
     if field.type == field.TYPE_BOOL:
         return choose.random() < 0.5
@@ -127,6 +141,7 @@ class Attack:
                 peer.socket.written.clear()
                 if number % HONEST_EVERY == 0:
                     await self._be_honest(server)
+                    self._store_extremes(broker)
             peer.hang_up()
             await server._turns.done()
             if server.memory.used_bytes or server.connections:
@@ -174,6 +189,16 @@ class Attack:
         stream_id = choose.choice((0, peer.last_id + 2, max(peer.last_id, 1), 2))
         payload = choose.randbytes(choose.choice((0, 4, 5, 8, 20)))
         return http2.encode(choose.randrange(11), choose.randrange(256), stream_id, payload)
+
+    def _store_extremes(self, broker: Broker) -> None:
+        """Store a message as a remoting client may send it, with values that these clients' types cannot hold."""
+        choose = self._choose
+        born_ms = choose.choice((*LONGS, 253_402_300_800_000))
+        header = SendMessage(
+            "p", "t", "TBW102", 4, choose.randrange(4), 0, born_ms, choose.choice(INTS), "", choose.choice(INTS)
+        )
+        broker.sending.stage(header, b"extreme", bytes(8))
+        broker.sending.commit()
 
     async def _be_honest(self, server: Server) -> None:
         """A message is stored, whatever others do."""
