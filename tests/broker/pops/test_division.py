@@ -111,6 +111,21 @@ def test_a_message_that_its_client_wants_hours_later_keeps_no_queue(world: World
     assert world.offsets.get("g", "t", 0) == 0
 
 
+def test_a_message_whose_client_has_renewed_it_keeps_its_queue(world: World) -> None:
+    """Its handler still runs: a member that pulls would handle the message a second time."""
+    world.send("m", queue=0)
+    (handle,) = handles(world.receive(client="p"))
+    world.state.change("g", "t", handle, 3_600_000, renews=True)
+    puller = world.join("a")
+    for _ in range(32):
+        world.advance(1)
+        world.wait(client="p", wait_ms=500)
+    assert world.lock(puller, "a", 0) == set()
+    world.ack(handle)
+    assert world.lock(puller, "a", 0) == {0}
+    assert world.offsets.get("g", "t", 0) == 1
+
+
 def test_the_pool_has_all_again_when_nobody_pulls_any_more(world: World) -> None:
     world.receive(client="p")
     puller = world.join("a")
