@@ -283,9 +283,11 @@ class Folder:
         """Keeps bytes that are not understood, for people to look at; not twice, and not at any price."""
         path = self.path / "damaged" / name
         try:
+            if path.parent.is_symlink():
+                raise OSError(errno.ELOOP, "the folder is a link; the broker writes into its data folder only")
             disk.make_folder(path.parent)
-            if not path.exists():
-                path.write_bytes(data)
+            with contextlib.suppress(FileExistsError), path.open("xb") as file:
+                file.write(data)
         except OSError as error:
             log.warning("damaged_bytes_not_kept", file=str(path), reason=error.strerror)
 

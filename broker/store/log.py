@@ -48,6 +48,8 @@ from .files import Damaged, OpenFiles, StoreError, StoreFailed, StoreFull, Unrea
 # Earlier writes may be lost after such an error, too: the system forgets which pages it could not write (fsyncgate).
 _DEVICE_FAILED: Final = (errno.EIO, errno.ENXIO, errno.ENODEV)
 _UNREADABLE: Final = (errno.ENOENT, errno.EIO)
+_NAME_DIGITS: Final = 20  # a segment's name is the position at which it begins
+_FAR: Final = 1 << 62  # no log comes so far, and a position must fit its field in every record
 _SUM_BYTES: Final = 1024 * 1024
 
 
@@ -58,7 +60,8 @@ def refusal(what: str, error: OSError) -> StoreFull:
 
 
 def _is_ours(entry: os.DirEntry[str]) -> bool:
-    return entry.name.isascii() and entry.name.isdigit() and entry.is_file()
+    name = entry.name
+    return len(name) == _NAME_DIGITS and name.isascii() and name.isdigit() and int(name) < _FAR and entry.is_file()
 
 
 def _sync_and_close(descriptor: int) -> None:

@@ -390,3 +390,37 @@ def test_a_checksum_that_is_wiped_out_is_damage(tmp_path: Path) -> None:
     store, _ = reopened(tmp_path)
     assert bodies(store, queue=1) == [body for body in expected[1] if body != b"body-151"]
     store.close()
+
+
+@pytest.mark.parametrize("name", [f"{1 << 63:020d}", "9" * 20, "9" * 100, "7", f"{(1 << 62) - 1:021d}"])
+def test_a_file_that_no_segment_can_be_is_left_alone(tmp_path: Path, name: str) -> None:
+    expected = filled(tmp_path)
+    strange = tmp_path / "commitlog" / name
+    strange.write_bytes(b"not ours")
+    store, found = reopened(tmp_path)
+    assert found == Recovered()
+    assert [bodies(store, queue=queue) for queue in range(3)] == expected
+    assert strange.read_bytes() == b"not ours"
+    store.close()
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_damaged_bytes_are_not_kept_behind_a_link(tmp_path: Path, is_folder: bool) -> None:
+    data, outside = tmp_path / "data", tmp_path / "outside"
+    data.mkdir()
+    outside.mkdir()
+    filled(data)
+    store, _ = reopened(data)
+    torn = store.end
+    kill(store)
+    (segment,) = (data / "commitlog").iterdir()
+    with segment.open("r+b") as file:
+        file.seek(torn)
+        file.write(b"no record" * 10)
+    if is_folder:
+        (data / "damaged").symlink_to(outside)
+    else:
+        (data / "damaged").mkdir()
+        (data / "damaged" / f"commitlog-{torn:020d}").symlink_to(outside / "file")
+    reopened(data)[0].close()
+    assert list(outside.iterdir()) == []
