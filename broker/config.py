@@ -350,7 +350,7 @@ class Limits:
     heartbeat_limit_s: float = 120.0  # a member without a heartbeat for longer is gone
     history_events: int = 10_000  # events kept for one group
     history_groups: int = 1000  # groups whose events are kept
-    history_all_events: int = 200_000  # events of all groups, about 500 bytes each; beyond, the oldest are forgotten
+    history_all_events: int = 200_000  # events of all groups, about 280 bytes each; beyond, the oldest are forgotten
     max_groups: int = 10_000  # groups of a broker
     max_client_ids: int = 16  # client ids that one connection goes by
     max_producer_groups: int = 256  # producer groups of one connection
