@@ -562,6 +562,8 @@ class Pops:
     def client_gone(self, client: PopClient) -> None:
         """The client has said good-bye or is not heard any more: its receives end, and messages that the broker prolongs
         for it come again at once. Those with a time of its own stay with it until then."""
+        if self._is_stopped:  # and the next broker writes the journal, perhaps in this process
+            return
         self._pools.forget_client(client)
         for wait in self._waits.of(client):
             self._waits.end(wait, PopResult(Why.CLIENT_GONE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from typing import Any
 
@@ -457,6 +458,23 @@ async def test_a_message_is_prolonged_as_long_as_its_client_is_heard(node: Node,
         assert (await client.call("Heartbeat", beat)).status.code == OK
     assert await receive(client) == []
     assert (await ack(client, *handles([held]))).status.code == OK
+
+
+async def test_a_stopped_broker_notes_nothing_of_a_client_that_was_connected(nodes: Nodes, dial: Dial) -> None:
+    """In a test kit the process lives on, and the next broker writes the same journal."""
+    node = await nodes.start(clock=MovableClock(stands=True))
+    node.broker.topics.put(TopicConfig("t", 1, 1), 0)
+    client = await dial(node.address)
+    await client.call("Heartbeat", schema.HeartbeatRequest(client_type=2, group=resource("g")))
+    await joined(client)
+    await send(client, b"1")
+    assert len(await receive(client, auto_renew=True)) == 1
+    await node.stop()
+    journal = node.config.data_dir / "pops.journal"
+    kept = journal.read_bytes()
+    node.clock.advance(CLIENT_GONE_S)
+    await asyncio.sleep(0)  # an event is written at the end of its event-loop iteration
+    assert journal.read_bytes() == kept
 
 
 async def test_with_a_client_that_says_good_bye_its_messages_come_again(
