@@ -162,12 +162,13 @@ class GrpcClient:
 
 
 class GrpcClients:
-    """`told` writes an event on a client's stream; `gone` is told of each client that is."""
+    """`told` writes an event on a client's stream; `lost` is called for each client that has lost a connection, on which it
+    was last heard then; after the last one it has no `connections`."""
 
-    def __init__(self, told: Told, gone: Callable[[GrpcClient], None], limits: Limits = LIMITS) -> None:
+    def __init__(self, told: Told, lost: Callable[[GrpcClient, float], None], limits: Limits = LIMITS) -> None:
         self._limits = limits
         self._told = told
-        self._gone = gone
+        self._connection_lost = lost
         self._clients: dict[_Key, GrpcClient] = {}
         self._of_connection: dict[Session, set[_Key]] = {}
 
@@ -237,7 +238,10 @@ class GrpcClients:
 
     def _lost(self, connection: Session) -> None:
         for account, client_id in list(self._of_connection.get(connection, ())):
-            self.leave(account, client_id, connection)
+            client = self._clients[account, client_id]
+            heard_s = client.connections[connection].heard_s
+            if not self.leave(account, client_id, connection):
+                self._connection_lost(client, heard_s)
         self._of_connection.pop(connection, None)
 
     def leave(self, account: str, client_id: str, connection: Session) -> bool:
@@ -254,7 +258,7 @@ class GrpcClients:
             return False
         del self._clients[key]
         client.gone()
-        self._gone(client)
+        self._connection_lost(client, client.connection.heard_s)
         return True
 
 

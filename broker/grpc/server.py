@@ -309,19 +309,21 @@ class GrpcServer:
         self.callers = broker.callers if broker is not None else Callers(MACHINE)
         self.now_s = MACHINE.monotonic_s
         if broker is not None:
-            self._hall = Hall(broker, GrpcClients(partial(tell, broker.turns.do), self._gone, broker.limits), acl)
+            self._hall = Hall(broker, GrpcClients(partial(tell, broker.turns.do), self._lost, broker.limits), acl)
             self._sends = Sends(self._hall)
             self._methods = {f"/{SERVICE}/{name}".encode(): method for name, method in METHODS.items()}
             self.now_s = broker.clock.monotonic_s
 
-    def _gone(self, client: GrpcClient) -> None:
-        """A client has said good-bye, or its connection is gone; then it may come back."""
+    def _lost(self, client: GrpcClient, heard_s: float) -> None:
+        """A client has said good-bye, or has lost a connection. After its last one it may come back."""
         if self._hall is not None:
             broker = self._hall.broker
-            broker.clients.drop(client)
             if client.group:
-                broker.pops.connection_lost(client.pop_client, client.connection.heard_s)
-                broker.clock.call_later(CLIENT_GONE_S, self._look_for, client)
+                broker.pops.connection_lost(client.pop_client, heard_s)
+            if not client.connections:
+                broker.clients.drop(client)
+                if client.group:
+                    broker.clock.call_later(CLIENT_GONE_S, self._look_for, client)
 
     def _look_for(self, client: GrpcClient) -> None:
         if self._hall is not None and self._hall.clients.get(client.account, client.client_id) is None:

@@ -536,6 +536,26 @@ async def test_a_message_whose_answer_may_be_lost_with_its_connection_is_not_pro
     assert len(await receive(client)) == (0 if is_heard else 1)
 
 
+async def test_a_message_is_not_extended_when_its_connection_is_lost_after_the_client_reconnected(
+    node: Node, client: GrpcClient, dial: Dial
+) -> None:
+    """The response may be in the socket of the old connection, of which the client has known for longer that it is lost."""
+    await joined(client)
+    await send(client, b"1")
+    old = await dial(node.address, client_id="other")
+    await old.call("QueryAssignment", schema.QueryAssignmentRequest(topic=resource("t"), group=resource("g")))
+    old.is_reading = False
+    assert len(await receive(old, auto_renew=True)) == 1
+    new = await dial(node.address, client_id="other")
+    beat = schema.HeartbeatRequest(client_type=2, group=resource("g"))
+    await new.call("Heartbeat", beat)
+    await old.close()
+    await eventually(lambda: len(node.server.connections) == 2)
+    node.clock.advance(RENEWED_INVISIBLE_MS / 1000)
+    await new.call("Heartbeat", beat)
+    assert len(await receive(client)) == 1
+
+
 async def test_a_remoting_client_with_a_grpc_clients_id_ends_none_of_its_receives(
     node: Node, client: GrpcClient, dial: Dial, connect: Connect
 ) -> None:
