@@ -18,7 +18,7 @@ import structlog
 from .patches import Violation
 from .planted import FAULTS, planted
 from .planted_pops import POP_FAULTS
-from .scenarios import SCENARIOS
+from .scenarios import SCENARIOS, SHARED
 from .world import World, simulate
 
 
@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument(
         "--plant", choices=sorted(FAULTS | POP_FAULTS), help="with a known fault, which should be found"
     )
-    parser.add_argument("--scenario", choices=["", *SCENARIOS], help="only this one; '' for events by chance")
+    parser.add_argument("--scenario", choices=["", *SCENARIOS, *SHARED], help="only this one; '' for events by chance")
     parser.add_argument("--shared", action="store_true", help="a group whose members share messages, or some do")
     options = parser.parse_args()
     end = options.first + 1 if options.end is None else options.end

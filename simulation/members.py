@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from rocketlet.broker.grpc import schema
 from rocketlet.broker.pops.deliveries import SHARDING_KEY
 from rocketlet.client import Consumer, Message, RocketletError
 from rocketlet.client.member.membership import Membership
@@ -43,12 +45,13 @@ from rocketlet.protocol.names import Queue, parse_subscription
 from rocketlet.protocol.properties import find
 
 from tests.support.apache_locks import AS_APACHES
+from tests.support.grpc_client import GrpcClient, grpc_client, resource
 
 from .loop import Process
 from .patches import raise_later
 
 if TYPE_CHECKING:
-    from .world import World
+    from .world import Node, World
 
 ANSWERED_S = 1.0  # how long a member takes to reconnect and to receive its leases
 
@@ -63,6 +66,10 @@ class AnyMember:
         self.blind_until_s = 0.0
         self.has_left = False
         self._world = world
+
+    @property
+    def others_pull(self) -> bool:
+        return not {"ours", "foreign"}.isdisjoint(self._world.plan.kinds)
 
     @property
     def is_blind(self) -> bool:
@@ -101,7 +108,7 @@ class Member(AnyMember):
         self.consumer = Consumer(
             world.name_server,
             world.group,
-            dict.fromkeys(topics, "*"),
+            dict.fromkeys(topics, plan.expression),
             self._handle,
             start="first",
             orderly=plan.orderly,
@@ -226,7 +233,10 @@ class ForeignMember(Model):
         super().__init__(world, name, topics)
         self._cluster.answer(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, lambda connection, frame: self._wake.set())
         self._cluster.answer(RequestCode.GET_CONSUMER_RUNNING_INFO, self._report)
-        self._subscriptions = [parse_subscription(topic, "*") for topic in (*topics, names.retry_topic(world.group))]
+        self._subscriptions = [
+            *(parse_subscription(topic, world.plan.expression) for topic in topics),
+            parse_subscription(names.retry_topic(world.group), "*"),
+        ]
         self._queues: dict[Queue, ProcessQueue] = {}
         self._wake = asyncio.Event()
         self._threads = asyncio.Semaphore(THREADS)
@@ -437,20 +447,40 @@ BATCH = 8
 RETRY_S = 1.0
 LAST_ATTEMPT, LAST_ATTEMPT_IN_ORDER = 4, 2  # from this attempt on a message is handled well, so that a run ends
 REMOTE_S = 3.0  # time for a request beyond its wait
+EXTENDED_S = 60.0  # visibility timeout of a delivery that the broker extends
 
 Place = tuple[Queue, int]
 
 
 class PoppedDelivery:
     """A message in flight, as its client knows it, since `since_s`, or extended then. Until `held_s` no other client may get
-    it. `due_s`: when it becomes visible after a negative acknowledgement. is_free: others may have it, for a reason that the
-    broker may not know. is_sent: an acknowledgement was sent."""
+    it; the broker extends that time of an `extended` one as long as nothing happens to it or to the client, unless its queue
+    leaves the pool, which only happens where others pull. `due_s`: when it
+    becomes visible after a negative acknowledgement. is_free: others may have it, for a reason that the broker may not know.
+    is_sent: an acknowledgement was sent."""
 
-    def __init__(self, member: PoppingMember, record: Record, queue: Queue, popped_s: float) -> None:
+    def __init__(
+        self,
+        member: AnyMember,
+        place: Place,
+        content: tuple[bytes, str],
+        attempt: int,
+        handle: str,
+        popped_s: float,
+        *,
+        is_extended: bool = False,
+    ) -> None:
         self.member = member
-        self.record = record
-        self.queue = queue
-        self.popped_s, self.held_s = popped_s, popped_s + INVISIBLE_S
+        self.place = place
+        self.queue, self.offset = place
+        self.body, self.key = content
+        self.attempt = attempt
+        self.handle = handle
+        self.popped_s = popped_s
+        self.is_extended = is_extended
+        self.held_s = popped_s + (EXTENDED_S if is_extended else INVISIBLE_S)
+        if is_extended and not member.others_pull:
+            self.held_s = math.inf
         self.since_s = 0.0
         self.due_s: float | None = None
         self.is_free = self.is_sent = False
@@ -463,17 +493,12 @@ class PoppedDelivery:
         for delivery in self.after:
             delivery.is_free = True
 
-    @property
-    def place(self) -> Place:
-        return self.queue, self.record.queue_offset
-
-    @property
-    def attempt(self) -> int:
-        return self.record.reconsume_times + 1
-
-    @property
-    def key(self) -> str:
-        return find(self.record.properties, SHARDING_KEY) or ""
+    def interrupted(self) -> None:
+        """The broker, the client or a connection was away: the broker extends the delivery no more, and frees it if its
+        client is gone."""
+        if self.is_extended:
+            self.held_s = min(self.held_s, self.popped_s + EXTENDED_S)
+            self.is_free = self.is_free or self.member.process.is_dead
 
 
 class PoppingMember(Model):
@@ -506,7 +531,7 @@ class PoppingMember(Model):
         await self._cluster.close()
 
     async def _beat(self) -> None:
-        wanted = tuple(parse_subscription(topic, "*") for topic in self.topics)
+        wanted = tuple(parse_subscription(topic, self._world.plan.expression) for topic in self.topics)
         data = ConsumerData(self._world.group, "CONSUME_POP", "CLUSTERING", "CONSUME_FROM_FIRST_OFFSET", wanted)
         body = bodies.encode_heartbeat(Heartbeat(self.client_id, (data,)))
         for broker_name in self._cluster.masters():
@@ -528,7 +553,8 @@ class PoppingMember(Model):
         while True:
             header = PopMessage(
                 self._world.group, topic, -1, BATCH, int(INVISIBLE_S * 1000), int(POLL_S * 1000), FROM_FIRST,
-                attempt_id=attempt if is_in_order else None, order=is_in_order,
+                exp_type="TAG", exp=self._world.plan.expression, attempt_id=attempt if is_in_order else None,
+                order=is_in_order,
             )  # fmt: skip
             try:
                 connection = await self._cluster.broker(broker_name)
@@ -547,7 +573,15 @@ class PoppingMember(Model):
 
     def _take_in(self, topic: str, broker_name: str, records: list[Record], popped_s: float) -> None:
         found = [
-            PoppedDelivery(self, record, Queue(topic, broker_name, record.queue_id), popped_s) for record in records
+            PoppedDelivery(
+                self,
+                (Queue(topic, broker_name, record.queue_id), record.queue_offset),
+                (record.body, find(record.properties, SHARDING_KEY) or ""),
+                record.reconsume_times + 1,
+                str(find(record.properties, POP_CK)),
+                popped_s,
+            )
+            for record in records
         ]
         self._world.popped(self, found)
         if not self._world.plan.orderly:
@@ -590,12 +624,15 @@ class PoppingMember(Model):
         return False
 
     async def _handle_long(self, delivery: PoppedDelivery) -> bool:
-        """Renew it twice, and handle it for longer than its visibility timeout."""
+        """Renew it twice, early or just before it expires, and handle it for longer than its visibility timeout."""
+        rng = self._world.rng
         for _ in range(2):
-            await asyncio.sleep(INVISIBLE_S * 0.6)
+            await asyncio.sleep(INVISIBLE_S * 0.6 if rng.random() < 0.5 else INVISIBLE_S - rng.uniform(0.001, 0.1))
             sent_s = self._world.loop.time()
             if not await self._change(delivery, INVISIBLE_S):
                 return False
+            if self._world.loop.time() < sent_s + INVISIBLE_S:
+                self._world.renewed(delivery)
             delivery.renewed(sent_s + INVISIBLE_S, self._world.loop.time())
         await asyncio.sleep(INVISIBLE_S * 0.6)
         return await self._ack(delivery)
@@ -619,5 +656,133 @@ class PoppingMember(Model):
         return is_answered and self._world.acknowledged_by(delivery)
 
     def _place(self, delivery: PoppedDelivery) -> tuple[str, str, int, str, int]:
-        handle, queue = str(find(delivery.record.properties, POP_CK)), delivery.queue
-        return self._world.group, queue.topic, queue.queue_id, handle, delivery.record.queue_offset
+        queue = delivery.queue
+        return self._world.group, queue.topic, queue.queue_id, delivery.handle, delivery.offset
+
+
+class FiveMember(AnyMember):
+    """A model of a push consumer of 5.x, with a gRPC connection to each broker: brokers extend what it handles."""
+
+    is_blind = False
+
+    def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
+        super().__init__(world, name, topics)
+        self._clients: dict[str, GrpcClient] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handling: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_awake(self) -> bool:
+        return not self.process.is_paused
+
+    async def join(self) -> None:
+        for node in self._world.nodes:
+            self._tasks.add(asyncio.create_task(self._serve(node)))
+
+    async def leave(self) -> None:
+        """Stop receiving, end the handlers, and say so: what is left is redelivered."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._handling:
+            await asyncio.wait(self._handling, timeout=5)
+        self._world.freed(self)
+        for task in self._handling:
+            task.cancel()
+        for name in self._clients:
+            await self._call(
+                name, "NotifyClientTermination", schema.NotifyClientTerminationRequest(group=self._group())
+            )
+            self._clients[name].transport.close()
+
+    def _group(self) -> Any:
+        return resource(self._world.group)
+
+    async def _serve(self, node: Node) -> None:
+        """Connect again and again; receive from each topic, and send heartbeats."""
+        while True:
+            try:
+                async with asyncio.timeout(REMOTE_S):
+                    address = f"127.0.0.1:{node.port}"
+                    self._clients[node.name] = client = await grpc_client(address, client_id=f"five@{self.name}")
+            except OSError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            work = [asyncio.create_task(self._receive_forever(node.name, topic)) for topic in self.topics]
+            work.append(asyncio.create_task(self._beat_forever(node.name)))
+            try:
+                await client.is_lost.wait()
+            finally:
+                for task in work:
+                    task.cancel()
+            self._world.interrupted()
+            self._world.freed(self)
+
+    async def _beat_forever(self, broker_name: str) -> None:
+        while True:
+            beat = schema.HeartbeatRequest(client_type=2, group=self._group())
+            await self._call(broker_name, "Heartbeat", beat)
+            await asyncio.sleep(POP_HEARTBEAT_S)
+
+    async def _call(self, broker_name: str, method: str, request: Any, wait_s: float = 0.0) -> list[Any]:
+        """Return the parts of the response; none if the connection or the call failed."""
+        client = self._clients.get(broker_name)
+        if client is None or client.is_lost.is_set():
+            return []
+        call = client.begin(method, grpc_timeout=f"{int((wait_s + REMOTE_S) * 1000)}m")
+        call.send(request, end=True)
+        try:
+            async with asyncio.timeout(wait_s + REMOTE_S):
+                answers = await call.all()
+                return answers if call.status == 0 else []
+        except (TimeoutError, asyncio.CancelledError) as error:
+            call.cancel()  # as gRPC's clients do at their deadline
+            if isinstance(error, TimeoutError):
+                return []
+            raise
+
+    async def _receive_forever(self, broker_name: str, topic: str) -> None:
+        while True:
+            request = schema.ReceiveMessageRequest(group=self._group(), batch_size=BATCH, auto_renew=True)
+            request.message_queue.topic.name, request.message_queue.id = topic, -1
+            request.filter_expression.type, request.filter_expression.expression = 1, self._world.plan.expression
+            request.long_polling_timeout.FromMilliseconds(int(POLL_S * 1000))
+            answers = await self._call(broker_name, "ReceiveMessage", request, POLL_S)
+            if not answers:
+                await asyncio.sleep(RETRY_S)
+                continue
+            messages = [answer.message for answer in answers if answer.HasField("message")]
+            self._take_in(topic, broker_name, messages)
+            if not messages and answers[0].status.code != 40404:
+                await asyncio.sleep(RETRY_S * 0.1)
+
+    def _take_in(self, topic: str, broker_name: str, messages: list[Any]) -> None:
+        found = []
+        ahead_s = self._world.loop.time() - time.time()
+        for message in messages:
+            system = message.system_properties
+            place = Queue(topic, broker_name, system.queue_id), system.queue_offset
+            content = message.body, message.user_properties.get(SHARDING_KEY, system.message_group)
+            attempt, handle = system.delivery_attempt, system.receipt_handle
+            popped_s = ahead_s + int(handle.split()[1]) / 1000  # the broker's time
+            found.append(PoppedDelivery(self, place, content, attempt, handle, popped_s, is_extended=True))
+        self._world.popped(self, found)
+        for delivery in found:
+            task = asyncio.create_task(self._handle(delivery))
+            self._handling.add(task)
+            task.add_done_callback(self._handling.discard)
+
+    async def _handle(self, delivery: PoppedDelivery) -> None:
+        rng = self._world.rng
+        chance = rng.random()
+        if chance < 0.1:
+            await asyncio.sleep(rng.uniform(EXTENDED_S, EXTENDED_S + 40))  # the broker has to extend it
+        else:
+            await asyncio.sleep(rng.uniform(0, 1.5))
+        self._world.acknowledging(delivery)
+        request = schema.AckMessageRequest(group=self._group(), topic=resource(delivery.queue.topic))
+        request.entries.add(message_id="id", receipt_handle=delivery.handle)
+        while not (answers := await self._call(delivery.queue.broker_name, "AckMessage", request)):
+            await asyncio.sleep(RETRY_S)  # official clients retry an acknowledgement until there is a response
+        if answers[0].status.code == 20000:
+            self._world.acknowledged_by(delivery)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketlet.client import Producer
@@ -40,7 +42,8 @@ class Plan:
     """A seed's decisions. long_handlers: the share of messages whose handlers run for 5 to 60 s. apache: brokers keep locks
     as Apache's do. unread_limit_s: how soon a queue has a reader. turns: brokers do long work in pieces, between which time
     passes, and tell two members of a group in each. peers_delay_s: how much later what brokers tell each other may arrive.
-    backlog_limit_s: how long a queue with a backlog is in nobody's hands at most."""
+    backlog_limit_s: how long a queue with a backlog is in nobody's hands at most. kinds: of members, where some share
+    messages. expression: the tags that members want."""
 
     brokers: int
     topics: int
@@ -61,6 +64,8 @@ class Plan:
     turns: bool = False
     peers_delay_s: float = 0.0
     backlog_limit_s: float = math.inf
+    kinds: tuple[str, ...] = ("ours",)
+    expression: str = "*"
 
     @property
     def is_calm(self) -> bool:
@@ -139,6 +144,35 @@ async def kill_broker(world: World) -> None:
     await world.start_node(node)
 
 
+async def lose_end(world: World) -> None:
+    """A broker is killed, and the last messages of its log are gone, as after a crash of the machine."""
+    node = world.rng.choice(world.nodes)
+    if not node.is_up:
+        return
+    assert node.broker is not None
+    queues = node.broker.store.queues.values()
+    positions = sorted(queue.entry(offset)[0] for queue in queues for offset in range(queue.begin, queue.next))
+    if not positions:
+        return
+    position = world.rng.choice(positions[-6:])
+    world.note(f"{node.name} is killed, and its log ends at {position}")
+    world.crashed()
+    world.kill_node(node)
+    cut_log(node.folder, position)
+    await asyncio.sleep(world.rng.uniform(0, 1))
+    await world.start_node(node)
+    world.lost(node)
+    world.crashed()
+
+
+def cut_log(folder: Path, position: int) -> None:
+    for path in (folder / "commitlog").iterdir():
+        if int(path.name) >= position:
+            path.unlink()
+        elif int(path.name) + path.stat().st_size > position:
+            os.truncate(path, position - int(path.name))
+
+
 async def grow(world: World) -> None:
     """A topic gets more queues."""
     grow_at(world, world.rng.choice(world.nodes))
@@ -162,6 +196,7 @@ async def kill(world: World) -> None:
         world.note(f"{member.name} is killed")
         world.crashed()
         member.process.kill()
+        world.interrupted()
 
 
 async def freeze(world: World) -> None:
@@ -548,6 +583,13 @@ async def _hasty_members(world: World) -> None:
         await asyncio.sleep(world.rng.uniform(0, 4))
 
 
+async def _end_lost(world: World) -> None:
+    """A broker is killed and loses the end of its log, while members are ahead; its offsets are given again."""
+    for _ in range(2):
+        await asyncio.sleep(world.rng.uniform(8, 14))
+        await lose_end(world)
+
+
 _CALM = {"gentle": True, "long_handlers": 0.0, "lost_notifications": 0.0, "drain_s": 30.0}
 _LONG = {"long_handlers": 0.2, "drain_s": LONGEST_HANDLER_S + 5.0}
 _PLAIN = {"orderly": False, "sticky": False, "mixed": False}
@@ -592,8 +634,57 @@ SCENARIOS: dict[str, Scenario] = {
         _told_in_turns,
     ),
     "only-a-broker-stands": Scenario({**_CALM, "handler_s": 0.2}, _only_a_broker_stands),
+    "end-lost": Scenario({**_PLAIN, "gentle": False, "long_handlers": 0.0, "members": 2, "handler_s": 0.02}, _end_lost),
+}
+
+
+async def _frozen_at_a_receive(world: World) -> None:
+    """A member freezes when it has sent a receive, and sees the response when its messages are another's."""
+    for _ in range(3):
+        await asyncio.sleep(world.rng.uniform(1, 6))
+        member = spare(world)
+        if member is not None:
+            await freeze_at(world, member, RequestCode.POP_MESSAGE, world.rng.choice((2, 5, 12, 25)))
+
+
+async def _queues_leave_the_pool(world: World) -> None:
+    """Members that pull come and go beside clients of 5.x, whose messages the broker extends."""
+    for _ in range(3):
+        await asyncio.sleep(world.rng.uniform(2, 6))
+        for _ in range(world.rng.choice((1, 1, 2))):
+            world.spawn((join if world.rng.random() < 0.6 else someone_leaves)(world))
+
+
+async def _extended_and_killed(world: World) -> None:
+    """Clients of 5.x whose messages brokers extend, or those brokers, are killed, cut off and restarted."""
+    for _ in range(world.plan.events):
+        await asyncio.sleep(world.rng.uniform(0.5, 8))
+        event = world.rng.choice((join, someone_leaves, kill, cut, kill_broker, restart))
+        world.spawn(event(world))
+
+
+SHARED: dict[str, Scenario] = {
+    "frozen-at-a-receive": Scenario({"gentle": False, "members": 3, "kinds": ("pops",)}, _frozen_at_a_receive),
+    "queues-leave-the-pool": Scenario(
+        {"gentle": True, "members": 3, "orderly": False, "kinds": ("five", "five", "ours", "foreign")},
+        _queues_leave_the_pool,
+    ),
+    "extended-and-killed": Scenario(
+        {"gentle": False, "orderly": False, "kinds": ("five", "pops")}, _extended_and_killed
+    ),
+    "filter-finds-nothing": Scenario(
+        {
+            "gentle": True,
+            "members": 2,
+            "queues": 8,
+            "expression": "wanted",
+            "kinds": ("pops", "five"),
+            "orderly": False,
+        },
+        _queues_leave_the_pool,
+    ),
 }
 
 
 def scenario_of(name: str, plan: Plan) -> Plan:
-    return replace(plan, scenario=name, **SCENARIOS[name].plan)
+    return replace(plan, scenario=name, **(SCENARIOS | SHARED)[name].plan)

@@ -52,7 +52,7 @@ from tests.support.apache_locks import ApacheLocks
 
 from . import scenarios
 from .loop import Process, SimLoop, virtual_time
-from .members import AnyMember, ForeignMember, Member, Place, PoppedDelivery, PoppingMember
+from .members import AnyMember, FiveMember, ForeignMember, Member, Place, PoppedDelivery, PoppingMember
 from .patches import (
     Violation,
     check_raised,
@@ -63,7 +63,7 @@ from .patches import (
     pieces,
     raise_later,
 )
-from .scenarios import LONGEST_HANDLER_S, SCENARIOS, Plan, scenario_of
+from .scenarios import LONGEST_HANDLER_S, SCENARIOS, SHARED, Plan, scenario_of
 
 GROUP = "g"
 NAME_SERVER_PORT = 9876
@@ -80,6 +80,8 @@ UNWRITTEN_S = 0.5  # a delivery so shortly before a kill need not be on the disk
 FORGIVEN_S = 45.0  # after a kill, members that pull may continue from older offsets
 ROUTINE = (" handles ", " gets ", " takes ", " gives ", " reads ", " drops ", "not sent")
 KEYS = 3
+WANTED_SHARE = 0.1  # of the messages, where members want those of one tag
+FIRST_S = 10.0  # a message is delivered for the first time within this, if nothing stirs the group
 
 
 @dataclass(eq=False)
@@ -131,6 +133,8 @@ class World:
         self._done: set[Place] = set()
         self._maybe: set[bytes] = set()  # acknowledged, perhaps
         self._sent: dict[tuple[Queue, str], list[int]] = defaultdict(list)
+        self._sent_s: dict[bytes, float] = {}
+        self._sent_at: dict[Place, tuple[str, bytes]] = {}
         self._stirred_s = 0.0
         self._choose(scenario)
         self.nodes = [
@@ -146,23 +150,39 @@ class World:
             self.plan = scenario_of(played, self.plan) if played else self.plan
             return
         is_mixed = self.rng.random() < 0.5
-        self.kinds = ("pops", "pops", "ours", "foreign") if is_mixed else ("pops",)
+        kinds = ("pops", "pops", "ours", "foreign") if is_mixed else ("pops",)
         is_orderly = not is_mixed and self.rng.random() < 0.4
-        self.plan = replace(self.plan, mixed=False, long_handlers=0.0, drain_s=30.0, orderly=is_orderly)
+        plan = replace(self.plan, mixed=False, long_handlers=0.0, drain_s=30.0, orderly=is_orderly, kinds=kinds)
+        played = self.rng.choice((*SHARED, *[""] * len(SHARED))) if scenario is None else scenario
+        self.plan = scenario_of(played, plan) if played else plan
 
     # Notes and checks while it runs
 
     def note(self, text: str) -> None:
         if not any(word in text for word in ROUTINE):
             self._stirred_s = self.loop.time()
-        if self.shares and "restarts" in text and "foreign" in self.kinds:
+        if self.shares and "restarts" in text and "foreign" in self.plan.kinds:
             self._crashes.append(self.loop.time())  # Apache's client repeats messages without a commit
+        if "restarts" in text:
+            self.interrupted()
         self.trace.append(f"{self.loop.time():9.4f} {text}")
 
     def crashed(self) -> None:
         self._crashes.append(self.loop.time())
         for delivery in self._deliveries.values():
             if delivery.since_s > self.loop.time() - UNWRITTEN_S:
+                delivery.is_free = True
+        self.interrupted()
+
+    def interrupted(self) -> None:
+        """No delivery is extended from now on: a broker or a client was away."""
+        for delivery in self._deliveries.values():
+            delivery.interrupted()
+
+    def freed(self, member: AnyMember) -> None:
+        """Others may get what a member had in flight."""
+        for delivery in self._deliveries.values():
+            if delivery.member is member:
                 delivery.is_free = True
 
     def taken(self, member: Member, queues: set[Queue]) -> None:
@@ -250,18 +270,16 @@ class World:
 
     # Messages that are popped
 
-    def popped(self, member: PoppingMember, deliveries: Sequence[PoppedDelivery]) -> None:
+    def popped(self, member: AnyMember, deliveries: Sequence[PoppedDelivery]) -> None:
         together = {delivery.place for delivery in deliveries}
         for delivery in deliveries:
-            self.note(
-                f"{member.name} gets {delivery.queue} {delivery.record.queue_offset} for the {delivery.attempt}. time"
-            )
+            self.note(f"{member.name} gets {delivery.queue} {delivery.offset} for the {delivery.attempt}. time")
             last = self._deliveries.get(delivery.place)
             if last is not None and delivery.popped_s < last.popped_s:  # it froze while the response was in its socket
                 continue
             fault = self._fault_of(delivery) or (self._disorder(delivery, together) if self.plan.orderly else None)
             if fault:
-                raise_later(f"{delivery.queue} {delivery.record.queue_offset} is given to {member.name}, {fault}")
+                raise_later(f"{delivery.queue} {delivery.offset} is given to {member.name}, {fault}")
             self._deliveries[delivery.place] = delivery
             delivery.since_s = self.loop.time()
 
@@ -275,8 +293,16 @@ class World:
             late_s = now_s - before.due_s
             if late_s > LATE_S:
                 return f"{late_s:.3f} s after its time"
+        waited_s = now_s - self._sent_s.get(delivery.body, now_s)
+        if (
+            not self.plan.orderly
+            and delivery.attempt == 1
+            and waited_s > FIRST_S
+            and self._stirred_s < now_s - waited_s - CALM_S
+        ):
+            return f"{waited_s:.3f} s after it was sent"
         queue = delivery.queue
-        times = self.handlings[queue.topic, queue.broker_name, queue.queue_id, delivery.record.queue_offset]
+        times = self.handlings[queue.topic, queue.broker_name, queue.queue_id, delivery.offset]
         if times and not self._may_repeat(*times[-1]) and not self._was_killed():
             return f"and {times[-1][1].name}, which pulls, has handled it"
         return None
@@ -284,17 +310,23 @@ class World:
     def _disorder(self, delivery: PoppedDelivery, together: set[Place]) -> str | None:
         for offset in self._sent[delivery.queue, delivery.key]:
             place = delivery.queue, offset
-            if offset >= delivery.record.queue_offset:
+            if offset >= delivery.offset:
                 return None
             other = self._deliveries.get(place)
             if place not in self._done and place not in together and not (other is not None and other.is_sent):
                 return f"before {offset} of its message group"
         return None
 
+    def renewed(self, delivery: PoppedDelivery) -> None:
+        """A renewal that the broker confirmed was of the last delivery of a message."""
+        last = self._deliveries[delivery.place]
+        if last is not delivery and not last.is_sent:
+            raise_later(f"{delivery.member.name} renews {delivery.queue} {delivery.offset}, which is another's")
+
     def acknowledging(self, delivery: PoppedDelivery) -> None:
         delivery.is_sent = True
         if self._deliveries.get(delivery.place) is delivery:  # otherwise the broker must not accept it
-            self._maybe.add(delivery.record.body)
+            self._maybe.add(delivery.body)
 
     def acknowledged_by(self, delivery: PoppedDelivery) -> bool:
         """Return True if the message is done: this delivery was in flight when the broker confirmed."""
@@ -305,7 +337,7 @@ class World:
         ):
             return False
         self._done.add(delivery.place)
-        self._bodies[delivery.record.body] += 1
+        self._bodies[delivery.body] += 1
         return True
 
     def _check_in_flight(self, member: AnyMember, message: Message) -> None:
@@ -376,10 +408,27 @@ class World:
         node.broker.store.close()
         node.broker = node.server = None
 
+    def lost(self, node: Node) -> None:
+        """Forget the messages that a broker has lost: others may get their offsets."""
+        assert node.broker is not None
+        reported = node.broker.recovered.lost
+        for (queue, offset), sent in list(self._sent_at.items()):
+            stored = node.broker.store.queues.get((queue.topic, queue.queue_id))
+            is_reported = any(
+                (item.topic, item.queue_id) == (queue.topic, queue.queue_id) and item.begin <= offset < item.end
+                for item in reported
+            )
+            if queue.broker_name == node.name and (is_reported or stored is None or offset >= stored.next):
+                self.note(f"{queue} {offset} is lost")
+                del self._sent_at[queue, offset]
+                self.handlings.pop((queue.topic, queue.broker_name, queue.queue_id, offset), None)
+                if sent in self.acknowledged:
+                    self.acknowledged.remove(sent)
+
     # Members
 
     async def join(self, topics: tuple[str, ...] | None = None, *, foreign: bool = False) -> None:
-        kind = self.rng.choice(self.kinds) if self.shares else "foreign" if foreign else "ours"
+        kind = self.rng.choice(self.plan.kinds) if self.shares else "foreign" if foreign else "ours"
         if topics is None:
             topics = tuple(self.topics)
             if self.plan.mixed:
@@ -388,6 +437,8 @@ class World:
         member: AnyMember
         if kind == "pops":
             member = PoppingMember(self, f"p{number}", topics)
+        elif kind == "five":
+            member = FiveMember(self, f"f{number}", topics)
         elif kind == "foreign":
             self._has_foreign = True
             member = ForeignMember(self, f"j{number}", topics)
@@ -432,7 +483,7 @@ class World:
         settling = asyncio.create_task(self._watch_settled())
         began_s = self.loop.time()
         if self.plan.scenario:
-            self.spawn(SCENARIOS[self.plan.scenario].play(self))
+            self.spawn((SCENARIOS | SHARED)[self.plan.scenario].play(self))
         else:
             moments_s = sorted(began_s + self.rng.uniform(1, CHAOS_S) for _ in range(self.plan.events))
             await scenarios.by_chance(self, moments_s)
@@ -452,6 +503,7 @@ class World:
     def spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
+        task.add_done_callback(_check_event)
 
     def check(self) -> None:
         """Raises Violation if something did not hold."""
@@ -472,12 +524,18 @@ class World:
                 topic = self.rng.choice(self.topics)
                 key = f"k{self.rng.randrange(KEYS)}" if self.shares else ""
                 options: dict[str, Any] = {"queue_key": key, "properties": {SHARDING_KEY: key}} if self.shares else {}
+                is_wanted = self.plan.expression == "*" or self.rng.random() < WANTED_SHARE
+                if self.plan.expression != "*":
+                    options["tag"] = self.plan.expression if is_wanted else "unwanted"
                 self.numbers += 1
                 body = b"%d" % self.numbers
                 try:
                     result = await producer.send(topic, body, **options)
-                    self.acknowledged.append((topic, body))
-                    self._sent[result.queue, key].append(result.queue_offset)
+                    self._sent_at[result.queue, result.queue_offset] = topic, body
+                    if is_wanted:
+                        self.acknowledged.append((topic, body))
+                        self._sent[result.queue, key].append(result.queue_offset)
+                        self._sent_s[body] = self.loop.time()
                 except RocketletError as error:
                     self.note(f"not sent: {type(error).__name__}")
                 await asyncio.sleep(self.rng.expovariate(8))
@@ -577,6 +635,12 @@ class World:
             if max(shares) - min(shares) > 1:
                 return f"the shares of {topic} are {shares}"
         return None
+
+
+def _check_event(task: asyncio.Task[Any]) -> None:
+    """An event that fails is a defect: of a broker that does not start, or of the simulation."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise_later(f"an event failed: {error!r}")
 
 
 async def _done_or_dead(task: asyncio.Task[None], process: Process) -> None:

@@ -59,7 +59,7 @@ def test_what_must_hold_holds_where_messages_are_shared() -> None:
 @pytest.mark.parametrize("fault", POP_FAULTS)
 def test_a_known_fault_of_shared_messages_is_found(fault: str) -> None:
     first = {"pop-any-pull": 1200, "pop-any-commit": 200}.get(fault, 0)
-    found = run(str(first), str(first + 200), "--shared", "--plant", fault)
+    found = run(str(first), str(first + 200), "--shared", "--plant", fault, "--scenario", "")
     assert found.returncode == 1, f"{fault} was not found: {found.stdout}"
     assert "Traceback" not in found.stdout + found.stderr
 
