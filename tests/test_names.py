@@ -73,7 +73,7 @@ PATCHING = frozenset(("setattr", "object", "patch"))
 PATCHED = {
     "broker/groups/test_draining.py": 1,
     "broker/grpc/test_costs.py": 2,
-    "broker/grpc/test_transport.py": 2,
+    "broker/grpc/test_transport.py": 3,
     "broker/tls/test_tls.py": 1,
     "broker/tls/test_tls_floods.py": 1,
     "broker/messages/test_searching.py": 3,
