@@ -444,6 +444,7 @@ def rows_of(
 def _decoded(
     data: bytes, queue: Queue, begin: int, end: int, columns: Sequence[str], tags: Sequence[str]
 ) -> Rows | None:
+    columns = [canonical(name) for name in columns]  # Spark keeps the letter case of a user's schema
     if fast.MODULE == "pure" or {"headers", "properties"} <= set(columns):
         return None
     if "topic" in columns and queue.topic.startswith(names.RETRY_PREFIX):

@@ -222,3 +222,8 @@ def test_a_body_that_cannot_be_decompressed_is_named_or_null() -> None:
         Rows(broken + good, QUEUE, 0, 100).batch(["body"])
     lenient = Rows(broken + good, QUEUE, 0, 100, strict=False)
     assert lenient.batch(["body"]).column("body").to_pylist() == [None, b"plain"]
+
+
+def test_columns_in_another_letter_case_have_the_same_values() -> None:
+    found = rows_of(plain_record(b"TAGS\x01A"), QUEUE, 0, 1000, ["TAGS", "Body"]).batch(["TAGS", "Body"])
+    assert found.to_pylist() == [{"TAGS": "A", "Body": b"x"}]
