@@ -5,7 +5,6 @@ members     a consumer of ours, models of Apache's consumer and of a client that
 scenarios   the plan of a seed, single faults, and situations that chance makes rarely
 world       one run and what must hold in it
 patches     broken promises, and patches of brokers and clients
-planted, planted_pops   faults of other designs, which the simulation must find
 rolls, weeks   programs: rolls of members, weeks of virtual time
 __main__    runs seeds
 """

@@ -1,36 +1,27 @@
-"""`python -m simulation.rolls 10`: so many rolls of foreign members over a backlog; how long each queue was not read.
+"""`python -m simulation.rolls 10`: ten rolls of foreign members over a backlog; how long each queue was not read.
 
-A queue is not read while it has a backlog of which no member will handle anything that it has. `--undrained`: members are
-told of a change at once, as Apache's broker does. `--scenario`: on two brokers."""
+A queue is not read while it has a backlog and no member will handle what it was given of it. `--scenario`: on two brokers."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import statistics
-from contextlib import ExitStack
 
 import structlog
 
 from .patches import Violation
-from .planted import planted
 from .world import World, simulate
-
-UNDRAINED = ("foreign-not-drained", "foreign-told-at-once")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rolls", type=int)
-    parser.add_argument("--undrained", action="store_true")
     parser.add_argument("--scenario", choices=("foreign-roll", "foreign-roll-of-two"), default="foreign-roll")
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable(logging.CRITICAL)
-    with ExitStack() as stack:
-        for fault in UNDRAINED if options.undrained else ():
-            stack.enter_context(planted(fault))
-        worlds = [_world(seed, options.scenario) for seed in range(options.rolls)]
+    worlds = [_world(seed, options.scenario) for seed in range(options.rolls)]
     times = [len(moments) for world in worlds for moments in world.handlings.values()]
     pauses = sorted(pause_s for world in worlds for pause_s in world.unread_s.values())
     marks = statistics.quantiles(pauses, n=100)
