@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..protocol.bodies import GroupConfig
     from ..protocol.headers import PutAccount
     from ..protocol.names import Queue, Sql
-    from .admin.admin_client import AdminClient, Group, OffsetChange, Topic, settled
+    from .admin.admin_client import AdminClient, Group, OffsetChange, Topic, rebalanced
     from .admin.trace import MessageTrace
     from .application import Depends, Health, Rocketlet, stop_signal
     from .config import ClientLimits, PullLimits, Start
@@ -76,7 +76,7 @@ _NAMES: Final = {
         "Group",
         "Topic",
         "OffsetChange",
-        "settled",
+        "rebalanced",
     ),
     ".admin.trace": ("MessageTrace",),
     ".application": (
@@ -164,7 +164,7 @@ __all__ = [
     "Strategy",
     "Topic",
     "TopicNotFound",
-    "settled",
+    "rebalanced",
     "stop_signal",
 ]
 

@@ -416,10 +416,10 @@ class Consumer(Receiver):
                 for topic in self.subscriptions:
                     if not topic.startswith(names.RETRY_PREFIX):
                         await self._cluster.ensure_topic(topic)
-                await self._membership.settled()
+                await self._membership.rebalanced()
         except TimeoutError:
-            reason = self._membership.unsettled()
-            raise TimeoutError(f"{self.group} has not settled here in {timeout_s} s: {reason}") from None
+            reason = self._membership.rebalance_fault()
+            raise TimeoutError(f"{self.group} is not rebalanced here after {timeout_s} s: {reason}") from None
         return self.assignment()
 
     async def pause(self, queues: Iterable[Queue] | None = None) -> None:
@@ -461,8 +461,10 @@ class Consumer(Receiver):
         """How far this member has come in each of its queues. Raises RocketletError, and ConfigError for a consumer that does
         not run or has not got its queues yet: `assigned` waits for them."""
         self._check_running()
-        if not self._membership.owned and not self._membership.is_settled:
-            raise ConfigError(f"{self.group} has given this consumer no queues yet: {self._membership.unsettled()}")
+        if not self._membership.owned and not self._membership.is_rebalanced:
+            raise ConfigError(
+                f"{self.group} has given this consumer no queues yet: {self._membership.rebalance_fault()}"
+            )
         offsets = GroupOffsets(self._cluster, self.group)
 
         async def position(process_queue: ProcessQueue) -> Position:

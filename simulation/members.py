@@ -125,8 +125,8 @@ class Member(AnyMember):
         return self.consumer.assignment()
 
     @property
-    def is_settled(self) -> bool:
-        return self.consumer._membership.is_settled
+    def is_rebalanced(self) -> bool:
+        return self.consumer._membership.is_rebalanced
 
     @property
     def releases(self) -> bool:

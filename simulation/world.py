@@ -480,7 +480,7 @@ class World:
         watching = asyncio.create_task(
             self._watch_unread() if self.plan.is_calm and not self.shares else asyncio.sleep(0)
         )
-        settling = asyncio.create_task(self._watch_settled())
+        settling = asyncio.create_task(self._watch_rebalanced())
         began_s = self.loop.time()
         if self.plan.scenario:
             self.spawn((SCENARIOS | SHARED)[self.plan.scenario].play(self))
@@ -572,13 +572,13 @@ class World:
                         return fault
         return None if self.shares else self._balance_fault()
 
-    async def _watch_settled(self) -> None:
-        """Nobody is settled who still hands a queue over."""
+    async def _watch_rebalanced(self) -> None:
+        """Nobody is rebalanced who still hands a queue over."""
         while True:
             await asyncio.sleep(0.05)
             for member in self.living():
-                if isinstance(member, Member) and member.is_settled and member.releases:
-                    raise_later(f"{member.name} is settled, and hands queues over")
+                if isinstance(member, Member) and member.is_rebalanced and member.releases:
+                    raise_later(f"{member.name} is rebalanced, and hands queues over")
 
     async def _watch_unread(self) -> None:
         """Where nothing is lost, killed or slow, every queue of a broker that is up has a reader soon."""

@@ -215,7 +215,7 @@ class QueryMember:
         await self._membership.join()
         try:
             async with asyncio.timeout(SETTLE_TIMEOUT_S):
-                await self._membership.settled()
+                await self._membership.rebalanced()
         except TimeoutError:
             log.warning(
                 "queues_missing", group=options.group, owned=len(self._readings), hint="the query goes on without them"
@@ -336,11 +336,11 @@ class QueryMember:
         """The query would skip queues that come later."""
         try:
             async with asyncio.timeout(SHARE_TIMEOUT_S):
-                await self._membership.settled()
+                await self._membership.rebalanced()
         except TimeoutError:
             raise RocketletError(
                 f"the group {self._options.group} has not given this query its queues within {SHARE_TIMEOUT_S:.0f} s: "
-                f"{self._membership.unsettled()}; try later"
+                f"{self._membership.rebalance_fault()}; try later"
             ) from None
 
     async def place(self, queue: Queue) -> int:
@@ -350,7 +350,7 @@ class QueryMember:
         return max(committed, self._finished.get(queue, 0))
 
     def out_of_reach(self, seen: Seen) -> Mapping[Queue, int]:
-        if self._membership.is_settled:
+        if self._membership.is_rebalanced:
             self._cut_off.clear()  # another member has them
         return self._cut_off | {
             queue: reading.position

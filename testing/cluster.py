@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from ..client.admin.admin_client import AdminClient, settled
+from ..client.admin.admin_client import AdminClient, rebalanced
 from ..client.config import TOPIC_QUEUES
 from .broker import Broker
 from .config import WAIT_S
@@ -43,8 +43,8 @@ class Cluster:
         while self.brokers:
             await self.brokers.pop().__aexit__()
 
-    async def settled(self, group: str, *, members: int | None = None, timeout_s: float = WAIT_S) -> dict[str, int]:
-        return await settled(self.address, group, members=members, timeout_s=timeout_s)
+    async def rebalanced(self, group: str, *, members: int | None = None, timeout_s: float = WAIT_S) -> dict[str, int]:
+        return await rebalanced(self.address, group, members=members, timeout_s=timeout_s)
 
     async def create_topic(self, topic: str, queues: int = TOPIC_QUEUES) -> None:
         """Creates a topic on each broker."""

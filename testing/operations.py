@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from ..client.admin.admin_client import settled_by
+from ..client.admin.admin_client import rebalanced_by
 from ..client.message import Message
 from ..protocol.names import Queue
 from . import shapes, state
@@ -297,8 +297,8 @@ def _missing_of_known(rig: Rig, condition: shapes.AnyCondition) -> str:
 
 async def _wait_for(rig: Rig, call: Call) -> shapes.Waited:
     body: shapes.WaitFor = call.body
-    if isinstance(body.condition, shapes.Settled):
-        return shapes.Waited(await _settled(rig, body.condition, body.timeout_s))
+    if isinstance(body.condition, shapes.Rebalanced):
+        return shapes.Waited(await _rebalanced(rig, body.condition, body.timeout_s))
     end_s = asyncio.get_running_loop().time() + body.timeout_s
     while missing := _missing(rig, body.condition):
         if asyncio.get_running_loop().time() >= end_s:
@@ -309,10 +309,10 @@ async def _wait_for(rig: Rig, call: Call) -> shapes.Waited:
     return shapes.Waited({})
 
 
-async def _settled(rig: Rig, condition: shapes.Settled, timeout_s: float) -> dict[str, int]:
+async def _rebalanced(rig: Rig, condition: shapes.Rebalanced, timeout_s: float) -> dict[str, int]:
     assert rig.running
     group = condition.group
-    return await settled_by(
+    return await rebalanced_by(
         lambda: rig.reports(group), group, members=condition.members, timeout_s=max(timeout_s, LOOK_S)
     )
 

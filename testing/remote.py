@@ -38,7 +38,7 @@ class RemoteBroker(BrokerUnderTest):
     """control: where `rocketlet start --control-port` listens, as `host:port` or a URL. address: where clients of this
     process reach the broker, if it is not where the broker itself would say, as behind a container's published port.
 
-    Calls block until the broker has answered; `settled`, `consumed`, `until` and `skip_waits` let the event loop run
+    Calls block until the broker has answered; `rebalanced`, `consumed`, `until` and `skip_waits` let the event loop run
     meanwhile. Raises ConnectionError if nobody answers there.
     """
 
@@ -79,13 +79,13 @@ class RemoteBroker(BrokerUnderTest):
 
     # Waiting
 
-    async def settled(self, group: str, *, members: int | None = None, timeout_s: float = WAIT_S) -> dict[str, int]:
+    async def rebalanced(self, group: str, *, members: int | None = None, timeout_s: float = WAIT_S) -> dict[str, int]:
         shares: dict[str, int] = {}
         missing = ""
 
-        def is_settled() -> bool:
+        def is_rebalanced() -> bool:
             nonlocal missing
-            wanted = shapes.WaitFor(shapes.Settled(group, members), timeout_s=0)
+            wanted = shapes.WaitFor(shapes.Rebalanced(group, members), timeout_s=0)
             try:
                 shares.update(self._calls.call("POST", "/wait-for", shapes.Waited, wanted).shares)
             except TimeoutError as error:
@@ -93,7 +93,7 @@ class RemoteBroker(BrokerUnderTest):
                 return False
             return True
 
-        await self.until(is_settled, timeout_s=timeout_s, what=lambda: missing)
+        await self.until(is_rebalanced, timeout_s=timeout_s, what=lambda: missing)
         return shares
 
     # Looking

@@ -223,7 +223,7 @@ class Condition(Struct, forbid_unknown_fields=True, tag_field="until"):
     pass
 
 
-class Settled(Condition, tag="settled"):
+class Rebalanced(Condition, tag="rebalanced"):
     """The group's rebalance is over; with `members`, it has so many."""
 
     group: str
@@ -273,7 +273,7 @@ class Acted(Condition, tag="injected"):
     count: Count = 1
 
 
-AnyCondition = Settled | Consumed | Stored | DeadLetters | Members | Asked | Acted
+AnyCondition = Rebalanced | Consumed | Stored | DeadLetters | Members | Asked | Acted
 
 
 class WaitFor(Struct, forbid_unknown_fields=True):
@@ -285,6 +285,6 @@ class WaitFor(Struct, forbid_unknown_fields=True):
 
 
 class Waited(Struct):
-    """`shares`: how many queues each member owns, of a group that has settled."""
+    """`shares`: how many queues each member owns, of a group that is rebalanced."""
 
     shares: dict[str, int]

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..client.admin.admin_client import settled
+from ..client.admin.admin_client import rebalanced
 from ..client.config import TOPIC_QUEUES
 from ..client.message import Message
 from ..protocol.names import Queue
@@ -79,10 +79,10 @@ class BrokerUnderTest(ABC):
 
     # Waiting
 
-    async def settled(self, group: str, *, members: int | None = None, timeout_s: float = WAIT_S) -> dict[str, int]:
+    async def rebalanced(self, group: str, *, members: int | None = None, timeout_s: float = WAIT_S) -> dict[str, int]:
         """Returns when the rebalance is over; the number of queues by client id. Raises TimeoutError, which says what is
         missing."""
-        return await settled(self.address, group, members=members, timeout_s=timeout_s)
+        return await rebalanced(self.address, group, members=members, timeout_s=timeout_s)
 
     async def consumed(self, group: str, topic: str, *, timeout_s: float = WAIT_S) -> None:
         """Returns when the group has committed every message of the topic. Raises TimeoutError, which says how many lack, and

@@ -1135,7 +1135,7 @@ def _queue(event: Event) -> Queue | None:
 
 
 # ------------------------------------------------------------------------------
-# `settled` waits until a group has come to rest. For tests and deployments.
+# `rebalanced` waits until a group has come to rest. For tests and deployments.
 
 
 LOOK_S = 0.05
@@ -1146,7 +1146,7 @@ Look = Callable[[], Awaitable[list[dict[str, Any]]]]
 """Asks each broker of a cluster about a group, as `AdminClient.history` does."""
 
 
-async def settled(
+async def rebalanced(
     name_server: str,
     group: str,
     *,
@@ -1164,11 +1164,11 @@ async def settled(
     Apache's brokers do not know who owns what, so it needs Rocketlet's.
     """
     async with AdminClient(name_server, access=access, limits=limits) as admin:
-        return await settled_by(lambda: admin.history(group), group, members=members, timeout_s=timeout_s)
+        return await rebalanced_by(lambda: admin.history(group), group, members=members, timeout_s=timeout_s)
 
 
-async def settled_by(look: Look, group: str, *, members: int | None, timeout_s: float) -> dict[str, int]:
-    """Like `settled`, by the reports that `look` returns."""
+async def rebalanced_by(look: Look, group: str, *, members: int | None, timeout_s: float) -> dict[str, int]:
+    """Like `rebalanced`, by the reports that `look` returns."""
     missing = "nothing was heard"
     try:
         async with asyncio.timeout(timeout_s):
@@ -1181,7 +1181,7 @@ async def settled_by(look: Look, group: str, *, members: int | None, timeout_s: 
                     return owned
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
-        raise TimeoutError(f"the group {group} has not settled in {timeout_s} s: {missing}") from None
+        raise TimeoutError(f"the group {group} is not rebalanced after {timeout_s} s: {missing}") from None
 
 
 def _is_hashed(owned_by: Mapping[Queue, str], clients: Sequence[str]) -> bool:
@@ -1193,7 +1193,7 @@ def _is_hashed(owned_by: Mapping[Queue, str], clients: Sequence[str]) -> bool:
 
 
 def _judged(reports: list[dict[str, Any]], members: int | None) -> tuple[str, dict[str, int]]:
-    """Why the group is not settled (empty if it is), and how many queues each member owns."""
+    """Why the group is not rebalanced (empty if it is), and how many queues each member owns."""
     subscriptions = {item["clientId"]: item["subscriptions"] for report in reports for item in report["members"]}
     if members is not None and len(subscriptions) != members:
         return f"it has {counted(len(subscriptions), 'member')}", {}

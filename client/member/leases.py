@@ -79,7 +79,7 @@ class QueueUser(Protocol):
 class Leases:
     """The queues that one member owns, takes and gives up.
 
-    `wake` is set when there is something to share out again, `settled` cleared when a queue
+    `wake` is set when there is something to share out again, `rebalanced` cleared when a queue
     is lost.
     """
 
@@ -93,7 +93,7 @@ class Leases:
         heartbeats: Heartbeats,
         *,
         wake: asyncio.Event,
-        settled: asyncio.Event,
+        rebalanced: asyncio.Event,
     ) -> None:
         self._cluster = cluster
         self._limits = cluster.limits
@@ -101,7 +101,7 @@ class Leases:
         self._offsets = offsets
         self._heartbeats = heartbeats
         self._wake = wake
-        self._settled = settled
+        self._rebalanced = rebalanced
         self.owned: dict[Queue, Lease] = {}
         self._suspended: set[Queue] = set()
         self._locks = MemberLocks(cluster, group, client_id)
@@ -335,7 +335,7 @@ class Leases:
         lease = self.owned.pop(queue, None)
         if lease is not None:
             log.warning("queue_lost", queue=str(queue), reason=reason)
-            self._settled.clear()
+            self._rebalanced.clear()
             self._end(queue, lease)
             self._wake.set()
         elif (lease := self._releasing.pop(queue, None)) is not None:

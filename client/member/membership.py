@@ -71,7 +71,7 @@ class Membership:
         self._consume_type = consume_type
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
-        self._settled = asyncio.Event()
+        self._rebalanced = asyncio.Event()
         self._has_left = False
         self._offsets = GroupOffsets(cluster, group, start, starts)
         self._heartbeats = Heartbeats(cluster, self._described, self._addresses)
@@ -83,7 +83,7 @@ class Membership:
             self._offsets,
             self._heartbeats,
             wake=self._wake,
-            settled=self._settled,
+            rebalanced=self._rebalanced,
         )
         self._shares = Shares(cluster, group, self.client_id, strategy)
         self._rebalance = Rebalance(
@@ -93,7 +93,7 @@ class Membership:
             self._shares,
             self._heartbeats,
             wake=self._wake,
-            settled=self._settled,
+            rebalanced=self._rebalanced,
         )
         cluster.answer(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._notified)
         cluster.listen(on_change=lambda topic: self._wake.set(), on_lost=self._lost_connection)
@@ -159,8 +159,8 @@ class Membership:
         await self._heartbeats.beat()
         self._rebalance.add_topics(subscriptions)
 
-    def unsettled(self) -> str:
-        """Why the member is not settled, in words; empty if it is."""
+    def rebalance_fault(self) -> str:
+        """Why the member is not rebalanced, in words; empty if it is."""
         if self._rebalance.missing:
             topics = ", ".join(sorted(self._rebalance.missing))
             return f"no name server knows the topic {topics}; create it, or check its name"
@@ -172,13 +172,13 @@ class Membership:
         return f"it owns {owned}; other members or brokers have not let go of the rest of its share yet"
 
     @property
-    def is_settled(self) -> bool:
+    def is_rebalanced(self) -> bool:
         """Whether this member holds exactly the queues that the last allocation gave it."""
-        return self._settled.is_set()
+        return self._rebalanced.is_set()
 
-    async def settled(self) -> None:
+    async def rebalanced(self) -> None:
         """Returns when this member holds exactly the queues that the last allocation gave it."""
-        await self._settled.wait()
+        await self._rebalanced.wait()
 
     async def commit(self, offsets: Mapping[Queue, int]) -> set[Queue]:
         """Stores the group's offsets of owned queues; returns the queues for which that was done."""
@@ -266,7 +266,7 @@ def _consume_from(start: Start) -> str:
 
 
 class Rebalance:
-    """Rebalances one member. `wake` starts a pass; `settled` is set while the member holds exactly its share."""
+    """Rebalances one member. `wake` starts a pass; `rebalanced` is set while the member holds exactly its share."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class Rebalance:
         heartbeats: Heartbeats,
         *,
         wake: asyncio.Event,
-        settled: asyncio.Event,
+        rebalanced: asyncio.Event,
     ) -> None:
         self._cluster = cluster
         self._limits = cluster.limits
@@ -286,7 +286,7 @@ class Rebalance:
         self._shares = shares
         self._heartbeats = heartbeats
         self._wake = wake
-        self._settled = settled
+        self._rebalanced = rebalanced
         self._results: dict[str, set[Queue]] = {}
         self._queues: dict[str, tuple[Route, list[Queue]]] = {}
         self._grown: set[str] = set()
@@ -325,7 +325,7 @@ class Rebalance:
         self.has_looked = True
         leases = self._leases
         if mine != leases.owned.keys():
-            self._settled.clear()
+            self._rebalanced.clear()
         for queue in leases.owned.keys() - mine:
             leases.release(queue)
         await leases.acquire(mine)
@@ -335,9 +335,9 @@ class Rebalance:
         if not holds_all:
             self._retry_s = min(self._retry_s, self._limits.lock_retry_s)
         if not holds_all or leases.are_releasing:
-            self._settled.clear()
+            self._rebalanced.clear()
         else:
-            self._settled.set()
+            self._rebalanced.set()
             self._heartbeats.tell_news()  # so that watchers see the assignment as this member does
 
     async def _keep_in_touch(self) -> None:
@@ -605,7 +605,7 @@ class Broadcast:
         self._late = LateQueues(cluster)
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
-        self._settled = asyncio.Event()
+        self._rebalanced = asyncio.Event()
         self._heartbeats = Heartbeats(cluster, self._described, lambda: cluster.masters().values())
         cluster.keeps_brokers = True  # one that restarts is connected with as soon as it is back
         cluster.listen(on_change=lambda topic: self._wake.set(), on_lost=lambda address: self._wake.set())
@@ -651,18 +651,18 @@ class Broadcast:
         if self._lock is not None:
             self._lock.close()
 
-    def unsettled(self) -> str:
-        """Why the member is not settled, in words; empty if it is."""
+    def rebalance_fault(self) -> str:
+        """Why the member is not rebalanced, in words; empty if it is."""
         topics = [topic for topic in self._subscriptions if self._cluster.route(topic) is None]
         return f"no name server knows the topic {', '.join(topics)}" if topics else "a broker of its queues is away"
 
     @property
-    def is_settled(self) -> bool:
+    def is_rebalanced(self) -> bool:
         """Whether it has taken every queue."""
-        return self._settled.is_set()
+        return self._rebalanced.is_set()
 
-    async def settled(self) -> None:
-        await self._settled.wait()
+    async def rebalanced(self) -> None:
+        await self._rebalanced.wait()
 
     async def commit(self, offsets: Mapping[Queue, int]) -> set[Queue]:
         self._offsets |= offsets
@@ -719,7 +719,7 @@ class Broadcast:
                 broadcast_log.info("queues_not_taken", topic=topic, reason=str(error))
                 missing = True
         if not missing:
-            self._settled.set()
+            self._rebalanced.set()
         return missing
 
     async def _start_offset(self, queue: Queue) -> int:

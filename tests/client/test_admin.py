@@ -21,7 +21,7 @@ from rocketlet.client import (
     Producer,
     Reject,
     TopicNotFound,
-    settled,
+    rebalanced,
 )
 from rocketlet.client.admin import admin_client
 from rocketlet.client.admin.admin_client import AdminClient, OffsetChange
@@ -183,7 +183,7 @@ async def test_what_is_asked_of_all_brokers_fails_where_none_has_registered_yet(
             admin.put_white_addresses(["127.0.0.1"]),
             admin.groups(),
             admin.group("g"),
-            settled(f"127.0.0.1:{port}", "g"),
+            rebalanced(f"127.0.0.1:{port}", "g"),
         ):
             with pytest.raises(ConnectionFailed, match="the name servers know no broker; start one, or wait"):
                 await asked
@@ -198,7 +198,7 @@ async def test_a_group_shows_its_members_owners_and_lag_and_keeps_lag_without_me
             await producer.send("orders", b"%d" % number)
     seen: list[Message] = []
     async with Consumer(node.address, "shipping", "orders", seen.append, start="first") as consumer:
-        await settled(node.address, "shipping", members=1)
+        await rebalanced(node.address, "shipping", members=1)
         await eventually(lambda: len(seen) == 8)
         group = await admin.group("shipping")
         assert [member.client_id for member in group.members] == [consumer.client_id]

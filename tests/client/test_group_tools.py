@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.broker.config import LEASE_SWEEP_S, ORPHAN_S
 from rocketlet.broker.runtime import MovableClock
-from rocketlet.client import AdminClient, BrokerRefused, ConfigError, Consumer, Producer, settled
-from rocketlet.client.admin.admin_client import settled_by
+from rocketlet.client import AdminClient, BrokerRefused, ConfigError, Consumer, Producer, rebalanced
+from rocketlet.client.admin.admin_client import rebalanced_by
 from rocketlet.client.config import ClientLimits
 from rocketlet.command.cli import main
 from rocketlet.command.nouns.group_report import report as report_of
@@ -121,7 +121,7 @@ async def test_a_sticky_member_that_joins_takes_only_its_share(node: Node, wire:
                     )
                 )
             )
-            await settled(node.address, "g", members=count)
+            await rebalanced(node.address, "g", members=count)
             assert sorted(len(owned(member)) for member in members) == [12 // count] * count
         assert sum(queue.topic == "t" for queue in moves) == 6 + 4 + 3
         foreign = await stack.enter_async_context(
@@ -140,15 +140,15 @@ async def test_a_sticky_member_that_joins_takes_only_its_share(node: Node, wire:
         assert owned(first) == {Queue("t", "broker-a", number) for number in range(3)}, "with AVG members it is AVG"
 
 
-async def test_settled_waits_for_the_whole_group_and_says_what_is_missing(node: Node, wire: Wire) -> None:
+async def test_rebalanced_waits_for_the_whole_group_and_says_what_is_missing(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     with pytest.raises(TimeoutError, match="it has no members"):
-        await settled(node.address, "g", timeout_s=2.0)
+        await rebalanced(node.address, "g", timeout_s=2.0)
     async with Consumer(node.address, "g", "t", Inbox()) as one, Consumer(node.address, "g", "t", Inbox()) as two:
-        shares = await settled(node.address, "g", members=2)
+        shares = await rebalanced(node.address, "g", members=2)
         assert shares == {member.client_id: len(await member.assigned()) for member in (one, two)}
         with pytest.raises(TimeoutError, match="it has 2 members"):
-            await settled(node.address, "g", members=3, timeout_s=2.0)
+            await rebalanced(node.address, "g", members=3, timeout_s=2.0)
 
 
 async def test_a_group_with_uneven_shares_by_its_strategy_settles_too(node: Node, wire: Wire) -> None:
@@ -159,7 +159,7 @@ async def test_a_group_with_uneven_shares_by_its_strategy_settles_too(node: Node
         Consumer(node.address, "g", "t", Inbox(), **options) as two,
         AdminClient(node.address) as admin,
     ):
-        shares = await settled(node.address, "g", members=2)
+        shares = await rebalanced(node.address, "g", members=2)
         (report,) = await admin.history("g")
         owned_by = Counter(item["clientId"] for item in report["owners"])
         assert shares == {member.client_id: owned_by[member.client_id] for member in (one, two)}
@@ -170,7 +170,7 @@ async def test_a_group_with_uneven_shares_by_its_strategy_settles_too(node: Node
             return [report]
 
         with pytest.raises(TimeoutError, match="are not those of CONSISTENT_HASH yet"):
-            await settled_by(look, "g", members=2, timeout_s=0.1)
+            await rebalanced_by(look, "g", members=2, timeout_s=0.1)
 
 
 async def test_members_learn_at_once_that_a_topic_has_grown(node: Node, wire: Wire) -> None:
@@ -451,7 +451,7 @@ async def test_a_rebalance_and_a_hand_over_are_one_event_each_with_all_that_was_
     async with Consumer(node.address, "g", "t", Inbox()) as one:
         await one.assigned()
         async with Consumer(node.address, "g", "t", Inbox()) as two:
-            await settled(node.address, "g", members=2)
+            await rebalanced(node.address, "g", members=2)
             first, second = events("rebalanced", one.client_id)
             before, after = [f"t@broker-a:{number}" for number in range(3)], sorted(map(str, owned(one)))
             decided = {"strategy": "AVG", "group": "g", "topic": "t", "client_id": one.client_id, "queues": 3}

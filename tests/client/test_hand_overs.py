@@ -220,7 +220,7 @@ async def test_a_member_that_loses_a_queue_while_it_hands_it_over_tells_its_hand
             (moves,) = (queue for queue in leases(giver).releasing if queue.topic == "t")
             (message,) = (message for message in begun if message.queue == moves)
             assert not message.lease_lost
-            assert not giver._membership.is_settled
+            assert not giver._membership.is_rebalanced
             cluster.guest.broker.locks.end("g", "t", moves.queue_id)
             await eventually(lambda: message.lease_lost)
             ends.set()

@@ -50,24 +50,24 @@ def another_has_it(node: Node) -> None:
     node.broker.locks.end("g", "t", 0)
 
 
-async def test_a_lost_queue_is_asked_for_again_at_once_and_the_member_is_not_settled_meanwhile(
+async def test_a_lost_queue_is_asked_for_again_at_once_and_the_member_is_not_rebalanced_meanwhile(
     node: Node, wire: Wire
 ) -> None:
     await create_topic(wire, "t", 1)
-    settled_at_the_loss: list[bool] = []
+    rebalanced_at_the_loss: list[bool] = []
 
     def revoked(queues: set[Queue]) -> None:
-        settled_at_the_loss.append(consumer._membership.is_settled)
+        rebalanced_at_the_loss.append(consumer._membership.is_rebalanced)
 
     async with Consumer(
         node.address, "g", "t", Inbox(), start="first", on_revoked=revoked, limits=BY_EVENTS
     ) as consumer:
-        await eventually(lambda: consumer._membership.is_settled)
+        await eventually(lambda: consumer._membership.is_rebalanced)
         before = epoch_of(consumer)
         another_has_it(node)
         assert await consumer._membership.commit({QUEUE: 0}) == set()
-        assert settled_at_the_loss == [False]
-        await eventually(lambda: epoch_of(consumer) > before and consumer._membership.is_settled)
+        assert rebalanced_at_the_loss == [False]
+        await eventually(lambda: epoch_of(consumer) > before and consumer._membership.is_rebalanced)
 
 
 @pytest.mark.usefixtures("clock_stands")
@@ -115,14 +115,14 @@ async def test_a_connection_that_broke_is_made_anew_and_the_queue_goes_on(node: 
     await create_topic(wire, "t", 1)
     inbox = Inbox()
     async with Consumer(node.address, "g", "t", inbox, start="first", limits=BY_EVENTS) as consumer:
-        await eventually(lambda: consumer._membership.is_settled)
+        await eventually(lambda: consumer._membership.is_rebalanced)
         before = epoch_of(consumer)
         connection = consumer._cluster._connections.find(node.address)
         assert connection is not None
         assert connection._transport is not None
         connection._transport.abort()
         await eventually(lambda: leases_of(consumer).are_suspended or epoch_of(consumer) != before)
-        await eventually(lambda: consumer._membership.is_settled and not leases_of(consumer).are_suspended)
+        await eventually(lambda: consumer._membership.is_rebalanced and not leases_of(consumer).are_suspended)
         await fill(node, 1)
         await eventually(lambda: len(inbox.messages) == 1)
 
@@ -139,7 +139,7 @@ async def test_a_queue_goes_on_though_the_rebalance_waits_for_another_broker(
 
     limits = replace(BY_EVENTS, lease_tick_s=0.01)
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=limits) as consumer:
-        await eventually(lambda: consumer._membership.is_settled)
+        await eventually(lambda: consumer._membership.is_rebalanced)
         monkeypatch.setattr(Shares, "of", stands)
         await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic("t", 2, 2, 6)))
         await asked.wait()
@@ -154,7 +154,7 @@ async def test_a_queue_goes_on_though_the_rebalance_waits_for_another_broker(
 async def test_what_a_member_owns_is_in_no_doubt(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 2)
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
-        await eventually(lambda: consumer._membership.is_settled)
+        await eventually(lambda: consumer._membership.is_rebalanced)
         assert not leases_of(consumer).are_doubtful
 
 
@@ -171,7 +171,7 @@ async def test_a_refused_commit_costs_the_queue_only_if_it_is_another_s(
 ) -> None:
     await create_topic(wire, "t", 1)
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
-        await eventually(lambda: consumer._membership.is_settled)
+        await eventually(lambda: consumer._membership.is_rebalanced)
         leases = leases_of(consumer)
         mine = leases.owned[QUEUE]
         assert await leases._commit_one(QUEUE, 0, Lease(mine.epoch - 1)) is not None
@@ -184,12 +184,12 @@ async def test_a_refused_commit_costs_the_queue_only_if_it_is_another_s(
 async def test_a_queue_that_was_handed_over_is_another_member_s_at_once(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 2)
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as one:
-        await eventually(lambda: one._membership.is_settled)
+        await eventually(lambda: one._membership.is_rebalanced)
         async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as other:
             await eventually(lambda: all(len(_of_topic(member)) == 1 for member in (one, other)))
-            await eventually(lambda: all(member._membership.is_settled for member in (one, other)))
+            await eventually(lambda: all(member._membership.is_rebalanced for member in (one, other)))
         await eventually(lambda: len(_of_topic(one)) == 2)
-        await eventually(lambda: one._membership.is_settled)
+        await eventually(lambda: one._membership.is_rebalanced)
 
 
 async def test_a_hand_over_that_goes_alone_is_renewed_until_it_is_done(
@@ -202,7 +202,7 @@ async def test_a_hand_over_that_goes_alone_is_renewed_until_it_is_done(
 
     await create_topic(wire, "t", 1)
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
-        await eventually(lambda: consumer._membership.is_settled)
+        await eventually(lambda: consumer._membership.is_rebalanced)
         leases = leases_of(consumer)
         monkeypatch.setattr(HandOvers, "hand_over", refused)
         monkeypatch.setattr("rocketlet.broker.groups.leases.Locks.commit_fault", lambda *about: "not now")
@@ -218,7 +218,7 @@ async def test_a_hand_over_that_goes_alone_is_renewed_until_it_is_done(
 async def test_nothing_is_a_members_after_its_end(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
-        await eventually(lambda: consumer._membership.is_settled)
+        await eventually(lambda: consumer._membership.is_rebalanced)
         leases = leases_of(consumer)
         lease = leases.owned[QUEUE]
     assert (leases.owned, lease.is_over) == ({}, True)

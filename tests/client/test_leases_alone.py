@@ -51,9 +51,9 @@ class World:
         self.said: list[tuple[str, Queue]] = []
         self.pull_commits = False
         self.runs: asyncio.Event | None = None  # handlers wait for it
-        self.wake, self.settled = asyncio.Event(), asyncio.Event()
+        self.wake, self.rebalanced = asyncio.Event(), asyncio.Event()
         fake: Any = self
-        self.leases = Leases(fake, "g", "me", fake, fake, fake, wake=self.wake, settled=self.settled)
+        self.leases = Leases(fake, "g", "me", fake, fake, fake, wake=self.wake, rebalanced=self.rebalanced)
 
     def owns(self, *queues: Queue, epoch: int = 7, ends_s: float = math.inf) -> list[Lease]:
         for queue in queues:
@@ -192,11 +192,11 @@ async def test_a_lease_that_is_over_is_suspended_once_and_goes_on_when_it_is_ren
 async def test_a_queue_that_its_broker_does_not_renew_is_lost(world: World) -> None:
     [lease] = world.owns(A, ends_s=-math.inf)
     world.refused.add(A)
-    world.settled.set()
+    world.rebalanced.set()
     await while_it_ticks(world)
     assert world.said == [("suspend", A), ("lose", A)]
     assert (world.leases.owned, world.leases.are_suspended, lease.is_over) == ({}, False, True)
-    assert (world.settled.is_set(), world.wake.is_set()) == (False, True)
+    assert (world.rebalanced.is_set(), world.wake.is_set()) == (False, True)
 
 
 async def test_a_lost_queue_is_taken_again_when_its_handlers_have_ended(world: World) -> None:

@@ -40,11 +40,11 @@ class World:
         self.owned: dict[Queue, Lease] = {}
         self.refused: set[Queue] = set()
         self.released: list[Queue] = []
-        self.was_settled = False  # when queues were asked for
+        self.was_rebalanced = False  # when queues were asked for
         self.are_suspended = self.are_doubtful = self.are_releasing = False
-        self.wake, self.settled = asyncio.Event(), asyncio.Event()
+        self.wake, self.rebalanced = asyncio.Event(), asyncio.Event()
         fake: Any = self
-        self.rebalance = Rebalance(fake, ["t", "u"], fake, fake, fake, wake=self.wake, settled=self.settled)
+        self.rebalance = Rebalance(fake, ["t", "u"], fake, fake, fake, wake=self.wake, rebalanced=self.rebalanced)
 
     # The cluster
 
@@ -94,7 +94,7 @@ class World:
         self.released.append(queue)
 
     async def acquire(self, wanted: Iterable[Queue]) -> None:
-        self.was_settled = self.settled.is_set()
+        self.was_rebalanced = self.rebalanced.is_set()
         self.owned |= {queue: Lease(1) for queue in set(wanted) - self.owned.keys() - self.refused}
 
     async def reclaim(self) -> None:
@@ -124,9 +124,9 @@ async def world() -> World:
     return World()
 
 
-async def test_a_member_takes_its_share_and_is_settled(world: World) -> None:
+async def test_a_member_takes_its_share_and_is_rebalanced(world: World) -> None:
     assert await world.passes() == CLIENT_LIMITS.rebalance_interval_s
-    assert (set(world.owned), world.settled.is_set()) == (set(T), True)
+    assert (set(world.owned), world.rebalanced.is_set()) == (set(T), True)
     assert world.asked == [("t", T), ("u", U)]
     assert world.told == ["register", "reclaim", "news"]
 
@@ -136,29 +136,29 @@ async def test_a_member_gives_up_what_is_no_more_its_share(world: World) -> None
     world.shares["t"] = Share(T[:1], T, 2, [])
     world.are_releasing = True
     assert await world.passes() == CLIENT_LIMITS.rebalance_interval_s
-    assert (set(world.owned), world.released, world.settled.is_set()) == ({T[0]}, [T[1]], False)
+    assert (set(world.owned), world.released, world.rebalanced.is_set()) == ({T[0]}, [T[1]], False)
     world.are_releasing = False
     await world.passes()
-    assert world.settled.is_set()
+    assert world.rebalanced.is_set()
     await world.passes()
-    assert world.was_settled, "nothing has changed"
+    assert world.was_rebalanced, "nothing has changed"
     world.shares["t"] = Share(T, T, 1, [])
     await world.passes()
-    assert not world.was_settled
+    assert not world.was_rebalanced
 
 
 async def test_a_member_that_was_refused_a_queue_asks_again_soon(world: World) -> None:
     world.refused = {T[1]}
-    world.settled.set()
+    world.rebalanced.set()
     assert await world.passes() == CLIENT_LIMITS.lock_retry_s
-    assert not world.settled.is_set()
+    assert not world.rebalanced.is_set()
 
 
 @pytest.mark.parametrize("why", ["are_suspended", "are_doubtful"])
 async def test_a_member_in_doubt_asks_again_soon(world: World, why: str) -> None:
     setattr(world, why, True)
     assert await world.passes() == CLIENT_LIMITS.lock_retry_s
-    assert world.settled.is_set() is (why == "are_doubtful")
+    assert world.rebalanced.is_set() is (why == "are_doubtful")
 
 
 async def test_a_broker_that_has_not_heard_the_member_is_tried_again_at_once(world: World) -> None:
@@ -171,7 +171,7 @@ async def test_what_is_not_known_stays_as_it_is(world: World) -> None:
     await world.passes()
     world.shares |= {"t": Share(T[:1], T, 2, []), "u": ConnectionFailed("gone")}
     assert await world.passes() == CLIENT_LIMITS.lock_retry_s
-    assert (set(world.owned), world.settled.is_set()) == ({T[0], U[0]}, False)
+    assert (set(world.owned), world.rebalanced.is_set()) == ({T[0], U[0]}, False)
     world.shares["u"] = None
     world.told.clear()
     await world.passes()
@@ -192,7 +192,7 @@ async def test_a_missing_topic_is_named_once_and_a_retry_topic_never(
     assert set(world.owned) == set(T)
     world.routes["u"] = route()
     assert await world.passes() == CLIENT_LIMITS.missing_route_interval_s, "the retry topic comes with the first retry"
-    assert (world.rebalance.missing, world.settled.is_set()) == (set(), True)
+    assert (world.rebalance.missing, world.rebalanced.is_set()) == (set(), True)
     assert world.looked_up.count("u") == 3
 
 
@@ -248,9 +248,9 @@ async def test_a_member_that_leaves_takes_nothing_more(world: World) -> None:
 
 async def test_an_event_starts_the_next_pass(world: World) -> None:
     running = asyncio.create_task(world.rebalance.run_forever())
-    await asyncio.wait_for(world.settled.wait(), 60)
-    world.settled.clear()
+    await asyncio.wait_for(world.rebalanced.wait(), 60)
+    world.rebalanced.clear()
     world.wake.set()
-    await asyncio.wait_for(world.settled.wait(), 60)
+    await asyncio.wait_for(world.rebalanced.wait(), 60)
     assert not world.wake.is_set()
     running.cancel()

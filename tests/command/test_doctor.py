@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
-from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject, settled
+from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject, rebalanced
 from rocketlet.client.admin import diagnosis
 from rocketlet.client.admin.admin_client import Group, Topic
 from rocketlet.client.admin.diagnosis import Finding, Observed, Patience, diagnose, findings_of_group
@@ -114,7 +114,7 @@ async def test_a_healthy_cluster_has_nothing_wrong(node: Node, wire: Wire, run: 
     async with Producer(node.address) as producer, Consumer(node.address, "g", "t", seen.append, start="first"):
         await producer.send("t", b"x")
         await eventually(lambda: len(seen) == 1)
-        await settled(node.address, "g", members=1)
+        await rebalanced(node.address, "g", members=1)
         assert {kind for kind in await found(node, patience=Patience()) if kind != "disk"} == set()
     kinds = {kind for kind in await found(node) if kind != "disk"}
     assert kinds == {"no_members"}, "a group that nobody is a member of any more may hurt later"
@@ -145,7 +145,7 @@ async def test_a_queue_that_stands_names_its_owner(node: Node, wire: Wire) -> No
 
     async with Producer(node.address) as producer, Consumer(node.address, "g", "t", handle, start="first") as consumer:
         await producer.send("t", b"x")
-        await settled(node.address, "g", members=1)
+        await rebalanced(node.address, "g", members=1)
         finding = (await found(node, patience=Patience(0.2, 0.2, 0.0)))["stuck_queue"]
         assert consumer.client_id in finding.text
         stuck.set()
@@ -161,7 +161,7 @@ async def test_a_queue_that_commits_nothing_is_not_stuck_while_its_message_is_yo
 
     async with Producer(node.address) as producer, Consumer(node.address, "g", "t", handle, start="first"):
         await producer.send("t", b"x")
-        await settled(node.address, "g", members=1)
+        await rebalanced(node.address, "g", members=1)
         assert "stuck_queue" not in await found(node, patience=Patience(0.2, 0.2, stuck_s=30.0))
         done.set()
 
@@ -273,7 +273,7 @@ async def test_members_without_a_queue(node: Node, wire: Wire) -> None:
     async with AsyncExitStack() as stack:
         for _ in range(3):
             await stack.enter_async_context(Consumer(node.address, "g", {"t": "*"}, lambda message: None))
-        await settled(node.address, "g", members=3)
+        await rebalanced(node.address, "g", members=3)
         async with AdminClient(node.address) as admin:
             group = await admin.group("g")
         owners = set(group.owners.values())
@@ -405,12 +405,12 @@ async def test_a_queue_that_changes_hands_between_two_looks_has_no_two_readers(n
         older = Consumer(node.address, "g", "t", Inbox())
         await older.start()
         await stack.enter_async_context(Consumer(node.address, "g", "t", Inbox()))
-        await settled(node.address, "g", members=2)
+        await rebalanced(node.address, "g", members=2)
 
         class Deploying(AdminClient):
             async def running(self, *given: Any) -> dict[str, Running]:
                 await older.stop()
-                await settled(node.address, "g", members=1)
+                await rebalanced(node.address, "g", members=1)
                 return await super().running(*given)
 
         admin = await stack.enter_async_context(Deploying(node.address))

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from rocketlet.client import AdminClient, Consumer, Producer, Reject, settled
+from rocketlet.client import AdminClient, Consumer, Producer, Reject, rebalanced
 from rocketlet.console.server import ConsoleServer
 from rocketlet.protocol.bodies import GroupConfig
 
@@ -118,5 +118,5 @@ async def filled(node: Node, stack: AsyncExitStack) -> str:
             "orders", b'{"order": %d, "total": 9.95}' % number, tag="new", keys=f"order-{number}"
         )
     for group in ("shipping", "billing"):  # known to the broker when the topic has come into being, not before
-        await settled(node.address, group, members=1)
+        await rebalanced(node.address, group, members=1)
     return f"/messages/orders/{sent.queue.broker_name}/{sent.queue.queue_id}/{sent.queue_offset}"

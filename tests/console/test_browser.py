@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Literal
 
 import pytest
-from rocketlet.client import Consumer, Message, Producer, Reject, settled
+from rocketlet.client import Consumer, Message, Producer, Reject, rebalanced
 
 from ..conftest import Node, eventually
 from ..support.browser import Windows
@@ -90,7 +90,7 @@ async def test_every_page_opens_and_can_be_read_aloud(windows: Windows, node: No
 async def test_a_rebalance_is_seen_as_it_happens(windows: Windows, node: Node) -> None:
     async with Producer(node.address) as producer, Consumer(node.address, "shipping", "orders", Inbox(), start="first"):
         await producer.send("orders", b"x")
-        await settled(node.address, "shipping", members=1)
+        await rebalanced(node.address, "shipping", members=1)
         window = await windows.new(height=900)
         await window.open("/groups/shipping")
         await window.has("#live_timeline rect.owner-0")
@@ -119,7 +119,7 @@ async def test_dead_letters_are_replayed_with_the_mouse(windows: Windows, node: 
     async with Producer(node.address) as producer, Consumer(node.address, "g", "orders", handle, start="first"):
         for body in (b"one", b"two", b"three"):
             await producer.send("orders", body)
-        await settled(node.address, "g", members=1)  # a group that no broker knows has no page
+        await rebalanced(node.address, "g", members=1)  # a group that no broker knows has no page
         window = await windows.new(height=480)
         await window.open("/groups/g")
         await window.has("#live_summary .figure.bad dd >> text=3")

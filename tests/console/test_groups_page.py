@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.client import AdminClient, Consumer, Producer, Reject, settled
+from rocketlet.client import AdminClient, Consumer, Producer, Reject, rebalanced
 from rocketlet.client.wire.connection import Connection
 from rocketlet.console.group_watch import GroupWatch
 from rocketlet.protocol.codes import RequestCode
@@ -48,7 +48,7 @@ async def test_a_look_at_a_group_costs_four_requests_however_many_queues_it_has(
         ours = await admin._cluster.connection(node.address)
         await admin.create_topic("orders", queues=200)
         async with Consumer(node.address, "shipping", "orders", Inbox()):
-            await settled(node.address, "shipping", members=1)
+            await rebalanced(node.address, "shipping", members=1)
             watch = GroupWatch(admin, "shipping")
             await watch.refresh()
             with monkeypatch.context() as patch:
@@ -76,10 +76,10 @@ async def test_no_event_is_lost_or_shown_twice_where_the_clocks_of_brokers_diffe
         cluster.brokers[1].clock.advance(minutes=5)
         watch = GroupWatch(admin, "g")
         async with Consumer(cluster.address, "g", "orders", Inbox()):
-            await cluster.settled("g", members=1)
+            await cluster.rebalanced("g", members=1)
             await watch._look()
             async with Consumer(cluster.address, "g", "orders", Inbox()):
-                await cluster.settled("g", members=2)
+                await cluster.rebalanced("g", members=2)
                 await watch._look()
         before = await told()
         await watch._look()
@@ -98,13 +98,13 @@ async def test_a_group_shows_its_members_owners_and_hand_overs(site: Site, node:
     async with Producer(node.address) as producer:
         await producer.send("orders", b"x")
     async with Consumer(node.address, "shipping", "orders", Inbox()) as first:
-        await settled(node.address, "shipping", members=1)
+        await rebalanced(node.address, "shipping", members=1)
         page = await site.text("/groups/shipping")
         assert "orders [*]" in page
         assert "Rocketlet 0.1.0" in page
         assert "127.0.0.1:" in page
         async with Consumer(node.address, "shipping", "orders", Inbox()) as second:
-            await settled(node.address, "shipping", members=2)
+            await rebalanced(node.address, "shipping", members=2)
             async for name, part in site.stream("/groups/shipping"):
                 if name == "live_hand_overs" and "to finish its messages and let go" in part:
                     assert "joined" in part
@@ -118,7 +118,7 @@ async def test_the_queues_of_a_group_are_filtered(site: Site, node: Node) -> Non
         await producer.send("orders", b"x")
         await producer.send("bills", b"x")
     async with Consumer(node.address, "g", {"orders": "*", "bills": "*"}, Inbox()):
-        await settled(node.address, "g", members=1)
+        await rebalanced(node.address, "g", members=1)
         page = await site.get("/groups/g?q=bills")
         assert 'href="/messages?topic=bills&amp;by=offset&amp;broker=broker-a&amp;queue=1' in page
         assert 'href="/messages?topic=orders' not in page

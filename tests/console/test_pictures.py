@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import pytest
-from rocketlet.client import Consumer, Producer, Reject, settled
+from rocketlet.client import Consumer, Producer, Reject, rebalanced
 
 from ..conftest import Node, eventually
 from ..support.browser import Window, Windows
@@ -44,11 +44,11 @@ async def busy(node: Node) -> AsyncIterator[str]:
             body = b'{"order": %d, "dish": "a dish with a name that is rather long", "total": 9.95}' % number
             sent = await producer.send(TOPIC, body, tag="new", keys=f"a-key-by-which-it-is-found-{number}")
         for group in ("shipping-and-handling", "billing"):
-            await settled(node.address, group, members=1)
+            await rebalanced(node.address, group, members=1)
         await eventually(lambda: node.broker.store.queue("%DLQ%billing", 0).next == 12)
         async with Consumer(node.address, "shipping-and-handling", TOPIC, Inbox()):
-            await settled(node.address, "shipping-and-handling", members=2)
-        await settled(node.address, "shipping-and-handling", members=1)
+            await rebalanced(node.address, "shipping-and-handling", members=2)
+        await rebalanced(node.address, "shipping-and-handling", members=1)
         yield f"/messages/{TOPIC}/{sent.queue.broker_name}/{sent.queue.queue_id}/{sent.queue_offset}"
 
 

@@ -29,7 +29,7 @@ from typing import assert_type
 import rocketlet
 from rocketlet import (
     CONSISTENT_HASH, STICKY, Access, Consumer, Message, Outgoing, Producer, PullLimits, Queue, Reject, RetryLater,
-    SendResult, Sql, settled,
+    SendResult, Sql, rebalanced,
 )
 
 
@@ -46,7 +46,7 @@ async def main() -> None:
         await producer.send_batch("orders", [Outgoing(b"one"), Outgoing(b"two")])
     limits = PullLimits(batch_size=32)
     async with Consumer("127.0.0.1:9876", "g", {"orders": Sql("price > 5")}, handle, strategy=STICKY, pull=limits):
-        await settled("127.0.0.1:9876", "g")
+        await rebalanced("127.0.0.1:9876", "g")
     async with Consumer("127.0.0.1:9876", "g", "orders", strategy=CONSISTENT_HASH) as consumer:
         assert_type(await consumer.assigned(), set[Queue])
         async for message in consumer:

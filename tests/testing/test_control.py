@@ -114,7 +114,7 @@ async def test_every_operation_is_described_and_answers_as_described(rig: Rig, h
         Consumer(rig.address, "g", "t", lambda message: None, start="first"),
     ):
         await producer.send("t", b"x", keys="k")
-        await body_of(await http.post("/wait-for", json={"condition": {"until": "settled", "group": "g"}}))
+        await body_of(await http.post("/wait-for", json={"condition": {"until": "rebalanced", "group": "g"}}))
         for method, path, body, name in calls():
             answer = await http.request(method, path, json=body)
             assert answer.status_code == 200, (name, answer.text)
@@ -197,14 +197,14 @@ async def test_a_condition_that_does_not_hold_in_time_says_what_is_missing(http:
         ({"until": "stored", "topic": "t", "count": 2}, "there are 0 messages of 2, after 0.0 s"),
         ({"until": "consumed", "group": "g", "topic": "t"}, "g has committed nothing in t"),
         ({"until": "members", "group": "g"}, "the broker knows no group g"),
-        ({"until": "settled", "group": "g"}, "the group g has not settled"),
+        ({"until": "rebalanced", "group": "g"}, "the group g is not rebalanced"),
     ):
         answer = await http.post("/wait-for", json={"condition": condition, "timeout_s": 0})
         assert missing in await problem(answer, "TimeoutError")
 
 
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with a name server elsewhere"])
-async def test_a_broker_with_accounts_and_tls_says_when_a_group_has_settled(tmp_path: Path, is_alone: bool) -> None:
+async def test_a_broker_with_accounts_and_tls_says_when_a_group_is_rebalanced(tmp_path: Path, is_alone: bool) -> None:
     """The kit needs no account for its own broker; of a cluster it asks with the account that the broker has there."""
     accounts = AccountsFile(tmp_path / "plain_acl.yml")
     listening = Listening(acl=accounts.acl, tls=Tls("permissive", Certificates.make(tmp_path).files))
@@ -228,7 +228,9 @@ async def test_a_broker_with_accounts_and_tls_says_when_a_group_has_settled(tmp_
         signs = access(ADMIN, tls=True, verify_tls=False)
         await body_of(await http.put("/topics/t", json={"queues": 2}))
         async with Consumer(rig.name_server, "g", "t", lambda message: None, access=signs) as consumer:
-            answer = await http.post("/wait-for", json={"condition": {"until": "settled", "group": "g", "members": 1}})
+            answer = await http.post(
+                "/wait-for", json={"condition": {"until": "rebalanced", "group": "g", "members": 1}}
+            )
             assert (await body_of(answer))["shares"] == {consumer.client_id: 3}  # with the retry topic
 
 

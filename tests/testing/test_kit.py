@@ -129,7 +129,7 @@ async def test_a_delayed_message_comes_when_the_clock_says_so(rocketlet: BrokerU
         rocketlet.clock.advance(minutes=2)
         await rocketlet.until(lambda: len(seen) == 1)
         assert seen[0].store_ms - seen[0].born_ms >= 7_200_000
-        await rocketlet.settled("g", members=1)
+        await rocketlet.rebalanced("g", members=1)
     with pytest.raises(ValueError, match="cannot go back"):
         rocketlet.clock.advance(-1)
 
@@ -176,7 +176,7 @@ async def test_a_lease_ends_while_its_owner_is_frozen(rocketlet: BrokerUnderTest
     async with Producer(rocketlet.address) as producer:
         owner = Consumer(rocketlet.address, "g", "t", first.append, start="first")
         async with owner:
-            await rocketlet.settled("g", members=1)
+            await rocketlet.rebalanced("g", members=1)
             rocketlet.faults.add(Fault.freeze(client=owner.client_id))
             async with Consumer(rocketlet.address, "g", "t", second.append, start="first") as other:
                 rocketlet.clock.advance(seconds=150)  # longer than a lease, and than a member may be silent
@@ -236,12 +236,12 @@ async def test_a_message_is_stored_but_not_acknowledged(rocketlet: BrokerUnderTe
 async def test_a_lost_notification_delays_the_rebalance_and_no_more(rocketlet: BrokerUnderTest) -> None:
     rocketlet.create_topic("t", 4)
     async with Consumer(rocketlet.address, "g", "t", lambda message: None) as one:
-        await rocketlet.settled("g", members=1)
+        await rocketlet.rebalanced("g", members=1)
         rocketlet.faults.add(Fault.lose("NOTIFY_CONSUMER_IDS_CHANGED", client=one.client_id))
         async with Consumer(rocketlet.address, "g", "t", lambda message: None):
             await rocketlet.until(lambda: len(rocketlet.injected) == 1)
             rocketlet.rebalance("g")  # the next one arrives
-            shares = await rocketlet.settled("g", members=2)
+            shares = await rocketlet.rebalanced("g", members=2)
             assert sorted(shares.values())[-1] <= 3
 
 
@@ -359,7 +359,7 @@ async def test_what_clients_asked_and_committed_can_be_seen(rocketlet: BrokerUnd
 async def test_a_lease_is_taken_away_and_comes_back(rocketlet: BrokerUnderTest) -> None:
     rocketlet.create_topic("t", 1)
     async with Consumer(rocketlet.address, "g", "t", lambda message: None):
-        await rocketlet.settled("g", members=1)
+        await rocketlet.rebalanced("g", members=1)
         rocketlet.take_lease("g", "t", 0)
         await rocketlet.until(lambda: "lock expired" in [event["event"] for event in rocketlet.timeline("g")])
     with pytest.raises(KeyError):

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 from rocketlet.broker.config import DRAIN_ROUNDS, LIMITS
-from rocketlet.client import settled
+from rocketlet.client import rebalanced
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.group_bodies import LockRequest
@@ -412,24 +412,26 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
     assert not node.broker.draining.is_draining("g", "t", 0)
 
 
-async def test_settled_tells_the_truth_of_members_that_lock_nothing(node: Node, wire: Wire, connect: Connect) -> None:
+async def test_rebalanced_tells_the_truth_of_members_that_lock_nothing(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
     await create_topic(wire, "t", 2)
     await join(wire, "c1")
     wire.send(RequestCode.PULL_MESSAGE, pull(queue=0, flags=FLAGS))
     with pytest.raises(TimeoutError, match="t@broker-a:1 has no owner"):
-        await settled(node.address, "g", timeout_s=1.0)
+        await rebalanced(node.address, "g", timeout_s=1.0)
     assert (await members(wire)) == ["c1"]
     wire.send(RequestCode.PULL_MESSAGE, pull(queue=1, flags=FLAGS))
-    assert await settled(node.address, "g", members=1) == {"c1": 2}
+    assert await rebalanced(node.address, "g", members=1) == {"c1": 2}
     await send(wire, queue=1)
     two = await connect(node.address)
     await join(two, "c2")
     with pytest.raises(TimeoutError, match="still handle"):
-        await settled(node.address, "g", members=2, timeout_s=1.0)
+        await rebalanced(node.address, "g", members=2, timeout_s=1.0)
     await handled(wire, 1, 1)
     assert await members(wire) == ["c1", "c2"]
     two.send(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))
-    assert await settled(node.address, "g", members=2) == {"c1": 1, "c2": 1}
+    assert await rebalanced(node.address, "g", members=2) == {"c1": 1, "c2": 1}
 
 
 async def test_whether_a_member_reads_here_takes_a_look_at_one_queue(node: Node, wire: Wire) -> None:

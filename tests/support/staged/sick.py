@@ -11,7 +11,7 @@ from rocketlet.client import (
     Consumer,
     Message,
     Reject,
-    settled,
+    rebalanced,
 )
 from rocketlet.protocol.bodies import (
     ConsumerData,
@@ -68,7 +68,7 @@ async def handler_that_hangs(stage: Stage) -> AsyncIterator[None]:
     await stage.consumer(hanging, drain_s=0)
     await fill(stage.node, 3)
     await eventually(lambda: len(hanging.messages) == 3)
-    await settled(stage.node.address, "g", members=1)
+    await rebalanced(stage.node.address, "g", members=1)
     yield
 
 
@@ -87,7 +87,7 @@ async def message_that_fails_for_ever_in_order(stage: Stage) -> AsyncIterator[No
     await stage.consumer(inbox, orderly=True)
     await fill(stage.node, 3, queue_key="account-7")
     await eventually(lambda: len(inbox.messages) > 0)
-    await settled(stage.node.address, "g", members=1)
+    await rebalanced(stage.node.address, "g", members=1)
     yield
 
 
@@ -157,7 +157,7 @@ async def different_filters(stage: Stage) -> AsyncIterator[None]:
     topics.put(stage.node)
     for expression in ("*", "paid"):
         await stage.consumer(Inbox(), {"t": expression})
-    await settled(stage.node.address, "g", members=2)
+    await rebalanced(stage.node.address, "g", members=2)
     yield
 
 

@@ -12,7 +12,7 @@ from rocketlet.client import (
     Reject,
     RetryLater,
     Sql,
-    settled,
+    rebalanced,
 )
 from rocketlet.client.admin.dead_letters import mark
 from rocketlet.protocol.names import Queue, dlq_topic
@@ -160,7 +160,7 @@ async def members_that_divide(stage: Stage) -> AsyncIterator[None]:
     topics.put(stage.node)
     for _ in range(3):
         await stage.consumer(Inbox())
-    await settled(stage.node.address, "g", members=3)
+    await rebalanced(stage.node.address, "g", members=3)
     await stage.load()
     yield
 

@@ -113,7 +113,7 @@ class FaultsTest {
         List<String> second = new CopyOnWriteArrayList<>();
         DefaultMQPushConsumer owner = consumer();
         start(owner, orderly(first));
-        broker.waitFor("{'until': 'settled', 'group': 'shipping', 'members': 1}");
+        broker.waitFor("{'until': 'rebalanced', 'group': 'shipping', 'members': 1}");
         broker.fault("{'action': 'freeze', 'client': '%s'}".formatted(owner.buildMQClientId()));
         start(consumer(), orderly(second));
         broker.waitFor("{'until': 'members', 'group': 'shipping', 'count': 2}");
@@ -142,7 +142,7 @@ class FaultsTest {
         broker.createTopic("orders", 4);
         DefaultMQPushConsumer one = consumer();
         start(one, concurrently());
-        broker.waitFor("{'until': 'settled', 'group': 'shipping', 'members': 1}");
+        broker.waitFor("{'until': 'rebalanced', 'group': 'shipping', 'members': 1}");
         broker.fault("{'action': 'lose', 'code': 'NOTIFY_CONSUMER_IDS_CHANGED', 'client': '%s'}"
             .formatted(one.buildMQClientId()));
         start(consumer(), concurrently());
@@ -150,7 +150,7 @@ class FaultsTest {
         broker.call("POST", "/groups/shipping/rebalance", null); // the next one arrives
         until(() -> {
             broker.advanceSeconds(16); // a pull of a queue that a member has given up stays with the broker for 15 s
-            return broker.holds("{'until': 'settled', 'group': 'shipping', 'members': 2}");
+            return broker.holds("{'until': 'rebalanced', 'group': 'shipping', 'members': 2}");
         });
     }
 
