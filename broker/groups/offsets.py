@@ -477,6 +477,12 @@ class Watch:
         """Up to where a foreign reader was given messages."""
         return self._given.get(connection, {}).get((group, topic, queue_id), 0)
 
+    def topic_deleted(self, topic: str) -> None:
+        """The readers have nothing of the next topic of this name."""
+        for given in self._given.values():
+            for key in [key for key in given if key[1] == topic]:
+                del given[key]
+
     def record_commit(self, connection: Session, key: _Key) -> bool:
         """Record that the reader of a queue has committed an offset of it. Return True if that is news."""
         keys = self._committing.setdefault(connection, set())

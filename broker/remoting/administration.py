@@ -861,6 +861,7 @@ async def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> 
     broker.topics.delete(name, broker.store.end)
     broker.offsets.forget_topic(name)
     broker.pops.forget_topic(name)
+    broker.watch.topic_deleted(name)
     noting = broker.locks.topic_deleted(name)
     topics_log.info("topic_deleted", topic=name)
     removing = broker.store.deleting(name)
