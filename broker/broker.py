@@ -141,7 +141,7 @@ class Broker:
     def _read_groups(self, config: BrokerConfig) -> Frames:
         """Reads what is kept of groups, and makes what sending needs of it. Returns the file of popped messages."""
         folder, limits = config.data_dir, self.limits
-        self.offsets = Offsets(folder / "offsets.json", self.topics.identity, limits)
+        self.offsets = Offsets(folder / "offsets.json", self.topics.identity, limits, self._save_locks_later)
         self.offsets.forget_former(self.topics.deleted)
         self.offsets.clamp(self.store.queues)
         self.group_configs = groups = GroupConfigs(
@@ -395,13 +395,14 @@ class Broker:
         closes: all of it is on the device, so that the next start needs to read nothing again."""
         is_synced = closes or self.flusher is not None
         saves: list[Save] = []
-        for state in (self.offsets, self.delays, self.timers, self.transactions):
+        for state in (self.delays, self.timers, self.transactions):
             save = yield from state.saving()
             if save is not None:
                 saves.append(save)
         # The log first: progress that is kept while the message that was delivered is not would lose it.
         steps = [self.store.syncing(is_synced), *(save.saving(is_synced) for save in saves)]
         steps += [
+            self.offsets.saving(is_synced),
             self.topics.saving(self.store.begin),
             self.group_configs.saving(),
             self.pops.saving(),
@@ -431,12 +432,14 @@ class Broker:
             yield
 
     def _save_locks_later(self) -> None:
-        """Saves soon which leases have ended by themselves, in case the broker is killed, but not one by one."""
+        """Save soon which leases have ended by themselves, and the offsets of queues that were handed over, in case the
+        broker is killed, but not one by one."""
         if self._saving_locks is None:
             self._saving_locks = self.clock.call_later(SAVE_LOCKS_DELAY_S, self._save_locks)
 
     def _save_locks(self) -> None:
         self._saving_locks = None
+        self.offsets.write_handed_over()
         self.tasks.spawn(self.device.do(self._locks_saving()))
 
     def _locks_saving(self) -> Job[None]:

@@ -277,6 +277,11 @@ class Locks:
                     lock.connection = None
                     self._generation.increment()
 
+    def owned_by(self, connection: Session, group: str) -> list[tuple[str, int]]:
+        """Return the queues of a group that a client owns, as topic and queue id."""
+        keys = (key for key in self._keys.get(connection, ()) if key[0] == group)
+        return [key[1:] for key in keys if self.is_owner(*key, connection)]
+
     def let_go(self, group: str, topic: str, queue_id: int, connection: Session) -> None:
         """A foreign reader has handled all of a queue that moves away from it. Apache's Go client does not unlock queues
         that it drops (pushConsumer.removeUnnecessaryMessageQueue), which would keep the next reader out for 60 s."""
@@ -286,10 +291,8 @@ class Locks:
 
     def leave(self, connection: Session, group: str, *, is_foreign: bool) -> None:
         """A member unregisters: frees the queues that it has not unlocked. A foreign one locks nothing more."""
-        for key in list(self._keys.get(connection, ())):
-            lock = self._locks.get(key)
-            if lock is not None and key[0] == group and lock.connection is connection:
-                self._free(key, "unlocked")
+        for place in self.owned_by(connection, group):
+            self._free((group, *place), "unlocked")
         self._ledger.write()
         if is_foreign:
             left = self._left.setdefault(connection, {})

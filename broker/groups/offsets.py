@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,8 +19,9 @@ from ..config import LIMITS, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, LimitExceeded, L
 from ..messages.topics import Topics
 from ..runtime import Job, Runtime
 from ..sessions import Session
-from ..store.files import Save, read_state
+from ..store.files import StoreFull, read_state, replace_state
 from ..store.index import ConsumeQueue
+from ..store.journals import Journal
 from ..store.store import Store
 from .leases import Locks
 from .members import ConsumerGroups, Member
@@ -30,6 +33,9 @@ log = structlog.get_logger("rocketlet.groups")
 # ------------------------------------------------------------------------------
 # Committed offsets: the next message that a group reads of a queue. Saved every 5 s and at the end.
 #
+# An offset from which another member continues is on the disk with the hand-over: it is a line of `offsets.journal` until
+# the file has it. Each line is a list of [topic, group, id of the topic, [[queue id, offset], ...]].
+#
 # Rewinds are counted: a Spark query must know whether its group's offset is behind its checkpoint because somebody
 # reset it, or because the query was killed before it could commit.
 
@@ -40,12 +46,27 @@ _POPPED = "popped"  # always {}: earlier releases take it for a group's offsets
 
 
 class Offsets:
-    """`identity_of(topic)` is an id that no later topic of the same name has; empty if it is not known."""
+    """The committed offsets of all groups.
 
-    def __init__(self, path: Path, identity_of: Callable[[str], str], limits: Limits = LIMITS) -> None:
+    Args:
+        identity_of: returns an id of a topic that no later topic of the same name has; empty if it is not known.
+        on_handed_over: called when `write_handed_over` has something to write soon.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        identity_of: Callable[[str], str],
+        limits: Limits = LIMITS,
+        on_handed_over: Callable[[], None] = lambda: None,
+    ) -> None:
         self._limits = limits
         self._path = path
         self._identity_of = identity_of
+        self._on_handed_over = on_handed_over
+        self._journal = Journal(path)
+        self._handed_over: dict[tuple[str, str], set[int]] = {}  # queues whose offsets are to be written soon
+        self._is_saving = False
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
         self._dirty = False
         # The last commit of a lease's owner; by group and topic, so that a deleted topic costs one look a group.
@@ -71,11 +92,18 @@ class Offsets:
         self._groups_of.setdefault(topic, {})[group] = None
 
     def forget_former(self, deleted: Container[str]) -> None:
-        """Forgets offsets in topics that were deleted after these were saved, made anew or not."""
+        """Forget offsets in topics that were deleted after these were saved, recreated or not, and apply the journal."""
         for topic, saved in self._saved_identities.items():
-            identity = self._identity_of(topic)
-            if identity != saved and (identity or topic in deleted):
+            if self._is_former(topic, saved, deleted):
                 self.forget_topic(topic)
+        for topic, group, saved, offsets in chain.from_iterable(self._journal.read()):
+            if not self._is_former(topic, saved, deleted):
+                for queue_id, offset in offsets:
+                    self.put(group, topic, queue_id, offset)
+
+    def _is_former(self, topic: str, saved: str, deleted: Container[str]) -> bool:
+        identity = self._identity_of(topic)
+        return identity != saved and bool(identity or topic in deleted)
 
     def clamp(self, queues: Mapping[tuple[str, int], ConsumeQueue]) -> None:
         """Sets back offsets beyond the end of their queue: the end was lost, and what will take its place is not read yet."""
@@ -144,6 +172,35 @@ class Offsets:
         offset = self.get(group, topic, queue_id)
         if offset is not None:
             self._of_owners.setdefault((topic, group), {})[queue_id] = offset
+            self.hand_over(group, [(topic, queue_id)])
+            self._on_handed_over()
+
+    def hand_over(self, group: str, places: Iterable[tuple[str, int]]) -> None:
+        """Other members continue in these queues, by topic and queue id: `write_handed_over` writes their offsets."""
+        if self._dirty or self._is_saving:  # else the file has them
+            for topic, queue_id in places:
+                if self.get(group, topic, queue_id) is not None:
+                    self._handed_over.setdefault((topic, group), set()).add(queue_id)
+
+    def write_handed_over(self) -> None:
+        """Write the offsets of queues that were handed over. If the disk is full, they are saved with all others."""
+        handed_over, self._handed_over = self._handed_over, {}
+        line = [
+            (
+                topic,
+                group,
+                self._identity_of(topic),
+                [(queue_id, queues[queue_id]) for queue_id in queue_ids & queues.keys()],
+            )
+            for (topic, group), queue_ids in handed_over.items()
+            if (queues := self._offsets.get((topic, group)))
+        ]
+        if line:
+            self._dirty = True  # the next save shortens the journal
+            try:
+                self._journal.append(line)
+            except StoreFull as error:
+                log.error("offsets_not_saved", reason=str(error), hint="they are saved with all others, within 5 s")
 
     def let_go_back(self, group: str, topic: str, queue_id: int) -> None:
         """An administrator sends the group back: a member may be behind the last owner again."""
@@ -206,11 +263,21 @@ class Offsets:
         if not self.has_pops:
             self.has_pops = self._dirty = True
 
-    def saving(self) -> Job[Save | None]:
-        """How to save what has changed; None if nothing has."""
+    def saving(self, is_synced: bool = True) -> Job[None]:
+        """Save what has changed. Raises StoreFull; it is tried again the next time."""
         if not self._dirty:
-            return None
-        self._dirty = False
+            return
+        self._dirty, self._is_saving = False, True
+        try:
+            saving = self._saving(is_synced)
+            yield from self._journal.shortening(saving) if self._journal.lines else saving
+        except StoreFull:
+            self._dirty = True
+            raise
+        finally:
+            self._is_saving = False
+
+    def _saving(self, is_synced: bool) -> Job[None]:
         # First: an offset must not be saved with the identity of a topic that was made anew meanwhile.
         identities = {topic: identity for topic in self._groups_of if (identity := self._identity_of(topic))}
         yield None
@@ -218,10 +285,7 @@ class Offsets:
         popped: dict[str, Any] = {_POPPED: {}} if self.has_pops else {}
         rest = orjson.dumps({_REWINDS: self._rewinds, _IDENTITIES: identities, **popped})
         content = b"{%b%b%b" % (entries, b"," if entries else b"", rest[1:])
-        return Save(self._path, content, self._again)
-
-    def _again(self) -> None:
-        self._dirty = True
+        yield partial(replace_state, self._path, content, sync=is_synced)
 
 
 # ------------------------------------------------------------------------------

@@ -177,6 +177,8 @@ def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> B
             if unfinished:
                 broker.repeats.note_left(header.consumer_group, header.client_ID, unfinished)
         broker.groups.leave(connection, header.consumer_group)
+        broker.offsets.hand_over(header.consumer_group, broker.locks.owned_by(connection, header.consumer_group))
+        broker.offsets.write_handed_over()
         broker.locks.leave(connection, header.consumer_group, is_foreign=is_foreign)
     if header.producer_group:
         broker.clients.forget_producer(header.producer_group, connection)
@@ -283,7 +285,7 @@ def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     if request.offsets:
         return _commit_and_unlock(broker, connection, frame, request)
-    faults = broker.locks.unlock(request, connection)
+    faults = _unlock(broker, connection, request)
     # Apache's clients expect success whatever was locked: their broker says nothing else.
     if faults and request.handover:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"not unlocked: {'; '.join(faults)}")
@@ -304,7 +306,7 @@ def _commit_and_unlock(
         if fault is None and epoch is not None:
             broker.commits.store(connection, request.group, place, offset, by_owner=True)
             ready.append(queue)
-    broker.locks.unlock(replace(request, queues=tuple(ready)), connection)
+    _unlock(broker, connection, replace(request, queues=tuple(ready)))
     locks, group = broker.locks, request.group
     done = {
         queue: request.epochs[queue]
@@ -312,6 +314,16 @@ def _commit_and_unlock(
         if not locks.is_leased_to(group, queue.topic, queue.queue_id, connection)
     }
     return answer(frame, body=group_bodies.encode_locked(done))
+
+
+def _unlock(broker: Broker, connection: Connection, request: group_bodies.LockRequest) -> list[str]:
+    """Free a member's queues. The next owner continues at their offsets, so these are on the disk before."""
+    owned = ((queue.topic, queue.queue_id) for queue in request.queues)
+    broker.offsets.hand_over(
+        request.group, (place for place in owned if broker.locks.is_owner(request.group, *place, connection))
+    )
+    broker.offsets.write_handed_over()
+    return broker.locks.unlock(request, connection)
 
 
 def _foreign_client(broker: Broker, connection: Connection, request: group_bodies.LockRequest) -> str | None:

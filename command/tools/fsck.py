@@ -87,9 +87,7 @@ def _repair(folder: Path) -> Recovered:
         offsets = Offsets(folder / "offsets.json", topics.identity)
         offsets.forget_former(topics.deleted)
         offsets.clamp(store.queues)
-        save = run(offsets.saving())
-        if save is not None:
-            save.write(sync=True)
+        run(offsets.saving())
         store.checkpoint(closes=True)
     finally:
         store.close()

@@ -17,10 +17,14 @@ from pathlib import Path
 import pytest
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, RocketletError
 from rocketlet.command.cli import parser
-from rocketlet.protocol.codes import ResponseCode
+from rocketlet.protocol import group_bodies
+from rocketlet.protocol.codes import RequestCode, ResponseCode
+from rocketlet.protocol.group_bodies import LockRequest
+from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
 from rocketlet.testing.ports import free_port
 
-from ..conftest import PATIENCE_S
+from ..conftest import PATIENCE_S, Connect
+from ..support.requests import QUEUE, join, lock
 from .conftest import Start
 
 
@@ -104,6 +108,65 @@ async def test_offsets_survive_a_clean_end(start: Start) -> None:
     async with Producer(again.address) as producer:
         await producer.send("t", b"two")
     assert await consume_all(again.address, "t", 1) == {b"two"}
+
+
+RARELY_SAVES = """
+import sys
+from rocketlet.broker import broker
+from rocketlet.command import cli
+
+broker.PERSIST_INTERVAL_S = 3600
+
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+async def committed(address: str, group: str = "all") -> dict[int, int]:
+    async with AdminClient(address) as admin:
+        return {queue.queue_id: item.consumer_offset for queue, item in (await admin.progress(group, "t")).items()}
+
+
+async def test_offsets_of_members_that_leave_survive_sigkill(start: Start) -> None:
+    port = free_port()
+    broker = await start("--queues", "2", port=port, program=RARELY_SAVES)
+    async with Producer(broker.address) as producer:
+        for number in range(4):
+            await producer.send("t", b"%d" % number)
+    await consume_all(broker.address, "t", 4)
+    known = await committed(broker.address)
+    assert sum(known.values()) == 4
+    await broker.kill()
+    again = await start(port=port)
+    assert await committed(again.address) == known
+    async with Producer(again.address) as producer:
+        await producer.send("t", b"new")
+    assert await consume_all(again.address, "t", 1) == {b"new"}
+
+
+@pytest.mark.parametrize("by", ["commit and unlock", "unlock with an offset", "commit and leave"])
+async def test_the_offset_of_an_unlocked_queue_survives_sigkill(start: Start, connect: Connect, by: str) -> None:
+    port = free_port()
+    broker = await start(port=port, program=RARELY_SAVES)
+    async with Producer(broker.address) as producer:
+        for number in range(8):
+            await producer.send("t", b"%d" % number, queue=QUEUE)
+    wire = await connect(broker.address)
+    await join(wire, "c", strategy="AVG")
+    ((queue, epoch),) = group_bodies.decode_locked((await lock(wire, "c")).body).items()
+    offsets = {queue: 8} if by == "unlock with an offset" else {}
+    if not offsets:
+        header = UpdateOffset("g", "t", 0, 8, epoch)
+        assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, write(header))).code == 0
+    if by == "commit and leave":
+        leave = write(UnregisterClient("c", consumer_group="g"))
+        assert (await wire.call(RequestCode.UNREGISTER_CLIENT, leave)).code == 0
+    else:
+        request = LockRequest("c", "g", (queue,), handover=True, epochs={queue: epoch}, offsets=offsets)
+        body = group_bodies.encode_lock_request(request)
+        assert (await wire.call(RequestCode.UNLOCK_BATCH_MQ, body=body)).code == 0
+    await broker.kill()
+    again = await start(port=port)
+    assert (await committed(again.address, "g"))[0] == 8
 
 
 async def test_a_killed_broker_that_restarts_gives_its_members_their_queues_back(start: Start) -> None:

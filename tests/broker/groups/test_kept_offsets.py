@@ -6,10 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import orjson
 import pytest
 from rocketlet.broker.config import LimitExceeded, Limits
 from rocketlet.broker.groups.offsets import Offsets
+from rocketlet.broker.runtime import run
+from rocketlet.broker.store.files import read_state
 
 
 def made(folder: Path, identity: str = "id", **limits: Any) -> Offsets:
@@ -18,16 +19,10 @@ def made(folder: Path, identity: str = "id", **limits: Any) -> Offsets:
 
 def save(offsets: Offsets) -> dict[str, Any] | None:
     """The text that is written; None if nothing is."""
-    work = offsets.saving()
-    try:
-        while True:
-            next(work)
-    except StopIteration as ended:
-        found = ended.value
-    if found is None:
-        return None
-    found.path.write_bytes(found.content)
-    saved: dict[str, Any] = orjson.loads(found.content)
+    path = offsets._path
+    path.unlink(missing_ok=True)
+    run(offsets.saving())
+    saved: dict[str, Any] | None = read_state(path)
     return saved
 
 
@@ -143,3 +138,66 @@ def test_offsets_beyond_the_end_of_their_queue_are_set_back_and_saved(tmp_path: 
     offsets.clamp(ends(5, 4))
     assert offsets.of("g", "t") == {0: 5, 1: 4, 2: 0}
     assert save(offsets) is not None
+
+
+@pytest.mark.parametrize("by", ["mark", "hand_over"])
+def test_the_offset_of_a_queue_that_was_handed_over_is_read_by_the_next_run(tmp_path: Path, by: str) -> None:
+    offsets = made(tmp_path)
+    offsets.put("g", "t", 0, 5)
+    save(offsets)
+    offsets.put("g", "t", 0, 7)
+    offsets.put("g", "t", 1, 8)
+    if by == "mark":
+        offsets.mark("g", "t", 0)
+    else:
+        offsets.hand_over("g", [("t", 0), ("t", 3)])
+    offsets.write_handed_over()
+    again = made(tmp_path)
+    again.forget_former(())
+    assert again.of("g", "t") == {0: 7}
+    assert save(again) == {"t@g": {"0": 7}, "rewinds": {}, "identities": {"t": "id"}}
+
+
+def test_a_save_leaves_nothing_of_earlier_hand_overs(tmp_path: Path) -> None:
+    offsets = made(tmp_path)
+    offsets.put("g", "t", 0, 7)
+    offsets.hand_over("g", [("t", 0)])
+    offsets.write_handed_over()
+    offsets.put("g", "t", 0, 9)
+    save(offsets)
+    offsets.hand_over("g", [("t", 0)])
+    offsets.write_handed_over()
+    assert (tmp_path / "offsets.journal").read_bytes() == b"", "the file has it"
+    again = made(tmp_path)
+    again.forget_former(())
+    assert again.of("g", "t") == {0: 9}
+
+
+def test_an_offset_that_is_handed_over_during_a_save_is_kept(tmp_path: Path) -> None:
+    offsets = made(tmp_path)
+    offsets.put("g", "t", 0, 7)
+    offsets.hand_over("g", [("t", 0)])
+    offsets.write_handed_over()
+    saving = offsets.saving()
+    for step in saving:
+        if step is not None:
+            offsets.put("g", "t", 1, 3)
+            offsets.hand_over("g", [("t", 1)])
+            offsets.write_handed_over()
+            step()
+    again = made(tmp_path)
+    again.forget_former(())
+    assert again.of("g", "t") == {0: 7, 1: 3}
+
+
+@pytest.mark.parametrize(("identity", "deleted"), [("other", ()), ("", ("t",))])
+def test_a_hand_over_in_a_topic_that_was_deleted_since_is_forgotten(
+    tmp_path: Path, identity: str, deleted: tuple[str, ...]
+) -> None:
+    offsets = made(tmp_path)
+    offsets.put("g", "t", 0, 5)
+    offsets.hand_over("g", [("t", 0)])
+    offsets.write_handed_over()
+    again = made(tmp_path, identity)
+    again.forget_former(deleted)
+    assert not again.knows("g", "t")

@@ -144,9 +144,7 @@ class World:
         self.store.close()
 
     def save(self) -> None:
-        save = run(self.offsets.saving())
-        if save is not None:
-            save.write(sync=False)
+        run(self.offsets.saving(is_synced=False))
         run(self.state.saving())
 
     def group(self, name: str, **settings: Any) -> None:
