@@ -204,10 +204,20 @@ cdef inline void put_uint64(uint8_t *to, uint64_t value) noexcept nogil:
 
 
 def records(
+    list flags, list bodies, list texts, list crcs, bytes topic, object queue_id, bytes middle, object queue_offset,
+    object position,
+):
+    """Return the records that `protocol.message.encode_records` makes of a piece, their positions and their sizes."""
+    try:
+        return _records(flags, bodies, texts, crcs, topic, queue_id, middle, queue_offset, position)
+    except OverflowError:
+        return None  # Python raises its own error
+
+
+cdef object _records(
     list flags, list bodies, list texts, list crcs, bytes topic, int32_t queue_id, bytes middle, int64_t queue_offset,
     int64_t position,
 ):
-    """Return the records that `protocol.message.encode_records` makes of a piece, their positions and their sizes."""
     cdef Py_ssize_t count = len(texts), i, total = 0, body_size, text_size, fixed, head_at, tail_at
     cdef Py_ssize_t middle_size = len(middle), topic_size = len(topic)
     cdef int64_t flag
@@ -374,12 +384,19 @@ cdef int read_names(tuple names, Span *spans) except -1:
     return 0
 
 
-def decode_slice(bytes data, int64_t begin, int64_t end, tuple names, tuple skipped):
+def decode_slice(bytes data, object begin, object end, tuple names, tuple skipped):
     """Return the columns of the records whose queue offsets are from `begin` up to `end`, as buffers of Arrow.
 
     `names` are the properties that become columns. `skipped` are the properties left out of the pairs; None for no pairs.
     Declined: bytes that are not records, compressed bodies, properties that are not UTF-8 or have a name twice or are very
     many."""
+    try:
+        return _decode_slice(data, begin, end, names, skipped)
+    except OverflowError:
+        return None
+
+
+cdef object _decode_slice(bytes data, int64_t begin, int64_t end, tuple names, tuple skipped):
     cdef Span data_span, text_span
     cdef Span skipped_spans[MAX_NAMES]
     cdef Span name_spans[MAX_NAMES]

@@ -3,15 +3,17 @@ And the functions and files of each path: `python -m bench.ways`."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rocketlet.protocol.fast import MODULE
 from rocketlet.protocol.properties import appended
 
-from bench import cpu, ways
+from bench import common, cpu, ways
 from bench.cpu import Measured
 from bench.steps import Meter
 
@@ -56,6 +58,11 @@ def test_each_call_of_ours_counts_the_same_and_what_is_paused_does_not() -> None
     assert counted(0) == 0
     assert counted(1) > 1
     assert counted(7) == 7 * counted(1) == counted(7, pausing=True)
+
+
+def test_result_of_a_benchmark_names_the_module(capsys: pytest.CaptureFixture[str]) -> None:
+    common.finish(argparse.Namespace(json=True), "sends", {})
+    assert json.loads(capsys.readouterr().out)["machine"]["module"] == MODULE
 
 
 def test_ways_counts_the_functions_and_files_of_each_path() -> None:

@@ -112,3 +112,26 @@ def test_records_are_the_bytes_that_python_makes(
 def test_records_with_longer_properties_than_a_size_can_say_are_declined(size: int, is_taken: bool) -> None:
     made = fast.records([0], [b"x"], [b"y" * size], [0], b"\x01t", 0, bytes(44), 0, 0)
     assert (made is not None) == is_taken
+
+
+@needs_module
+@pytest.mark.parametrize(
+    ("flag", "queue_id", "offset", "position"),
+    [
+        (2**31, 0, 0, 0),
+        (2**64, 0, 0, 0),
+        (0, 2**31, 0, 0),
+        (0, 2**64, 0, 0),
+        (0, 0, 2**63, 0),
+        (0, 0, 0, 2**64),
+    ],
+)
+def test_records_with_numbers_that_have_too_many_bits_are_declined(
+    flag: int, queue_id: int, offset: int, position: int
+) -> None:
+    assert fast.records([flag], [b"x"], [b""], [0], b"\x01t", queue_id, bytes(44), offset, position) is None
+
+
+@needs_module
+def test_slice_up_to_an_offset_that_has_too_many_bits_is_declined() -> None:
+    assert fast.decode_slice(b"", 0, 2**64, (), None) is None

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections import Counter
 from contextlib import AsyncExitStack
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.store import disk
 from rocketlet.client import AdminClient, Consumer, Producer, RocketletError
 from rocketlet.client.admin.diagnosis import Patience, diagnose
+from rocketlet.protocol.fast import MODULE
 from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
 
@@ -82,6 +84,11 @@ async def test_on_other_addresses_the_port_answers_to_any_name(nodes: Nodes) -> 
     """As in a container, whose monitoring knows it by the name of a service."""
     node = await nodes.start(metrics_port=0, metrics_host="0.0.0.0")
     assert (await fetched(node, "/metrics", host="rocketlet:5557"))[0] == 200
+
+
+async def test_info_metric_shows_the_version_and_the_module(nodes: Nodes) -> None:
+    found = await samples(await nodes.start(metrics_port=0))
+    assert found["rocketlet_info", frozenset({("version", version("rocketlet")), ("module", MODULE)})] == 1
 
 
 async def test_what_was_sent_and_read_is_counted_by_topic_and_group(nodes: Nodes) -> None:
