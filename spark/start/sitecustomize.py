@@ -3,6 +3,9 @@
 Spark puts its own pyspark.zip first on the path. It holds sources without bytecode, which each process compiles again: 0.5 of
 its 0.8 s of processor time. In a PySpark that pip has installed, the zip lies inside of the package, which has the same
 sources and keeps their bytecode. So zips of that folder are looked at last.
+
+NumPy loads OpenBLAS, which starts a thread for each core. The format does no linear algebra, so the threads only cost time:
+one is enough, unless the environment sets another number.
 """
 
 import os
@@ -24,6 +27,7 @@ def _run_next() -> None:
         spec.loader.exec_module(module)
 
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = _with_zips_last([entry for entry in sys.path if os.path.abspath(entry) != _HERE])
 _run_next()

@@ -55,6 +55,16 @@ def test_the_sitecustomize_of_others_still_runs(tmp_path: Path) -> None:
     assert path_of(START, tmp_path, show="sys.ran") == [str(tmp_path / "sitecustomize.py"), "sitecustomize"]
 
 
+@pytest.mark.parametrize(("set_to", "threads"), [(None, "1"), ("2", "2")])
+def test_openblas_starts_one_thread_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, set_to: str | None, threads: str
+) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    if set_to is not None:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", set_to)
+    assert path_of(START, show="[__import__('os').environ['OPENBLAS_NUM_THREADS']]") == [threads]
+
+
 class FakeSession:
     """The session of a PySpark whose JVM holds the given parts, beside its process's number."""
 
