@@ -31,9 +31,9 @@ from .config import (
     LiveConfig,
 )
 from .groups.drains import Draining, Notifications, Repeats
+from .groups.group import ConsumerGroup, ConsumerGroups
 from .groups.guard import ReaderGuard
 from .groups.leases import Locks
-from .groups.members import ConsumerGroup, ConsumerGroups
 from .groups.offsets import GroupProgress, Offsets, Watch
 from .groups.pulling import Commits, Pulling
 from .groups.settings import GroupConfigs, History, Refusals, RequestModes

@@ -9,8 +9,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import pytest
-from rocketlet.broker.groups import agreement
-from rocketlet.broker.groups.agreement import Drain
+from rocketlet.broker.groups import stages
+from rocketlet.broker.groups.stages import Drain
 from rocketlet.broker.pops import deliveries
 from rocketlet.broker.pops.deliveries import Delivery
 from rocketlet.client.consuming import queues
@@ -29,14 +29,14 @@ class Machine(NamedTuple):
     legal: str
 
 
-def _drain(stage: agreement.DrainStage) -> Drain:
+def _drain(stage: stages.DrainStage) -> Drain:
     made = Drain(0.0)
     made.stage = stage
     return made
 
 
-def _talk(stage: agreement.TalkStage) -> agreement.Talk:
-    made = agreement.Talk()
+def _sync(stage: stages.SyncStage) -> stages.PeerSync:
+    made = stages.PeerSync()
     made.stage = stage
     return made
 
@@ -62,11 +62,11 @@ MACHINES = {
         -         -       -       -       DROPPED
         """,
     ),
-    "agreement": Machine(
-        agreement,
-        agreement.TalkStage,
-        agreement.TalkEvent,
-        _talk,
+    "synchronization": Machine(
+        stages,
+        stages.SyncStage,
+        stages.SyncEvent,
+        _sync,
         "stage",
         """
         change  find   agree give_up
@@ -77,9 +77,9 @@ MACHINES = {
         """,
     ),
     "drain": Machine(
-        agreement,
-        agreement.DrainStage,
-        agreement.DrainEvent,
+        stages,
+        stages.DrainStage,
+        stages.DrainEvent,
         _drain,
         "stage",
         """

@@ -1,7 +1,9 @@
 """Consumer groups: members, leases, offsets, pulls. Nothing here knows its broker.
 
-members    heartbeats, subscriptions, and the member list that each member was given
 settings   settings of groups, their mode (pull or pop), history
+members    members, their shares and disagreements, and the member list that each member was given
+stages     the stages of a change of a group with foreign members: drain, synchronization of brokers
+group      a consumer group and its queues: all state of a group is in one object
 leases     each queue of a group has one owner (LOCK_BATCH_MQ)
 offsets    committed offsets, progress, readers of queues
 claims     which foreign member claims which queue

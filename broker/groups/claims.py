@@ -12,9 +12,11 @@ from ...protocol.names import RETRY_PREFIX
 from ..config import LIMITS, RELOOK_S, Limits
 from ..runtime import Runtime
 from ..sessions import Session
-from .agreement import NOBODY, Agreement, Drain, Others, QueueKey
-from .members import ALONE, ConsumerGroup, ConsumerGroups, Given, MemberList
+from .agreement import Agreement
+from .group import ConsumerGroup, ConsumerGroups
+from .members import ALONE, Given, MemberList
 from .offsets import Watch
+from .stages import NOBODY, Drain, Others, QueueKey
 
 # ------------------------------------------------------------------------------
 # The owner of each queue here by the last change of its group, in groups with foreign members, and the members bound

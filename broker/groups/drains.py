@@ -25,11 +25,13 @@ from ..config import (
 from ..messages.held_pulls import HeldPulls, Until
 from ..runtime import Clock, Runtime
 from ..sessions import GroupChanged, Recent, Session
-from .agreement import Agreement, Drain, DrainEvent, DrainStage, GivenElsewhere, QueueKey, Say
+from .agreement import Agreement, Say
 from .claims import Allotment, Found, Moves, Routes
-from .members import ALONE, ConsumerGroup, ConsumerGroups, MemberList
+from .group import ConsumerGroup, ConsumerGroups
+from .members import ALONE, MemberList
 from .offsets import Watch
 from .settings import GroupConfigs, History
+from .stages import Drain, DrainEvent, DrainStage, GivenElsewhere, QueueKey
 
 log = structlog.get_logger("rocketlet.groups")
 

@@ -9,8 +9,8 @@ from ..config import GUARD_POLL_S, GUARD_QUIET_S, LimitExceeded
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..runtime import Runtime, Timer
 from ..sessions import Session
+from .group import ConsumerGroups
 from .leases import Locks
-from .members import ConsumerGroups
 from .offsets import Offsets, Watch
 
 # ------------------------------------------------------------------------------

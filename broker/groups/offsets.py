@@ -23,8 +23,9 @@ from ..store.files import StoreFull, read_state, replace_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal
 from ..store.store import Store
+from .group import ConsumerGroups
 from .leases import Locks
-from .members import ConsumerGroups, Member
+from .members import Member
 from .settings import History
 
 log = structlog.get_logger("rocketlet.groups")

@@ -52,9 +52,10 @@ from ..store.files import StoreError, StoreFull
 from ..store.index import ConsumeQueue
 from ..store.store import Store
 from .drains import Draining, has_handled_all
+from .group import ConsumerGroups
 from .guard import ReaderGuard
 from .leases import Locks
-from .members import ConsumerGroups, Member
+from .members import Member
 from .offsets import Offsets, Watch
 from .settings import GroupConfigs
 

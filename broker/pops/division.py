@@ -14,8 +14,9 @@ from ...protocol.bodies import ConsumerData, Route
 from ...protocol.group_bodies import POP, SHARED_OWNER, LockRequest
 from ...protocol.names import Queue, Subscription
 from ..config import POOL_LEAVE_S, POOL_LOOK_S, REPORT_AGAIN_S
+from ..groups.group import ConsumerGroup, ConsumerGroups
 from ..groups.leases import Locks
-from ..groups.members import POPS, ConsumerGroup, ConsumerGroups, Member
+from ..groups.members import POPS, Member
 from ..groups.offsets import Watch
 from ..groups.settings import History, RequestModes
 from ..runtime import Runtime, Timer

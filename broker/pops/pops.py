@@ -27,8 +27,8 @@ from ..config import (
     LimitExceeded,
     Limits,
 )
+from ..groups.group import ConsumerGroups
 from ..groups.leases import Locks
-from ..groups.members import ConsumerGroups
 from ..groups.offsets import Offsets, Watch
 from ..groups.settings import GroupConfigs, RequestModes
 from ..messages.appender import Appender, property_bytes

@@ -73,7 +73,7 @@ from ..config import (
     BrokerConfig,
     within,
 )
-from ..groups.members import ConsumerGroup as Group
+from ..groups.group import ConsumerGroup as Group
 from ..groups.members import Member
 from ..machine import resident_bytes
 from ..messages.topics import GOT, GOT_BYTES, PUT, PUT_BYTES, SENT_BACK, Rate, Statistics, Totals

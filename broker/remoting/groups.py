@@ -44,7 +44,8 @@ from ...protocol.headers import ConsumerGroup as ConsumerGroupHeader
 from ...protocol.names import RETRY_PREFIX, SQL92, TAG, Queue, SubscriptionError, parse_subscription
 from ..broker import Broker
 from ..config import MAX_RUNNING_INFO_BYTES, LimitExceeded
-from ..groups.members import ConsumerGroup, shape_of
+from ..groups.group import ConsumerGroup
+from ..groups.members import shape_of
 from ..sessions import Answer, Asked, Refusal, RunningWanted
 from ..store.files import StoreFull
 from ..store.index import ConsumeQueue

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rocketlet.broker.groups.agreement import Agreement, GivenElsewhere, Others
+from rocketlet.broker.groups.agreement import Agreement
+from rocketlet.broker.groups.stages import GivenElsewhere, Others
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.group_bodies import Members, Word
 from rocketlet.protocol.headers import AgreeOnMembers

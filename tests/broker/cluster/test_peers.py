@@ -11,8 +11,10 @@ from unittest import mock
 
 import pytest
 from rocketlet.broker.config import LIMITS, Limits
-from rocketlet.broker.groups.agreement import Agreement, Others
-from rocketlet.broker.groups.members import ConsumerGroup, Member
+from rocketlet.broker.groups.agreement import Agreement
+from rocketlet.broker.groups.group import ConsumerGroup
+from rocketlet.broker.groups.members import Member
+from rocketlet.broker.groups.stages import Others
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, Route, finish

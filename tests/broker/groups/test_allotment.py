@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rocketlet.broker.groups.claims import owners_of
-from rocketlet.broker.groups.members import ALONE, ConsumerGroup, Member
+from rocketlet.broker.groups.group import ConsumerGroup
+from rocketlet.broker.groups.members import ALONE, Member
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, Strategy, TopicQueues
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, QueueData, Route, finish

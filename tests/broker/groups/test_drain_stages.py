@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from rocketlet.broker.config import DRAIN_ROUNDS, MOVING_BYTES
-from rocketlet.broker.groups.agreement import Drain, DrainStage, QueueKey
 from rocketlet.broker.groups.members import Member
+from rocketlet.broker.groups.stages import Drain, DrainStage, QueueKey
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.protocol.bodies import ConsumerData
 

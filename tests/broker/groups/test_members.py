@@ -17,7 +17,8 @@ from rocketlet.broker.config import (
     LimitExceeded,
     Limits,
 )
-from rocketlet.broker.groups.members import ConsumerGroup, ConsumerGroups, size_of
+from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups
+from rocketlet.broker.groups.members import size_of
 from rocketlet.broker.groups.settings import History
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.runtime import MovableClock, Runtime

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketlet.broker.groups.members import ConsumerGroup
+from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, Limits
-from rocketlet.broker.groups.members import ConsumerGroups
+from rocketlet.broker.groups.group import ConsumerGroups
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.settings import History
 from rocketlet.broker.remoting.connection import Connection

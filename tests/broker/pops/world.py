@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
+from rocketlet.broker.groups.group import ConsumerGroups
 from rocketlet.broker.groups.leases import Locks
-from rocketlet.broker.groups.members import ConsumerGroups
 from rocketlet.broker.groups.offsets import Offsets, Watch
 from rocketlet.broker.groups.settings import GroupConfigs, History, RequestModes
 from rocketlet.broker.messages.appender import Appender

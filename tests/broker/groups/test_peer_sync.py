@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.broker.groups.agreement import NOBODY
+from rocketlet.broker.groups.stages import NOBODY
 
 from ...support.agreement import Said
 

@@ -1,0 +1,496 @@
+"""A consumer group and its queues: all state of a group is in one object, and of a queue in a group in another one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import structlog
+
+from ...protocol.allocation import STICKY
+from ...protocol.bodies import LOOKS, ConsumerData, Work, finish
+from ...protocol.group_bodies import BrokerShare
+from ...protocol.names import Subscription, sorted_ids
+from ..config import LIMITS, MAX_NAMED_MEMBERS, REPORT_AGAIN_S, LimitExceeded, Limits
+from ..runtime import Runtime
+from ..sessions import Reason, Refusal, Session
+from .members import ALONE, Member, MemberList, Shape, StickyShares, finding_faults, shape_of, size_of, stale_counts
+from .settings import History
+
+log = structlog.get_logger("rocketlet.groups")
+
+
+# ------------------------------------------------------------------------------
+# The members of each consumer group, and their subscriptions.
+#
+# Apache's broker keeps one table of subscriptions per group, which every heartbeat overwrites, so that members with
+# different topics erase each other's. Here each member has its own; the group's subscription is their union. A member
+# is a session in a group (decision 24): pulls and commits say no client id, so one connection cannot be two members
+# of a group. A client that reconnects is two members with one id until the old connection is closed.
+
+
+_NOWHERE: Mapping[str, int] = {}
+_NOBODY: Mapping[Session, Member] = {}
+
+
+class ConsumerGroup:
+    """A group with at least one member."""
+
+    def __init__(self, name: str, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self.name = name
+        self.members: dict[Session, Member] = {}
+        self.foreign: dict[Session, Member] = {}  # those of the members
+        self.topics: Counter[str] = Counter()  # how many members subscribe to each
+        # already reported, so that each disagreement is logged once
+        self.reported: frozenset[str] = frozenset()
+        self._of_shape: dict[Shape, dict[Session, None]] = {}  # members by their subscriptions
+        self._newest: dict[str, Subscription | None] = {}
+        self._places: dict[str | None, dict[str, int]] = {}
+        self._companions: dict[frozenset[str], MemberList] = {}
+        self._seen_queues: dict[str, dict[str, int]] = {}
+        self._seen_counts: dict[str, int] = {}
+        self._strategies: frozenset[str] | None = None
+        self._sticky: dict[str, StickyShares] = {}
+        # Foreign members subscribe to different topics, and are bound by whose the queues are to be (`allotment`).
+        self.is_uneven = False
+        self._alone: set[frozenset[str]] = set()  # topics of those that are told of themselves only
+
+    @property
+    def message_model(self) -> str:
+        return next(iter(self.members.values())).data.message_model
+
+    @property
+    def is_broadcasting(self) -> bool:
+        """True if every member gets every message: members keep their own offsets, and the group has none."""
+        return all(member.data.message_model == "BROADCASTING" for member in self.members.values())
+
+    def subscription(self, connection: Session | None, topic: str) -> Subscription | None:
+        """The subscription of this connection's member to a topic; for a stranger, the newest subscription of the group."""
+        member = self.members.get(connection) if connection else None
+        if member is not None and topic in member.subscriptions:
+            return member.subscriptions[topic]
+        if topic not in self.topics:
+            return None
+        if topic not in self._newest:  # found once per change: a stranger asks with each pull
+            found = (item.subscriptions[topic] for item in self.members.values() if topic in item.subscriptions)
+            self._newest[topic] = max(found, key=lambda item: item.version, default=None)
+        return self._newest[topic]
+
+    def subscriptions_of(self, connection: Session) -> Mapping[str, Subscription]:
+        """The member's subscriptions by topic; none for a session that is no member."""
+        return self.members[connection].subscriptions if connection in self.members else {}
+
+    def take_shape(self, member: Member, shape: Shape | None) -> None:
+        """A member subscribes to this now; None if it has left."""
+        if member.shape != shape:
+            connections = self._of_shape.get(member.shape, {})
+            connections.pop(member.connection, None)
+            if not connections:
+                self._of_shape.pop(member.shape, None)
+        if shape is not None:
+            member.shape = shape
+            self._of_shape.setdefault(shape, {})[member.connection] = None
+        self._newest.clear()
+
+    def take_version(self, member: Member, topic: str, version: int) -> None:
+        """A member's subscription is as it was, under a later version."""
+        known = member.subscriptions[topic]
+        if version > known.version:
+            member.subscriptions[topic] = replace(known, version=version)
+            self._newest.pop(topic, None)
+
+    def other_than(self, connection: Session, shape: Shape) -> Member | None:
+        """A member that subscribes to something else; found without a look at all that subscribe to the same."""
+        for other, connections in self._of_shape.items():
+            if other != shape:
+                found = next((item for item in connections if item is not connection), None)
+                if found is not None:
+                    return self.members[found]
+        return None
+
+    def client_ids(self, topic: str | None = None) -> list[str]:
+        """The ids of the members that stay, each once; with a topic only those that subscribe to it."""
+        staying = (member for member in self.members.values() if not member.data.leaving)
+        # Each id once: a client that reconnects has two connections until the old one is closed.
+        ids = (member.listed_id for member in staying if topic is None or topic in member.subscriptions)
+        return list(dict.fromkeys(ids))
+
+    def companions(self, connection: Session) -> MemberList:
+        """The members that subscribe to a topic of the member's own. A foreign one does not say which topic it asks for,
+        and takes everybody for a reader of all its topics."""
+        asking = self.members.get(connection)
+        return self._near(asking.topics if asking is not None else frozenset())
+
+    def _near(self, topics: frozenset[str]) -> MemberList:
+        """Found once per change for all that subscribe to the same, because every member asks after each."""
+        found = self._companions.get(topics)
+        if found is None:
+            staying = (member for member in self.members.values() if not member.data.leaving)
+            near = (member for member in staying if not topics or not topics.isdisjoint(member.topics))
+            found = MemberList(list(dict.fromkeys(member.listed_id for member in near)))
+            if len(self._companions) < self._limits.max_compared:
+                self._companions[topics] = found
+        return found
+
+    def differs(self) -> bool:
+        """Whether members subscribe to different topics. Each has the group's retry topic besides."""
+        first = next(iter(self.members.values()), None)
+        return first is not None and any(member.topics != first.topics for member in self.members.values())
+
+    def binding(self, *, is_uneven: bool, retry_queues: int) -> Work[None]:
+        """The future owners of the queues are known, so foreign members are told by them from now on. Members that share
+        all their topics with the same others are told of those; of several queues of the retry topic they would leave some
+        to nobody."""
+        kinds = {member.topics for member in self.foreign.values()} if is_uneven else set()
+        alone: set[frozenset[str]] = set()
+        for topics in kinds:
+            if retry_queues > 1 or len(kinds) > self._limits.max_compared:
+                alone.add(topics)
+                continue
+            yield
+            near = len(self._near(topics).ids)
+            if any(len(self.order(topic)) != near for topic in topics):
+                alone.add(topics)
+        self.is_uneven, self._alone = is_uneven, alone
+
+    def list_for(self, connection: Session) -> MemberList:
+        """The list for a foreign member that may know of the last change."""
+        member = self.foreign.get(connection)
+        return ALONE if member is not None and member.topics in self._alone else self.companions(connection)
+
+    def place(self, client_id: str, topic: str | None) -> tuple[int, int]:
+        """A client's position among the members that subscribe to a topic, -1 if it is none of them, and how many they are.
+        Sorted once per change, because every member asks after each."""
+        places = self.order(topic)
+        return places.get(client_id, -1), len(places)
+
+    def order(self, topic: str | None) -> Mapping[str, int]:
+        """The clients that subscribe to a topic, in Java's order, each with its place in it."""
+        if topic is not None and topic not in self.topics:
+            return _NOWHERE  # whatever strangers ask for is not kept
+        places = self._places.get(topic)
+        if places is None:
+            places = {item: index for index, item in enumerate(sorted_ids(self.client_ids(topic)))}
+            self._places[topic] = places
+        return places
+
+    def seen_queues(self, topic: str) -> dict[str, int]:
+        """How many queues of a topic the members see, by broker: also of one that is away, which a newcomer cannot find."""
+        if topic not in self.topics:
+            return {}
+        seen = self._seen_queues.get(topic)
+        if seen is None:
+            seen = {}
+            for member in self.members.values():
+                for broker_name, counts in member.data.queue_counts.items():
+                    if topic in counts:
+                        # The largest number: a member with an old route must not hide queues from the others.
+                        seen[broker_name] = max(counts[topic], seen.get(broker_name, 0))
+            self._seen_queues[topic] = seen = _as_many_as_may_be(seen, self._limits.max_seen_queues)
+            self._seen_counts[topic] = sum(seen.values())
+        return seen
+
+    def seen_count(self, topic: str) -> int:
+        """How many these are in all."""
+        return self._seen_counts[topic] if self.seen_queues(topic) else 0
+
+    def sees(self, member: Member, topic: str, counts: Mapping[str, int]) -> None:
+        """A member that asks has looked up a route: it sees so many queues of a topic, by broker."""
+        seen = {name: topics[topic] for name, topics in member.data.queue_counts.items() if topic in topics}
+        if seen != counts:
+            others = {
+                name: {other: count for other, count in topics.items() if other != topic}
+                for name, topics in member.data.queue_counts.items()
+            }
+            for name, count in counts.items():
+                others.setdefault(name, {})[topic] = count
+            member.data = replace(member.data, queue_counts=others)
+            self.sees_others()
+
+    def share(self, client_id: str, topic: str) -> BrokerShare | None:
+        """A member's queues of a topic, where all members use STICKY; None where not, and for a session that is no
+        member."""
+        if topic not in self.topics or self.strategies() != {STICKY.name}:
+            return None
+        if self.seen_count(topic) > self._limits.max_shared_queues:
+            return None
+        shares = self._sticky.setdefault(topic, StickyShares(topic, self._limits))
+        return shares.of(client_id, self.seen_queues(topic), lambda: list(self.order(topic)))
+
+    def claimed(self, member: Member) -> None:
+        """A member says which queues it owns."""
+        for queue in member.data.assigned:
+            if member.data.strategy == STICKY.name and queue.topic in member.subscriptions:
+                self._sticky.setdefault(queue.topic, StickyShares(queue.topic, self._limits)).claim(
+                    queue, member.client_id
+                )
+
+    def changed(self) -> None:
+        """Members, their topics or strategies have changed."""
+        for topic in [topic for topic in self._sticky if topic not in self.topics]:
+            del self._sticky[topic]
+        self._places.clear()
+        self._companions.clear()
+        self._strategies = None
+        self.sees_others()
+        for shares in self._sticky.values():
+            shares.forget()
+
+    def sees_others(self) -> None:
+        """Members see other queues than before."""
+        self._seen_queues.clear()
+        self._seen_counts.clear()
+        for shares in self._sticky.values():
+            shares.doubt()
+
+    def strategies(self) -> frozenset[str]:
+        """How the members that pull allocate; a foreign one does not say."""
+        if self._strategies is None:
+            pulling = (member for member in self.members.values() if not member.pops)
+            self._strategies = frozenset(member.data.strategy or "foreign" for member in pulling)
+        return self._strategies
+
+    def faults(self, broker_name: str, queues_of: Callable[[str], int]) -> frozenset[str]:
+        """Texts that name members which disagree with each other or with the broker."""
+        return finish(self.finding_faults(broker_name, queues_of))
+
+    def finding_faults(self, broker_name: str, queues_of: Callable[[str], int]) -> Work[frozenset[str]]:
+        return finding_faults(list(self.members.values()), broker_name, queues_of)
+
+
+def _as_many_as_may_be(counts: dict[str, int], left: int) -> dict[str, int]:
+    """Cuts brokers and their numbers of queues, in order, to as many as are shared out: members may claim to see queues
+    that do not exist."""
+    if sum(counts.values()) <= left:
+        return counts
+    kept: dict[str, int] = {}
+    for name in sorted(counts):
+        if counts[name] <= left:
+            kept[name] = counts[name]
+            left -= counts[name]
+    return kept
+
+
+class ConsumerGroups:
+    """All groups. `on_change(group)` is called when members or their topics changed, the group perhaps empty then;
+    `queues_of(topic)` says how many queues may be read. `generation` rises with whatever changes here."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        history: History,
+        broker_name: str,
+        queues_of: Callable[[str], int],
+        on_change: Callable[[ConsumerGroup], None],
+    ) -> None:
+        self._limits = runtime.limits
+        self.broker_name = broker_name
+        self._queues_of = queues_of
+        self._clock = clock = runtime.clock
+        self._turns = runtime.turns
+        self._to_check: set[str] = set()
+        self._logged: Counter[str] = Counter()
+        self._logged_since_s = clock.monotonic_s()
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._names: dict[Session, set[str]] = {}
+        self._of_topic: dict[str, dict[str, None]] = {}  # the groups that subscribe to a topic
+        self._history = history
+        self._on_change = on_change
+        self.generation = runtime.generation
+        self.get = self._groups.get
+
+    def __iter__(self) -> Iterator[ConsumerGroup]:
+        return iter(list(self._groups.values()))
+
+    def members_of(self, name: str) -> Mapping[Session, Member]:
+        """The members of a group by session; none if there is no such group."""
+        group = self._groups.get(name)
+        return group.members if group is not None else _NOBODY
+
+    def admit(self, connection: Session, client_id: str, groups: Iterable[str]) -> None:
+        """Raises LimitExceeded if a client may not be a member of all these groups: 256, each with 10,000 members; Refusal
+        if the connection is the member of one by another id."""
+        known: Collection[str] = self._names.get(connection, ())
+        names = set(groups)
+        for name in names.intersection(known):
+            member = self._groups[name].members[connection]
+            if member.client_id != client_id:
+                member_text = f"this connection is the member {member.client_id} of the group {name}"
+                raise Refusal(Reason.ILLEGAL, f"{member_text}; {client_id} needs a connection of its own")
+        fresh = names.difference(known)
+        if fresh and len(known) + len(fresh) > self._limits.max_memberships:
+            raise LimitExceeded(f"a connection is a member of {self._limits.max_memberships} groups at most")
+        for name in fresh:
+            group = self._groups.get(name)
+            if group is not None and len(group.members) >= self._limits.max_members:
+                raise LimitExceeded(f"the group {name} has {self._limits.max_members} members; no more are taken")
+
+    def heartbeat(self, connection: Session, client_id: str, data: ConsumerData, language: int, version: int) -> None:
+        """Registers or refreshes a member that was admitted."""
+        group = self._groups.get(data.group) or ConsumerGroup(data.group, self._limits)
+        member = group.members.get(connection)
+        now_s = self._clock.monotonic_s()
+        if member is not None and member.data is data:  # its last heartbeat once more
+            member.seen_s = now_s
+            return
+        self.generation.increment()
+        if member is not None:
+            before = member.subscriptions
+            changed = member.update(data, now_s)
+            self._note(group, member, before)
+            if changed:
+                self._changed(group, "leaving" if data.leaving else "subscribed", member)
+            # Other queues of one member are no news to the rest: if they were, each rebalance would cause another.
+            if member.has_news:
+                group.claimed(member)
+                queues = " ".join(map(str, data.assigned[:MAX_NAMED_MEMBERS]))
+                self._history.add(group.name, "assigned", client_id, queues=queues, count=len(data.assigned))
+            if member.sees_others:
+                group.sees_others()
+                self.check_soon(group, client_id)
+            return
+        member = Member(client_id, connection, data, language, version, now_s)
+        member.update(data, now_s)
+        group.members[connection] = member
+        group.claimed(member)
+        self._groups[group.name] = group
+        self._names.setdefault(connection, set()).add(group.name)
+        self._note(group, member, {})
+        self._changed(group, "joined", member)
+
+    def leave(self, connection: Session, name: str, event: str = "left") -> None:
+        group = self._groups.get(name)
+        member = group.members.pop(connection, None) if group else None
+        if group is None or member is None:
+            return
+        self.generation.increment()
+        names = self._names[connection]
+        names.discard(name)
+        if not names:
+            del self._names[connection]
+        group.foreign.pop(connection, None)
+        group.take_shape(member, None)
+        self._charge(member, 0)
+        self._forget_topics(group, member.subscriptions)
+        if not group.members:
+            del self._groups[name]
+        self._changed(group, event, member)
+
+    def subscribing(self, topic: str) -> list[ConsumerGroup]:
+        """The groups with a member that subscribes to the topic."""
+        return [self._groups[name] for name in self._of_topic.get(topic, ())]
+
+    def stale_topics(self, name: str, connection: Session) -> list[str]:
+        """The topics of which one member sees another number of queues here than there are."""
+        group = self._groups.get(name)
+        member = group.members.get(connection) if group else None
+        seen = [member] if member is not None and member.data.queue_counts else []
+        return [topic for _, topic, _ in stale_counts(seen, self.broker_name, self._queues_of)]
+
+    def stale(self) -> Iterator[tuple[str, Session, str]]:
+        """Group, connection and topic of the members that see another number of queues here than there are."""
+        for group in self:
+            for member, topic, _ in stale_counts(group.members.values(), self.broker_name, self._queues_of):
+                yield group.name, member.connection, topic
+
+    def _note(self, group: ConsumerGroup, member: Member, before: Mapping[str, Subscription]) -> None:
+        """A member's heartbeat has come; these were its subscriptions before."""
+        self._charge(member, size_of(member.data))
+        if before != member.subscriptions or not before:
+            group.take_shape(member, shape_of(member.subscriptions.values()))
+        if member.is_foreign:
+            group.foreign[member.connection] = member
+        else:
+            group.foreign.pop(member.connection, None)
+        if before.keys() == member.subscriptions.keys():
+            return
+        for topic in member.subscriptions:
+            if topic not in before:
+                group.topics[topic] += 1
+                self._of_topic.setdefault(topic, {})[group.name] = None
+        self._forget_topics(group, [topic for topic in before if topic not in member.subscriptions])
+
+    def _charge(self, member: Member, size: int) -> None:
+        """A membership takes so many bytes, which count as the connection's."""
+        member.connection.charge(size - member.charged_bytes)
+        member.charged_bytes = size
+
+    def _forget_topics(self, group: ConsumerGroup, topics: Iterable[str]) -> None:
+        """A member subscribes to these no more."""
+        for topic in topics:
+            group.topics[topic] -= 1
+            if group.topics[topic]:
+                continue
+            del group.topics[topic]
+            names = self._of_topic[topic]
+            del names[group.name]
+            if not names:
+                del self._of_topic[topic]
+
+    def drop(self, connection: Session, event: str = "closed") -> None:
+        """The connection is gone, and with it its memberships."""
+        for name in sorted(self._names.get(connection, ())):
+            self.leave(connection, name, event)
+
+    def heard_from(self, connections: Iterable[Session]) -> None:
+        """Their members count as alive, as by a heartbeat that changes nothing."""
+        now_s = self._clock.monotonic_s()
+        for connection in connections:
+            for name in self._names.get(connection, ()):
+                self._groups[name].members[connection].seen_s = now_s
+
+    def expired(self) -> Iterator[Session | None]:
+        """Connections that sent no heartbeat for 120 s, to be dropped and closed; None after each piece of looking."""
+        # ConsumerManager.CHANNEL_EXPIRED_TIMEOUT
+        limit = self._clock.monotonic_s() - self._limits.heartbeat_limit_s
+        looks = 0
+        for group in self:
+            for connection, member in list(group.members.items()):
+                if member.seen_s < limit and group.members.get(connection) is member:
+                    yield connection
+                looks += 1
+                if looks % LOOKS == 0:
+                    yield None
+
+    def _changed(self, group: ConsumerGroup, event: str, member: Member) -> None:
+        self._history.add(group.name, event, member.client_id, members=len(group.members))
+        log.info("member_changed", change=event, group=group.name, client=member.client_id, members=len(group.members))
+        group.changed()
+        self.check_soon(group, member.client_id)
+        self._on_change(group)
+
+    def check_soon(self, group: ConsumerGroup, client_id: str = "") -> None:
+        """Checks the group at once; a large group, whose members may all join or leave, in turns and once for many
+        changes."""
+        if len(group.members) <= self._limits.checked_at_once:
+            self.check(group, client_id)
+        elif group.name not in self._to_check:
+            self._to_check.add(group.name)
+            self._turns.do(self._checking(group, client_id))
+
+    def _checking(self, group: ConsumerGroup, client_id: str) -> Work[None]:
+        yield
+        self._to_check.discard(group.name)
+        found = yield from group.finding_faults(self.broker_name, self._queues_of)
+        self._report(group, client_id, found)
+
+    def check(self, group: ConsumerGroup, client_id: str = "") -> None:
+        """Reports where members disagree, each disagreement once."""
+        self._report(group, client_id, group.faults(self.broker_name, self._queues_of))
+
+    def _may_log(self, name: str) -> bool:
+        """Whether the log does not have enough of a group: members that disagree in ever other ways do not fill it."""
+        if self._clock.monotonic_s() - self._logged_since_s >= REPORT_AGAIN_S:
+            self._logged.clear()
+            self._logged_since_s = self._clock.monotonic_s()
+        self._logged[name] += 1
+        return self._logged[name] <= self._limits.max_logged_faults
+
+    def _report(self, group: ConsumerGroup, client_id: str, faults: frozenset[str]) -> None:
+        for fault in sorted(faults - group.reported):
+            if self._may_log(group.name):
+                log.warning("members_disagree", group=group.name, fault=fault)
+            self._history.add(group.name, "disagreement", client_id, fault=fault)
+        group.reported = faults

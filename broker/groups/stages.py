@@ -1,0 +1,422 @@
+"""The stages of a change of a group with foreign members: the drain of its queues, and what its brokers have said."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from ...protocol.headers import AgreeOnMembers
+from ..config import DRAIN_ROUNDS, MOVING_BYTES
+from ..runtime import Timer
+from ..sessions import Session
+from .members import Member, MemberList
+
+# ------------------------------------------------------------------------------
+# Brokers agree on the moment at which a foreign member is notified of a change.
+#
+# Apache's client requests the member list from any one broker, and allocates the queues of all brokers by it. So a
+# broker returns the new list to a member only when no broker waits for the member's handlers. Each broker sends each
+# peer broker a digest of its members, and the ids of the members that it still waits for. A member
+#
+# - may get the new list, and is notified, when the peer has answered this change with the same digest, does not wait
+#   for the member, and knows that it may return the new list, too, because the member asks any broker
+# - gets its previous list as long as no peer can have returned another one to it. In between, its request waits for
+#   the peer's next message.
+#
+# A broker numbers its messages, and a peer returns the number that it received last. A broker also sends which list
+# each member got: by that the peer knows who reads its queues. No broker waits for another broker's notifications,
+# only for its drains. The stages of a group's last change:
+#
+#     FINDING --find--> ASKING --agree, give up--> DONE
+#        \--give up--> SILENT --find--> ASKING
+#
+# A further change takes each of them back to FINDING.
+
+
+Lists = Mapping[frozenset[str], MemberList]  # by the topics that a member subscribes to
+
+
+class GivenElsewhere(NamedTuple):
+    """Lists that another broker has given to members. is_current: they are of the last change here, too."""
+
+    lists: Lists
+    client_ids: tuple[str, ...]
+    is_current: bool
+
+
+class Others(NamedTuple):
+    """The other brokers of a group's topics, each with its address and a digest of the members of those that it has; and the
+    lists that foreign members are given."""
+
+    brokers: Mapping[str, tuple[str, str]]
+    lists: Lists
+
+
+NOBODY: Final = Others({}, {})
+
+
+class SyncStage(Enum):
+    FINDING = "which queues move is not known yet, so nothing is said"
+    ASKING = "other brokers are told, and asked"
+    DONE = "no other broker is waited for"
+    SILENT = "as done, and nothing is said: it was given up before it was known"
+
+
+class SyncEvent(Enum):
+    CHANGE = "members or their topics have changed"
+    FIND = "the queues that move are known"
+    AGREE = "everybody may be told"
+    GIVE_UP = "no other broker is waited for any longer"
+
+
+_TS, _TE = SyncStage, SyncEvent
+SYNC_TRANSITIONS: Final = {
+    (_TS.FINDING, _TE.FIND): _TS.ASKING,
+    (_TS.SILENT, _TE.FIND): _TS.ASKING,
+    (_TS.ASKING, _TE.AGREE): _TS.DONE,
+    (_TS.FINDING, _TE.GIVE_UP): _TS.SILENT,
+    (_TS.ASKING, _TE.GIVE_UP): _TS.DONE,
+    (_TS.DONE, _TE.GIVE_UP): _TS.DONE,  # its own readers were waited for
+    **{(stage, _TE.CHANGE): _TS.FINDING for stage in SyncStage},
+}
+
+
+@dataclass(slots=True)
+class PeerBroker:
+    """Another broker of a group's topics. since: the number of the first word of this change; agreed_at: of the first one
+    behind its answer; freed: of those by which it learned that a member is drained. was_let: it may still give lists of an
+    earlier change."""
+
+    address: str
+    digest: str
+    since: float = math.inf
+    agreed_at: float = math.inf
+    freed: dict[str, float] = field(default_factory=dict)
+    said: tuple[frozenset[str], bool] | None = None
+    number: int = 0
+    given: dict[str, dict[str, None]] = field(default_factory=dict)
+    heard: AgreeOnMembers | None = None
+    waiting: frozenset[str] = frozenset()
+    owes: bool = False
+    was_let: bool = False
+    is_away: bool = False
+
+    @property
+    def knows(self) -> bool:
+        """Whether it has heard of this change."""
+        return self._knows(self.since)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it has answered this change, and knows the same members."""
+        return self.knows and self.heard is not None and self.heard.digest == self.digest
+
+    def lets_give(self, client_id: str) -> bool:
+        return self.agrees and client_id not in self.waiting
+
+    def lets_tell(self, client_id: str) -> bool:
+        return self.lets_give(client_id) and self._knows(max(self.agreed_at, self.freed.get(client_id, 0)))
+
+    @property
+    def may_give_earlier(self) -> bool:
+        """Whether, behind a further change, it may give lists of this one or of those before."""
+        return self.was_let or (self.said is not None and self.said[1])
+
+    @property
+    def lets_tell_all(self) -> bool:
+        return self.agrees and not self.waiting and self._knows(max([self.agreed_at, *self.freed.values()]))
+
+    def _knows(self, number: float) -> bool:
+        return self.heard is not None and self.heard.heard >= number
+
+
+@dataclass(slots=True)
+class PeerSync:
+    """How far brokers are with the last change of a group."""
+
+    peers: dict[str, PeerBroker] = field(default_factory=dict)
+    waiting: frozenset[str] = frozenset()
+    lists: dict[str, Lists] = field(default_factory=dict)  # by digest
+    stage: SyncStage = SyncStage.FINDING
+    said_s: float = 0.0
+
+    def turn(self, event: SyncEvent) -> None:
+        """Raises KeyError for what cannot happen."""
+        self.stage = SYNC_TRANSITIONS[self.stage, event]
+
+    @property
+    def speaks(self) -> bool:
+        return self.stage in (SyncStage.ASKING, SyncStage.DONE)
+
+    @property
+    def asked(self) -> Iterable[PeerBroker]:
+        """The peers that are waited for."""
+        if self.stage in (SyncStage.DONE, SyncStage.SILENT):
+            return ()
+        return (peer for peer in self.peers.values() if not peer.is_away)
+
+
+# ------------------------------------------------------------------------------
+# A change of a group that not all foreign members know yet, and the queues that it moves.
+#
+#     FINDING --find--> DRAINING --finish--> AGREEING --agree--> TOLD --(members have dropped their queues)-->
+#     forgotten
+#        \--find nobody-----------------------^                   ^
+#         FINDING, DRAINING, AGREEING --give up-------------------/
+#
+# A further change takes a drain of any stage back to FINDING, where FINISH changes nothing. If all were told before
+# the moving queues are known, FIND begins anew from TOLD, with the members' claims by then.
+
+
+QueueKey = tuple[str, int]  # topic, queue id
+
+
+class DrainStage(Enum):
+    FINDING = "which queues move is not known yet, so nobody may take any"
+    DRAINING = "readers still handle messages of what moves"
+    AGREEING = "all is handled here; other brokers are waited for"
+    TOLD = "every member was told, and drops its queues now"
+
+
+class DrainEvent(Enum):
+    CHANGE = "members or their topics have changed"
+    FIND = "the queues that move are known, and have readers"
+    FIND_NOBODY = "they are known, and nobody has messages of them"
+    FINISH = "the last reader is done, or is not waited for any more"
+    AGREE = "no other broker is waited for"
+    GIVE_UP = "nobody is waited for any longer"
+
+
+_DS, _DE = DrainStage, DrainEvent
+DRAIN_TRANSITIONS: Final = {
+    (_DS.FINDING, _DE.FIND): _DS.DRAINING,
+    (_DS.FINDING, _DE.FIND_NOBODY): _DS.AGREEING,
+    (_DS.FINDING, _DE.FINISH): _DS.FINDING,  # the last change may move more than the earlier one
+    (_DS.DRAINING, _DE.FINISH): _DS.AGREEING,
+    (_DS.AGREEING, _DE.AGREE): _DS.TOLD,
+    (_DS.FINDING, _DE.GIVE_UP): _DS.TOLD,
+    (_DS.DRAINING, _DE.GIVE_UP): _DS.TOLD,
+    (_DS.AGREEING, _DE.GIVE_UP): _DS.TOLD,
+    (_DS.TOLD, _DE.FIND): _DS.DRAINING,
+    (_DS.TOLD, _DE.FIND_NOBODY): _DS.AGREEING,
+    **{(stage, _DE.CHANGE): _DS.FINDING for stage in DrainStage},
+}
+
+
+@dataclass(slots=True)
+class Drain:
+    """A change that not all foreign members know yet.
+
+    moving: the readers that get nothing more of a queue: all whose last list gives it to them. waiting: what each reader has
+    not handled yet. drained: the queues that it has handled, since it was given that list. returning: queues that a member
+    lets go of by its last list, and that are its own again by the next one. kept: the members to be told later. gated: pulls
+    of queues whose earlier reader is not done. asking: members whose question for the list waits. rounds: how often each
+    reader came back to each queue that it loses. pulled_s: when each pulled one of those last. is_long: members that are
+    drained are told of themselves alone until all are told, whatever changes come. since_s: how long each reader has been
+    drained of each queue. due: of each reader, and of the whole (None), until when it may stand, and whether it was asked.
+    refuses_ours: one of ours may have been refused a lock. charged: for how many queues each connection is charged.
+    """
+
+    began_s: float
+    moving: dict[QueueKey, set[Session]] = field(default_factory=dict)
+    waiting: dict[Session, set[QueueKey]] = field(default_factory=dict)
+    drained: dict[Session, set[QueueKey]] = field(default_factory=dict)
+    returning: dict[Session, set[QueueKey]] = field(default_factory=dict)
+    kept: dict[Session, None] = field(default_factory=dict)
+    gated: dict[QueueKey, list[Callable[[], None]]] = field(default_factory=dict)
+    asking: dict[Session, Callable[[], None]] = field(default_factory=dict)
+    rounds: dict[Session, dict[QueueKey, int]] = field(default_factory=dict)
+    pulled_s: dict[Session, float] = field(default_factory=dict)
+    stage: DrainStage = DrainStage.FINDING
+    is_long: bool = False
+    since_s: dict[tuple[Session, QueueKey], float] = field(default_factory=dict)
+    due: dict[Session | None, tuple[float, bool]] = field(default_factory=dict)
+    refuses_ours: bool = False
+    timer: Timer | None = None
+    charged: dict[Session, int] = field(default_factory=dict)
+
+    def turn(self, event: DrainEvent) -> None:
+        """Raises KeyError for what cannot happen."""
+        self.stage = DRAIN_TRANSITIONS[self.stage, event]
+
+    def change(self, members: Container[Session], now_s: float) -> None:
+        """Members or their topics have changed; readers that are no members any more are forgotten."""
+        if self.stage is DrainStage.TOLD:
+            self.began_s = now_s
+        self.turn(DrainEvent.CHANGE)
+        for of_readers in (self.waiting, self.drained, self.rounds, self.pulled_s, self.due):
+            for reader in [reader for reader in of_readers if reader is not None and reader not in members]:
+                del of_readers[reader]
+        self.since_s = {item: began_s for item, began_s in self.since_s.items() if item[0] in members}
+
+    def lose(self, losing: Iterable[tuple[QueueKey, Session]], now_s: float, until_s: float) -> None:
+        """It is known which reader loses which queue. A reader that was drained of a queue before need not be drained of it
+        again; but it gets nothing of it."""
+        before, since_s = self.waiting, self.since_s
+        held = {place for places in before.values() for place in places}
+        self.moving, self.waiting, self.since_s, self.returning = {}, {}, {}, {}
+        for place, reader in losing:
+            self.moving.setdefault(place, set()).add(reader)
+            has_nothing = place in held and place not in before.get(
+                reader, ()
+            )  # it waited for a member that is drained
+            if place not in self.drained.get(reader, ()) and not has_nothing:
+                self.waiting.setdefault(reader, set()).add(place)
+                self.since_s[reader, place] = since_s.get((reader, place), now_s)
+        self.due = {reader: self.due[reader] if reader in before else (until_s, False) for reader in self.waiting}
+        self.refuses_ours = True
+        self.turn(DrainEvent.FIND if self.waiting else DrainEvent.FIND_NOBODY)
+
+    def forget_kept(self) -> None:
+        """A queue that a reader need not lose now, it reads on, and comes back to it when messages are there."""
+        for reader, places in self.drained.items():
+            places -= {place for place in places if reader not in self.moving.get(place, ())}
+        for reader, rounds in self.rounds.items():
+            for place in [place for place in rounds if reader not in self.moving.get(place, ())]:
+                del rounds[place]
+
+    def read_again(self, reader: Session) -> None:
+        """A reader may read queues again that it has let go of, by a list that it was given just now."""
+        self.drained.pop(reader, None)
+        self.rounds.pop(reader, None)
+        for place in self.returning.pop(reader, ()):
+            self.moving[place].discard(reader)
+
+    def finish(self, reader: Session, place: QueueKey) -> None:
+        """A reader has handled all of a queue."""
+        self.drained.setdefault(reader, set()).add(place)
+        self._wait_no_more(reader, place)
+
+    def give_up(self, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
+        """Stops waiting for these."""
+        for reader, place in given_up:
+            self._wait_no_more(reader, place)
+
+    def _wait_no_more(self, reader: Session, place: QueueKey) -> None:
+        self.since_s.pop((reader, place), None)
+        self.waiting[reader].discard(place)
+        if not self.waiting[reader]:
+            del self.waiting[reader]
+            self.due.pop(reader, None)
+        if not self.waiting:
+            self.turn(DrainEvent.FINISH)
+
+    def give_up_all(self) -> None:
+        self.waiting.clear()
+        self.due.clear()
+        self.turn(DrainEvent.GIVE_UP)
+
+    def come_further(self, until_s: float, reader: Session | None = None) -> None:
+        """A reader has handled something. Where queues do not move singly, the others may stand as long."""
+        if reader is None or not self.is_long:
+            self.due[None] = until_s, False
+        elif reader in self.waiting:
+            self.due[reader] = until_s, False
+
+    def prolong(self, seconds: float) -> None:
+        """The broker stood still: nobody could come further."""
+        self.due = {reader: (until_s + seconds, asked) for reader, (until_s, asked) in self.due.items()}
+        self.since_s = {item: began_s + seconds for item, began_s in self.since_s.items()}
+        self.began_s += seconds
+
+    def standing(self, now_s: float, *, was_asked: bool) -> list[Session | None]:
+        """The readers that stand, and were asked about it or were not; None is the whole drain."""
+        due = [(key, *self.due[key]) for key in self._stand_alone]
+        return [key for key, until_s, asked in due if asked is was_asked and until_s <= now_s]
+
+    @property
+    def due_s(self) -> float:
+        """When the next one stands."""
+        return min(self.due[key][0] for key in self._stand_alone)
+
+    @property
+    def _stand_alone(self) -> Iterable[Session | None]:
+        return self.waiting if self.moves_singly else (None,)
+
+    @property
+    def moves_singly(self) -> bool:
+        """Whether a queue moves when its own reader is done."""
+        return self.is_long and self.stage is DrainStage.DRAINING
+
+    def reading(self, since_s: float) -> set[Session]:
+        """The readers that have pulled what they lose since then."""
+        return {reader for reader, pulled_s in self.pulled_s.items() if pulled_s >= since_s}
+
+    def set_timer(self, timer: Timer) -> None:
+        """Replaces the timer that ends this stage by itself."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = timer
+
+    def end(self) -> None:
+        """Ends, and holds nothing more."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.let_all_on()
+        for session in list(self.asking):
+            self.answer(session)
+        self.moving = {}
+        self.charge()
+
+    @property
+    def is_finding(self) -> bool:
+        return self.stage is DrainStage.FINDING
+
+    @property
+    def is_over(self) -> bool:
+        return self.stage is DrainStage.TOLD
+
+    @property
+    def oldest_s(self) -> float:
+        """When the drain began that is waited for longest. Each queue moves by itself in a drain that takes long."""
+        return min(self.since_s.values(), default=self.began_s) if self.is_long else self.began_s
+
+    def since(self, now_s: float, most_s: float) -> list[tuple[Session, QueueKey]]:
+        """The items that have been drained for `most_s` or longer. A sum, as where the look for them falls due: a difference
+        rounds otherwise, and the look would find nothing and fall due at once again."""
+        return [item for item, began_s in self.since_s.items() if began_s + most_s <= now_s]
+
+    def has(self, place: QueueKey) -> bool:
+        """Whether a reader that loses the queue still handles messages of it."""
+        return any(place in places for places in self.waiting.values())
+
+    def dropped(self, connection: Session, place: QueueKey) -> list[QueueKey]:
+        """Notes that a reader has come back to a queue; which others it reads no more, because another broker has told it of
+        the change. Pulls of what moves are answered at once, so it comes back to all that it reads equally often."""
+        rounds = self.rounds.setdefault(connection, {})
+        rounds[place] = count = rounds.get(place, max(rounds.values(), default=0)) + 1
+        if count % DRAIN_ROUNDS:
+            return []
+        return [other for other in self.waiting.get(connection, ()) if rounds.get(other, count) <= count - DRAIN_ROUNDS]
+
+    def charge(self) -> None:
+        """Charges the queues that move against --memory, to the sessions that lose them."""
+        moving = Counter(connection for connections in self.moving.values() for connection in connections)
+        for connection in sorted(moving.keys() | self.charged.keys(), key=attrgetter("number")):
+            more = moving[connection] - self.charged.get(connection, 0)
+            if more:
+                connection.charge(MOVING_BYTES * more)
+        self.charged = dict(moving)
+
+    def waited_for(self, members: Mapping[Session, Member]) -> Iterator[str]:
+        """The client ids of those that are drained."""
+        return (members[connection].client_id for connection in self.waiting if connection in members)
+
+    def answer(self, session: Session) -> None:
+        """A member's question for the list waits no more."""
+        if (go_on := self.asking.pop(session, None)) is not None:
+            go_on()
+
+    def let_on(self, places: Iterable[QueueKey]) -> None:
+        """The pulls of these queues need not wait any more."""
+        for place in places:
+            for go_on in self.gated.pop(place, ()):
+                go_on()
+
+    def let_all_on(self) -> None:
+        self.let_on(list(self.gated))
