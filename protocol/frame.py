@@ -10,6 +10,8 @@ parsing. So values of `ext` are `str` from Apache's peers and `str | int | bool`
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from struct import Struct
@@ -34,6 +36,8 @@ JSON: Final = int(SerializeType.JSON)
 ROCKETMQ: Final = int(SerializeType.ROCKETMQ)
 MSGPACK: Final = int(SerializeType.MSGPACK)
 _MSGPACK_MARK: Final = MSGPACK << 24
+
+UNREADABLE: Final = -0x8000_0000  # the code of a frame whose fields cannot be read; its remark says why
 
 ExtValue = str | int | bool
 Ext = Mapping[str, ExtValue]
@@ -197,7 +201,7 @@ _as_usual = msgspec.json.Decoder(_JsonHeader).decode
 def _decode_json(header: bytes, body: bytes) -> Frame:
     try:
         found = _as_usual(header)
-    except ValueError:  # msgspec's are
+    except (ValueError, RecursionError):  # msgspec's are ValueErrors
         return _decode_any_json(header, body)
     language = _LANGUAGE_CODES.get(found.language, _OTHER)
     code, opaque, flag, remark, version = found.code, found.opaque, found.flag, found.remark, found.version
@@ -205,20 +209,50 @@ def _decode_json(header: bytes, body: bytes) -> Frame:
 
 
 def _decode_any_json(header: bytes, body: bytes) -> Frame:
-    """Texts and numbers may stand for each other, and nulls for what is not there."""
+    """Texts and numbers may stand for each other, and nulls for what is not there. Texts that are not clean are read as
+    Apache's broker reads them (RemotingSerializable): what is no UTF-8 becomes U+FFFD."""
     try:
-        fields = orjson.loads(header)
+        fields, fault = _loads(header)
         find = fields.get
-        ext = {key: text_of(value) for key, value in (find("extFields") or {}).items() if value is not None}
         numbers = fields["code"], find("opaque", 0), find("flag", 0), find("version", 0)
         code, opaque, flag, version = map(_as_int32, numbers)
-        remark, language = find("remark"), find("language")
-        remark = None if remark is None else text_of(remark)
-        language = _LANGUAGE_CODES.get(language, _OTHER) if isinstance(language, str | int) else _OTHER
-        of_frame = (code, opaque, ext, body, flag, remark, language, version, JSON)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FrameError(f"JSON header cannot be read: {error!r}") from None
-    return _new_tuple(Frame, of_frame)
+    language = find("language")
+    language = _LANGUAGE_CODES.get(language, _OTHER) if isinstance(language, str | int) else _OTHER
+    ext: Ext = {}
+    try:
+        remark = None if find("remark") is None else _clean(find("remark"))
+        ext = {_clean(key): _clean(value) for key, value in (find("extFields") or {}).items() if value is not None}
+    except (AttributeError, RecursionError) as error:
+        fault = repr(error)
+    if fault:
+        code, remark = UNREADABLE, f"the fields of the header cannot be read: {fault}"
+    return _new_tuple(Frame, (code, opaque, ext, body, flag, remark, language, version, JSON))
+
+
+_NUMBERS: Final = re.compile(rb'"(code|opaque|flag)"\s{0,9}:\s{0,9}(-?\d{1,10})(?=\s{0,9}[,}])')
+
+
+def _loads(header: bytes) -> tuple[dict[str, Any], str]:
+    """The fields of a header, and why they are not all: what tells which request it is. Raises ValueError."""
+    try:
+        return orjson.loads(header), ""
+    except ValueError:
+        pass
+    try:
+        return json.loads(header.decode(errors="replace"), strict=False), ""
+    except (ValueError, RecursionError) as error:
+        fields = {name.decode(): number.decode() for name, number in _NUMBERS.findall(header)}
+        if "opaque" not in fields:
+            raise ValueError(str(error)) from None
+        return fields, str(error)
+
+
+def _clean(value: Any) -> str:
+    """A text as Java encodes it: what UTF-8 does not have becomes a question mark."""
+    text = text_of(value)
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _as_int32(value: object) -> int:
@@ -232,13 +266,17 @@ def _as_int32(value: object) -> int:
 def _decode_binary(header: bytes, body: bytes) -> Frame:
     try:
         code, language, version, opaque, flag, remark_size = _BINARY_HEAD.unpack_from(header)
+    except StructError as error:
+        raise FrameError(f"ROCKETMQ header cannot be read: {error}") from None
+    ext: Ext = {}
+    try:
         position = _BINARY_HEAD.size
-        remark = _slice(header, position, remark_size).decode() if remark_size else None
+        remark = _text(_slice(header, position, remark_size)) if remark_size else None
         position += remark_size
         (ext_size,) = _INT.unpack_from(header, position)
         ext = _decode_binary_ext(_slice(header, position + 4, ext_size)) if ext_size else {}
     except (ValueError, StructError) as error:
-        raise FrameError(f"ROCKETMQ header cannot be read: {error}") from None
+        code, remark = UNREADABLE, f"the fields of the header cannot be read: {error}"
     return _new_tuple(Frame, (code, opaque, ext, body, flag, remark, language, version, ROCKETMQ))
 
 
@@ -248,6 +286,11 @@ def _slice(data: bytes, position: int, size: int) -> bytes:
     return data[position : position + size]
 
 
+def _text(data: bytes) -> str:
+    """A text as Apache's broker reads it (RocketMQSerializable): what is no UTF-8 becomes U+FFFD."""
+    return data.decode(errors="replace")
+
+
 def _decode_binary_ext(block: bytes) -> dict[str, ExtValue]:
     """Requests of a client mostly differ in their values alone, so one that is laid out as an earlier one is cut at once."""
     layout = _layouts.get(len(block))
@@ -255,7 +298,10 @@ def _decode_binary_ext(block: bytes) -> dict[str, ExtValue]:
         cut, marks, keys = layout
         parts = cut(block)
         if parts[::2] == marks:
-            return dict(zip(keys, map(bytes.decode, parts[1::2]), strict=True))
+            try:
+                return dict(zip(keys, map(bytes.decode, parts[1::2]), strict=True))
+            except UnicodeDecodeError:
+                return dict(zip(keys, map(_text, parts[1::2]), strict=True))
     ext, ends = _walked_ext(block)
     if layout is None and 0 < len(ends) <= MAX_LAYOUT_FIELDS and len(ext) == len(ends):
         if sum(map(len, ext)) > MAX_LAYOUT_BYTES:
@@ -292,7 +338,7 @@ def _walked_ext(block: bytes) -> tuple[dict[str, ExtValue], list[tuple[int, int]
         if value_size < 0 or position > end:
             raise ValueError(f"length {value_size} at byte {begin} reaches beyond the header")
         if key and value_size:  # a Java decoder reads empty ones as null, and null fields are no fields
-            ext[key.decode()] = block[begin:position].decode()
+            ext[_text(key)] = _text(block[begin:position])
         ends.append((begin, position))
     return ext, ends
 

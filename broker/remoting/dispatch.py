@@ -13,7 +13,7 @@ import structlog
 from ...protocol.bodies import BodyError, Work
 from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode, request_name
 from ...protocol.codes import RequestCode as Code
-from ...protocol.frame import Frame
+from ...protocol.frame import UNREADABLE, Frame
 from ...protocol.headers import HeaderError
 from ...protocol.names import IllegalName
 from ..access import Acl
@@ -297,6 +297,8 @@ class Dispatch:
 
     def _handle(self, connection: Connection, frame: Frame) -> Reply:
         found = self._handlers.get(frame.code)
+        if frame.code == UNREADABLE:
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=frame.remark)
         if found is None or (connection.is_vip and frame.code in PULLS):  # as on Apache's VIP channel
             remark = f" request type {frame.code} not supported"
             return answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)

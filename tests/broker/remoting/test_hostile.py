@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 import time
 import zlib
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import structlog
 from rocketlet.protocol import bodies
 from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.frame import JSON, MSGPACK, Frame, encode
+from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame, encode
 from rocketlet.protocol.message import decode_records, encode_record
 
 from campaigns.frames import Peer
@@ -57,6 +58,90 @@ async def test_numbers_of_a_header_have_32_bits(node: Node, connect: Connect, fi
     fields = {"code": b"310", "opaque": b"1", "flag": b"0", "version": b"0"} | {field: value}
     hostile.write(raw_frame(b"{%b}" % b",".join(b'"%b":%b' % (name.encode(), text) for name, text in fields.items())))
     assert await hostile.closed()
+
+
+GBK = "\u4e2d".encode("gbk")
+UNCLEAN = {  # a property's value in a JSON header, and how it is stored
+    "gbk": (GBK, "\ufffd\ufffd"),
+    "lone surrogate": (rb"\ud800", "?"),
+    "control character": (b"\x01", "\x01"),
+}
+
+
+def json_header(code: int, opaque: int, ext: bytes) -> bytes:
+    return raw_frame(b'{"code":%d,"opaque":%d,"language":"JAVA","extFields":{%b}}' % (code, opaque, ext), b"body")
+
+
+def binary_header(code: int, opaque: int, ext: dict[bytes, bytes]) -> bytes:
+    fields = b"".join(
+        len(key).to_bytes(2, "big") + key + len(value).to_bytes(4, "big") + value for key, value in ext.items()
+    )
+    head = struct.pack(">hBhiiii", code, 0, 0, opaque, 0, 0, len(fields))
+    return raw_frame(head + fields, b"body", ROCKETMQ)
+
+
+@pytest.mark.parametrize("kind", UNCLEAN)
+async def test_a_json_header_whose_text_is_not_clean_is_read_as_apache_reads_it(wire: Wire, kind: str) -> None:
+    await create_topic(wire, "t")
+    value, stored = UNCLEAN[kind]
+    ext = b",".join(b'"%b":"%b"' % (key.encode(), str(text).encode()) for key, text in send_v2().items() if key != "i")
+    wire.write(json_header(RequestCode.SEND_MESSAGE_V2, 70, ext + rb',"i":"a\u0001' + value + b'"'))
+    wire.write(encode(Frame(RequestCode.SEND_MESSAGE_V2, 71, send_v2(), b"clean")))
+    assert [(await wire.answer(opaque)).code for opaque in (70, 71)] == [0, 0]
+    records = decode_records((await wire.call(RequestCode.PULL_MESSAGE, pull())).body)
+    first, second = records
+    assert (second.body, first.body) == (b"clean", b"body")
+    assert f"a\x01{stored}" in first.properties
+
+
+async def test_a_binary_header_that_is_no_utf8_is_read_as_apache_reads_it(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    ext = {key.encode(): str(text).encode() for key, text in send_v2().items()}
+    for opaque in (70, 71, 72):  # the layout of the first one is known for the others
+        properties = b"a\x01" + GBK if opaque < 72 else b"a\x01bc"
+        wire.write(binary_header(RequestCode.SEND_MESSAGE_V2, opaque, ext | {b"i": properties, GBK: GBK}))
+    assert [(await wire.answer(opaque)).code for opaque in (70, 71, 72)] == [0, 0, 0]
+    records = decode_records((await wire.call(RequestCode.PULL_MESSAGE, pull())).body)
+    assert [record.properties[:4] for record in records] == ["a\x01\ufffd\ufffd", "a\x01\ufffd\ufffd", "a\x01bc"]
+
+
+UNREADABLE_FIELDS = {
+    "nested": b'"a":' + b"[" * 3000 + b"]" * 3000,
+    "nested beside": b'},"x":{"a":' + b'{"a":' * 3000 + b"1" + b"}" * 3001,
+    "a list": b'},"extFields":["a"],"x":{',
+    "no JSON": b"a",
+}
+
+
+@pytest.mark.parametrize("kind", [*UNREADABLE_FIELDS, "binary"])
+async def test_a_request_whose_fields_cannot_be_read_is_refused_and_its_connection_stays(wire: Wire, kind: str) -> None:
+    for code in RequestCode:
+        if kind == "binary" and code < 2**15:
+            data = binary_header(code, 1000 + code, {b"topic": b"t"})
+            wire.write(data[:-9] + b"\x7f\xff\xff\xff" + data[-5:])  # the size of the value
+        elif kind != "binary":
+            wire.write(json_header(code, 1000 + code, UNREADABLE_FIELDS[kind]))
+        else:
+            continue
+        refusal = await wire.answer(1000 + code)
+        assert refusal.code == ResponseCode.SYSTEM_ERROR
+        assert "the fields of the header cannot be read" in str(refusal.remark)
+    await create_topic(wire, "t")
+
+
+@pytest.mark.parametrize("serialize_type", [JSON, ROCKETMQ])
+async def test_unclean_texts_close_no_connection_whatever_is_asked(wire: Wire, serialize_type: int) -> None:
+    names = ("topic", "b", "consumerGroup", "group", "clientID", "producerGroup", "brokerName", "groupName", "key")
+    codes = [code for code in RequestCode if serialize_type == JSON or code < 2**15]
+    for code in codes:
+        if serialize_type == JSON:
+            ext = b",".join(b'"%b":"%b"' % (name.encode(), b"\\ud800\x01" + GBK) for name in names)
+            wire.write(json_header(code, 1000 + code, ext))
+        else:
+            wire.write(binary_header(code, 1000 + code, {name.encode(): GBK for name in names}))
+    for code in codes:
+        assert "invalid continuation" not in str((await wire.answer(1000 + code)).remark)
+    await create_topic(wire, "t")
 
 
 async def test_what_a_failed_request_staged_is_not_stored(
