@@ -169,6 +169,9 @@ MAX_MESSAGE_ID_CHARS: Final = 255  # a message id, which clients choose
 MAX_TIMESTAMP_MS: Final = 253_402_300_799_999  # the latest time in a response, the end of the year 9999
 MAX_CONTEXT_CHARS: Final = 1024  # a message's trace context, and the name of its host; longer ones are left out
 MAX_RECOVERY_S: Final = 3600  # the latest time to ask for a transaction's outcome
+REQUEST_TIMEOUT_S: Final = (
+    3.0  # the request timeout of a gRPC client that has sent no settings, as official clients have it
+)
 DEADLINE_MARGIN_S: Final = 0.1  # how long before a client's deadline a waiting receive is answered
 MAX_POLL_S: Final = 20.0  # how long a receive waits for messages at most
 POLL_S: Final = 20.0  # how long clients are told to wait
@@ -409,7 +412,8 @@ LIMITS: Final = Limits()
 class BrokerConfig:
     """A broker's settings. `address` is what clients are told to connect to, as `host:port`; `external_address` is for
     clients that ask at a name server's external port. `default_queues`: how many queues a topic that a send creates gets at
-    most; clients ask for 4 (both are `defaultTopicQueueNums` in Apache's). `name_server_account`: the access key of the
+    most; clients ask for 4 (both are `defaultTopicQueueNums` in Apache's). `grpc_max_delay_hours`: how far ahead clients of
+    gRPC may set a delivery time (`maxDelayTimeMills` of Apache's proxy). `name_server_account`: the access key of the
     account as which registrations are signed."""
 
     data_dir: Path
@@ -429,6 +433,7 @@ class BrokerConfig:
     segment_bytes: int = 256 * 1024 * 1024
     delay_levels_ms: tuple[int, ...] = field(default=DELAY_LEVELS_MS)
     vip_channel: bool = True
+    grpc_max_delay_hours: float = 24.0
     metrics_port: int | None = None
     metrics_host: str | None = None
     memory_bytes: int | None = None

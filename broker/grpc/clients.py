@@ -25,6 +25,7 @@ from ..config import (
     MAX_NAMED_CHARS,
     MAX_NAMESPACE_CHARS,
     MEMBER_BYTES,
+    REQUEST_TIMEOUT_S,
     LimitExceeded,
     Limits,
 )
@@ -74,6 +75,7 @@ class GrpcClient:
         self.stream: Call | None = None
         self.topics: tuple[str, ...] = ()
         self.group = ""
+        self.request_timeout_s = REQUEST_TIMEOUT_S  # of its settings
         self.held_pulls = 0
         self.is_left = True
         self.is_external = connection.is_external

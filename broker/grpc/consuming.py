@@ -29,6 +29,7 @@ from ..config import (
     RECEIVE_AGAIN_S,
     RECEIVE_BATCH,
     RENEWED_INVISIBLE_MS,
+    REQUEST_TIMEOUT_S,
     SMALL_CLIENT_BYTES,
     LimitExceeded,
 )
@@ -212,7 +213,8 @@ def receive_message(hall: Hall, call: Call, request: Any) -> None:
 
 
 def _receive(hall: Hall, call: Call, request: Any) -> None:
-    wait_ms = _wait_ms(call, request)
+    known = hall.clients.get(call.account, call.client_id)
+    wait_ms = _wait_ms(call, request, known.request_timeout_s if known is not None else REQUEST_TIMEOUT_S)
     name, group = topic_of(request.message_queue.topic), group_of(request.group)
     invisible_ms = _invisible_ms(request)
     subscription = _subscription(name, request.filter_expression)
@@ -237,7 +239,7 @@ def _receive(hall: Hall, call: Call, request: Any) -> None:
         invisible_ms,
         wait_ms,
         queue_id,
-        settings.consume_orderly and queue_id is not None,
+        False,  # Apache's proxy pops any queue of the broker, in ordered groups, too
         request.auto_renew,
         subscription,
         attempt_id=request.attempt_id[:MAX_ATTEMPT_CHARS] or None,
@@ -282,25 +284,34 @@ def _look_again(hall: Hall, call: Call, request: PopRequest, expression: str) ->
             end(hall, call, fault.code, str(fault))
 
 
-def _wait_ms(call: Call, request: Any) -> int:
-    """Never longer than the client waits for the answer."""
-    wait_s = MAX_POLL_S
+def _wait_ms(call: Call, request: Any, request_timeout_s: float) -> int:
+    """Return how long the receive may wait for messages, which is never longer than its client waits for the response.
+
+    A request without `long_polling_timeout` waits until half of the client's request timeout is left, as at Apache's proxy.
+    """
+    wait_s, margin_s = MAX_POLL_S, request_timeout_s / 2
     if request.HasField("long_polling_timeout"):
-        wait_s = duration_ms(request.long_polling_timeout) / 1000
+        wait_s, margin_s = duration_ms(request.long_polling_timeout) / 1000, DEADLINE_MARGIN_S
         if wait_s < 0:
-            raise Fault(Code.ILLEGAL_POLLING_TIME, "the time to wait is negative")
+            raise Fault(Code.ILLEGAL_POLLING_TIME, f"long_polling_timeout: got {wait_s} s; expected 0 s or more")
     if call.due_s is not None:
-        wait_s = min(wait_s, call.due_s - call.session.heard_s - DEADLINE_MARGIN_S)
+        wait_s = min(wait_s, call.due_s - call.session.heard_s - margin_s)
     return int(max(min(wait_s, MAX_POLL_S), 0.0) * 1000)
 
 
 def _invisible_ms(request: Any) -> int:
     if request.auto_renew:
         return RENEWED_INVISIBLE_MS
+    return _checked_invisible_ms(request, MIN_INVISIBLE_MS)
+
+
+def _checked_invisible_ms(request: Any, minimum_ms: int) -> int:
+    """Raises Fault with the text that Apache's proxy sends, because clients look for it."""
     found = duration_ms(request.invisible_duration)
-    if not MIN_INVISIBLE_MS <= found <= MAX_INVISIBLE_MS:
-        reason = f"the invisible time is {found} ms; {MIN_INVISIBLE_MS} to {MAX_INVISIBLE_MS} are allowed"
-        raise Fault(Code.ILLEGAL_INVISIBLE_TIME, reason)
+    if found < minimum_ms:
+        raise Fault(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too small. min is {minimum_ms}")
+    if found > MAX_INVISIBLE_MS:
+        raise Fault(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too large. max is {MAX_INVISIBLE_MS}")
     return found
 
 
@@ -352,6 +363,7 @@ def _send_time(hall: Hall, call: Call) -> None:
 _ACK_CODES: Final = {
     AckStatus.DONE: Code.OK,
     AckStatus.LATE: Code.OK,
+    AckStatus.TOO_LATE: Code.INVALID_RECEIPT_HANDLE,
     AckStatus.UNREADABLE: Code.INVALID_RECEIPT_HANDLE,
     AckStatus.UNKNOWN: Code.INVALID_RECEIPT_HANDLE,
     AckStatus.EXPIRED: Code.INVALID_RECEIPT_HANDLE,
@@ -377,7 +389,8 @@ def ack_message(hall: Hall, call: Call, request: Any) -> None:
         set_status(response.status, codes[0] if is_same else Code.MULTIPLE_RESULTS, _text(outcomes[0]))
         call.answer(response)
 
-    hall.broker.pops.ack(group, topic, [entry.receipt_handle for entry in request.entries], answer)
+    handles = [entry.receipt_handle for entry in request.entries]
+    hall.broker.pops.ack(group, topic, handles, answer, takes_late=False)
 
 
 def _heard(hall: Hall, call: Call) -> None:
@@ -387,13 +400,10 @@ def _heard(hall: Hall, call: Call) -> None:
 
 def change_invisible_duration(hall: Hall, call: Call, request: Any) -> Any:
     group, topic = group_of(request.group), topic_of(request.topic)
-    invisible_ms = duration_ms(request.invisible_duration)
-    if not 0 <= invisible_ms <= MAX_INVISIBLE_MS:
-        reason = f"the invisible time is {invisible_ms} ms; 0 to {MAX_INVISIBLE_MS} are allowed"
-        raise Fault(Code.ILLEGAL_INVISIBLE_TIME, reason)
+    invisible_ms = _checked_invisible_ms(request, 0)
     _heard(hall, call)
     changed = hall.broker.pops.change(
-        group, topic, request.receipt_handle, invisible_ms, is_counted=not request.suspend
+        group, topic, request.receipt_handle, invisible_ms, is_counted=not request.suspend, takes_late=False
     )
     response = ChangeInvisibleDurationResponse(receipt_handle=changed.handle)
     set_status(response.status, _ACK_CODES[changed.outcome], _text(changed.outcome))
@@ -487,6 +497,8 @@ def _settle(hall: Hall, call: Call, settings: Any) -> Any:
         client.group = group
         _for_consumer(answer.settings, hall.broker.group_configs.ensure(group))
     client.stream = call
+    if settings.HasField("request_timeout"):
+        client.request_timeout_s = max(duration_ms(settings.request_timeout) / 1000, 0.0)
     call.on_abort(lambda: _closed(client, call))
     return answer
 

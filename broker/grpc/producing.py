@@ -82,7 +82,8 @@ class Sends:
         if any(message.topic.name != name for message in request.messages):
             raise Fault(Code.MESSAGE_CORRUPTED, "the messages are of different topics")
         now_ms = broker.clock.time_ms()
-        sent = [checked(message, name, now_ms) for message in request.messages]
+        max_delay_ms = min(int(broker.config.grpc_max_delay_hours * 3_600_000), MAX_TIMER_DELAY_MS)
+        sent = [checked(message, name, now_ms, max_delay_ms) for message in request.messages]
         topic = self._topic(name, sent)
         if any(map(is_gzip, sent)):
             return self._decompressing(call, name, sent)
@@ -214,15 +215,9 @@ RESERVED: Final = frozenset(
     "TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC "
     "DLQ_ORIGIN_MESSAGE_ID __CRC32#".split()
 )
-# Set by brokers, or shown in fields of their own
-_HIDDEN: Final = RESERVED | {
-    SHARDING_KEY,
-    CHECK_IMMUNITY,
-    TRACE_CONTEXT,
-    "TRANSACTION_CHECK_TIMES",
-    "__transactionId__",
-    "INNER_NUM",
-}
+# Set by brokers, or shown in fields of their own. As from Apache's proxy, clients see the message group and the
+# transaction id among the user properties, too.
+_HIDDEN: Final = RESERVED | {CHECK_IMMUNITY, TRACE_CONTEXT, "TRANSACTION_CHECK_TIMES", "INNER_NUM"}
 
 
 class Sent(NamedTuple):
@@ -241,8 +236,12 @@ class Sent(NamedTuple):
 # To be stored
 
 
-def checked(message: Any, topic: str, now_ms: int) -> Sent:
-    """Checks a message in Apache's order. Raises Fault for the first check that fails."""
+def checked(message: Any, topic: str, now_ms: int, max_delay_ms: int = MAX_TIMER_DELAY_MS) -> Sent:
+    """Check a message in the order of Apache's proxy, and return what is stored.
+
+    Raises:
+        Fault: The first check that fails.
+    """
     system = message.system_properties
     body = message.body
     if len(body) > MAX_BODY_BYTES:
@@ -250,10 +249,11 @@ def checked(message: Any, topic: str, now_ms: int) -> Sent:
     if not body:
         raise Fault(Code.MESSAGE_BODY_EMPTY, "the message has no body")
     found = _user_properties(message)
-    _add_tag_and_keys(found, system)
     size = sum(len(name.encode()) + len(value.encode()) for name, value in found.items())
+    _add_tag_and_keys(found, system)
+    size += sum(len(found.get(name, "").encode()) for name in (props.TAGS, props.KEYS))
     if size > MAX_USER_PROPERTY_BYTES:
-        reason = f"the properties, tag and keys have {size} bytes; {MAX_USER_PROPERTY_BYTES} are allowed"
+        reason = f"the properties, tag and keys have {size} bytes; expected at most {MAX_USER_PROPERTY_BYTES}"
         raise Fault(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
     if not system.message_id.strip() or has_control(system.message_id) or len(system.message_id) > MAX_MESSAGE_ID_CHARS:
         reason = f"the message's id is blank, has control characters, or more than {MAX_MESSAGE_ID_CHARS} characters"
@@ -264,7 +264,7 @@ def checked(message: Any, topic: str, now_ms: int) -> Sent:
     if is_half:
         _add_transaction(found, system)
     if system.HasField("delivery_timestamp"):
-        found[TIMER_DELIVER_MS] = str(_delivery_ms(system, now_ms))
+        found[TIMER_DELIVER_MS] = str(_delivery_ms(system, now_ms, max_delay_ms))
     group_key = _group_key(found, system)
     kind = TRANSACTION if is_half else DELAY if TIMER_DELIVER_MS in found else FIFO if group_key else NORMAL
     for name, value in ((TRACE_CONTEXT, system.trace_context), (BORN_HOST, system.born_host)):
@@ -315,11 +315,14 @@ def _add_transaction(found: dict[str, str], system: Any) -> None:
         found[CHECK_IMMUNITY] = str(seconds)
 
 
-def _delivery_ms(system: Any, now_ms: int) -> int:
+def _delivery_ms(system: Any, now_ms: int, max_delay_ms: int) -> int:
     time = system.delivery_timestamp
     due_ms: int = time.seconds * 1000 + time.nanos // 1_000_000
-    if due_ms > now_ms + MAX_TIMER_DELAY_MS:
-        reason = f"the message is to be delivered in more than {MAX_TIMER_DELAY_MS} ms"
+    if due_ms > now_ms + max_delay_ms:
+        reason = (
+            f"the message is to be delivered in {due_ms - now_ms} ms; expected at most {max_delay_ms} ms, "
+            "which the broker's option --grpc-max-delay-hours sets"
+        )
         raise Fault(Code.ILLEGAL_DELIVERY_TIME, reason)
     return max(due_ms, 0)
 

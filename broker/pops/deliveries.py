@@ -801,6 +801,7 @@ class AckStatus(Enum):
 
     DONE = "done, now or before"
     LATE = "done, though its time was over: nobody had been given the message again"
+    TOO_LATE = "the visibility timeout has expired, and the message will be redelivered"
     UNREADABLE = "the handle is none"
     UNKNOWN = "the handle is of another group, topic or broker"
     EXPIRED = "the message was given to somebody again since"

@@ -325,9 +325,15 @@ class Pops:
             for pool in self._pools.serving(deliveries):
                 self._serve_later(pool)  # the next that waits may be of the same client, and put it back in its turn
 
-    def ack(self, group: str, topic: str, handles: Sequence[str], answer: Answered) -> None:
-        """The client is done with these messages. `answer` gets an outcome for each, when that is on the disk."""
-        self._settling.settle([self._done(self._find(group, topic, handle)) for handle in handles], answer)
+    def ack(self, group: str, topic: str, handles: Sequence[str], answer: Answered, *, takes_late: bool = True) -> None:
+        """The client is done with these messages. `answer` gets an outcome for each, when that is on the disk.
+
+        takes_late: True if this finishes messages whose visibility timeout has expired, too, unless they were redelivered.
+        """
+        found = [self._find(group, topic, handle) for handle in handles]
+        if not takes_late:
+            found = [AckStatus.TOO_LATE if _is_visible(item) else item for item in found]
+        self._settling.settle([self._done(item) for item in found], answer)
 
     def _done(self, found: tuple[QueueDeliveries, Delivery] | AckStatus) -> AckStatus:
         if isinstance(found, AckStatus):
@@ -345,6 +351,7 @@ class Pops:
         *,
         is_counted: bool = True,
         renews: bool = False,
+        takes_late: bool = True,
     ) -> Changed:
         """The message comes again after that time; 0: at once, a nack. It is not prolonged any more. is_counted: whether
         this was a try. renews: its client still handles it. A finished message stays finished: perhaps it was another client
@@ -355,6 +362,8 @@ class Pops:
         deliveries, delivery = found
         if delivery.state is DeliveryState.ACKNOWLEDGED:
             return Changed(AckStatus.DONE, handle, delivery.pop_ms)
+        if _is_visible(found) and not takes_late:
+            return Changed(AckStatus.TOO_LATE, handle)
         outcome = AckStatus.LATE if delivery.state is DeliveryState.VISIBLE else AckStatus.DONE
         if delivery.renewals >= 0:
             self._hands.take(delivery)
@@ -665,6 +674,11 @@ class Pops:
         """Whether the group's clients pop the topic and nobody else reads it."""
         pool = self._pools.find(group, topic)
         return pool is not None and pool.owned is None and pool.is_used(self._clock.monotonic_s())
+
+
+def _is_visible(found: tuple[QueueDeliveries, Delivery] | AckStatus) -> bool:
+    """True if the visibility timeout of the delivery has expired, and it waits to be delivered again."""
+    return not isinstance(found, AckStatus) and found[1].state is DeliveryState.VISIBLE
 
 
 def _answered(wait: Wait, received: PopResult) -> Wait:

@@ -131,6 +131,13 @@ def _grpc_options(parser: argparse.ArgumentParser) -> None:
         type=numbers.port,
         help="also listen on this port, for official clients of 5.x, which --port serves, too; 0 takes any free one",
     )
+    parser.add_argument(
+        "--grpc-max-delay-hours",
+        type=_hours,
+        default=24.0,
+        help="the latest delivery time that official clients of 5.x may set (maximum 960, as for clients of 4.9) "
+        "(default: 24, as at Apache's proxy)",
+    )
 
 
 def _store_options(parser: argparse.ArgumentParser) -> None:

@@ -64,6 +64,7 @@ def test_brokers_get_the_options_of_the_start() -> None:
         "--brokers=2", "--host=0.0.0.0", "--admin=loopback", "--log-level=debug", "--tls=enforcing", "--tls-cert=c",
         "--tls-key=k", "--tls-ca=ca", "--acl=a", "--nameserver-tls=n", "--nameserver-account=x", "--cluster=-c",
         "--no-vip", "--flush=sync", "--retain-hours=1.5", "--segment-bytes=1M", "--queues=3", "--metrics-host=h",
+        "--grpc-max-delay-hours=48",
     )  # fmt: skip
     layout.check(options)
     found = broker_of(options, 1)

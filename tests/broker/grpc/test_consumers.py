@@ -53,7 +53,8 @@ async def test_a_message_comes_as_it_was_sent(client: GrpcClient) -> None:
     await client.call("SendMessage", sending(sent))
     (found,) = await receive(client)
     system = found.system_properties
-    assert (found.topic.name, found.body, dict(found.user_properties)) == ("t", b"hello", {"color": "grün"})
+    properties = {"color": "grün", "__SHARDINGKEY": "mg"}
+    assert (found.topic.name, found.body, dict(found.user_properties)) == ("t", b"hello", properties)
     assert (system.message_id, system.tag, list(system.keys)) == ("01AB", "blue", ["k1", "k2"])
     assert (system.message_group, system.message_type) == ("mg", 2)
     assert (system.body_encoding, system.body_digest.type) == (1, 2)
@@ -111,7 +112,7 @@ async def test_a_receive_waits_for_the_next_message(node: Node, client: GrpcClie
         (5000, "30S", 5.0),
         (60_000, "90S", MAX_POLL_S),
         (20_000, "8S", 7.9),
-        (None, "8S", 7.9),
+        (None, "8S", 6.5),  # half of the request timeout, which is 3 s without settings, stays
         (None, "", MAX_POLL_S),
     ],
 )
@@ -388,6 +389,19 @@ async def test_a_handle_of_hands_that_lost_the_message_is_not_good(node: Node, c
     assert (await ack(client, new)).status.code == OK
 
 
+async def test_acknowledgement_is_refused_when_the_visibility_timeout_has_expired(
+    node: Node, client: GrpcClient
+) -> None:
+    await joined(client)
+    await send(client, b"1")
+    (handle,) = handles(await receive(client))
+    node.clock.advance(31)
+    assert (await ack(client, handle)).status.code == ILLEGAL_HANDLE
+    assert (await change(client, handle, 10_000)).status.code == ILLEGAL_HANDLE
+    (again,) = await receive(client)
+    assert again.system_properties.delivery_attempt == 2
+
+
 async def test_a_call_acknowledges_some_and_not_too_many(client: GrpcClient) -> None:
     assert (await ack(client)).status.code == 40000
     assert (await ack(client, *["x"] * MAX_ACKS)).status.code == ILLEGAL_HANDLE
@@ -610,6 +624,28 @@ async def test_messages_of_a_group_in_order_wait_for_the_one_before(node: Node, 
     await ack(client, *handles([first]))
     (second,) = await receive(client)
     assert (first.body, second.body) == (b"1", b"2")
+
+
+async def test_receive_of_an_ordered_group_returns_messages_of_any_queue(node: Node, client: GrpcClient) -> None:
+    node.broker.group_configs.put(GroupConfig("g", consume_orderly=True))
+    await joined(client)
+    await send(client, *(b"%d" % number for number in range(8)))
+    assert all(node.broker.store.queue("t", queue_id).next for queue_id in range(2))
+    asked = request()
+    asked.message_queue.id = 1
+    _, found = await received(begin(client, asked))
+    assert len(found) == 8
+
+
+async def test_illegal_visibility_timeout_is_refused_in_the_words_of_apache_s_proxy(client: GrpcClient) -> None:
+    texts = []
+    for invisible_ms in (MIN_INVISIBLE_MS - 1, MAX_INVISIBLE_MS + 1):
+        call = begin(client, request(invisible_ms=invisible_ms))
+        texts.append((await call.messages.get()).status.message)
+    assert texts == [
+        "the invisibleTime is too small. min is 10000",
+        "the invisibleTime is too large. max is 43200000",
+    ]
 
 
 async def test_a_receive_whose_answer_was_lost_gets_it_again(node: Node, client: GrpcClient) -> None:

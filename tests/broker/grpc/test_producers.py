@@ -114,6 +114,8 @@ HALF = {"message_type": 4}
         (_with(keys=[" "]), 40005),
         (_with(keys=["a", "b\x01"]), 40005),
         (_properties(a="x" * 16_384), 43101),
+        (_with(tag="x" * 16_385), 43101),
+        (_with(keys=["x" * 8192, "x" * 8192]), 43101),
         (_with(message_id=" "), 40009),
         (_with(message_id="x" * (MAX_MESSAGE_ID_CHARS + 1)), 40009),
         (_with(message_id="x\x02TRAN_MSG\x01true"), 40009),
@@ -148,11 +150,13 @@ async def test_what_may_not_be_sent(nodes: Nodes, dial: Dial, sent: Any, code: i
         message("t", b"x" * MAX_BODY_BYTES),
         _properties(**{f"p{number}": "v" for number in range(MAX_USER_PROPERTIES)}),
         _properties(a="x" * 16_383),
+        _with(tag="x" * 16_384),
+        _with(keys=["x" * 16_384]),
         _with(keys=["a b"]),
         _with(message_id="x" * MAX_MESSAGE_ID_CHARS),
         _with(message_group="x" * MAX_GROUP_KEY_BYTES),
     ],
-    ids=["body", "properties", "size", "key", "id", "group"],
+    ids=["body", "properties", "size", "tag", "keys", "key", "id", "group"],
 )
 async def test_what_may_just_be_sent(node: Node, client: GrpcClient, sent: Any) -> None:
     put(node)
@@ -165,12 +169,21 @@ async def test_nothing_to_send_and_several_topics_are_refused(node: Node, client
     assert (await client.call("SendMessage", sending(message("t"), message("u")))).status.code == 40016
 
 
-async def test_a_delivery_time_too_far_ahead_is_refused(node: Node, client: GrpcClient) -> None:
+@pytest.mark.parametrize(
+    ("hours", "allowed_ms"), [(24.0, 86_400_000), (960.0, MAX_TIMER_DELAY_MS), (9999.0, MAX_TIMER_DELAY_MS)]
+)
+async def test_delivery_time_is_refused_when_it_is_too_far_ahead(
+    nodes: Nodes, dial: Dial, hours: float, allowed_ms: int
+) -> None:
+    node = await nodes.start(clock=MovableClock(stands=True), grpc_max_delay_hours=hours)
     put(node)
-    sent = message("t")
-    far_ms = node.clock.time_ms() + MAX_TIMER_DELAY_MS
-    sent.system_properties.delivery_timestamp.FromMilliseconds(far_ms + 60_000)
-    assert (await client.call("SendMessage", sending(sent))).status.code == 40012
+    client = await dial(node.address)
+    codes = []
+    for more_ms in (0, 1):
+        sent = message("t")
+        sent.system_properties.delivery_timestamp.FromMilliseconds(node.clock.time_ms() + allowed_ms + more_ms)
+        codes.append((await client.call("SendMessage", sending(sent))).status.code)
+    assert codes == [OK, 40012]
 
 
 @pytest.mark.parametrize("size", [MAX_CONTEXT_CHARS, MAX_CONTEXT_CHARS + 1])
