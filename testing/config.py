@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from typing import Final
 
-WAIT_S: Final = 60.0  # how long a wait of a test may take, unless it says otherwise; far from what any takes
-LOOK_S: Final = 0.002  # between two looks whether a condition holds
-KEPT_REQUESTS: Final = 10_000  # the newest requests of clients that are kept
+WAIT_S: Final = 60.0  # default timeout of a wait in a test, far above what any wait takes
+LOOK_S: Final = 0.002  # interval at which a condition is polled
+KEPT_REQUESTS: Final = 10_000  # newest requests of clients that are kept
 
 # The clock
 
-MAX_ADVANCE_S: Final = 366 * 86_400.0  # one jump
-FINE_S: Final = 5.0  # a step: less than any lease, so that a member that is kept alive never looks late
-FINE_FOR_S: Final = 3600.0  # steps are larger after this: by then every frozen lease and member is gone
-COARSE_S: Final = 60.0  # a larger step: sweeps run once in it when nobody's lease can end
-MAX_COARSE_STEPS: Final = (
-    1440  # steps of one jump: 0.15 s in which the broker answers nobody; steps are longer from a day on
+MAX_ADVANCE_S: Final = 366 * 86_400.0  # maximum advance of the clock by one call
+FINE_S: Final = 5.0  # step of an advance, shorter than any lease, so that a live member never seems silent
+FINE_FOR_S: Final = (
+    3600.0  # steps become larger after this: by then every lease and member that is not renewed has expired
 )
+COARSE_S: Final = 60.0  # larger step, in which sweeps run once
+# larger steps of one advance, which take 0.15 s without responses of the broker; longer from a day on
+MAX_COARSE_STEPS: Final = 1440
 
 # Faults
 
-MAX_DELAY_S: Final = 31_536_000.0  # a late answer: a year
+MAX_DELAY_S: Final = 31_536_000.0  # maximum delay of a response, which is a year
 
 # The control interface
 
-MAX_BODY_BYTES: Final = 1024 * 1024  # the body of one call
-MAX_WAIT_S: Final = 600.0  # for one `wait-for`
-STOP_S: Final = 1  # how long calls that still wait may take when it closes
-ANSWER_S: Final = 120.0  # how long a test waits for its broker's answer, in another thread or process
+MAX_BODY_BYTES: Final = 1024 * 1024  # body of one call to the control interface
+MAX_WAIT_S: Final = 600.0  # maximum timeout of one `wait-for`
+STOP_S: Final = 1  # time that waiting calls may take when the control interface closes
+ANSWER_S: Final = 120.0  # time that a test waits for a response of its broker in another thread or process
