@@ -19,6 +19,7 @@ RETRY_TOPIC: Final = "RETRY_TOPIC"
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE_ID: Final = "REAL_QID"
 TRANSACTION: Final = "TRAN_MSG"
+TRANSACTION_ID: Final = "__transactionId__"
 TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
@@ -46,6 +47,7 @@ RESERVED: Final = frozenset(
         "REAL_TOPIC",
         "REAL_QID",
         "TRAN_MSG",
+        "__transactionId__",
         "PGROUP",
         "MIN_OFFSET",
         "MAX_OFFSET",

@@ -31,7 +31,7 @@ from .appender import Appender, property_bytes, with_real_queue
 from .later import MARK as TIME_MARK
 from .later import Delays, IllegalTime, Timers, handle_of, time_asked, waiting_text, without_time
 from .topics import Topics
-from .transactions import Transactions
+from .transactions import Transactions, half_properties
 
 log = structlog.get_logger("rocketlet.sending")
 
@@ -200,7 +200,7 @@ class Sending:
             queue, code = later.queue or queue, later.due_ms
         elif is_half:
             self._refuse_half()
-            queue, text = self._transactions.half_queue, with_real_queue(text, name, queue_id)
+            queue, text = self._transactions.half_queue, half_properties(text, name, queue_id)
         limit = MAX_PROPERTY_BYTES if name[0] == "%" else SENT_PROPERTY_BYTES
         position, offset = self._appender.stage(
             queue, body, property_bytes(text, limit), code, header.flag, header.sys_flag & ~SYS_TRANSACTION_MASK,

@@ -29,7 +29,7 @@ from ..sessions import Clients, OutcomeWanted
 from ..store.files import Damaged, Save, StoreFull, read_state
 from ..store.index import ConsumeQueue
 from ..store.store import RetentionTime
-from .appender import Appender, real_queue
+from .appender import Appender, real_queue, with_real_queue
 from .topics import Topics
 
 log = structlog.get_logger("rocketlet.transactions")
@@ -41,6 +41,15 @@ CHECK_IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 
 _COMMITTED, _ROLLED_BACK, _SET_ASIDE = "committed", "rolled back", "set aside"
 _OUTCOMES = (_COMMITTED, _ROLLED_BACK, _SET_ASIDE)
+
+
+def half_properties(text: str, topic: str, queue_id: int) -> str:
+    """Return the properties with which a half message is stored: its real queue, and its transaction id, which is the unique
+    key (TransactionalMessageBridge.parseHalfMessageInner of 5.x). Consumers see the id once the message is committed."""
+    text = with_real_queue(text, topic, queue_id)
+    if unique_key := props.find(text, props.UNIQUE_KEY):
+        text = props.appended(props.without(text, props.TRANSACTION_ID), props.TRANSACTION_ID, unique_key)
+    return text
 
 
 @dataclass(slots=True)

@@ -107,9 +107,12 @@ class Sends:
             ]
         out: Buffers = []
         host_hex = self._host_hex
-        for frame, (position, queue_id, queue_offset, positions, _, _, handle) in zip(staged, placed, strict=True):
-            if handle and not frame.flag & ONEWAY_FLAG:
-                out += answer(frame, 0, _sent_ext(f"{host_hex}{position:016X}", queue_id, queue_offset, handle))
+        for frame, (position, queue_id, queue_offset, positions, _, is_half, handle) in zip(
+            staged, placed, strict=True
+        ):
+            if (handle or is_half) and not frame.flag & ONEWAY_FLAG:
+                own: Ext = {"recallHandle": handle} if handle else _transaction_ext(frame)
+                out += answer(frame, 0, {**_sent_ext(f"{host_hex}{position:016X}", queue_id, queue_offset), **own})
             elif not frame.flag & ONEWAY_FLAG:
                 ids = _ids(frame, host_hex, positions) if positions else f"{host_hex}{position:016X}"
                 out.append(encode_sent(reply_type(frame), frame.opaque, ids, queue_id, queue_offset, REGION))
@@ -137,8 +140,18 @@ def _ids(frame: Frame, host_hex: str, positions: list[int]) -> str:
     return ",".join([f"{host_hex}%016X"] * len(positions)) % tuple(positions)
 
 
-def _sent_ext(ids: str, queue_id: int, queue_offset: int, recall_handle: str) -> Ext:
-    return {**REGION_EXT, "msgId": ids, "queueId": queue_id, "queueOffset": queue_offset, "recallHandle": recall_handle}
+def _sent_ext(ids: str, queue_id: int, queue_offset: int) -> Ext:
+    return {**REGION_EXT, "msgId": ids, "queueId": queue_id, "queueOffset": queue_offset}
+
+
+def _transaction_ext(frame: Frame) -> Ext:
+    """Return the transaction id of a half message, which Java's TransactionSendResult takes from the response.
+
+    Apache's broker of 5.x sends the id for every message. Other clients do not read it, and it would cost each send a search.
+    """
+    header = read(SendMessage, frame.ext) if frame.code == _SEND_MESSAGE else read_send_v2(frame.ext)
+    unique_key = props.find(header.properties, props.UNIQUE_KEY)
+    return {"transactionId": unique_key} if unique_key else {}
 
 
 def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:

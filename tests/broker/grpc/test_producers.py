@@ -298,7 +298,8 @@ async def test_a_transaction_is_committed_once(node: Node, client: GrpcClient) -
     assert stored(node) == []
     for _ in range(2):
         assert (await client.call("EndTransaction", outcome(transaction_id, 1))).status.code == OK
-    assert [record.body for record in stored(node)] == [b"half"]
+    (record,) = stored(node)
+    assert (record.body, props.find(record.properties, "__transactionId__")) == (b"half", "HALF")
     assert node.broker.transactions.waiting == 0
 
 
@@ -322,7 +323,7 @@ async def test_a_producer_is_asked_for_an_outcome_that_does_not_come(nodes: Node
     asked = (await call.next()).recover_orphaned_transaction_command
     assert (asked.transaction_id, asked.message.body, asked.message.topic.name) == (transaction_id, b"half", "t")
     assert asked.message.system_properties.message_id == "HALF"
-    assert dict(asked.message.user_properties) == {}
+    assert dict(asked.message.user_properties) == {"__transactionId__": "HALF"}
     assert (await client.call("EndTransaction", outcome(asked.transaction_id, 1))).status.code == OK
     assert [record.body for record in stored(node)] == [b"half"]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.runtime import MovableClock
+from rocketlet.client import Message
 from rocketlet.protocol import bodies, names
 from rocketlet.protocol import properties as props
 from rocketlet.protocol.bodies import Heartbeat, finish
@@ -16,7 +17,7 @@ from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.clocks import WallClock
-from ...support.requests import COMMIT, ROLLBACK, UNKNOWN, end, half, pull
+from ...support.requests import COMMIT, QUEUE, ROLLBACK, UNKNOWN, end, half, pull, send
 
 
 async def found(wire: Wire, topic: str = "t", queue: int = 1) -> list[Record]:
@@ -35,6 +36,25 @@ async def test_a_committed_message_is_delivered_once(node: Node, wire: Wire) -> 
     assert record.prepared_offset == int(str(sent.ext["msgId"])[-16:], 16)
     assert (properties["PGROUP"], properties["REAL_TOPIC"], properties["TAGS"]) == ("p", "t", "a")
     assert node.broker.transactions.waiting == 0
+
+
+async def test_half_message_has_its_unique_key_as_transaction_id(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    sent = await half(wire)
+    assert sent.ext["transactionId"] == "u1"
+    await wire.call(RequestCode.END_TRANSACTION, end(sent, COMMIT))
+    (record,) = await found(wire)
+    assert props.decode(record.properties)["__transactionId__"] == "u1"
+    assert "__transactionId__" not in Message(record, QUEUE, "t").user_properties  # so that it may be sent again
+
+
+async def test_half_message_without_unique_key_is_stored_without_transaction_id(wire: Wire) -> None:
+    await create_topic(wire, "t")
+    sent = await send(wire, b"pay", queue=1, properties="TRAN_MSG\x01true\x02PGROUP\x01p", sys_flag=4)
+    assert (sent.code, "transactionId" in sent.ext) == (0, False)
+    await wire.call(RequestCode.END_TRANSACTION, end(sent, COMMIT, msg_id=None))
+    (record,) = await found(wire)
+    assert "__transactionId__" not in record.properties
 
 
 async def test_a_message_rolled_back_is_never_delivered_nor_committed_later(nodes: Nodes, connect: Connect) -> None:
