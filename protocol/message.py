@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import io
 import math
 import zlib
 from base64 import b64decode, urlsafe_b64encode
@@ -748,10 +749,13 @@ def _inflated(body: bytes, sys_flag: int, size: int, *, is_whole: bool) -> tuple
     try:
         return _inflate(body, sys_flag & SYS_COMPRESSION_MASK, size, is_whole=is_whole)
     except ModuleNotFoundError as missing:
-        hint = f"the body is compressed, and {missing.name} is missing: pip install 'rocketlet[compression]'"
-        raise MessageError(hint) from None
+        raise _lacking(missing) from None
     except (zlib.error, RuntimeError, ValueError) as error:
         raise MessageError(f"the compressed body cannot be read: {error}") from None
+
+
+def _lacking(missing: ModuleNotFoundError) -> MessageError:
+    return MessageError(f"the body is compressed, and {missing.name} is missing: pip install 'rocketlet[compression]'")
 
 
 def _inflate(body: bytes, kind: int, size: int, *, is_whole: bool) -> tuple[bytes, bool]:
@@ -810,9 +814,9 @@ class Inflater:
             MessageError: The body cannot be read, or has more than `most` bytes.
             SpentTooMuch: The work for all bodies is more than `most_spent`.
         """
-        if sys_flag & SYS_COMPRESSION_MASK not in (SYS_COMPRESSION_LZ4, SYS_COMPRESSION_ZSTD):
-            return self._all(_stream(body, 0, zlib.MAX_WBITS), most)
-        return self._all(self._at_once(body, sys_flag, most), most)
+        kind = sys_flag & SYS_COMPRESSION_MASK
+        pieces = {SYS_COMPRESSION_LZ4: _lz4_pieces, SYS_COMPRESSION_ZSTD: _zstd_pieces}.get(kind, _zlib_pieces)
+        return self._all(pieces(body), most)
 
     def inflating_gzip(self, body: bytes, most: int) -> Work[bytes]:
         """Like `inflating`, for gzip, which may consist of several members."""
@@ -829,7 +833,11 @@ class Inflater:
                 if size > most:
                     raise MessageError(f"the compressed body has more than {most} bytes")
                 yield
-        except (zlib.error, EOFError) as error:
+        except MessageError:
+            raise
+        except ModuleNotFoundError as missing:
+            raise _lacking(missing) from None
+        except (zlib.error, EOFError, RuntimeError, ValueError) as error:
             self._spend(INFLATED_PIECE_BYTES)  # nobody knows how much of the last piece was done
             raise MessageError(f"the compressed body cannot be read: {error}") from None
         return b"".join(found)
@@ -847,13 +855,46 @@ class Inflater:
             self._spend(GZIP_MEMBER_BYTES)
             position = yield from _stream(body, position, zlib.MAX_WBITS + 16)
 
-    def _at_once(self, body: bytes, sys_flag: int, most: int) -> Iterator[bytes]:
-        """LZ4 and Zstandard are fast enough for one piece. If they fail, nobody knows how far they came."""
-        try:
-            yield decompressed(body, sys_flag, most)
-        except MessageError:
-            self._spend(most)
-            raise
+
+def _zlib_pieces(body: bytes) -> Iterator[bytes]:
+    yield from _stream(body, 0, zlib.MAX_WBITS)
+
+
+def _lz4_pieces(body: bytes) -> Iterator[bytes]:
+    import lz4.frame
+
+    stream, position = lz4.frame.LZ4FrameDecompressor(), 0
+    while not stream.eof:
+        data = b""
+        if stream.needs_input:
+            data = body[position : position + INFLATED_PIECE_BYTES]
+            position += len(data)
+            if not data:
+                raise EOFError("it is cut off")
+        yield stream.decompress(data, INFLATED_PIECE_BYTES)
+
+
+_END: Final = b"end of the body " * 16  # compressed, it does not contain itself
+
+
+def _zstd_pieces(body: bytes) -> Iterator[bytes]:
+    """The library does not report that a stream is cut off. So another frame follows the body, which must come out last."""
+    import zstandard
+
+    source = io.BytesIO(body + zstandard.compress(_END))
+    stream = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES).stream_reader(
+        source, read_size=INFLATED_PIECE_BYTES, read_across_frames=True
+    )
+    last = b""
+    try:
+        while piece := stream.read1(INFLATED_PIECE_BYTES):
+            yield last[: -len(_END)]
+            last = last[-len(_END) :] + piece
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+    if not last.endswith(_END):
+        raise EOFError("it is cut off")
+    yield last[: -len(_END)]
 
 
 def _stream(body: bytes, position: int, wbits: int) -> Generator[bytes, None, int]:

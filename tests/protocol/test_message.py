@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import gzip
+import random
 import socket
 import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -287,6 +289,37 @@ def test_damaged_bodies_of_all_kinds_are_counted_and_whole_ones_too(flag: int) -
     with pytest.raises(m.MessageError):
         finish(inflater.inflating(pack(bytes(300_001)), flag, 300_000))
     assert inflater.spent_bytes >= 600_000
+
+
+@pytest.mark.parametrize("flag", [0x301, 0x101, 0x201])
+@pytest.mark.parametrize("is_random", [False, True])
+def test_bodies_of_all_kinds_are_decompressed_in_pieces(flag: int, is_random: bool) -> None:
+    lz4_frame, zstandard = pytest.importorskip("lz4.frame"), pytest.importorskip("zstandard")
+    pack = {0x301: zlib.compress, 0x101: lz4_frame.compress, 0x201: zstandard.ZstdCompressor().compress}[flag]
+    size = 10 * INFLATED_PIECE_BYTES + 17
+    plain = random.Random(1).randbytes(size) if is_random else bytes(size)
+    inflater, packed = Inflater(), pack(plain)
+    sizes, begun = [0], inflater.inflating(packed, flag, size)
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            next(begun)
+            sizes.append(inflater.spent_bytes)
+    assert ended.value.value == plain
+    assert max(after - before for before, after in pairwise(sizes)) <= 2 * INFLATED_PIECE_BYTES
+    for cut in (1, 2, 25, len(packed) // 2):
+        with pytest.raises(m.MessageError):
+            finish(Inflater().inflating(packed[:-cut], flag, size))
+
+
+def test_a_zstandard_stream_that_does_not_state_its_size_may_not_be_cut_off() -> None:
+    zstandard = pytest.importorskip("zstandard")
+    plain = random.Random(1).randbytes(300_000)
+    stream = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    packed = stream.compress(plain) + stream.flush()
+    assert finish(Inflater().inflating(packed, 0x201, 300_000)) == plain
+    for cut in (*range(1, 60), 100_000):
+        with pytest.raises(m.MessageError):
+            finish(Inflater().inflating(packed[:-cut], 0x201, 300_000))
 
 
 def test_what_becomes_much_is_decompressed_in_pieces() -> None:
