@@ -21,6 +21,7 @@ from .config import (
     MAX_DIALECT_BYTES,
     MAX_EXPRESSION_CHARS,
     MAX_GROUPS,
+    MAX_HEARTBEAT_TAGS,
     MAX_ID_CHARS,
     MAX_JSON_BYTES,
     MAX_REGISTRATION_BYTES,
@@ -284,6 +285,10 @@ def _consumer(data: ConsumerShape) -> ConsumerData:
 
 @reads("heartbeat", HeartbeatShape)
 def decode_heartbeat(data: HeartbeatShape) -> Heartbeat:
+    subscriptions = (item for consumer in data.consumer_data_set or () for item in consumer.subscription_data_set or ())
+    tags = sum(item.sub_string.count("||") + 1 for item in subscriptions if item.sub_string and "||" in item.sub_string)
+    if tags > MAX_HEARTBEAT_TAGS:
+        raise SubscriptionError(f"its expressions name {tags} tags; {MAX_HEARTBEAT_TAGS} are allowed")
     return Heartbeat(
         client_id=data.client_id,
         consumers=tuple(map(_consumer, data.consumer_data_set or ())),
