@@ -111,7 +111,12 @@ def _size_of(data: bytes | memoryview, begin: int = 0) -> int:
 
 
 def encode_message(message: bytes) -> bytes:
-    return b"\0" + len(message).to_bytes(4, "big") + message
+    return message_head(len(message)) + message
+
+
+def message_head(size: int) -> bytes:
+    """What comes before a message that has so many bytes."""
+    return b"\0" + size.to_bytes(4, "big")
 
 
 def trailers(status: int = Status.OK, reason: str = "") -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import structlog
 
 from ...protocol import grpc, names
-from ...protocol.bodies import QueueData, Route, TopicConfig
+from ...protocol.bodies import QueueData, Route, TopicConfig, Work
 from ...protocol.codes import PERM_READ, PERM_WRITE
 from ...protocol.grpc import MessageReader, Status
 from ...protocol.http2 import Fields, Stream
@@ -25,7 +25,9 @@ from ..config import (
     MAX_NAMED_CHARS,
     MAX_NAMESPACE_CHARS,
     MEMBER_BYTES,
+    QUEUE_BYTES,
     REQUEST_TIMEOUT_S,
+    ROUTE_PIECE_BYTES,
     LimitExceeded,
     Limits,
 )
@@ -379,12 +381,27 @@ class Call:
 
     def send(self, message: Any) -> None:
         if not self._has_begun:  # its first message has the status
-            status = message.status
-            client = f"{self.client_id[:MAX_NAMED_CHARS]} ({self.session.peer})"
-            self.callers.answered(self.method.name, status.code, status.message, client)
+            self._note(message.status)
         self.begin()
         self.answers.send_data(self.stream, grpc.encode_message(message.SerializeToString()))
         self.flush_soon()
+
+    def _note(self, status: Any) -> None:
+        client = f"{self.client_id[:MAX_NAMED_CHARS]} ({self.session.peer})"
+        self.callers.answered(self.method.name, status.code, status.message, client)
+
+    def answering(self, status: Any, parts: list[bytes]) -> Work[None]:
+        """Send the only message of an answer, whose parts are encoded messages that its client merges."""
+        self._note(status)
+        self.begin()
+        self.answers.send_data(self.stream, grpc.message_head(sum(map(len, parts))))
+        for part in parts:
+            if self.is_over:
+                return
+            self.answers.send_data(self.stream, part)
+            self.flush_soon()
+            yield
+        self.end()
 
     def on_abort(self, action: Callable[[], None]) -> None:
         """Calls `action` if the client gives the call up."""
@@ -435,6 +452,7 @@ _NONE, _READ, _WRITE, _READ_WRITE = 1, 2, 3, 4
 _IPV4, _IPV6, _DOMAIN = 1, 2, 3
 _IS_IPV4: Final = re.compile(r"\d+\.\d+\.\d+\.\d+\Z").match
 _ALL_TYPES: Final = (1, 2, 3, 4)
+_ALL_QUEUES: Final = -1  # in an assignment: the client receives from any queue
 TYPES: Final = {
     "NORMAL": (1,),
     "FIFO": (2,),
@@ -458,12 +476,15 @@ class Holding(NamedTuple):
     types: tuple[int, ...]
 
 
-def query_route(hall: Hall, call: Call, request: Any) -> Any:
+Making = Callable[[list[Holding]], Work[None]]
+
+
+def query_route(hall: Hall, call: Call, request: Any) -> Work[None] | Coroutine[Any, Any, Work[None]]:
     name = topic_of(request.topic)
     return _answer(hall, call, name, partial(_route, call, request))
 
 
-def query_assignment(hall: Hall, call: Call, request: Any) -> Any:
+def query_assignment(hall: Hall, call: Call, request: Any) -> Work[None] | Coroutine[Any, Any, Work[None]]:
     """Every client of a group gets the same: of each broker one place that stands for all its queues, or in a group that
     takes messages in order each queue for itself."""
     name = topic_of(request.topic)
@@ -473,8 +494,8 @@ def query_assignment(hall: Hall, call: Call, request: Any) -> Any:
     return _answer(hall, call, name, partial(_assignments, call, request, is_in_order))
 
 
-def _answer(hall: Hall, call: Call, name: str, make: Callable[[list[Holding]], Any]) -> Any:
-    """Answers at once, or when a name server in another process has answered."""
+def _answer(hall: Hall, call: Call, name: str, make: Making) -> Work[None] | Coroutine[Any, Any, Work[None]]:
+    """Answer in pieces, now or when a name server in another process has answered."""
     servers, creates = hall.broker.name_servers, hall.may_publish(call, name)
     if servers.are_elsewhere:
         return _answer_later(hall, name, creates, make)
@@ -482,37 +503,61 @@ def _answer(hall: Hall, call: Call, name: str, make: Callable[[list[Holding]], A
     return make(_holdings(hall, name, creates, route))
 
 
-async def _answer_later(hall: Hall, name: str, creates: bool, make: Callable[[list[Holding]], Any]) -> Any:
+async def _answer_later(hall: Hall, name: str, creates: bool, make: Making) -> Work[None]:
     return make(_holdings(hall, name, creates, await hall.broker.name_servers.find_route(name)))
 
 
-def _route(call: Call, request: Any, holdings: list[Holding]) -> Any:
+def _route(call: Call, request: Any, holdings: list[Holding]) -> Work[None]:
     response = QueryRouteResponse()
     set_status(response.status)
+    queues = []
     for holding in holdings:
         pattern = _pattern(call, request, holding)
         pattern.accept_message_types.extend(holding.types)
-        for queue_id in range(max(holding.queues.read_queues, holding.queues.write_queues)):
-            pattern.id, pattern.permission = queue_id, _permission(holding.queues, queue_id)
-            response.message_queues.append(pattern)
-    return response
+        count = max(holding.queues.read_queues, holding.queues.write_queues)
+        queues.append((pattern, holding.queues, range(count)))
+    return _in_pieces(call, response, queues, lambda part, pattern: part.message_queues.append(pattern))
 
 
-def _assignments(call: Call, request: Any, is_in_order: bool, holdings: list[Holding]) -> Any:
+def _assignments(call: Call, request: Any, is_in_order: bool, holdings: list[Holding]) -> Work[None]:
     response = QueryAssignmentResponse()
     set_status(response.status)
+    queues = []
     for holding in holdings:
-        queues = holding.queues
-        if not queues.perm & PERM_READ or not queues.read_queues:
+        found = holding.queues
+        if not found.perm & PERM_READ or not found.read_queues:
             continue
-        pattern = _pattern(call, request, holding)
-        for queue_id in range(queues.read_queues) if is_in_order else (-1,):
-            pattern.id = queue_id
-            pattern.permission = _READ_WRITE if queue_id < 0 else _permission(queues, queue_id)
-            response.assignments.add().message_queue.CopyFrom(pattern)
-    if not response.assignments:
+        ids = range(found.read_queues) if is_in_order else range(_ALL_QUEUES, _ALL_QUEUES + 1)
+        queues.append((_pattern(call, request, holding), found, ids))
+    if not queues:
         raise Fault(Code.FORBIDDEN, f"the topic {request.topic.name} has no queue that may be read")
-    return response
+    return _in_pieces(
+        call, response, queues, lambda part, pattern: part.assignments.add().message_queue.CopyFrom(pattern)
+    )
+
+
+def _in_pieces(
+    call: Call, response: Any, queues: list[tuple[Any, QueueData, range]], add: Callable[[Any, Any], None]
+) -> Work[None]:
+    """Answer with queues, each like its pattern but for its id and permission. An answer may have thousands of them, each
+    with the client's endpoints: it is encoded in parts, and counts for its client until they are sent."""
+    parts = [response.SerializeToString()]
+    kept_bytes = 0
+    try:
+        for pattern, data, ids in queues:
+            at_once = max(ROUTE_PIECE_BYTES // (pattern.ByteSize() + QUEUE_BYTES), 1)
+            for first in range(0, len(ids), at_once):
+                part = type(response)()
+                for pattern.id in ids[first : first + at_once]:
+                    pattern.permission = _permission(data, pattern.id)
+                    add(part, pattern)
+                parts.append(part.SerializeToString())
+                call.session.charge(len(parts[-1]))
+                kept_bytes += len(parts[-1])
+                yield
+        yield from call.answering(response.status, parts)
+    finally:
+        call.session.charge(-kept_bytes)
 
 
 def _holdings(hall: Hall, name: str, creates: bool, route: Route | None) -> list[Holding]:
@@ -576,6 +621,8 @@ def endpoints_of(address: str) -> Any:
 
 
 def _permission(queues: QueueData, queue_id: int) -> int:
+    if queue_id == _ALL_QUEUES:
+        return _READ_WRITE
     reads = bool(queues.perm & PERM_READ) and queue_id < queues.read_queues
     writes = bool(queues.perm & PERM_WRITE) and queue_id < queues.write_queues
     return (_NONE, _READ, _WRITE, _READ_WRITE)[reads + 2 * writes]

@@ -384,6 +384,8 @@ class GrpcServer:
                 assert self._sends is not None
                 return self._sends.stage(call, request)
             response = method.handler(self._hall, call, request)
+            if isinstance(response, Generator):
+                return response
             if asyncio.iscoroutine(response):
                 self._answer_later(call, response)
             elif response is not None:
@@ -391,6 +393,12 @@ class GrpcServer:
         except Exception as error:
             self._fault(call, error)
         return None
+
+    def _going_on(self, call: Call, work: Work[None]) -> Work[None]:
+        try:
+            yield from work
+        except Exception as error:
+            self._fault(call, error)
 
     def _continue(self, call: Call, work: Work[None]) -> Work[None] | None:
         """Do the next piece of the work on a call; return the work that is left."""
@@ -403,7 +411,7 @@ class GrpcServer:
             return None
         return work
 
-    def _answer_later(self, call: Call, response: Coroutine[Any, Any, Any]) -> None:
+    def _answer_later(self, call: Call, response: Coroutine[Any, Any, Work[None]]) -> None:
         """Raises LimitExceeded."""
         assert self._hall is not None
         address = call.session.address
@@ -413,9 +421,10 @@ class GrpcServer:
         self._answering.take(address)
         self._hall.broker.tasks.spawn(self._answer(call, response))
 
-    async def _answer(self, call: Call, response: Coroutine[Any, Any, Any]) -> None:
+    async def _answer(self, call: Call, response: Coroutine[Any, Any, Work[None]]) -> None:
+        assert self._hall is not None
         try:
-            call.answer(await response)
+            self._hall.broker.turns.do(self._going_on(call, await response), call.session.address)
         except Exception as error:
             self._fault(call, error)
         finally:

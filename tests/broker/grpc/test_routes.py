@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rocketlet.broker.config import LIMITS, MAX_ENDPOINTS_BYTES, MAX_NAMESPACE_CHARS, MEMBER_BYTES, Limits
-from rocketlet.broker.grpc import schema
-from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.broker.config import (
+    LIMITS,
+    MAX_ENDPOINTS_BYTES,
+    MAX_NAMESPACE_CHARS,
+    MEMBER_BYTES,
+    ROUTE_PIECE_BYTES,
+    Limits,
+)
+from rocketlet.broker.grpc import schema, server
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig, Work
 from rocketlet.protocol.config import MAX_BODY_BYTES
 from rocketlet.testing.ports import free_port
 from structlog.testing import capture_logs
@@ -86,6 +93,37 @@ async def test_what_each_queue_of_a_route_repeats_has_a_limit(node: Node, client
     assert (await client.call(method, asking(longest, host))).status.code == OK
     assert (await client.call(method, asking(longest + "n", host))).status.code == 40000
     assert (await client.call(method, asking(longest, host + "h" * 20))).status.code == 40001
+
+
+@pytest.mark.parametrize("method", ["QueryRoute", "QueryAssignment"])
+async def test_an_answer_with_thousands_of_queues_is_made_in_pieces(
+    nodes: Nodes, dial: Dial, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """4,096 queues with endpoints of 2 KB took 240 ms in one piece."""
+    pieces = 0
+    handler = server.METHODS[method].handler
+
+    def counted(*arguments: Any) -> Work[None]:
+        nonlocal pieces
+        for _ in handler(*arguments):
+            pieces += 1
+            yield
+
+    monkeypatch.setitem(server.METHODS, method, server.METHODS[method]._replace(handler=counted))
+    node = await nodes.start()
+    put(node, queues=4096)
+    node.broker.group_configs.put(GroupConfig("g", consume_orderly=True))
+    request = getattr(schema, f"{method}Request")(topic=resource("t"))
+    for number in range(30):
+        request.endpoints.addresses.add(host=f"host-{number:04}", port=number)
+    if method == "QueryAssignment":
+        request.group.name = "g"
+    answer = await (await dial(node.address)).call(method, request)
+    queues = answer.message_queues if method == "QueryRoute" else [item.message_queue for item in answer.assignments]
+    assert [queue.id for queue in queues] == list(range(4096))
+    assert all(queue.broker.endpoints == request.endpoints for queue in queues)
+    assert pieces > answer.ByteSize() // ROUTE_PIECE_BYTES
+    assert all(connection.charged_bytes < answer.ByteSize() for connection in node.server.connections)
 
 
 async def test_a_group_is_given_one_place_for_all_queues(node: Node, client: GrpcClient) -> None:
