@@ -350,6 +350,7 @@ class Limits:
     max_members: int = 10_000  # members of a group
     max_seen_queues: int = 65_536  # queues of a topic on all brokers, of which members are told what others see
     max_shared_queues: int = 8192  # queues of a topic on all brokers shared out by a broker; members share out more
+    max_reported_faults: int = 8  # disagreements that a Rocketlet member gets with the answer to its heartbeat
     max_logged_faults: int = 20  # faults of a group in ten minutes; its history has the others, too
     checked_at_once: int = 128  # members of a group whose agreement is checked with each change
     heartbeat_limit_s: float = 120.0  # a member without a heartbeat for longer is gone

@@ -100,9 +100,12 @@ CLOCK_SKEW_S: Final = 5.0  # how far a broker's clock may differ before `rocketl
 SHORT_LAG_S: Final = 5.0  # messages consumed so soon are no growing lag
 LEAST_LAG: Final = 100  # messages; less lag does not count as growing
 LOOK_S: Final = 2.0  # between two looks at a group
-WATCH_S: Final = 12.0  # how long a queue is looked at that commits nothing: members commit every 5 s
+WATCH_S: Final = 6.0  # how long `rocketlet doctor` watches a queue that commits nothing; members commit every 5 s
 STUCK_S: Final = 30.0  # a message that waits for its handler for longer is stuck; many handlers take some seconds
+MAX_DISAGREEMENTS: Final = 100  # disagreements of its group that a member remembers, to log each once
 SUSPECTS: Final = 32  # queues of a group whose next message is looked for
+MAX_WANTED: Final = 10_000  # next messages of queues that `rocketlet doctor` and the console remember
+REASON_CHARS: Final = 200  # characters of a failed attempt's reason that a finding shows
 OLDEST_VERSION: Final = 393  # V4_9_0's ordinal in Apache's MQVersion
 LOCKS_MEAN_ORDER_VERSION: Final = 412  # V5_0_0_SNAPSHOT's: see replay.py
 
@@ -110,7 +113,10 @@ ADMIN_TIMEOUT_S: Final = 10.0  # how long the answer to an administrator may tak
 ASKED_AT_ONCE: Final = (
     8  # groups or topics asked about at once; a slow broker must answer all of them within the timeout
 )
-WATCHED_AT_ONCE: Final = 64  # groups between their two looks; each is held in memory with all of its queues
+EARLY_LOOKS: Final = (
+    64  # with more groups, `rocketlet doctor` does not check before its last look whether a queue progresses
+)
+WATCHED_AT_ONCE: Final = 2048  # groups that `rocketlet doctor` watches concurrently; each takes 24 bytes for each queue
 SEARCH_TIMEOUT_S: Final = 30.0  # the same for a search by key, which may read much of a commit log
 SEARCH_MESSAGES: Final = 256  # messages of a pull without a group
 

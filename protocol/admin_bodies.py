@@ -349,7 +349,8 @@ def encode_consumer_status(clients: Mapping[str, Mapping[Queue, int]]) -> bytes:
 
 class RunningQueue(msgspec.Struct, frozen=True, rename="camel"):
     """A queue of a member. Times are in ms since the epoch, 0 for never. The fields with a default belong to Java's member; a
-    Rocketlet member has no such state."""
+    Rocketlet member has no such state, except the last two, which only it has: the attempt that the first message is in, and
+    why the attempt before failed."""
 
     commit_offset: int
     cached_messages: int = wire(name="cachedMsgCount")
@@ -365,6 +366,8 @@ class RunningQueue(msgspec.Struct, frozen=True, rename="camel"):
     transaction_msg_max_offset: int = 0
     transaction_msg_min_offset: int = 0
     try_unlock_times: int = 0
+    attempt: int = 0
+    failure: str = ""
 
 
 def encode_running_info(
@@ -527,13 +530,15 @@ def decode_all_producers(data: Any) -> dict[str, tuple[MemberConnection, ...]]:
 
 class Running(NamedTuple):
     """A member's report on itself. `commit_offsets` has the queues that it owns, `versions` those of its subscriptions,
-    `kinds` TAG or SQL92."""
+    `kinds` TAG or SQL92. `failures`, of Rocketlet members only, has the attempt that a queue's first message is in, and
+    why the attempt before failed."""
 
     subscriptions: Mapping[str, str]
     commit_offsets: Mapping[Queue, int]
     properties: Mapping[str, str]
     versions: Mapping[str, int]
     kinds: Mapping[str, str]
+    failures: Mapping[Queue, tuple[int, str]] = {}
 
 
 @answers("running consumer")
@@ -550,6 +555,11 @@ def decode_running(data: Any) -> Running:
         {str(name): str(value) for name, value in (data.get("properties") or {}).items()},
         {str(item["topic"]): int(item.get("subVersion") or 0) for item in subscriptions},
         {str(item["topic"]): str(item.get("expressionType") or TAG) for item in subscriptions},
+        {
+            _queue_of_key(key): (int(item["attempt"]), str(item.get("failure") or ""))
+            for key, item in (data.get("mqTable") or {}).items()
+            if int(item.get("attempt") or 0) > 1
+        },
     )
 
 

@@ -517,6 +517,12 @@ class DepartedCount(NamedTuple):
     departed: int = 0
 
 
+class HeartbeatAnswer(NamedTuple):
+    """The answer of HEART_BEAT. Only our brokers report `disagreements`, one in each line, and only to our members."""
+
+    disagreements: str = ""
+
+
 class PutAccount(NamedTuple):
     """An account as `plain_acl.yml` has it (UPDATE_AND_CREATE_ACL_CONFIG). Permissions of single topics and groups are
     joined by commas: `orders=PUB|SUB,returns=SUB`. A field that is None stays as it is."""

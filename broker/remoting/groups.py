@@ -29,6 +29,7 @@ from ...protocol.headers import (
     AgreeOnMembers,
     BrokerTimes,
     ConfirmWord,
+    HeartbeatAnswer,
     Offset,
     OptionalGroup,
     QueueOffset,
@@ -74,7 +75,18 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     _take(broker, connection, beat, frame.language, frame.version)
     if connection.beat is None or connection.beat[1] is not beat:
         connection.keep_beat((frame.body, beat))
-    return answer(frame)
+    faults = _disagreements(broker, beat)
+    return answer(frame, ext=write(HeartbeatAnswer(faults))) if faults else answer(frame)
+
+
+def _disagreements(broker: Broker, beat: bodies.Heartbeat) -> str:
+    """The disagreements in the groups of a Rocketlet member, which logs them."""
+    found: list[str] = []
+    for consumer in beat.consumers:
+        group = broker.groups.get(consumer.group) if consumer.own_version else None
+        if group is not None:
+            found += (f"{group.name}: {fault}" for fault in sorted(group.reported))
+    return "\n".join(found[: broker.limits.max_reported_faults])
 
 
 def introduced(broker: Broker, connection: Connection, beat: bodies.Heartbeat, language: int, version: int) -> None:

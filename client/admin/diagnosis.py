@@ -6,12 +6,13 @@ import asyncio
 import math
 import re
 import time
-from collections import Counter
+from array import array
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
-from typing import TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import orjson
@@ -28,9 +29,12 @@ from ..config import (
     CLOCK_SKEW_S,
     DISK_FULL_RATIO,
     DISK_LOW_RATIO,
+    EARLY_LOOKS,
     LEAST_LAG,
     LOOK_S,
+    MAX_WANTED,
     OLDEST_VERSION,
+    REASON_CHARS,
     SHORT_LAG_S,
     STUCK_S,
     SUSPECTS,
@@ -38,6 +42,7 @@ from ..config import (
     WATCHED_AT_ONCE,
 )
 from ..errors import ConnectionFailed, RequestTimeout, RocketletError
+from ..message import Message
 from ..wire.connection import side_by_side
 from .admin_client import AdminClient, Group, Masters, Topic, are_broadcasting, locked
 from .dead_letters import Marks, all_marks, dead_letters
@@ -54,37 +59,51 @@ K = TypeVar("K", list, dict)  # type: ignore[type-arg]
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """look_s: between two looks at a group. watch_s: how long a queue is looked at that commits nothing. stuck_s: how long a
-    message must have waited for its handler."""
+    """How long groups are observed.
+
+    Args:
+        look_s: the time between two looks at a group.
+        watch_s: how long a queue that commits nothing is watched.
+        stuck_s: how long a message must have waited for its handler.
+    """
 
     look_s: float = LOOK_S
     watch_s: float = WATCH_S
     stuck_s: float = STUCK_S
 
 
-async def diagnose(admin: AdminClient, patience: Patience = Patience()) -> list[Finding]:
-    """Asks all brokers and groups; the findings, worst first.
+@dataclass(slots=True)
+class Examined:
+    """How many groups `diagnose` has examined, for a progress bar. `total` is 0 until the groups are known."""
 
-    Raises ConnectionFailed if no name server answers.
+    done: int = 0
+    total: int = 0
+
+
+async def diagnose(
+    admin: AdminClient, patience: Patience = Patience(), examined: Examined | None = None
+) -> list[Finding]:
+    """Query all brokers and groups, and return the findings, worst first.
+
+    Args:
+        patience: how long groups are observed.
+        examined: an object in which the progress is recorded.
+
+    Raises:
+        ConnectionFailed: no name server responds.
     """
-    brokers = await admin.brokers()
-    findings: list[Finding] = []
+    examined = examined or Examined()
     skews: dict[str, float] = {}
-    findings += _gone(await admin.departed())
-    if not brokers:
-        text = "the name servers know no broker: nothing can be sent or read"
-        cure = "start a broker; if one runs, check its --nameserver"
-        return sorted([*findings, Finding(Harm.STANDS, "no_broker", "cluster", text, cure)])
-    for broker in brokers:
-        findings += await _of_broker(admin, broker, skews)
-    if any(finding.kind in ("broker_away", "broker_unknown") for finding in findings):
-        return sorted(findings)  # groups and topics cannot be judged by a part of their brokers
+    findings = await findings_of_brokers(admin, skews)
+    if any(finding.kind in BROKERS_MISSING for finding in findings):
+        return findings  # groups and topics cannot be judged by a part of their brokers
     for topic in await side_by_side(admin.topic, await admin.topics()):
-        findings += _of_topic(topic)
+        findings += findings_of_topic(topic)
     masters = await admin.masters()
     configs = await admin.all_group_configs(masters)
     groups = [name for name in configs if not names.is_system_group(name)]
-    watch = _Watch(admin, masters, configs, patience, skews)
+    examined.total = len(groups)
+    watch = _Watch(admin, masters, configs, patience, skews, examined)
     for found in await side_by_side(watch.findings, groups, WATCHED_AT_ONCE):
         findings += found
     there = set(await admin.topics(system=True))
@@ -104,6 +123,31 @@ def _filter(topic: str, seen: Observed) -> str | Sql:
 
 
 # Brokers
+
+
+BROKERS_MISSING: Final = frozenset(("no_broker", "broker_away", "broker_unknown"))
+"""Kinds of findings with which groups and topics cannot be judged, because not all of their brokers respond."""
+
+
+async def findings_of_brokers(admin: AdminClient, skews: dict[str, float]) -> list[Finding]:
+    """Query all brokers, and return the findings about them, worst first.
+
+    Args:
+        skews: gets the number of seconds that each broker's clock is ahead of this machine's, by broker name.
+
+    Raises:
+        ConnectionFailed: no name server responds.
+    """
+    brokers = await admin.brokers()
+    findings = list(_gone(await admin.departed()))
+    for broker in brokers:
+        findings += await _of_broker(admin, broker, skews)
+    findings = [replace(finding, about="broker") for finding in findings]
+    if not brokers:
+        text = "the name servers know no broker: nothing can be sent or read"
+        cure = "start a broker; if one runs, check its --nameserver"
+        findings.append(Finding(Harm.STANDS, "no_broker", "cluster", text, cure, "cluster"))
+    return sorted(findings)
 
 
 def _gone(departed: Iterable[Departed]) -> Iterator[Finding]:
@@ -289,26 +333,42 @@ def _duration_s(text: str) -> float | None:
 # Topics
 
 
-def _of_topic(topic: Topic) -> Iterator[Finding]:
+def findings_of_topic(topic: Topic) -> Iterator[Finding]:
+    """The findings about a topic's settings."""
     for perm, verb in ((PERM_WRITE, "sent to"), (PERM_READ, "read")):
         if topic.config and not any(config.perm & perm for config in topic.config.values()):
             text = f"no broker lets it be {verb}"
             cure = f"rocketlet topics set {topic.name} --perm 6"
-            yield Finding(Harm.STANDS, "permission", topic.name, text, cure)
+            yield Finding(Harm.STANDS, "permission", topic.name, text, cure, "topic")
     for broker, config in topic.config.items():
         if config.read_queues < config.write_queues:
             text = f"{broker} writes to {config.write_queues} queues and lets {config.read_queues} be read"
             cure = (
                 f"rocketlet topics set {topic.name} --read-queues {config.write_queues}: the others are not delivered"
             )
-            yield Finding(Harm.STANDS, "unreadable_queues", topic.name, text, cure)
+            yield Finding(Harm.STANDS, "unreadable_queues", topic.name, text, cure, "topic")
 
 
 # Groups
 
 
+class _Packed(NamedTuple):
+    """The progress of a group in a few bytes for each queue, for as long as `diagnose` waits for its next look."""
+
+    queues: tuple[Queue, ...]
+    ends: array[int]
+    committed: array[int]
+    in_hand: array[int]
+
+    def unpacked(self) -> dict[Queue, Progress]:
+        return {
+            queue: Progress(end, committed, in_hand=in_hand)
+            for queue, end, committed, in_hand in zip(self.queues, self.ends, self.committed, self.in_hand, strict=True)
+        }
+
+
 class _Watch:
-    """Groups that are seen twice. Many wait for their second look at once, a few are asked about."""
+    """Groups that are looked at twice. Many wait for their second look concurrently, and a few are queried."""
 
     def __init__(
         self,
@@ -317,68 +377,75 @@ class _Watch:
         configs: Mapping[str, Mapping[str, GroupConfig]],
         patience: Patience,
         skews: Mapping[str, float],
+        examined: Examined,
     ) -> None:
         self._admin = admin
         self._masters = masters
         self._configs = configs
         self._patience = patience
-        self._skews = skews
+        self._examined = examined
         self._places = asyncio.Semaphore(ASKED_AT_ONCE)
         self._topics: dict[str, asyncio.Task[Topic | None]] = {}
+        self._queues: dict[tuple[Queue, ...], tuple[Queue, ...]] = {}  # equal for groups that read the same topics
+        self._blocked = BlockedMessages(admin, skews, patience.stuck_s)
 
     async def findings(self, name: str) -> list[Finding]:
+        found = await self._findings(name)
+        self._examined.done += 1
+        return found
+
+    async def _findings(self, name: str) -> list[Finding]:
         async with self._places:
             group, disagreements, full = await self._first(name)
-        began_s = asyncio.get_running_loop().time()
-        if group.members and group.progress:  # else nothing moves
-            await self._until_it_moves(group, began_s)
+            began_s = asyncio.get_running_loop().time()
+        packed, at = None, dict[Queue, int]()
+        if group.members and group.progress:  # otherwise no offset changes
+            packed = self._packed(group.progress)
+            group = replace(group, progress={})
+            at = await self._until_it_moves(group, packed, began_s)
         async with self._places:
+            if packed is not None:
+                group = replace(group, progress=packed.unpacked())
             seen = await self._second(group, disagreements, began_s)
-            seen = replace(seen, full=full, waiting_s=await self._waiting(seen))
-        found = list(findings_of_group(seen))
+            seen = replace(seen, full=full, moving=_advanced(at, seen.running))
+            seen = replace(seen, waiting=await self._blocked.waiting(seen))
+            found = list(findings_of_group(seen))
         if not any(finding.kind in OF_A_MOMENT for finding in found):
             return found
+        group = replace(group, progress={})  # many groups wait here
+        seen = replace(seen, later={}, group=group)
         await asyncio.sleep(self._patience.look_s)
         async with self._places:
-            return _confirmed(found, list(findings_of_group(await self._once_more(seen))))
+            lasting = [finding for finding in found if finding.kind not in OF_A_MOMENT]
+            return lasting + confirmed(found, _of_a_moment(await self._once_more(seen)))
 
-    async def _until_it_moves(self, group: Group, began_s: float) -> None:
-        """Looks again and again while messages wait and nothing is committed, for as long as the patience lasts."""
+    def _packed(self, progress: Mapping[Queue, Progress]) -> _Packed:
+        queues, items = tuple(progress), progress.values()
+        return _Packed(
+            self._queues.setdefault(queues, queues),
+            array("q", [item.broker_offset for item in items]),
+            array("q", [item.consumer_offset for item in items]),
+            array("q", [item.in_hand for item in items]),
+        )
+
+    async def _until_it_moves(self, group: Group, packed: _Packed, began_s: float) -> dict[Queue, int]:
+        """Wait until each queue with messages makes progress, or until `watch_s` has passed. Return the offsets that members
+        reported at the first look here; they may be ahead of the committed ones."""
         loop, patience = asyncio.get_running_loop(), self._patience
-        while True:
-            await asyncio.sleep(patience.look_s)
-            if loop.time() + patience.look_s >= began_s + patience.watch_s:
-                return
+        at: dict[Queue, int] = {}
+        while (left_s := began_s + patience.watch_s - loop.time()) > 0:
+            await asyncio.sleep(min(patience.look_s, left_s))
+            if left_s <= patience.look_s:
+                break
+            if self._examined.total > EARLY_LOOKS:
+                continue
             async with self._places:
                 later = await self._admin.progress(group.name, masters=self._masters, times=False)
-            if not suspects_of(group.progress, later):
-                return
-
-    async def _waiting(self, seen: Observed) -> dict[Queue, float]:
-        """How long messages have waited that their owners want, in queues that committed nothing, or less than came."""
-        waiting_s: dict[Queue, float] = {}
-        for queue in [*suspects_of(seen.group.progress, seen.later), *outpaced(seen)][:SUSPECTS]:
-            stored_ms = await self._stored_ms(queue, seen)
-            if stored_ms is not None:
-                now_s = time.time() + self._skews.get(queue.broker_name, 0.0)
-                waited_s = max(now_s - stored_ms / 1000, 0.0)  # a broker tells its clock by the second
-                if waited_s >= self._patience.stuck_s:
-                    waiting_s[queue] = waited_s
-        return waiting_s
-
-    async def _stored_ms(self, queue: Queue, seen: Observed) -> int | None:
-        """When the next message was stored that somebody in the group wants; None if there is none, or it cannot be told."""
-        progress = seen.later[queue]
-        wanted = _filter(queue.topic, seen)
-        try:
-            async for messages in self._admin.read(
-                queue, progress.consumer_offset + progress.in_hand, progress.broker_offset, expression=wanted
-            ):
-                if messages:
-                    return messages[0].store_ms
-        except (RocketletError, SubscriptionError):  # a filter that this broker does not take from us
-            return None
-        return None
+                running = await self._admin.running(group.name, self._masters, group.connections)
+            at = at or {queue: offset for item in running.values() for queue, offset in item.commit_offsets.items()}
+            if not set(suspects_of(packed.unpacked(), later)) - _advanced(at, running):
+                break
+        return at
 
     async def _first(self, name: str) -> tuple[Group, tuple[str, ...], tuple[str, ...]]:
         connections, progress = await asyncio.gather(
@@ -396,9 +463,9 @@ class _Watch:
         """The group with its members and owners of now."""
         name = seen.group.name
         connections = await self._admin.connections(name, self._masters)
-        reports, running = await asyncio.gather(
-            self._admin.told(name, self._masters), self._admin.running(name, self._masters, connections)
-        )
+        reports, running = await self._admin.told(name, self._masters), seen.running
+        if running:  # otherwise its members do not respond
+            running = await self._admin.running(name, self._masters, connections)
         return replace(
             seen, group=replace(seen.group, connections=connections, owners=locked(reports)), running=running
         )
@@ -434,19 +501,91 @@ class _Watch:
             return None
 
 
-def _confirmed(found: list[Finding], again: list[Finding]) -> list[Finding]:
-    """Findings of a moment are those of the second look, if the first had them, too."""
-    kinds = {finding.kind for finding in found} & OF_A_MOMENT
-    lasting = [finding for finding in found if finding.kind not in OF_A_MOMENT]
-    return [*lasting, *(finding for finding in again if finding.kind in kinds)]
+def _advanced(at: Mapping[Queue, int], running: Mapping[str, Running]) -> frozenset[Queue]:
+    """The queues of which a member is further than `at`. Members commit every 5 s, and report their offset at any time."""
+    return frozenset(
+        queue
+        for member in running.values()
+        for queue, offset in member.commit_offsets.items()
+        if offset > at.get(queue, offset)
+    )
+
+
+class BlockedMessages:
+    """Finds the next message of a queue that its group wants. Groups at the same offset with the same filter share the
+    result, and so do looks one after the other."""
+
+    def __init__(self, admin: AdminClient, skews: Mapping[str, float], stuck_s: float = STUCK_S) -> None:
+        self._admin = admin
+        self._skews = skews
+        self._stuck_s = stuck_s
+        self._found: OrderedDict[tuple[Queue, int, str | Sql], asyncio.Task[Message | None]] = OrderedDict()
+
+    async def waiting(self, seen: Observed) -> dict[Queue, BlockedMessage]:
+        """The messages that have waited too long for their owners, in queues that committed nothing, or less than arrived."""
+        found: dict[Queue, BlockedMessage] = {}
+        if not seen.group.members:  # nobody wants a message
+            return found
+        suspects = [queue for queue in suspects_of(seen.group.progress, seen.later) if queue not in seen.moving]
+        suspects = [*suspects, *outpaced(seen)][:SUSPECTS]
+        filters = {topic: _filter(topic, seen) for topic in {queue.topic for queue in suspects}}
+        for queue in suspects:
+            progress = seen.later[queue]
+            begin = progress.consumer_offset + progress.in_hand
+            message = await self._next(queue, begin, progress.broker_offset, filters[queue.topic])
+            if message is None:
+                continue
+            now_s = time.time() + self._skews.get(queue.broker_name, 0.0)
+            waited_s = max(now_s - message.store_ms / 1000, 0.0)  # a broker reports its clock by the second
+            if waited_s >= self._stuck_s:
+                found[queue] = _waiting_of(message, waited_s, seen)
+        return found
+
+    async def _next(self, queue: Queue, begin: int, end: int, wanted: str | Sql) -> Message | None:
+        key = (queue, begin, wanted)
+        task = self._found.get(key)
+        if task is None or (task.done() and task.result() is None):
+            task = self._found[key] = asyncio.create_task(self._read(queue, begin, end, wanted))
+            if len(self._found) > MAX_WANTED:
+                self._found.popitem(last=False)
+        return task.result() if task.done() else await asyncio.shield(task)
+
+    async def _read(self, queue: Queue, begin: int, end: int, wanted: str | Sql) -> Message | None:
+        """None if there is no such message, or if it cannot be found."""
+        try:
+            async for messages in self._admin.read(queue, begin, end, expression=wanted):
+                if messages:
+                    return messages[0]
+        except (RocketletError, SubscriptionError):  # a filter that this broker does not accept from us
+            return None
+        return None
+
+
+def _waiting_of(message: Message, seconds: float, seen: Observed) -> BlockedMessage:
+    """A member that handles a queue in order counts attempts itself; other attempts are in the message."""
+    failed = next(
+        (member.failures[message.queue] for member in seen.running.values() if message.queue in member.failures), None
+    )
+    attempt, reason = failed if failed is not None else (message.attempt, message.failure)
+    return BlockedMessage(seconds, message.message_id, message.queue_offset, attempt, reason)
+
+
+def confirmed(before: Iterable[Finding], again: Iterable[Finding]) -> list[Finding]:
+    """The findings of a second examination. Those of a moment count only if the first one had findings of their kind."""
+    kinds = {finding.kind for finding in before}
+    return [finding for finding in again if finding.kind not in OF_A_MOMENT or finding.kind in kinds]
 
 
 async def _dead_letters(admin: AdminClient, marks: Marks, group: str) -> list[Finding]:
     """The dead letters that nobody has dealt with."""
     try:
-        new = (await dead_letters(admin, group, marks)).new
+        return findings_of_dead_letters(group, (await dead_letters(admin, group, marks)).new)
     except RocketletError:  # it has just gone
         return []
+
+
+def findings_of_dead_letters(group: str, new: int) -> list[Finding]:
+    """The finding about a group's dead letters that were neither replayed nor discarded; none if there are none."""
     if not new:
         return []
     text = (
@@ -479,20 +618,60 @@ class Harm(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """`subject` names the ill part, such as a group; `kind` is stable, for programs; `cure` says what to do."""
+    """A finding about one group, topic or broker.
+
+    subject: its name.
+    kind: a stable name of the finding, for programs.
+    cure: what to do about it.
+    about: what `subject` is.
+    """
 
     harm: Harm
     kind: str
     subject: str
     text: str
     cure: str
+    about: Literal["group", "topic", "broker", "cluster"] = "group"
+
+
+HEADINGS: Final[Mapping[Harm, str]] = {
+    Harm.LOSS: "messages are lost or given up",
+    Harm.STANDS: "messages wait without progress",
+    Harm.TWICE: "messages are handled more than once",
+    Harm.SLOW: "messages are handled late",
+    Harm.RISK: "may hurt later",
+}
+"""The heading of the findings of each harm, worst first."""
+
+
+class BlockedMessage(NamedTuple):
+    """The next message of a queue that its owner wants, and for how long it has waited. attempt: 1 for the first. reason: why
+    the attempt before failed, if that is known."""
+
+    seconds: float
+    message_id: str = ""
+    offset: int = -1
+    attempt: int = 1
+    reason: str = ""
+
+    def named(self, queue: Queue) -> str:
+        """Words that name the message; empty if it is not known."""
+        if self.offset < 0:
+            return ""
+        attempt = f", attempt {self.attempt}" if self.attempt > 1 else ""
+        reason = f"; the attempt before failed: {self.reason[:REASON_CHARS]}" if self.reason else ""
+        return f"; the oldest is message {self.message_id} at offset {self.offset} of {queue}{attempt}{reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A group as it was seen twice, some seconds apart. `waiting_s`: by queue, for how long the next message that its owner
-    wants has waited; only of queues that committed nothing meanwhile or too little, and only where it is too long. `full`:
-    queues of which brokers give members that share nothing new, because too many messages are not acknowledged."""
+    """A group at two looks, some seconds apart.
+
+    waiting: by queue, the next message that its owner wants; only of queues that committed nothing in between, or too little,
+        and only if it has waited too long.
+    full: queues of which brokers give pop members nothing new, because too many messages are not acknowledged.
+    moving: queues whose members made progress that is not committed yet.
+    """
 
     group: Group
     later: Mapping[Queue, Progress]
@@ -500,21 +679,21 @@ class Observed:
     running: Mapping[str, Running]
     disagreements: tuple[str, ...]
     seconds: float
-    waiting_s: Mapping[Queue, float] = field(default_factory=dict)
+    waiting: Mapping[Queue, BlockedMessage] = field(default_factory=dict)
     full: tuple[str, ...] = ()
+    moving: frozenset[Queue] = frozenset()
 
 
 def without_deleted(progress: Mapping[Queue, Progress], topics: Mapping[str, Topic]) -> dict[Queue, Progress]:
     """Deleted messages do not wait. Apache's brokers count them, and their 0 may mean that a group has committed
     nothing."""
-    found: dict[Queue, Progress] = {}
-    for queue, item in progress.items():
-        topic = topics.get(queue.topic)
-        begin = topic.ranges[queue].begin if topic and queue in topic.ranges else 0
+    begins = {queue: span.begin for topic in topics.values() for queue, span in topic.ranges.items() if span.begin > 0}
+    found = dict(progress)
+    for queue in begins.keys() & progress.keys():
+        item, begin = progress[queue], begins[queue]
         if item.consumer_offset < begin:
             lost = begin - item.consumer_offset if item.consumer_offset > 0 else 0
-            item = msgspec.structs.replace(item, consumer_offset=begin, lost=max(lost, item.lost))
-        found[queue] = item
+            found[queue] = msgspec.structs.replace(item, consumer_offset=begin, lost=max(lost, item.lost))
     return found
 
 
@@ -522,6 +701,12 @@ def findings_of_group(seen: Observed) -> Iterator[Finding]:
     """The findings of all checks for a group that was looked at twice."""
     for check in _CHECKS:
         yield from check(seen)
+
+
+def _of_a_moment(seen: Observed) -> Iterator[Finding]:
+    """The findings of the checks that a group must fail twice, some seconds apart."""
+    for check in (_standing, _twice, _idle):
+        yield from (finding for finding in check(seen) if finding.kind in OF_A_MOMENT)
 
 
 def _waiting(count: int) -> str:
@@ -541,8 +726,9 @@ def _lost(seen: Observed) -> Iterator[Finding]:
 
 
 def _standing(seen: Observed) -> Iterator[Finding]:
-    name, lag = seen.group.name, sum(max(item.lag, 0) for item in seen.later.values())
+    name = seen.group.name
     if not seen.group.members:
+        lag = sum(max(item.lag, 0) for item in seen.later.values())
         text = f"{_waiting(lag)} and the group has no members" if lag else "it has no members: new messages will wait"
         cure = "start its consumers, or delete the group if it is gone"
         yield Finding(Harm.STANDS if lag else Harm.RISK, "no_members", name, text, cure)
@@ -552,7 +738,7 @@ def _standing(seen: Observed) -> Iterator[Finding]:
         yield Finding(Harm.STANDS, "consumption_off", name, text, "switch consumeEnable on")
     owned = _owned(seen)
     unread = [queue for queue in _subscribed(seen) if queue not in owned]
-    if unread:
+    if unread and (owned or not are_broadcasting(seen.group.connections)):  # nobody owns what everybody reads
         text = f"nobody reads {_some(unread)}"
         cure = "wait for a rebalance; if it stays, restart the members that subscribe to the topic"
         yield Finding(Harm.STANDS, "unread_queues", name, text, cure)
@@ -561,10 +747,14 @@ def _standing(seen: Observed) -> Iterator[Finding]:
 def _unreadable(seen: Observed) -> Iterator[Finding]:
     """Find messages that wait in queues which members may not read, because the topic has fewer of them than before."""
     of_topic: dict[str, list[Queue]] = {}
+    readable = {
+        (topic.name, broker): config.read_queues
+        for topic in seen.topics.values()
+        for broker, config in topic.config.items()
+    }
+    fewest = min(readable.values(), default=0)
     for queue, item in seen.later.items():
-        topic = seen.topics.get(queue.topic)
-        config = topic.config.get(queue.broker_name) if topic is not None else None
-        if config is not None and item.lag > 0 and queue.queue_id >= config.read_queues:
+        if queue[2] >= fewest and item.lag > 0 and queue.queue_id >= readable.get(queue[:2], math.inf):
             of_topic.setdefault(queue.topic, []).append(queue)
     for name, queues in of_topic.items():
         lag, count = sum(seen.later[queue].lag for queue in queues), max(queue.queue_id for queue in queues) + 1
@@ -575,24 +765,28 @@ def _unreadable(seen: Observed) -> Iterator[Finding]:
 
 def suspects_of(before: Mapping[Queue, Progress], later: Mapping[Queue, Progress]) -> list[Queue]:
     """Queues in which messages wait that nobody has popped, and nothing was committed between two looks."""
-    return [
-        queue
-        for queue, now in later.items()
-        if queue in before
-        and min(now.waiting, before[queue].waiting) > 0
-        and now.consumer_offset <= before[queue].consumer_offset
-    ]
+    return [queue for queue, now in later.items() if queue in before and _is_suspect(before[queue], now)]
+
+
+def _is_suspect(before: Progress, now: Progress) -> bool:
+    offset = before.consumer_offset
+    return (
+        now.consumer_offset <= offset
+        and before.broker_offset - before.in_hand > offset
+        and now.broker_offset - now.in_hand > now.consumer_offset
+    )
 
 
 def _stuck(seen: Observed) -> Iterator[Finding]:
     """Finds members with stuck queues. A member's queues have one cause, so they are one finding."""
-    owned = _owned(seen) if seen.group.members and seen.waiting_s else {}
+    owned = _owned(seen) if seen.group.members and seen.waiting else {}
     of_owner: dict[str, list[Queue]] = {}
-    for queue in suspects_of(seen.group.progress, seen.later):
-        if queue in owned and queue in seen.waiting_s:
+    before = seen.group.progress
+    for queue in seen.waiting:
+        if queue in owned and queue in before and _is_suspect(before[queue], seen.later[queue]):
             of_owner.setdefault(owned[queue][0], []).append(queue)
     for owner, queues in sorted(of_owner.items()):
-        lag, longest_s = sum(seen.later[queue].lag for queue in queues), max(seen.waiting_s[queue] for queue in queues)
+        lag, oldest = sum(seen.later[queue].lag for queue in queues), max(queues, key=lambda queue: seen.waiting[queue])
         harm, idle = Harm.STANDS, f"their owner {owner} has committed"
         cure = "look at that member's log: a slow or blocked handler, a paused consumer, or a message retried for ever"
         if owner == SHARED_OWNER:
@@ -604,9 +798,10 @@ def _stuck(seen: Observed) -> Iterator[Finding]:
                     Harm.SLOW,
                     "add members or concurrency if handlers need this long; if not, look at the members' logs",
                 )
+        message = seen.waiting[oldest].named(oldest)
         text = (
-            f"{_some(queues)}: {_waiting(lag)}, the oldest for {longest_s:.0f} s, and {idle} nothing for "
-            f"{seen.seconds:.0f} s"
+            f"{_some(queues)}: {_waiting(lag)}, the oldest for {seen.waiting[oldest].seconds:.0f} s, and {idle} nothing "
+            f"for {seen.seconds:.0f} s{message}"
         )
         yield Finding(harm, "stuck_queue", seen.group.name, text, cure)
 
@@ -624,21 +819,21 @@ def outpaced(seen: Observed) -> dict[Queue, tuple[int, int]]:
     found: dict[Queue, tuple[int, int]] = {}
     for queue, now in seen.later.items():
         before = seen.group.progress.get(queue)
-        if before is None:
+        if before is None or now.consumer_offset <= before.consumer_offset:
             continue
         consumed = now.consumer_offset - before.consumer_offset
         arrived = now.broker_offset - before.broker_offset
-        if arrived > consumed > 0 and now.lag > max(LEAST_LAG, SHORT_LAG_S * consumed / seen.seconds):
+        if arrived > consumed and now.lag > max(LEAST_LAG, SHORT_LAG_S * consumed / seen.seconds):
             found[queue] = arrived, consumed
     return found
 
 
 def _growing(seen: Observed) -> Iterator[Finding]:
     """Finds lag that grows, topic by topic."""
-    owned = _owned(seen) if seen.group.members else {}
+    owned = _owned(seen) if seen.group.members and seen.waiting else {}
     of_topic: dict[str, list[tuple[Queue, int, int]]] = {}
-    for queue, (arrived, consumed) in outpaced(seen).items():
-        if queue in owned and queue in seen.waiting_s:
+    for queue, (arrived, consumed) in outpaced(seen).items() if owned else ():
+        if queue in owned and queue in seen.waiting:
             of_topic.setdefault(queue.topic, []).append((queue, arrived, consumed))
     for topic, found in of_topic.items():
         lag = sum(seen.later[queue].lag for queue, _, _ in found)

@@ -31,6 +31,7 @@ from ..config import (
     MAX_RECONSUME_TIMES,
     MAX_TRIED_AT_ONCE,
     OFFSET_TIMEOUT_S,
+    REASON_CHARS,
     RETRY_DELAYS_S,
     ClientLimits,
     check_count,
@@ -969,6 +970,8 @@ class Questions:
                 process_queue.is_dropped,
                 process_queue.pull.began_ms,
                 process_queue.pull.began_ms,
+                attempt=process_queue.runs[0].tries if process_queue.runs else 0,
+                failure=process_queue.runs[0].failure[:REASON_CHARS] if process_queue.runs else "",
             )
             for queue, process_queue in asked.queues.items()
         }

@@ -14,13 +14,13 @@ from ...protocol.bodies import BodyError, Heartbeat
 from ...protocol.codes import RequestCode, ResponseCode
 from ...protocol.frame import Frame
 from ...protocol.group_bodies import LockRequest
-from ...protocol.headers import HeaderError
+from ...protocol.headers import HeaderError, HeartbeatAnswer
 from ...protocol.names import Queue
-from ..config import APACHE_LEASE_S, LAST_COMMIT_LOOKS, LEASE_MARGIN_S, LEASE_S, OFFSET_TIMEOUT_S
+from ..config import APACHE_LEASE_S, LAST_COMMIT_LOOKS, LEASE_MARGIN_S, LEASE_S, MAX_DISAGREEMENTS, OFFSET_TIMEOUT_S
 from ..errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError, get_logger
 from ..message import Lease, clock_s
 from ..wire.cluster import Cluster, by_broker, parts
-from ..wire.connection import Connection, cancelled
+from ..wire.connection import Connection, cancelled, header_of
 from .offsets import GroupOffsets
 
 log = get_logger("rocketlet.membership")
@@ -780,6 +780,7 @@ class Heartbeats:
         self._registered: set[str] = set()
         self._failing: set[str] = set()
         self._beating: dict[str, asyncio.Task[None]] = {}  # at single brokers
+        self._disagreements: set[str] = set()  # those that are logged
         self.refusal: BrokerRefused | None = None
         self._said = b""
         self._news = asyncio.Event()
@@ -834,7 +835,7 @@ class Heartbeats:
     async def _beat_at(self, address: str, body: bytes) -> None:
         try:
             connection = await self._cluster.connection(address)
-            await connection.request(RequestCode.HEART_BEAT, {}, body)
+            answer = header_of(await connection.request(RequestCode.HEART_BEAT, {}, body), HeartbeatAnswer)
         except RocketletError as error:
             self._registered.discard(address)
             self.refusal = error if isinstance(error, BrokerRefused) else None
@@ -843,9 +844,23 @@ class Heartbeats:
             self._failing.add(address)
         else:
             self._registered.add(address)
+            self._log_disagreements(answer.disagreements)
             if address in self._failing:
                 self._failing.discard(address)
                 log.info("broker_back", broker=address)
+
+    def _log_disagreements(self, text: str) -> None:
+        """Log each disagreement of the members once: brokers report it in every answer for as long as it lasts."""
+        for line in text.splitlines():
+            if line not in self._disagreements:
+                if len(self._disagreements) >= MAX_DISAGREEMENTS:
+                    self._disagreements.clear()
+                self._disagreements.add(line)
+                group, _, fault = line.partition(": ")
+                log.warning(
+                    "members_disagree", group=group, fault=fault,
+                    hint="give all members of the group the same subscriptions, strategy and model",
+                )  # fmt: skip
 
     async def beat_forever(self) -> None:
         while True:

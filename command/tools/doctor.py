@@ -6,19 +6,13 @@ import argparse
 from dataclasses import asdict
 
 from ...client.admin.admin_client import AdminClient
-from ...client.admin.diagnosis import Harm, Patience, diagnose
+from ...client.admin.diagnosis import HEADINGS, Examined, Harm, Patience, diagnose
 from ...client.config import LOOK_S, WATCH_S
+from ...migration.mirror import Progress
 from ..plumbing.administration import Commands, verb
+from ..plumbing.bar import drawn
 from ..plumbing.numbers import seconds
 from ..plumbing.output import Output
-
-_WORDS = {
-    Harm.LOSS: "messages are lost or given up",
-    Harm.STANDS: "messages wait without progress",
-    Harm.TWICE: "messages are handled more than once",
-    Harm.SLOW: "messages are handled late",
-    Harm.RISK: "may hurt later",
-}
 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -34,11 +28,18 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
 
 async def _doctor(options: argparse.Namespace, admin: AdminClient, output: Output) -> int:
     """The exit status is 1 if something is found that hurts now."""
-    findings = await diagnose(admin, Patience(look_s=min(options.watch, LOOK_S), watch_s=options.watch))
+    examined = Examined()
+
+    def progress() -> Progress | None:
+        return Progress("groups examined", examined.done, examined.total) if examined.total else None
+
+    patience = Patience(look_s=min(options.watch, LOOK_S), watch_s=options.watch)
+    async with drawn(progress):
+        findings = await diagnose(admin, patience, examined)
     for finding in findings:
         if output.as_json:
             output.json(asdict(finding) | {"harm": finding.harm.name.lower()})
-    for harm, words in _WORDS.items():
+    for harm, words in HEADINGS.items():
         found = [finding for finding in findings if finding.harm is harm]
         if found:
             output.text(f"{words}:")

@@ -24,10 +24,10 @@ from rocketlet.command.nouns.group_report import report as report_of
 from rocketlet.command.plumbing import logs
 from rocketlet.command.plumbing.output import Output
 from rocketlet.protocol.allocation import AVG, CONSISTENT_HASH, STICKY
-from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.headers import CreateTopic, write
-from rocketlet.protocol.names import Queue
+from rocketlet.protocol.names import Queue, parse_subscription
 from rocketlet.testing import Broker, Fault
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
@@ -358,6 +358,25 @@ async def test_metrics_show_lag_and_what_members_disagree_in(nodes: Nodes, conne
     assert f'rocketlet_group_lag{{{PLACE},group="g",topic="t"}} 5.0' in text
     assert f'rocketlet_group_members{{{PLACE},group="g"}} 2.0' in text
     assert f'rocketlet_group_disagreements{{{PLACE},group="g"}} 2.0' in text
+
+
+async def test_heartbeat_answer_names_disagreements_when_the_member_is_a_rocketlet_member(
+    node: Node, connect: Connect
+) -> None:
+    def beat(client_id: str, topic: str, version: str | None) -> bytes:
+        data = ConsumerData("g", subscriptions=(parse_subscription(topic, "*"),), own_version=version)
+        return encode_heartbeat(Heartbeat(client_id, (data,)))
+
+    one, two = await connect(node.address), await connect(node.address)
+    assert not (await one.call(RequestCode.HEART_BEAT, {}, beat("c1", "t", "1.0"))).ext.get("disagreements")
+    assert not (await two.call(RequestCode.HEART_BEAT, {}, beat("c2", "u", None))).ext.get("disagreements")
+    told = (await one.call(RequestCode.HEART_BEAT, {}, beat("c1", "t", "1.0"))).ext["disagreements"]
+    assert str(told).splitlines() == [
+        "g: c1 not subscribed to u, while c2 are",
+        "g: c2 not subscribed to t, while c1 are",
+    ]
+    foreign = await two.call(RequestCode.HEART_BEAT, {}, beat("c2", "u", None))
+    assert not foreign.ext.get("disagreements"), "other clients would not read it"
 
 
 async def test_lag_is_shown_with_members_without_and_after_a_restart(

@@ -13,6 +13,7 @@ from rocketlet.client.member.leases import Heartbeats
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.bodies import Heartbeat
 from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.frame import Frame
 
 from ..conftest import eventually
 from ..support.turns import passed
@@ -26,6 +27,7 @@ class Brokers:
     def __init__(self, *addresses: str) -> None:
         self.addresses = list(addresses)
         self.faults: dict[str, RocketletError] = {}
+        self.disagreements: list[str] = []
         self.beats: list[tuple[str, bytes]] = []
         self.goes_on = asyncio.Event()
         self.goes_on.set()
@@ -35,12 +37,13 @@ class Brokers:
         )
 
     async def connection(self, address: str) -> object:
-        async def request(code: int, ext: object, body: bytes) -> None:
+        async def request(code: int, ext: object, body: bytes) -> Frame:
             assert code == RequestCode.HEART_BEAT
             self.beats.append((address, body))
             await self.goes_on.wait()
             if address in self.faults:
                 raise self.faults[address]
+            return Frame(0, ext={"disagreements": "\n".join(self.disagreements)} if self.disagreements else {})
 
         return SimpleNamespace(request=request)
 
@@ -73,6 +76,21 @@ async def test_a_broker_that_fails_is_said_once_and_again_when_it_is_back(
         await heartbeats.beat()
     assert (heartbeats.is_registered("a"), heartbeats.are_failing) == (True, False)
     assert caplog.text.count("broker_back") == 1
+
+
+async def test_member_logs_each_disagreement_once_when_brokers_report_it_in_every_answer(
+    brokers: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
+    def logged() -> list[str]:
+        return [text.partition(" hint=")[0] for text in caplog.messages if text.startswith("members_disagree")]
+
+    brokers.disagreements = ["g: different tag expressions for t: c1: a; c2: b"]
+    await brokers.heartbeats.beat()
+    await brokers.heartbeats.beat()
+    assert logged() == ["members_disagree group='g' fault='different tag expressions for t: c1: a; c2: b'"]
+    brokers.disagreements.append("g: 2 live connections with the client id c1")
+    await brokers.heartbeats.beat()
+    assert len(logged()) == 2
 
 
 async def test_a_refusal_is_kept_for_the_member_that_joins(brokers: Brokers) -> None:

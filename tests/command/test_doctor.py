@@ -14,7 +14,15 @@ from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, Reject, rebalanced
 from rocketlet.client.admin import diagnosis
 from rocketlet.client.admin.admin_client import Group, Topic
-from rocketlet.client.admin.diagnosis import Finding, Observed, Patience, diagnose, findings_of_group
+from rocketlet.client.admin.diagnosis import (
+    BlockedMessage,
+    Examined,
+    Finding,
+    Observed,
+    Patience,
+    diagnose,
+    findings_of_group,
+)
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.admin_bodies import (
     GroupConnections,
@@ -151,6 +159,64 @@ async def test_a_queue_that_stands_names_its_owner(node: Node, wire: Wire) -> No
         stuck.set()
 
 
+async def test_finding_names_the_message_that_blocks_its_queue_when_it_is_retried_in_order(
+    node: Node, wire: Wire
+) -> None:
+    await create_topic(wire, "t", 1)
+    failed = 0
+
+    def handle(message: Message) -> None:
+        nonlocal failed
+        failed += 1
+        raise ValueError("no such dish")
+
+    async with (
+        Producer(node.address) as producer,
+        Consumer(node.address, "g", "t", handle, start="first", orderly=True, suspend_queue_s=0.05),
+    ):
+        sent = await producer.send("t", b"x")
+        await eventually(lambda: failed > 2)
+        finding = (await found(node, patience=Patience(0.05, 0.05, 0.0)))["stuck_queue"]
+    assert f"the oldest is message {sent.message_id} at offset 0 of t@{node.config.name}:0, attempt " in finding.text
+    assert finding.text.endswith("; the attempt before failed: ValueError: no such dish")
+
+
+async def test_broadcasting_group_has_no_unread_queues_when_its_members_do_not_report(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    consumer = ConsumerData("g", message_model="BROADCASTING", subscriptions=(parse_subscription("t", "*"),))
+    assert (await wire.call(RequestCode.HEART_BEAT, {}, encode_heartbeat(Heartbeat("c1", (consumer,))))).code == 0
+    assert set(await found(node, wire)) <= {"disk"}
+
+
+async def test_queue_is_not_stuck_when_its_member_progresses_without_a_commit(node: Node, wire: Wire) -> None:
+    """Members commit every 5 s, or less often, and report the offset in their memory at any time."""
+    await create_topic(wire, "t", 1)
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0)
+
+    async with Producer(node.address) as producer:
+        for _ in range(100):
+            await producer.send("t", b"x")
+        queue = Queue("t", node.config.name, 0)
+        answering, at = asyncio.ensure_future(asyncio.sleep(0)), 0
+        consumer = ConsumerData("g", subscriptions=(parse_subscription("t", "*"),))
+        await wire.call(RequestCode.HEART_BEAT, {}, encode_heartbeat(Heartbeat("c1", (consumer,))))
+        await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, write(UpdateOffset("g", "t", 0, 1)))
+
+        async def answers() -> None:
+            nonlocal at
+            while True:
+                at += 1
+                running = encode_running_info({}, [], {queue: RunningQueue(at, 0, 0, True, False, 0)})
+                wire.write_answer(await wire.request(RequestCode.GET_CONSUMER_RUNNING_INFO), running)
+
+        answering = asyncio.create_task(answers())
+        assert "stuck_queue" not in await found(node, patience=Patience(0.05, 0.2, 0.0))
+        assert at > 1
+        answering.cancel()
+
+
 async def test_a_queue_that_commits_nothing_is_not_stuck_while_its_message_is_young(node: Node, wire: Wire) -> None:
     """A handler may take some seconds, and members commit every 5 s."""
     await create_topic(wire, "t", 1)
@@ -234,7 +300,7 @@ async def test_lag_that_grows_says_by_how_much_and_what_helps(
         assert consumer.client_id
 
 
-def an_outpaced_queue(waiting_s: Mapping[Queue, float]) -> Observed:
+def an_outpaced_queue(waiting: Mapping[Queue, BlockedMessage]) -> Observed:
     """A queue to which 500 messages were sent while 60 were consumed."""
     queue = Queue("t", "a", 0)
     before, later = {queue: Progress(1000, 40, 0)}, {queue: Progress(1500, 100, 0)}
@@ -243,13 +309,13 @@ def an_outpaced_queue(waiting_s: Mapping[Queue, float]) -> Observed:
         (member,), {"t": "rare"}, "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET"
     )
     group = Group("g", {}, {"a": connections}, before, {queue: "c1"})
-    return Observed(group, later, {}, {}, (), 5.0, waiting_s)
+    return Observed(group, later, {}, {}, (), 5.0, waiting)
 
 
 def test_lag_of_messages_that_no_filter_wants_does_not_grow() -> None:
     """The offset of a group that wants one message in a thousand trails, because its pulls are held meanwhile."""
     assert "growing_lag" not in {finding.kind for finding in findings_of_group(an_outpaced_queue({}))}
-    waiting = an_outpaced_queue({Queue("t", "a", 0): 40.0})
+    waiting = an_outpaced_queue({Queue("t", "a", 0): BlockedMessage(40.0)})
     assert "growing_lag" in {finding.kind for finding in findings_of_group(waiting)}
 
 
@@ -371,8 +437,33 @@ async def test_a_group_costs_the_doctor_two_requests_without_members_and_five_wi
         await join(wire, "c1", group=f"g{number}")
     answering = asyncio.create_task(wire.refuse())
     # more: what connections, progress and owners are; the second progress; the member; the topic's route and offsets, once;
-    # and, because nobody reads the queues, the connections, owners and the member once more
-    assert await requests() - empty == 3 * (3 + 3) + 2
+    # and, because nobody reads the queues, the connections and owners once more; the member does not answer
+    assert await requests() - empty == 3 * (3 + 2) + 2
+    answering.cancel()
+
+
+async def test_groups_are_watched_concurrently_when_there_are_many(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch takes seconds, so a watch of one group after the other would take minutes."""
+    count = 128
+    await create_topic(wire, "t", 1)
+    for number in range(count):
+        await join(wire, "c1", group=f"g{number}")
+        await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, write(UpdateOffset(f"g{number}", "t", 0, 0)))
+    all_watched = asyncio.Barrier(count)
+
+    async def watched(watch: Any, *given: Any) -> dict[Queue, int]:
+        async with asyncio.timeout(PATIENCE_S):
+            await all_watched.wait()
+        return {}
+
+    monkeypatch.setattr(diagnosis._Watch, "_until_it_moves", watched)
+    examined = Examined()
+    answering = asyncio.create_task(wire.refuse())
+    async with AdminClient(node.address) as admin:
+        await diagnose(admin, AT_ONCE, examined)
+    assert (examined.done, examined.total) == (count, count)
     answering.cancel()
 
 
@@ -382,7 +473,7 @@ def test_whether_a_group_is_well_is_seen_in_one_pass_over_its_queues(monkeypatch
     connections = GroupConnections((member,), {"t": "*"}, "CONSUME_PASSIVELY", "CLUSTERING", "")
     group = Group("g", {}, {"b": connections}, dict.fromkeys(queues, Progress(9, 1, 0)), dict.fromkeys(queues, "c1"))
     topic = Topic("t", {}, dict.fromkeys(queues, Range(0, 9, 0)))
-    seen = Observed(group, group.progress, {"t": topic}, {}, (), 1.0, dict.fromkeys(queues, 40.0))
+    seen = Observed(group, group.progress, {"t": topic}, {}, (), 1.0, dict.fromkeys(queues, BlockedMessage(40.0)))
     passes: list[Observed] = []
     owned = diagnosis._owned
 
