@@ -46,7 +46,6 @@ from .messages.sending import Retries, Sending
 from .messages.topics import Statistics, Topics
 from .messages.transactions import Transactions
 from .nameserver import Routes
-from .pops.division import Mixed
 from .pops.pops import Pops
 from .runtime import MACHINE, Clock, Device, Histogram, Job, Line, Runtime, Timer, run
 from .sessions import Callers, Clients, GroupChanged, Recent, Session
@@ -227,17 +226,17 @@ class Broker:
             broker_name,
             self.topics,
             self.appender,
+            self.filters,
             self.offsets,
             self.group_configs,
             self.groups,
             self.locks,
             self.watch,
             self.request_modes,
-            Mixed(self.runtime, self.history),
+            self.history,
             frames,
-            find_route=self.name_servers.find_route,
-            queues_of=self.topics.queues_of,
-            when_kept=self.when_kept,
+            self.name_servers,
+            self.flusher,
         )
 
     def _make_registration(self) -> Registration:
@@ -299,7 +298,7 @@ class Broker:
         every(LEASE_SWEEP_S, "leases", partial(alone, "leases", self.locks.expiring))
         every(RETENTION_SWEEP_S, "retention", lambda: self.tasks.spawn(self.expire_segments()))
         every(SWEEP_INTERVAL_S, "members", partial(alone, "members", self._expiring_members))
-        every(POP_CLIENTS_LOOK_S, "silent clients", self.pops.look_for_silent_clients)
+        every(POP_CLIENTS_LOOK_S, "silent clients", self.pops.expire_clients)
         every(LEASE_SWEEP_S, "watch", partial(alone, "watch", self.watch.looking))
         every(LEASE_SWEEP_S, "rebalances", self.history.rebalances.look)
         every(SAMPLE_INTERVAL_S, "samples", partial(alone, "samples", self.statistics.sampling))

@@ -335,7 +335,6 @@ class Limits:
     )
     max_attempt_ids: int = 10_000  # receives in order whose batches are given again to the same attempt
     max_unused_pools: int = 1000  # groups and topics whose clients are gone, kept for 30 s; of more, the first ones end
-    max_mixed: int = 1000  # groups and topics that some pull and others pop, of which it is known when that was said
 
     # Groups
 

@@ -56,6 +56,10 @@ class Clock:
     def call_later(self, delay_s: float, action: Callable[..., object], *arguments: Any) -> Timer:
         return asyncio.get_running_loop().call_later(delay_s, action, *arguments)
 
+    def call_soon(self, action: Callable[..., object], *arguments: Any) -> None:
+        """Call `action` in the next event-loop iteration."""
+        asyncio.get_running_loop().call_soon(action, *arguments)
+
 
 MACHINE: Final = Clock()
 

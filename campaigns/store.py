@@ -13,7 +13,8 @@ from typing import Any
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.messages.later import waiting_text
-from rocketlet.broker.pops.deliveries import AckStatus, Delivered, PopClient, PopRequest, PopResult, Why
+from rocketlet.broker.pops.deliveries import AckStatus, Delivered, PopClient, PopRequest, Why
+from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.runtime import MACHINE, Call, Clock, Job, MovableClock, do
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.broker.store.store import Flusher, Retention
@@ -379,7 +380,7 @@ class Popped:
                 handle = self._free(place)
                 if kind != "forget":
                     broker.pops.change(GROUP, TOPIC, handle, 0 if kind == "nack" else INVISIBLE_MS)
-        broker.pops._settling.write()  # the end of the iteration, in which a power cut is raised
+        broker.pops._writer.write()  # the end of the iteration, in which a power cut is raised
 
     def _ack(self, broker: Broker, places: list[Place]) -> None:
         handles = [self._free(place) for place in places]
@@ -417,7 +418,7 @@ class Popped:
                 found.append("a restart has made a handle void")
 
         broker.pops.ack(GROUP, TOPIC, list(kept.values()), told)
-        broker.pops._settling.write()
+        broker.pops._writer.write()
         clock.advance(2 * INVISIBLE_MS / 1000)
         came |= self._drain(broker, found)
         if wanted - came - kept.keys():
@@ -431,17 +432,16 @@ class Popped:
             if places & came:
                 found.append("a message is delivered to two clients")
             came |= places
-            broker.pops._settling.write()
+            broker.pops._writer.write()
         return came
 
 
 def _pop(broker: Broker, count: int) -> dict[Place, str]:
     """Return the handles of messages."""
-    received: list[PopResult] = []
     request = PopRequest(GROUP, TOPIC, PopClient("c"), count, INVISIBLE_MS, from_first=True)
-    broker.pops.receive(request, received.append)
-    assert received[0].why in (Why.FOUND, Why.NOTHING_NEW), received[0]
-    return {_place(message): message.handle for message in received[0].messages}
+    result = broker.pops.receive(Receive(request, None))
+    assert result is not None and result.why in (Why.FOUND, Why.NOTHING_NEW), result
+    return {_place(message): message.handle for message in result.messages}
 
 
 def _place(message: Delivered) -> Place:

@@ -301,7 +301,7 @@ class Rig:
         broker.groups.heard_from(living)
         broker.locks.renew(living)
         for client in self._grpc_tap.living() if self._grpc_tap is not None else ():
-            broker.pops.heard(client)
+            broker.pops.record_contact(client)
 
 
 class _MortalBroker(RunningBroker):

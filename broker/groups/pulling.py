@@ -706,7 +706,7 @@ class Commits:
             )  # fmt: skip
         self._offsets.put(group, topic, queue_id, end, by_owner=by_owner)
         if self._pops.pools:
-            self._pops.sent_elsewhere(group, topic, queue_id)
+            self._pops.offsets_reset(group, topic, queue_id)
 
     def carried(self, session: Session, group: str, queue: tuple[str, int], offset: int) -> None:
         """The commit that a pull carries. One that may not be stored is none."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -34,7 +32,7 @@ from ..config import (
     LimitExceeded,
 )
 from ..pops.deliveries import AckStatus, Delivered, PopRequest, PopResult, Why
-from ..pops.pool import Wait
+from ..pops.pool import Receive
 from ..sessions import Event, OutcomeWanted, Refusal
 from ..store.files import StoreError
 from .clients import Call, GrpcClient, Hall, set_status
@@ -59,14 +57,11 @@ log = structlog.get_logger("rocketlet.grpc")
 
 
 # ------------------------------------------------------------------------------
-# ReceiveMessage: messages that a client gets into its hands for a time, at once or as soon as some come.
-#
-# The answer is a stream: a status, the messages, the time. Messages of an answer that its client does not take go
-# back at once.
+# ReceiveMessage. The response is a stream: a status, the messages, the time. Messages of a response that its client does not
+# take are put back.
 
 
-_TAG, _SQL = 1, 2
-_TEXT_BYTES: Final = 1024  # counted for a receive that waits for its filter, beside the expression
+_TAG = 1
 _RECEIVE_CODES: Final = {
     Why.FOUND: Code.OK,
     Why.NOTHING_NEW: Code.MESSAGE_NOT_FOUND,
@@ -84,63 +79,74 @@ _LATE: Final = frozenset((Why.TOO_MANY_WAIT, Why.PULLED, Why.FAILED))
 """Clients ask again at once, so they are answered after a while."""
 
 
-@dataclass(slots=True)
-class Receiving:
-    """A receive that is under way."""
+class GrpcReceive(Receive[Call]):
+    """A ReceiveMessage. `given`: its messages while the client may still give the call up."""
 
-    hall: Hall
-    call: Call
-    request: PopRequest
-    wait: Wait | None = None
-    given: tuple[Delivered, ...] = ()
-    kept_bytes: int = 0
+    __slots__ = ("_hall", "given")
+
+    def __init__(self, hall: Hall, call: Call, request: PopRequest) -> None:
+        super().__init__(request, call)
+        self._hall = hall
+        self.given: tuple[Delivered, ...] = ()
 
     def begin(self) -> None:
-        self.call.on_abort(self.aborted)
-        self.wait = self.hall.broker.pops.receive(self.request, self.answer)
-        if not self.wait.is_over:
-            self.kept_bytes = self.request.kept_bytes
-            self.call.session.charge(self.kept_bytes)
+        """Raises Refusal for a filter that cannot be parsed."""
+        self.reply_to.on_abort(self.abort)
+        try:
+            result = self._hall.broker.pops.receive(self)
+        except (StoreError, OSError) as error:
+            result = PopResult(Why.FAILED, fault=str(error))
+        if result is not None:
+            self.respond(result)
 
-    def _leave(self) -> None:
-        self.call.session.charge(-self.kept_bytes)
-        self.kept_bytes = 0
-
-    def aborted(self) -> None:
-        """The call has ended: nobody takes the answer."""
-        self._leave()
-        if self.wait is not None:
-            self.wait.cancel()
+    def abort(self) -> None:
+        """The call has ended, so its client does not get the messages."""
+        self.cancel()
         if self.given:
-            self.hall.broker.pops.put_back(self.request.group, self.request.topic, self.given)
+            self._put_back(self.given)
 
-    def answer(self, received: PopResult) -> None:
-        self._leave()
-        if self.call.is_over:
-            self.given = received.messages
-            self.aborted()
-        elif received.why in _LATE:
-            self.hall.broker.clock.call_later(RECEIVE_AGAIN_S, self._say, received)
+    def _put_back(self, messages: tuple[Delivered, ...]) -> None:
+        self._hall.broker.pops.put_back(self.request.group, self.request.topic, messages)
+
+    def respond(self, result: PopResult) -> None:
+        if self.reply_to.is_over:
+            self._put_back(result.messages)
+        elif result.why in _LATE:
+            self._hall.broker.clock.call_later(RECEIVE_AGAIN_S, self._send, result)
         else:
-            self._say(received)
+            self._send(result)
 
-    def _say(self, received: PopResult) -> None:
-        code = _RECEIVE_CODES[received.why]
-        if not received.messages:
-            end(self.hall, self.call, code, received.fault or received.why.value)
+    def fail(self, error: Exception) -> None:
+        if isinstance(error, Refusal):
+            fault = refused(error)
+            end(self._hall, self.reply_to, fault.code, str(fault))
+        else:
+            self.respond(PopResult(Why.FAILED, fault=str(error)))
+
+    def _send(self, result: PopResult) -> None:
+        call, code = self.reply_to, _RECEIVE_CODES[result.why]
+        if not result.messages:
+            end(self._hall, call, code, result.fault or result.why.value)
             return
-        records = self._decoded(received.messages)
-        wanted = [pair for pair in records if _is_wanted(self.request.subscription, pair[1])]
-        if len(wanted) < len(records):
-            self._pass([pair[0] for pair in records if pair not in wanted])
-        self.given = tuple(pair[0] for pair in wanted)
+        wanted: list[tuple[Delivered, Record]] = []
+        passed: list[Delivered] = []
+        is_compressed = False
+        for delivered, record in self._decoded(result.messages):
+            if _is_wanted(self.request.subscription, record):
+                wanted.append((delivered, record))
+                is_compressed = is_compressed or bool(record.sys_flag & SYS_COMPRESSED)
+            else:
+                passed.append(delivered)
+        if passed:
+            self._pass(passed)
+        self.given = tuple(delivered for delivered, _ in wanted)
         if not wanted:
-            end(self.hall, self.call, Code.MESSAGE_NOT_FOUND, Why.NOTHING_NEW.value)
+            end(self._hall, call, Code.MESSAGE_NOT_FOUND, Why.NOTHING_NEW.value)
             return
-        _send_status(self.call, code, "OK")
+        _send_status(call, code, "OK")
         sending = self._sending(wanted)
-        if any(record.sys_flag & SYS_COMPRESSED for _, record in wanted):
-            self.hall.broker.turns.do(sending)
+        if is_compressed:
+            self._hall.broker.turns.do(sending)
         else:
             finish(sending)
 
@@ -158,11 +164,11 @@ class Receiving:
         or lost in the attempt, they go back."""
         size, takes, inflater = 0, self._takes_bytes(), Inflater()
         for number, (delivered, record) in enumerate(wanted):
-            if self.call.is_over:  # all of them have gone back
+            if self.reply_to.is_over:  # all of them have gone back
                 return
             if size > MAX_POP_BYTES:
                 rest, self.given = self.given[number:], self.given[:number]
-                self.hall.broker.pops.put_back(self.request.group, self.request.topic, rest)
+                self._hall.broker.pops.put_back(self.request.group, self.request.topic, rest)
                 break
             response = ReceiveMessageResponse()
             spent = inflater.spent_bytes
@@ -173,27 +179,27 @@ class Receiving:
                 self._give_up(delivered, f"it cannot be written for clients of gRPC: {type(error).__name__}: {error}")
                 continue
             size += max(len(response.message.body), inflater.spent_bytes - spent)
-            if self.call.is_over:
+            if self.reply_to.is_over:
                 return
             if response.ByteSize() > takes:
-                language = self.call.text(b"x-mq-language")
+                language = self.reply_to.text(b"x-mq-language")
                 self._give_up(
                     delivered, f"a client of {language} takes {takes} bytes with properties; send smaller bodies"
                 )
                 continue
-            self.call.send(response)
-        if not self.call.is_over:
-            _send_time(self.hall, self.call)
+            self.reply_to.send(response)
+        if not self.reply_to.is_over:
+            _send_time(self._hall, self.reply_to)
 
     def _takes_bytes(self) -> float:
         """The largest message that the client takes. A larger one would end its call, with all others, again and again."""
-        return SMALL_CLIENT_BYTES if self.call.text(b"x-mq-language").upper() in _SMALL_CLIENTS else math.inf
+        return SMALL_CLIENT_BYTES if self.reply_to.text(b"x-mq-language").upper() in _SMALL_CLIENTS else math.inf
 
     def _give_up(self, delivered: Delivered, reason: str) -> None:
         """Dead-letter a message that the client cannot get. If that fails, the message is redelivered at its deadline."""
         request = self.request
         try:
-            self.hall.broker.pops.to_dead_letters(
+            self._hall.broker.pops.to_dead_letters(
                 request.group, request.topic, delivered.handle, reason, lambda outcomes: None
             )
         except (StoreError, LimitExceeded) as error:
@@ -202,7 +208,7 @@ class Receiving:
     def _pass(self, passed: list[Delivered]) -> None:
         """Their tags have the hash of one that was asked for, and are others."""
         handles = [delivered.handle for delivered in passed]
-        self.hall.broker.pops.ack(self.request.group, self.request.topic, handles, lambda outcomes: None)
+        self._hall.broker.pops.ack(self.request.group, self.request.topic, handles, lambda outcomes: None)
 
 
 def receive_message(hall: Hall, call: Call, request: Any) -> None:
@@ -247,41 +253,11 @@ def _receive(hall: Hall, call: Call, request: Any) -> None:
     )
     if request.batch_size <= 0:
         end(hall, call, Code.MESSAGE_NOT_FOUND, "no messages were asked for")
-    elif request.filter_expression.type == _SQL:
-        _with_filter(hall, call, wanted, request.filter_expression.expression)
     else:
-        _begin(hall, call, wanted)
-
-
-def _begin(hall: Hall, call: Call, request: PopRequest) -> None:
-    receiving = Receiving(hall, call, request)
-    try:
-        receiving.begin()
-    except (StoreError, OSError) as error:
-        receiving.answer(PopResult(Why.FAILED, fault=str(error)))
-
-
-def _with_filter(hall: Hall, call: Call, request: PopRequest, expression: str) -> None:
-    """Now, or when the expression is parsed. Raises Fault."""
-    filters = hall.broker.filters
-    try:
-        matches = filters.find(expression)
-        if matches is None:
-            later = partial(_look_again, hall, call, request, expression)
-            filters.when_parsed(call.session, expression, later, len(expression) + _TEXT_BYTES)
-            return
-    except Refusal as refusal:
-        raise refused(refusal) from None
-    subscription = Subscription(request.topic, expression, kind=SQL92)
-    _begin(hall, call, replace(request, subscription=subscription, matches=matches))
-
-
-def _look_again(hall: Hall, call: Call, request: PopRequest, expression: str) -> None:
-    if not call.is_over:
         try:
-            _with_filter(hall, call, request, expression)
-        except Fault as fault:
-            end(hall, call, fault.code, str(fault))
+            GrpcReceive(hall, call, wanted).begin()
+        except Refusal as refusal:
+            raise refused(refusal) from None
 
 
 def _wait_ms(call: Call, request: Any, request_timeout_s: float) -> int:
@@ -321,13 +297,15 @@ def duration_ms(duration: Any) -> int:
 
 
 def _subscription(topic: str, expression: Any) -> Subscription | None:
-    """Raises Fault."""
+    """Return the filter; None takes all messages. Raises Fault."""
     kind = TAG if expression.type in (0, _TAG) else SQL92
     try:
         found = parse_subscription(topic, expression.expression, kind=kind)
     except SubscriptionError as error:
         raise Fault(Code.ILLEGAL_FILTER_EXPRESSION, str(error)) from None
-    return None if found.takes_all or kind == SQL92 else found
+    if kind == SQL92:
+        return Subscription(topic, expression.expression, kind=SQL92)
+    return None if found.takes_all else found
 
 
 def _is_wanted(subscription: Subscription | None, record: Record) -> bool:
@@ -395,7 +373,7 @@ def ack_message(hall: Hall, call: Call, request: Any) -> None:
 
 def _heard(hall: Hall, call: Call) -> None:
     if hall.clients.is_heard(call):
-        hall.broker.pops.heard(call.client)
+        hall.broker.pops.record_contact(call.client)
 
 
 def change_invisible_duration(hall: Hall, call: Call, request: Any) -> Any:
@@ -545,7 +523,7 @@ def heartbeat(hall: Hall, call: Call, request: Any) -> Any:
     if request.client_type in (PUSH_CONSUMER, SIMPLE_CONSUMER):
         group = group_of(request.group)
         hall.clients.hear(call).group = group
-        hall.broker.pops.heard(call.client)
+        hall.broker.pops.record_contact(call.client)
     elif request.client_type == PRODUCER:
         client = hall.clients.hear(call)
         if client.topics:

@@ -7,31 +7,37 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import structlog
 
 from ..config import POP_JOURNAL_BYTES
+from ..messages.topics import Topics
 from ..runtime import Clock, Job
 from ..store.files import StoreError, StoreFull
 from ..store.journals import Frames
 from . import deliveries as records
-from .deliveries import Delivery, DeliveryState, KeptQueue, PoolPlace, QueueDeliveries, TakenDelivery
+from .deliveries import MAX_COUNT, Delivery, DeliveryState, KeptQueue, PoolPlace
+from .pool import QueueDeliveries
 
 log = structlog.get_logger("rocketlet.pops")
 
-_AT_ONCE = 512  # deliveries in one record of a file that is written anew
+_AT_ONCE = 512  # deliveries in one frame of a file that is rewritten
 
 
-class Book:
-    """identity_of: as of `Topics`."""
+class PopJournal:
+    """Collects the records of one event-loop iteration, writes them, and rewrites the file when it has become long.
 
-    def __init__(self, frames: Frames, identity_of: Callable[[str], str], clock: Clock) -> None:
+    Attributes:
+        journal_bytes: how much longer than twice its size after the last rewrite the file may become.
+    """
+
+    def __init__(self, frames: Frames, topics: Topics, clock: Clock) -> None:
         self.frames = frames
-        self._identity_of = identity_of
+        self._topics = topics
         self._clock = clock
         self._content: list[bytes] = []
         self._defined: set[int] = set()
         self._yielded: list[int] = []  # since the offsets were saved last
-        self._saved: list[int] = []  # before
-        self._last = 0
-        self.journal_bytes = POP_JOURNAL_BYTES  # beyond twice its size when it was written anew
-        self._is_behind = False  # whether the file lacks something that was not acknowledged to anybody
+        self._saved: list[int] = []  # before the offsets were saved last
+        self.last_number = 0
+        self.journal_bytes = POP_JOURNAL_BYTES
+        self._is_behind = False  # True if the file lacks a record of which no client has a response
 
     def read(self, *, is_expected: bool) -> list[KeptQueue]:
         """Return the state that the last run left. is_expected: True if groups have popped before.
@@ -42,19 +48,15 @@ class Book:
         try:
             queues = records.replay(self.frames.read())
         except records.RecordsUnreadable as fault:
-            hint = "start the release that wrote it, or remove it: messages in flight are then given again"
+            hint = "start the release that wrote it, or remove it: messages in flight are then delivered again"
             raise StoreError(f"{self.frames.path} cannot be understood ({fault}); {hint}") from fault
-        self._last = max(queues, default=0)
-        self._is_behind = bool(queues)  # numbers of before are not known: a file of this run is written
+        self.last_number = max(queues, default=0)
+        self._is_behind = bool(queues)  # this run has not defined their numbers, so it rewrites the file
         if is_expected and not self.frames.size:
             self._is_behind = True
             hint = "it was removed or emptied: messages acknowledged behind an unfinished one are delivered again"
             log.error("pop_journal_lost", file=str(self.frames.path), hint=hint)
         return list(queues.values())
-
-    def next_number(self) -> int:
-        self._last += 1
-        return self._last
 
     def wall_ms(self, monotonic_s: float) -> int:
         ahead_s = monotonic_s - self._clock.monotonic_s()
@@ -65,23 +67,23 @@ class Book:
 
     # Events
 
-    def popped(self, deliveries: QueueDeliveries, taken: Sequence[TakenDelivery]) -> None:
-        """Notes deliveries as they are now, all with the same times."""
+    def popped(self, deliveries: QueueDeliveries, popped: Sequence[Delivery]) -> None:
+        """Record deliveries as they are now, all with the same times."""
         if deliveries.fresh_behind:
-            self.waiting(deliveries)
-        first = taken[0].delivery
-        self._define(deliveries)
-        popped = [(delivery.offset, delivery.attempts) for delivery, _ in taken]
+            self.kept_behind(deliveries)
+        if deliveries.number not in self._defined:
+            self._define(deliveries)
+        first = popped[0]
         deadline_ms = self.wall_ms(first.deadline_s)
         self._content.append(records.pop(deliveries.number, deliveries.next, first.pop_ms, deadline_ms, popped))
         deliveries.is_passed = False
 
-    def waiting(self, deliveries: QueueDeliveries) -> None:
-        """Messages were looked at and not handed out."""
+    def kept_behind(self, deliveries: QueueDeliveries) -> None:
+        """Record messages that were read, and kept behind others of their message group."""
         fresh, deliveries.fresh_behind = deliveries.fresh_behind, []
         self._define(deliveries)
-        offsets = [(delivery.offset, 0) for delivery in fresh if delivery.state is DeliveryState.BEHIND]
-        self._content.append(records.pop(deliveries.number, deliveries.next, 0, 0, offsets))
+        behind = [delivery for delivery in fresh if delivery.state is DeliveryState.BEHIND]
+        self._content.append(records.pop(deliveries.number, deliveries.next, 0, 0, behind))
 
     def changed(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         self._define(deliveries)
@@ -89,11 +91,15 @@ class Book:
         deadline_ms = self.wall_ms(delivery.deadline_s) if is_in_flight else 0
         self._content.append(records.change(deliveries.number, delivery.offset, deadline_ms, delivery.attempts))
 
-    def acknowledged(self, deliveries: QueueDeliveries, done: Iterable[Delivery]) -> None:
-        self._define(deliveries)
-        self._content.extend(records.ack(deliveries.number, [delivery.offset for delivery in done]))
+    def acknowledged(self, deliveries: QueueDeliveries, done: Sequence[Delivery]) -> None:
+        if deliveries.number not in self._defined:
+            self._define(deliveries)
+        offsets = [delivery.offset for delivery in done]
+        for first in range(0, len(offsets), MAX_COUNT):
+            self._content.append(records.ack(deliveries.number, offsets[first : first + MAX_COUNT]))
 
     def passed(self, deliveries: QueueDeliveries) -> None:
+        """Record that the filter did not want the messages up to `next`."""
         deliveries.is_passed = False
         self._define(deliveries)
         self._content.append(records.passed(deliveries.number, deliveries.next))
@@ -102,13 +108,15 @@ class Book:
         self._define(deliveries)
         self._content.append(records.base(deliveries.number, deliveries.next, deliveries.floor_ms))
 
-    def forgotten(self, deliveries: QueueDeliveries) -> None:
+    def ended(self, deliveries: QueueDeliveries) -> None:
+        """Record that the group or the topic is deleted."""
         if deliveries.number in self._defined:
             self._defined.discard(deliveries.number)
-            self._content.append(records.forget(deliveries.number))
+            self._content.append(records.end(deliveries.number))
 
     def yielded(self, deliveries: QueueDeliveries, offset: int) -> None:
-        """Members pull now, from an offset on. Acknowledgements are known here alone until the offsets are saved."""
+        """Record that members pull the queue now, from an offset on. Only the journal has the acknowledgements until the
+        offsets are saved."""
         if deliveries.number in self._defined:
             self._content.append(records.base(deliveries.number, offset, deliveries.floor_ms))
             self._content.append(records.yielded(deliveries.number))
@@ -122,16 +130,16 @@ class Book:
 
     def _definition(self, deliveries: QueueDeliveries) -> bytes:
         queue = deliveries.queue
-        place = PoolPlace(self._identity_of(queue.topic), deliveries.group, queue.topic, queue.queue_id)
+        place = PoolPlace(self._topics.identity(queue.topic), deliveries.group, queue.topic, queue.queue_id)
         return records.define(deliveries.number, place)
 
     # Writing
 
     def write(self) -> None:
-        """Writes the events. Raises StoreFull; nothing is acknowledged then until the file was written anew."""
+        """Append the records. Raises StoreFull; nothing is acknowledged after that until the file is rewritten."""
         content, self._content = self._content, []
         if self._is_behind:
-            raise StoreFull(f"{self.frames.path} lacks what happened before; it is written anew within some seconds")
+            raise StoreFull(f"{self.frames.path} lacks what happened before; it is rewritten within some seconds")
         if not content:
             return
         try:
@@ -141,9 +149,9 @@ class Book:
             raise
 
     def saving(self, all_deliveries: Callable[[], Iterable[QueueDeliveries]]) -> Job[None]:
-        """Writes the file anew when it has become long, or lacks something. The offsets have just been saved. Raises
-        StoreFull; it is tried again then."""
-        self._content += map(records.forget, self._saved)
+        """Rewrite the file if it is long or lacks records. The offsets have just been saved. Raises StoreFull; the next call
+        tries again."""
+        self._content += map(records.end, self._saved)
         self._defined.difference_update(self._saved)
         self._saved, self._yielded = self._yielded, []
         is_short = self.frames.size <= self.journal_bytes + 2 * self.frames.base or bool(self._saved)
@@ -163,7 +171,8 @@ class Book:
             raise
 
     def _contents(self, all_deliveries: Iterable[QueueDeliveries]) -> Iterator[bytes]:
-        """The state in frames. Events that come while they are made are appended behind them. The file is never empty."""
+        """Yield the state in frames. Records of events that happen meanwhile are appended after them. The file is never
+        empty, because an empty one would count as lost."""
         yield records.nothing()
         for deliveries in list(all_deliveries):
             frame = [self._definition(deliveries)]
@@ -178,5 +187,4 @@ class Book:
 
     def _kept(self, deliveries: QueueDeliveries, delivery: Delivery) -> bytes:
         deadline_ms = self.wall_ms(delivery.deadline_s) if delivery.state is DeliveryState.IN_FLIGHT else 0
-        popped = [(delivery.offset, delivery.attempts)]
-        return records.pop(deliveries.number, deliveries.next, delivery.pop_ms, deadline_ms, popped)
+        return records.pop(deliveries.number, deliveries.next, delivery.pop_ms, deadline_ms, (delivery,))

@@ -1,107 +1,544 @@
-"""Pop pools: the queues of a topic that a group pops, and the receives that wait for messages."""
+"""Pop pools: the queues of a topic that a group pops, their deliveries, and the receives that wait for messages."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 from itertools import count
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import structlog
 
 from ...protocol.bodies import SLICE, Work
+from ...protocol.message import offset_in, properties_in, split_records
 from ...protocol.names import Subscription
-from ..config import DELIVERIES_BYTES, LIMITS, POOL_BYTES, POOL_IDLE_S, POPPER_BYTES, Limits
+from ...protocol.properties import TAGS, find
+from ..config import (
+    DELIVERIES_BYTES,
+    POOL_BYTES,
+    POOL_IDLE_S,
+    POP_CLIENT_SILENT_S,
+    POP_LOOKS,
+    POPPER_BYTES,
+    SCAN_ENTRIES,
+    SCAN_WORDS,
+    Limits,
+)
 from ..groups.offsets import Offsets
 from ..messages.appender import Appender
 from ..messages.topics import Topics
-from ..runtime import Runtime, Timer
-from ..sessions import Session
+from ..runtime import Clock, Runtime, Timer
+from ..sessions import AddressShares, Session
 from ..store.index import ConsumeQueue
+from ..store.store import Store
 from .deliveries import (
     TOPIC_MARK,
     AckStatus,
     Delivered,
     Delivery,
-    Handle,
+    DeliveryState,
+    Event,
     KeptQueue,
+    Order,
     PopClient,
     PopNumbers,
     PopRequest,
     PopResult,
-    QueueDeliveries,
-    Tally,
     decode_handle,
+    message_group,
 )
 
 log = structlog.get_logger("rocketlet.pops")
 
 
 # ------------------------------------------------------------------------------
-# The queues of a topic that a group pops, and the receives that wait for a message of any of them.
+# The deliveries of one queue in a pool.
+#
+# Offsets below `next` that are not in `unfinished` are finished, so nothing is kept of them. A delivery keeps the position
+# of its first pop: `unfinished` is in the order of offsets, and its first entry is the offset to commit.
+
+
+class TakenDelivery(NamedTuple):
+    delivery: Delivery
+    record: bytes
+
+
+class QueueDeliveries:
+    """The deliveries of one queue in one group, from the pop to the acknowledgement.
+
+    Args:
+        number: stands for this queue and group in the journal.
+        begin: the first offset that the group has not popped.
+
+    Attributes:
+        reported: the offset that these deliveries committed last. Another committed offset means that somebody has reset it.
+        limit: how many deliveries may be unfinished.
+        is_passed: True if `next` has moved since the journal last recorded it.
+        gives_new: False while the queue leaves the pool, so that no message is popped for the first time.
+        gives_again: False if leaving takes long, so that no message is redelivered either.
+        is_ended: True once the queue has left the pool, or the pool has ended.
+        is_late: True if the queue leaves only when its messages are finished in their order.
+        fresh_behind: deliveries in state BEHIND that the journal does not have yet.
+    """
+
+    def __init__(self, number: int, pool: Pool, queue: ConsumeQueue, begin: int, store: Store, limits: Limits) -> None:
+        self._limits = limits
+        self._store = store
+        self.number = number
+        self.pool = pool
+        self.group = pool.group
+        self.queue = queue
+        self.next = begin
+        self.floor_ms = 0
+        self.reported = begin
+        self.limit = limits.max_unfinished
+        self.unfinished: OrderedDict[int, Delivery] = OrderedDict()
+        self.is_passed = False
+        self.gives_new = True
+        self.gives_again = True
+        self.is_ended = False
+        self.is_late = False
+        self.is_in_order = False
+        self.fresh_behind: list[Delivery] = []
+        self._order = Order()  # used if `is_in_order`
+        self._visible: list[int] = []  # a heap of offsets; some of them are not visible any more
+
+    @property
+    def committed(self) -> int:
+        """The lowest offset that is not finished."""
+        return next(iter(self.unfinished), self.next)
+
+    def before_finished(self) -> list[Delivery]:
+        """Return the unfinished deliveries before a finished one. A single offset cannot express them."""
+        end = self.next
+        for offset in reversed(self.unfinished):
+            if offset != end - 1:
+                break
+            end = offset
+        return [delivery for delivery in self.unfinished.values() if delivery.offset < end]
+
+    @property
+    def is_ready(self) -> bool:
+        """True if a receive may find a message here."""
+        if self._visible:
+            self._skip_stale()
+        has_new = self.next < self.queue.next and len(self.unfinished) < self.limit
+        return (self.gives_again and bool(self._visible)) or (self.gives_new and has_new)
+
+    def _skip_stale(self) -> None:
+        """Remove offsets from the top of the heap that are not visible any more."""
+        visible = self._visible
+        while visible:
+            delivery = self.unfinished.get(visible[0])
+            if delivery is not None and self._is_free(delivery):
+                return
+            heappop(visible)
+
+    def _is_free(self, delivery: Delivery) -> bool:
+        if not self.is_in_order:
+            return delivery.state is DeliveryState.VISIBLE
+        return delivery.state in (DeliveryState.VISIBLE, DeliveryState.BEHIND) and self._order.is_first(delivery)
+
+    # Popping
+
+    def take(self, request: PopRequest, wanted: int, room: int, allowed: int) -> list[TakenDelivery]:
+        """Return messages for a receive. They count as popped once `deliver` is called, and not if this raises.
+
+        Args:
+            wanted: the maximum number of messages.
+            room: the maximum number of bytes. A first message of a result, for which `room` is all that the request has,
+                may be larger.
+            allowed: how many of them may be popped for the first time.
+        """
+        taken: list[TakenDelivery] = []
+        if not self.gives_again:
+            return taken
+        whole: set[str | None] = set()  # message groups of which everything unfinished is taken
+        try:
+            if self._visible:
+                room = self._take_visible(taken, request, wanted, room, whole)
+            if room > 0 and self.gives_new:
+                self._take_new(taken, request, wanted, room, allowed, whole)
+        except BaseException:
+            self.put_back(taken)
+            raise
+        return taken
+
+    def put_back(self, taken: Iterable[TakenDelivery]) -> None:
+        """Make messages visible again that were taken and not delivered."""
+        for delivery, _ in taken:
+            if delivery.offset in self.unfinished:
+                heappush(self._visible, delivery.offset)
+
+    def _take_visible(
+        self, taken: list[TakenDelivery], request: PopRequest, wanted: int, room: int, whole: set[str | None]
+    ) -> int:
+        """Take messages to redeliver. Returns how many bytes are left."""
+        while len(taken) < wanted:
+            self._skip_stale()
+            if not self._visible:
+                break
+            first = self.unfinished[self._visible[0]]
+            if first.key in whole and self.is_in_order:  # it became the first because one before it is lost
+                heappop(self._visible)
+                continue
+            for delivery in self._order.run(first) if self.is_in_order else (first,):
+                record = self.record(delivery.offset) if len(taken) < wanted else b""
+                if record is None:
+                    self._lose(delivery)
+                    continue
+                if not record or (len(record) > room and (taken or room < request.max_bytes)):
+                    self._pop_visible(first, taken)
+                    return 0  # newer messages must not overtake this one
+                taken.append(TakenDelivery(delivery, record))
+                room -= len(record)
+            self._pop_visible(first, taken)
+            whole.add(first.key)
+        return max(room, 0)
+
+    def _pop_visible(self, first: Delivery, taken: list[TakenDelivery]) -> None:
+        if any(item.delivery is first for item in taken):
+            while self._visible and self._visible[0] == first.offset:
+                heappop(self._visible)
+
+    def record(self, offset: int) -> bytes | None:
+        """Return the record at an offset, or None if it is damaged or retention has deleted it."""
+        if not self.queue.begin <= offset < self.queue.next:
+            return None
+        fetched = self._store.fetch(self.queue, offset, 1)
+        return b"".join(fetched.pieces) if fetched.messages else None
+
+    def _lose(self, delivery: Delivery) -> None:
+        queue = self.queue
+        log.error(
+            "popped_message_gone",
+            group=self.group, topic=queue.topic, queue=queue.queue_id, offset=delivery.offset, attempts=delivery.attempts,
+        )  # fmt: skip
+        delivery.turn(Event.FORGET)
+        del self.unfinished[delivery.offset]
+        self.pool.pop_group.unfinished -= 1
+        if self.is_in_order:
+            self._order.remove(delivery)
+            self._free_first(delivery.key)
+
+    def _take_new(
+        self,
+        taken: list[TakenDelivery],
+        request: PopRequest,
+        wanted: int,
+        room: int,
+        allowed: int,
+        whole: set[str | None],
+    ) -> None:
+        position = max(self.next, self.queue.begin)
+        allowed = min(allowed, self.limit - len(self.unfinished))
+        subscription, matches = request.subscription, request.matches
+        # The index knows the hashes of tags only, and two tags may share one.
+        tags = (
+            subscription.tags if matches is None and subscription is not None and not subscription.takes_all else None
+        )
+        looked: list[Delivery] = []
+        looks = SCAN_WORDS // matches.words if matches is not None else SCAN_ENTRIES
+        for _ in range(POP_LOOKS if matches is None else 1):
+            limit = min(wanted - len(taken), allowed)
+            if limit <= 0 or room <= 0 or position >= self.queue.next:
+                break
+            fetched = self._store.fetch(self.queue, position, limit, subscription, matches, room, looks)
+            records = split_records(b"".join(fetched.pieces))
+            size = sum(map(len, records))
+            if size > room and (taken or room < request.max_bytes):
+                break
+            for record in records:
+                if tags is not None and find(properties_in(record), TAGS) not in tags:
+                    continue
+                if self.is_in_order:
+                    self._take_in_order(record, looked, taken, whole)
+                else:
+                    taken.append(TakenDelivery(Delivery(offset_in(record)), record))
+            room -= size
+            allowed -= len(records)
+            position = fetched.next_offset
+        if looked:
+            self._keep_in_order(looked)
+        if position > self.next:
+            self.next = position
+            self.is_passed = True
+
+    def _take_in_order(
+        self, record: bytes, looked: list[Delivery], taken: list[TakenDelivery], whole: set[str | None]
+    ) -> None:
+        """Take a message, or leave it BEHIND an unfinished one of its message group."""
+        key = message_group(record)
+        delivery = Delivery(offset_in(record), key=key)
+        if key not in whole and (self._order.has(key) or any(item.key == key for item in looked)):
+            delivery.state = DeliveryState.BEHIND
+            self.fresh_behind.append(delivery)
+        else:
+            whole.add(key)
+            taken.append(TakenDelivery(delivery, record))
+        looked.append(delivery)
+
+    def _keep_in_order(self, looked: Iterable[Delivery]) -> None:
+        """Keep deliveries of a group in order at their positions, including those that cannot be popped now."""
+        for delivery in looked:
+            self.unfinished[delivery.offset] = delivery
+            self.pool.pop_group.unfinished += 1
+            self._order.add(delivery)
+
+    def peek(self, wanted: int) -> list[Delivered]:
+        """Return the next messages, without handles. They stay where they are."""
+        position = max(self.next, self.queue.begin)
+        if position >= self.queue.next:
+            return []
+        records = split_records(b"".join(self._store.fetch(self.queue, position, wanted).pieces))
+        topic, queue_id = self.queue.topic, self.queue.queue_id
+        return [Delivered(record, topic, queue_id, offset_in(record), 1, "", 0) for record in records]
+
+    def deliver(self, taken: Sequence[TakenDelivery], request: PopRequest, now_s: float, now_ms: int) -> list[Delivery]:
+        """Put taken messages in flight. All get one pop time, which none of them had before. Returns their deliveries."""
+        unfinished, pop_group = self.unfinished, self.pool.pop_group
+        pop_ms = max(now_ms, self.floor_ms)
+        before = len(unfinished)
+        for delivery, _ in taken:
+            if delivery.pop_ms >= pop_ms:
+                pop_ms = delivery.pop_ms + 1
+            unfinished[delivery.offset] = delivery  # a redelivered one keeps its position
+        pop_group.unfinished += len(unfinished) - before
+        client, deadline_s = request.client, now_s + request.invisible_ms / 1000
+        delivered: list[Delivery] = []
+        for delivery, _ in taken:
+            if delivery.state is DeliveryState.ACKNOWLEDGED:  # in order: popped again with an unfinished one before it
+                delivery.attempts = max(delivery.attempts, 1)
+            else:
+                delivery.attempts += 1
+                pop_group.redelivered += delivery.attempts > 1
+            delivery.turn(Event.POP)
+            delivery.pop_ms = pop_ms
+            delivery.client, delivery.deadline_s, delivery.since_s = client, deadline_s, now_s
+            delivery.is_delayed = False
+            delivered.append(delivery)
+        return delivered
+
+    # Outcomes
+
+    def release(self, delivery: Delivery) -> None:
+        """Make a message in flight visible again."""
+        delivery.turn(Event.RELEASE)
+        self._free(delivery)
+
+    def refuse(self, delivery: Delivery) -> None:
+        """Make a message visible again whose acknowledgement the disk has refused."""
+        if delivery.state is DeliveryState.ACKNOWLEDGED:
+            delivery.turn(Event.REFUSE)
+            self._free(delivery)
+
+    def _free(self, delivery: Delivery) -> None:
+        if self._is_free(delivery):
+            heappush(self._visible, delivery.offset)
+
+    def _free_first(self, key: str | None) -> None:
+        first = self._order.first(key)
+        if first is not None:
+            self._free(first)
+
+    def finish(self, deliveries: Iterable[Delivery]) -> None:
+        """Finish deliveries whose acknowledgement is on the disk, except those that were popped again since."""
+        if not self.is_in_order:
+            for delivery in deliveries:
+                self._finish(delivery)
+            return
+        for key in dict.fromkeys(delivery.key for delivery in deliveries):
+            for delivery in self._order.done(key):
+                self._finish(delivery)
+            self._free_first(key)
+
+    def _finish(self, delivery: Delivery) -> None:
+        if delivery.state is DeliveryState.ACKNOWLEDGED:
+            delivery.turn(Event.FINISH)
+            del self.unfinished[delivery.offset]
+            self.pool.pop_group.unfinished -= 1
+
+    def restart(self, offset: int, now_ms: int) -> None:
+        """Continue from another offset. Handles from before become void."""
+        self.clear()
+        self.next = self.reported = offset
+        self.floor_ms = max(self.floor_ms, now_ms + 1)
+        self.is_passed = False
+
+    def clear(self) -> None:
+        """End all deliveries without finishing their messages."""
+        for delivery in self.unfinished.values():
+            self.floor_ms = max(self.floor_ms, delivery.pop_ms + 1)
+            delivery.turn(Event.FORGET)
+        self.pool.pop_group.unfinished -= len(self.unfinished)
+        self.unfinished.clear()
+        self._visible.clear()
+        self.fresh_behind.clear()
+        self._order = Order()
+
+    def end(self) -> None:
+        """Take the queue out of its pool."""
+        self.clear()
+        self.is_ended = True
+        del self.pool.queues[self.queue.queue_id]
+
+    # Order
+
+    def set_order(self, is_in_order: bool) -> None:
+        """Apply the group's setting. Raises what reading raises; the next receive then tries again."""
+        if is_in_order:
+            self._order = self._order_of_all()
+        self.is_in_order = is_in_order
+        self.limit = self._limits.max_unfinished_in_order if is_in_order else self._limits.max_unfinished
+        for delivery in [] if is_in_order else list(self.unfinished.values()):
+            if delivery.state is DeliveryState.BEHIND:
+                delivery.turn(Event.RELEASE)
+            else:
+                self._finish(delivery)
+        self._visible = [delivery.offset for delivery in self.unfinished.values() if self._is_free(delivery)]
+
+    def _order_of_all(self) -> Order:
+        order = Order()
+        for delivery in self.unfinished.values():
+            record = self.record(delivery.offset)
+            delivery.key = message_group(record) if record else None
+            order.add(delivery)
+        return order
+
+    # A restart
+
+    def adopt(self, kept: KeptQueue, to_monotonic_s: Callable[[int], float]) -> None:
+        """Continue the deliveries of the last run. Offsets after the end of the queue were lost, and are dropped."""
+        end = self.queue.next
+        self.next, self.floor_ms = min(kept.next, end), kept.floor_ms
+        for offset in sorted(kept.unfinished):
+            if not self.queue.begin <= offset < end:
+                continue
+            found = kept.unfinished[offset]
+            delivery = self.unfinished[offset] = Delivery(
+                offset, DeliveryState.IN_FLIGHT if found.deadline_ms else DeliveryState.VISIBLE
+            )
+            delivery.attempts, delivery.pop_ms = found.attempts, found.pop_ms
+            delivery.deadline_s = to_monotonic_s(found.deadline_ms)
+            delivery.since_s = to_monotonic_s(found.pop_ms)
+            self._free(delivery)
+        self.pool.pop_group.unfinished += len(self.unfinished)
+
+    # Reports
+
+    @property
+    def is_full(self) -> bool:
+        """True if new messages wait because too many are unfinished."""
+        return self.next < self.queue.next and len(self.unfinished) >= self.limit
+
+    @property
+    def lag_offset(self) -> int:
+        """The offset after which as many messages lie as are not finished."""
+        return self.next - len(self.unfinished)
+
+    @property
+    def in_hand(self) -> int:
+        """How many deliveries are in flight, including those that a client has delayed."""
+        return sum(item.state is DeliveryState.IN_FLIGHT for item in self.unfinished.values())
+
+    def numbers(self) -> PopNumbers:
+        in_flight = self.in_hand
+        waiting = sum(item.state in (DeliveryState.VISIBLE, DeliveryState.BEHIND) for item in self.unfinished.values())
+        return PopNumbers(self.next, self.committed, in_flight, waiting, self.queue.next)
+
+
+# ------------------------------------------------------------------------------
+# A receive, from its request to its result. Each protocol server has a subclass that encodes the result.
 
 
 _arrivals = count()
+ReplyTo = TypeVar("ReplyTo")
 
 
-class Wait:
-    """A receive that waits. `address`: its client's. `cancel` when that has gone away or does not want an answer any more."""
+class Receive(Generic[ReplyTo]):
+    """One receive of a client.
 
-    __slots__ = ("_answer", "_cancel", "address", "arrival", "is_over", "request", "timer")
+    Args:
+        reply_to: what the protocol server needs to respond.
 
-    def __init__(
-        self, request: PopRequest, answer: Callable[[PopResult], object], cancel: Callable[[Wait], object]
-    ) -> None:
+    Attributes:
+        pool: where it waits; None if it does not.
+        arrival: increases with each receive: the one that waits longest is served first.
+        is_over: True if it has its result or was cancelled.
+    """
+
+    __slots__ = ("_charged_bytes", "arrival", "is_over", "pool", "reply_to", "request", "timer")
+
+    def __init__(self, request: PopRequest, reply_to: ReplyTo) -> None:
         self.request = request
+        self.reply_to = reply_to
         self.arrival = next(_arrivals)
         self.is_over = False
-        self.address = ""
+        self.pool: Pool | None = None
         self.timer: Timer | None = None
-        self._answer = answer
-        self._cancel = cancel
+        self._charged_bytes = 0
 
     @property
-    def place(self) -> int | None:
-        """The queue that it waits for; None: any."""
+    def queue_id(self) -> int | None:
+        """The queue for whose messages it waits; None if it is any queue."""
         return self.request.queue_id if self.request.is_strict else None
 
-    def end(self) -> bool:
-        """False if it has ended before."""
-        if self.is_over:
-            return False
-        self.is_over = True
-        if self.timer is not None:
-            self.timer.cancel()
-        return True
+    @property
+    def address(self) -> str:
+        """The address of its client; empty without a session."""
+        return self.request.session.address if self.request.session is not None else ""
 
-    def answer(self, received: PopResult) -> None:
-        self._answer(received)
+    def respond(self, result: PopResult) -> None:
+        """Send the result of a receive that has waited. If the client does not take it, put the messages back."""
+        raise NotImplementedError
+
+    def fail(self, error: Exception) -> None:
+        """Send an error that was raised after the receive has waited for its filter."""
+        raise NotImplementedError
 
     def cancel(self) -> None:
-        """Ends the wait without an answer. After an answer this does nothing."""
-        if not self.is_over:
-            self._cancel(self)
+        """Stop waiting, without a response. Does nothing after the result."""
+        if self.pool is not None and not self.is_over:
+            self.pool.remove(self)
+        self.is_over = True
+
+    def pay(self) -> None:
+        """Have the session pay while the receive waits: it counts as one of its held pulls."""
+        if (session := self.request.session) is not None:
+            self._charged_bytes = self.request.kept_bytes
+            session.held_pulls += 1
+            session.charge(self._charged_bytes)
+
+    def stop_paying(self) -> None:
+        if (session := self.request.session) is not None:
+            session.held_pulls -= 1
+            session.charge(-self._charged_bytes)
 
 
-class Popper:
-    """A client that pops: when it asked last, and for what. `session` pays for what is kept of it; None once that is gone."""
+# ------------------------------------------------------------------------------
+# One pool: the state of a topic in a group that pops it.
 
-    __slots__ = ("_charged_bytes", "asked_s", "client", "pool", "session", "wanted")
 
-    def __init__(self, pool: Pool, client: PopClient) -> None:
+class PoolClient:
+    """A client of one pool: its last request, and the session that pays for this record; None once that is gone."""
+
+    __slots__ = ("_charged_bytes", "asked_s", "of", "pool", "session", "wanted")
+
+    def __init__(self, pool: Pool, of: PoppingClient) -> None:
         self.pool = pool
-        self.client = client
+        self.of = of
         self.asked_s = 0.0
         self.wanted = Subscription(pool.topic)
         self.session: Session | None = None
         self._charged_bytes = 0
 
-    def take(self, wanted: Subscription, session: Session | None) -> None:
-        """The client asks for this now, on this session."""
+    def record_request(self, wanted: Subscription, session: Session | None) -> None:
         if session is not self.session:
             self.pay(0)
             self.session = session
         self.wanted = wanted
-        self.pay(POPPER_BYTES + len(self.client.client_id) + len(wanted.expression))
+        self.pay(POPPER_BYTES + len(self.of.client.client_id) + len(wanted.expression))
 
     def pay(self, size: int) -> None:
         if self.session is not None and size != self._charged_bytes:
@@ -110,133 +547,172 @@ class Popper:
 
 
 class Pool:
-    """The pool of one group and topic. `queues`: the deliveries by queue id. `ready`: the queues that may have something,
-    the one served longest ago first. `owned`: the queues that are the pool's; None: all. `leaving`: those of them that are to
-    be others', and since when (`division`). `is_in_order`: a client has asked for the messages in order. `clients`: those
-    that pop, by id; one of them pays for what the pool keeps for all."""
+    """The pool of one group and topic: its queues with their deliveries, its clients, and the receives that wait.
 
-    def __init__(self, group: str, topic: str, tally: Tally, limits: Limits = LIMITS) -> None:
-        self._limits = limits
-        self.group = group
+    Attributes:
+        queues: the deliveries by queue id, for queues that were popped.
+        ready: the queues that may have a message, the one served longest ago first.
+        clients: the clients that pop. One of their sessions pays for what the pool keeps for all.
+        waits: how many receives wait.
+        used_s: when a client asked last.
+        is_cut: True if the last receive found nothing because a filter had to stop early.
+        is_in_order: True if a client has asked for the messages in order.
+        owned: the queues that the pool may serve; None if they are all of the topic (`division`).
+        leaving: owned queues that other members are to get, and since when.
+        epochs: the epochs of the pool's leases.
+        member_ids: the member id of each client in a divided pool.
+    """
+
+    def __init__(self, pools: Pools, pop_group: PopGroup, topic: str) -> None:
+        self._pools = pools
+        self.pop_group = pop_group
+        self.group = pop_group.name
         self.topic = topic
-        self.tally = tally
         self.queues: dict[int, QueueDeliveries] = {}
-        self.owned: set[int] | None = None
-        self.leaving: dict[int, float] = {}
         self.ready: OrderedDict[int, None] = OrderedDict()
-        self._waiting: dict[int | None, OrderedDict[Wait, None]] = {}
+        self.clients: dict[PopClient, PoolClient] = {}
+        self._waiting: dict[int | None, OrderedDict[Receive[Any], None]] = {}  # by the queue that they wait for
         self.waits = 0
-        self.used_s = float("-inf")  # when somebody asked last
-        self.clients: dict[PopClient, Popper] = {}
-        self.is_cut = False  # the last look at the queues has ended early, and found nothing
+        self.used_s = float("-inf")
+        self.is_cut = False
         self.is_served_later = False
         self.is_in_order = False
+        self.owned: set[int] | None = None
+        self.leaving: dict[int, float] = {}
+        self.epochs: dict[int, int] = {}
+        self.member_ids: dict[PopClient, str] = {}
         self._payer: Session | None = None
         self._paid_bytes = 0
 
     def is_used(self, now_s: float) -> bool:
-        """Whether somebody waits, has messages, or asked lately."""
+        """Return True if a receive waits, a message is unfinished, or a client asked lately."""
         is_fresh = now_s - self.used_s < POOL_IDLE_S
         return is_fresh or self.waits > 0 or any(item.unfinished for item in self.queues.values())
 
     def pay(self) -> None:
-        """Has a client's session pay for the pool and its queues; nobody can once all clients are gone."""
+        """Have a client's session pay for the pool and its queues. Nobody pays once all clients are gone."""
         size = POOL_BYTES + len(self.group) + len(self.topic) + DELIVERIES_BYTES * len(self.queues)
         if self._payer is None:
-            sessions = (popper.session for popper in self.clients.values())
+            sessions = (client.session for client in self.clients.values())
             self._payer = next((session for session in sessions if session is not None), None)
         if self._payer is not None and size != self._paid_bytes:
             self._payer.charge(size - self._paid_bytes)
             self._paid_bytes = size
 
     def stop_paying(self, session: Session | None) -> None:
-        """A client has gone, or the pool has; another client pays from now on, if there is one."""
+        """A client, or the pool, is gone. Another client's session pays from now on, if there is one."""
         if session is not None and self._payer is session:
             session.charge(-self._paid_bytes)
             self._payer, self._paid_bytes = None, 0
             self.pay()
 
-    def hold(self, wait: Wait) -> None:
-        self._waiting.setdefault(wait.place, OrderedDict())[wait] = None
+    # Receives that wait
+
+    def hold(self, receive: Receive[Any]) -> None:
+        receive.pool = self
+        self._waiting.setdefault(receive.queue_id, OrderedDict())[receive] = None
         self.waits += 1
+        self._pools.receives.take(receive.address)
+        self._pools.client(receive.request.client).receives[receive] = None
+        receive.pay()
 
-    def drop(self, wait: Wait) -> None:
-        waiting = self._waiting[wait.place]
-        del waiting[wait]
+    def remove(self, receive: Receive[Any]) -> None:
+        """End the wait of a receive, which has its result or is cancelled."""
+        receive.is_over = True
+        if receive.timer is not None:
+            receive.timer.cancel()
+        waiting = self._waiting[receive.queue_id]
+        del waiting[receive]
         if not waiting:
-            del self._waiting[wait.place]
+            del self._waiting[receive.queue_id]
         self.waits -= 1
+        self._pools.receives.give_back(receive.address)
+        client = self._pools.clients[receive.request.client]
+        del client.receives[receive]
+        if not client.receives:
+            self._pools.remove_if_idle(client)
+        receive.stop_paying()
 
-    def waiting(self) -> list[Wait]:
-        """All, in no order."""
-        return [wait for waiting in self._waiting.values() for wait in waiting]
+    def waiting(self) -> list[Receive[Any]]:
+        """Return all receives that wait, in no order."""
+        return [receive for waiting in self._waiting.values() for receive in waiting]
 
-    def next_wait(self) -> Wait | None:
-        """The receive that waits longest, of those for which a queue may have something."""
-        found = self._first(None) if self.ready else None
+    def next_receive(self) -> Receive[Any] | None:
+        """Return the receive that waits longest among those for which a queue may have a message."""
+        found: Receive[Any] | None = None
+        if self.ready and (waiting := self._waiting.get(None)):
+            found = next(iter(waiting))
         if len(self._waiting) > (found is not None):  # receives of single queues, which are rare
             for queue_id in self.ready:
-                wait = self._first(queue_id)
-                if wait is not None and (found is None or wait.arrival < found.arrival):
-                    found = wait
+                first = next(iter(self._waiting.get(queue_id, ())), None)
+                if first is not None and (found is None or first.arrival < found.arrival):
+                    found = first
         return found
 
-    def _first(self, place: int | None) -> Wait | None:
-        waiting = self._waiting.get(place)
-        return next(iter(waiting)) if waiting else None
+    # Its queues
 
     def places(self, request: PopRequest) -> Iterator[int]:
-        """The ready queues, in the order in which a receive looks at them."""
+        """Yield the ready queues in the order in which a receive tries them. The caller calls `rotate` for each."""
         if request.queue_id is not None and request.queue_id in self.ready:
             yield request.queue_id
         if request.is_strict:
             return
-        for _ in range(len(self.ready)):  # each is the last one when it was looked at
+        for _ in range(len(self.ready)):
             queue_id = next(iter(self.ready), None)
             if queue_id is None:
                 return
             yield queue_id
 
-    def rest(self) -> int:
-        """How many messages of the queues that were looked at nobody has popped."""
-        return sum(max(deliveries.queue.next - deliveries.next, 0) for deliveries in self.queues.values())
-
-    def note(self, queue_id: int) -> None:
-        """A queue has been looked at: it is ready or not, and the last of those that are."""
+    def rotate(self, queue_id: int) -> None:
+        """Make a queue that was just tried the last of the ready ones, or take it out of them."""
         deliveries = self.queues.get(queue_id)
-        if deliveries is not None and deliveries.is_ready and self.serves(queue_id):
+        if deliveries is not None and deliveries.is_ready and (self.owned is None or self.serves(queue_id)):
             self.ready[queue_id] = None
             self.ready.move_to_end(queue_id)
         else:
             self.ready.pop(queue_id, None)
 
-    def come(self, queue_id: int) -> None:
-        """Something may be in a queue."""
-        if queue_id not in self.ready and self.serves(queue_id):
+    def offer(self, queue_id: int) -> None:
+        """Make a queue ready that may have a message, if the pool serves it."""
+        if queue_id not in self.ready and (self.owned is None or self.serves(queue_id)):
             self.ready[queue_id] = None
 
-    # Queues that others pull
+    def refresh(self, queue_id: int) -> None:
+        """Find whether a queue is ready in which a delivery was finished or released."""
+        if queue_id not in self.ready:
+            self.rotate(queue_id)
+        if not self.clients:
+            self._pools.note_unused(self)
+
+    def rest(self) -> int:
+        """Return how many messages of the popped queues no client has been given yet."""
+        found = 0
+        for deliveries in self.queues.values():
+            found += max(deliveries.queue.next - deliveries.next, 0)
+        return found
+
+    # Queues that members pull
 
     def serves(self, queue_id: int) -> bool:
-        """Whether messages of the queue may be popped. A queue that leaves before any of its messages was popped serves
-        none."""
+        """Return True if messages of the queue may be popped. A queue that leaves before any of its messages was popped
+        serves none."""
         return self.owned is None or (
             queue_id in self.owned and (queue_id not in self.leaving or queue_id in self.queues)
         )
 
     def divide(self) -> None:
-        """Others pull, too: nothing is the pool's before it owns it."""
+        """Serve only owned queues from now on: members pull, too."""
         self.owned = set()
         self.ready.clear()
 
     def rejoin(self) -> None:
-        """Nobody else pulls any more."""
+        """Serve all queues of the topic again: no member pulls any more."""
         self.owned = None
 
     def own(self, queue_id: int) -> None:
         assert self.owned is not None
         self.owned.add(queue_id)
-        self.come(queue_id)
+        self.offer(queue_id)
 
     def disown(self, queue_id: int) -> None:
         assert self.owned is not None
@@ -244,72 +720,125 @@ class Pool:
         self.leaving.pop(queue_id, None)
         self.ready.pop(queue_id, None)
 
-    def leave(self, queue_id: int, now_s: float) -> None:
-        """A queue is to be another's. Nothing new of it is given."""
+    def start_leaving(self, queue_id: int, now_s: float) -> None:
+        """Pop nothing new of an owned queue that a member is to get."""
         if queue_id not in self.leaving:
             self.leaving[queue_id] = now_s
             if queue_id in self.queues:
                 self.queues[queue_id].gives_new = False
-            self.note(queue_id)
+            self.rotate(queue_id)
 
-    def stay(self, queue_id: int) -> None:
-        """It is not."""
+    def stop_leaving(self, queue_id: int) -> None:
+        """Keep a queue that was to leave."""
         del self.leaving[queue_id]
         if queue_id in self.queues:
             self.queues[queue_id].gives_new = self.queues[queue_id].gives_again = True
             self.queues[queue_id].is_late = False
-        self.come(queue_id)
+        self.offer(queue_id)
 
 
 # ------------------------------------------------------------------------------
-# The pools of all groups: which there are, where a group begins, and whom a message concerns.
+# The pools of all groups, found by group, topic, client and session.
+
+
+class PopGroup:
+    """What a group's pools share.
+
+    Attributes:
+        pools: the pools in the order in which they were made.
+        unfinished: how many deliveries are not finished.
+        redelivered: how many deliveries were redeliveries, since the start.
+    """
+
+    __slots__ = ("name", "pools", "redelivered", "unfinished")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pools: dict[Pool, None] = {}
+        self.unfinished = 0
+        self.redelivered = 0
+
+
+class PoppingClient:
+    """What is kept of a client in all pools, until none of it is left.
+
+    Attributes:
+        pools: the client in each pool that it pops.
+        receives: its receives that wait.
+        extended: its messages whose visibility timeouts the broker extends, for as long as it has contact.
+        contact_s: when the client was last in contact.
+    """
+
+    __slots__ = ("client", "contact_s", "extended", "pools", "receives")
+
+    def __init__(self, client: PopClient, now_s: float) -> None:
+        self.client = client
+        self.contact_s = now_s
+        self.pools: dict[PoolClient, None] = {}
+        self.receives: dict[Receive[Any], None] = {}
+        self.extended: dict[Delivery, QueueDeliveries] = {}
+
+    def is_silent(self, now_s: float) -> bool:
+        return now_s - self.contact_s >= POP_CLIENT_SILENT_S
 
 
 class Pools:
-    """number: gives each new queue what stands for it on the disk."""
+    """Every pool, and the clients of all pools.
 
-    def __init__(
-        self, runtime: Runtime, topics: Topics, appender: Appender, offsets: Offsets, number: Callable[[], int]
-    ) -> None:
+    Attributes:
+        all: the pools by group and topic.
+        groups: every group that has popped since the start, by name.
+        clients: clients with a pool, a receive that waits, or a message that is extended.
+        receives: how many receives wait, by the address of their client.
+    """
+
+    def __init__(self, runtime: Runtime, topics: Topics, appender: Appender, offsets: Offsets) -> None:
         self._limits = runtime.limits
+        self._clock: Clock = runtime.clock
         self._topics, self._offsets = topics, offsets
         self._store = appender.store
-        self._number = number
+        self._last_number = 0
         self.all: dict[tuple[str, str], Pool] = {}
-        self._of_topic: dict[str, dict[str, Pool]] = {}
-        self._of_group: dict[str, dict[str, Pool]] = {}
-        self._poppers: OrderedDict[Popper, None] = OrderedDict()  # the one that asked longest ago first
-        self._of_client: dict[PopClient, dict[Popper, None]] = {}
-        self._of_session: dict[Session, dict[Popper, None]] = {}
-        self._unused: OrderedDict[Pool, None] = OrderedDict()  # without clients, in the order in which these have gone
-        self._tallies: dict[str, Tally] = {}
+        self.groups: dict[str, PopGroup] = {}
+        self._of_topic: dict[str, dict[Pool, None]] = {}
+        self.clients: dict[PopClient, PoppingClient] = {}
+        self._by_request: OrderedDict[PoolClient, None] = OrderedDict()  # the one that asked longest ago first
+        self._of_session: dict[Session, dict[PoolClient, None]] = {}
+        self._extending: dict[PoppingClient, None] = {}
+        self._unused: OrderedDict[Pool, None] = OrderedDict()  # without clients, in the order in which these left
+        self.receives = AddressShares(runtime.limits.max_waiting_receives)
+
+    # Making
 
     def find(self, group: str, topic: str) -> Pool | None:
         return self.all.get((group, topic))
 
-    def get(self, request: PopRequest) -> Pool:
-        """The pool, made if it is not there. Raises LimitExceeded for a group that has too many offsets."""
+    def get_or_make(self, request: PopRequest) -> Pool:
+        """Return the pool of a receive. Raises LimitExceeded if the group has too many offsets."""
         pool = self.all.get((request.group, request.topic))
         if pool is None:
-            begins = list(self._begins(request))
-            for queue, offset in begins:
+            starts = list(self._starts(request))
+            for queue, offset in starts:
                 if self._offsets.get(request.group, request.topic, queue.queue_id) is None:
                     self._offsets.put(request.group, request.topic, queue.queue_id, offset)
             pool = self.make(request.group, request.topic)
-            pool.ready.update((queue.queue_id, None) for queue, offset in begins if offset < queue.next)
+            pool.ready.update((queue.queue_id, None) for queue, offset in starts if offset < queue.next)
         return pool
 
     def make(self, group: str, topic: str) -> Pool:
-        pool = self.all[group, topic] = Pool(group, topic, self._tallies.setdefault(group, Tally()), self._limits)
-        self._of_topic.setdefault(topic, {})[group] = pool
-        self._of_group.setdefault(group, {})[topic] = pool
+        pop_group = self.groups.get(group)
+        if pop_group is None:
+            pop_group = self.groups[group] = PopGroup(group)
+        pool = self.all[group, topic] = Pool(self, pop_group, topic)
+        pop_group.pools[pool] = None
+        self._of_topic.setdefault(topic, {})[pool] = None
         self._unused[pool] = None
         return pool
 
-    def _begins(self, request: PopRequest) -> Iterator[tuple[ConsumeQueue, int]]:
-        """The queues of the topic and where the group goes on. A group that is new to it begins at the end if it is asked for
-        that; else at the first message if that is still there, as everywhere on this broker; else at the first or the last
-        one, as it is asked for."""
+    def _starts(self, request: PopRequest) -> Iterator[tuple[ConsumeQueue, int]]:
+        """Yield the queues of the topic, and where the group continues. A group that is new to the topic starts at the end
+        if the request says so; else at the first message if retention has not deleted it, as for all groups of this
+        broker; else at the first or the last message, as the request says."""
         group, topic = request.group, request.topic
         is_known = self._offsets.knows(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
@@ -318,272 +847,48 @@ class Pools:
                 continue
             offset = self._offsets.get(group, topic, queue_id)
             if offset is None:
-                offset = self._begin(request, queue, is_known=is_known)
+                offset = self._start(request, queue, is_known=is_known)
             yield queue, offset
 
-    def _begin(self, request: PopRequest, queue: ConsumeQueue, *, is_known: bool) -> int:
+    def _start(self, request: PopRequest, queue: ConsumeQueue, *, is_known: bool) -> int:
         if request.from_end and not is_known:
             return queue.next
         is_first = is_known or request.from_first or queue.begin == 0
         return queue.begin if is_first else max(queue.next - 1, queue.begin)
 
-    def deliveries_at(self, pool: Pool, queue_id: int) -> QueueDeliveries:
-        """The deliveries of a queue that has messages."""
+    def open_queue(self, pool: Pool, queue_id: int) -> QueueDeliveries:
+        """Return the deliveries of a queue, made at its first pop."""
         found = pool.queues.get(queue_id)
         if found is None:
             queue = self._store.queue(pool.topic, queue_id)
-            begin = self._offsets.get(pool.group, pool.topic, queue_id)
-            if begin is None:  # a queue that is newer than the pool
-                begin = queue.begin
-                self._offsets.put(pool.group, pool.topic, queue_id, begin)
-            found = self._deliveries(pool, queue, begin)
+            start = self._offsets.get(pool.group, pool.topic, queue_id)
+            if start is None:  # the queue is newer than the pool
+                start = queue.begin
+                self._offsets.put(pool.group, pool.topic, queue_id, start)
+            found = self._deliveries(pool, queue, start)
         return found
 
-    def _deliveries(self, pool: Pool, queue: ConsumeQueue, begin: int) -> QueueDeliveries:
-        found = QueueDeliveries(self._number(), pool.group, queue, begin, self._store.fetch, pool.tally, self._limits)
+    def _deliveries(self, pool: Pool, queue: ConsumeQueue, start: int) -> QueueDeliveries:
+        self._last_number += 1
+        found = QueueDeliveries(self._last_number, pool, queue, start, self._store, self._limits)
         pool.queues[queue.queue_id] = found
         pool.pay()
         return found
 
-    def has_some(self, pool: Pool, request: PopRequest) -> bool:
-        """Whether there is something to pop. Messages that a filter would skip count, too."""
-        for queue_id in pool.places(request):
-            self.deliveries_at(pool, queue_id)
-            pool.note(queue_id)
-            if queue_id in pool.ready:
-                return True
-        return False
+    def make_ready(self, pool: Pool) -> None:
+        """Find which queues may have a message."""
+        for queue_id in range(self._topics.queues_of(pool.topic)):
+            queue = self._store.queues.get((pool.topic, queue_id))
+            if queue_id in pool.queues:
+                pool.rotate(queue_id)
+            elif queue is not None and (self._offsets.get(pool.group, pool.topic, queue_id) or 0) < queue.next:
+                pool.offer(queue_id)
 
-    def peek(self, group: str, topic: str, queue_id: int | None, count: int) -> list[Delivered]:
-        """The messages that would be popped next, as many as an answer may have, without handles. They stay where they are.
-        Raises the errors of reading."""
-        request = PopRequest(group, topic, PopClient(""), count, 0, queue_id=queue_id)
-        pool = self.get(request)
-        found: list[Delivered] = []
-        size = 0
-        for queue_id in [queue_id for queue_id in pool.ready if request.queue_id in (None, queue_id)]:
-            for message in self.deliveries_at(pool, queue_id).peek(request.count - len(found)):
-                size += len(message.record)
-                if found and size > request.max_bytes:
-                    return found
-                found.append(message)
-            if len(found) >= request.count:
-                break
-        return found
-
-    def deliveries_of(self, group: str, topic: str, handle: Handle) -> QueueDeliveries | None:
-        """The deliveries that a handle belongs to."""
-        pool = self.all.get((group, topic))
-        return pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
-
-    def delivery(
-        self, broker_name: str, group: str, topic: str, text: str
-    ) -> tuple[QueueDeliveries, Delivery] | AckStatus:
-        """The delivery of a handle, or why there is none."""
-        handle = decode_handle(text)
-        if handle is None:
-            return AckStatus.UNREADABLE
-        deliveries = self.deliveries_of(group, topic, handle)
-        if handle.broker_name != broker_name or deliveries is None or handle.offset >= deliveries.next:
-            return AckStatus.UNKNOWN
-        delivery = deliveries.unfinished.get(handle.offset)
-        if delivery is None:
-            return AckStatus.DONE
-        if delivery.pop_ms != handle.pop_ms:
-            return AckStatus.EXPIRED if handle.pop_ms < delivery.pop_ms else AckStatus.UNKNOWN
-        return deliveries, delivery
-
-    def deliveries(self) -> Iterator[QueueDeliveries]:
-        for pool in list(self.all.values()):
-            yield from list(pool.queues.values())
-
-    def appended(self, queues: Iterable[ConsumeQueue]) -> Iterator[Pool]:
-        """The pools that messages have come to, of those in which somebody waits."""
-        for queue in dict.fromkeys(queues):
-            pools = self._of_topic.get(queue.topic)
-            if pools is not None:
-                for pool in list(pools.values()):
-                    pool.come(queue.queue_id)
-                    if pool.waits:
-                        yield pool
-
-    def refresh(self, deliveries: QueueDeliveries) -> None:
-        """Something has become free in a queue."""
-        pool = self.all.get((deliveries.group, deliveries.queue.topic))
-        if pool is None:
-            return
-        if deliveries.queue.queue_id not in pool.ready:
-            pool.note(deliveries.queue.queue_id)
-        if not pool.clients:
-            self._unused[pool] = None
-
-    def serving(self, deliveries: QueueDeliveries) -> Sequence[Pool]:
-        """The pools that serve a queue."""
-        pool = self.all.get((deliveries.group, deliveries.queue.topic))
-        return (pool,) if pool is not None else ()
-
-    def waits(self, group: str, topic: str) -> int:
-        """How many receives wait."""
-        pool = self.find(group, topic)
-        return pool.waits if pool is not None else 0
-
-    def serves(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether a queue's messages are popped."""
-        pool = self.find(group, topic)
-        return pool is not None and pool.serves(queue_id)
-
-    def popped(self, group: str, topic: str) -> dict[int, QueueDeliveries]:
-        """The queues that are popped, by queue id."""
-        pool = self.find(group, topic)
-        return dict(pool.queues) if pool is not None else {}
-
-    def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
-        """The numbers by queue id, for queues that were popped. The others are where the group's offsets say."""
-        pool = self.find(group, topic)
-        return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.queues.items()}
-
-    def full(self, group: str) -> Iterator[tuple[str, int]]:
-        """The queues of which nothing new is given, because too many messages are not finished."""
-        is_full = self.unfinished(group) >= self._limits.max_unfinished_of_group
-        for pool in self.of_group(group):
-            for queue_id, of in pool.queues.items():
-                if of.is_full or (is_full and of.next < of.queue.next):
-                    yield pool.topic, queue_id
-
-    def unfinished(self, group: str) -> int:
-        """How many messages are in the hands of the group's clients, or to be given again."""
-        tally = self._tallies.get(group)
-        return tally.unfinished if tally is not None else 0
-
-    def forget_tally(self, group: str) -> None:
-        """The group was deleted, and has no pool."""
-        self._tallies.pop(group, None)
-
-    def redelivered(self, group: str) -> int:
-        """How many deliveries were given again, since the start."""
-        tally = self._tallies.get(group)
-        return tally.again if tally is not None else 0
-
-    def topics_of(self, group: str) -> list[str]:
-        """The topics that the group pops."""
-        return [pool.topic for pool in self.of_group(group)]
-
-    def clients(self, group: str) -> dict[str, list[Subscription]]:
-        """The clients that popped in the group in the last two minutes: what each wants, by client id."""
-        found: dict[str, list[Subscription]] = {}
-        for pool in self.of_group(group):
-            for item in pool.clients.values():
-                found.setdefault(item.client.client_id, []).append(item.wanted)
-        return found
-
-    def note_client(self, pool: Pool, request: PopRequest, now_s: float) -> bool:
-        """A client asks. True if its session has to be given to `losing` when it is gone."""
-        pool.used_s = now_s
-        popper = pool.clients.get(request.client)
-        if popper is None:
-            if len(pool.clients) >= self._limits.max_members:
-                return False
-            popper = pool.clients[request.client] = Popper(pool, request.client)
-            self._of_client.setdefault(request.client, {})[popper] = None
-            self._unused.pop(pool, None)
-        popper.asked_s = now_s
-        self._poppers[popper] = None
-        self._poppers.move_to_end(popper)
-        wanted = request.wanted
-        if popper.session is request.session and popper.wanted == wanted:
-            return False
-        former, session = popper.session, request.session
-        popper.take(wanted, session)
-        pool.pay()
-        if former is session or session is None:
-            return False
-        self._leave_session(popper, former)
-        is_new = session not in self._of_session
-        self._of_session.setdefault(session, {})[popper] = None
-        return is_new
-
-    def _leave_session(self, popper: Popper, session: Session | None) -> None:
-        if session is None:
-            return
-        poppers = self._of_session.get(session)
-        if poppers is not None and popper in poppers:
-            del poppers[popper]
-            if not poppers:
-                del self._of_session[session]
-        popper.pool.stop_paying(session)
-
-    def losing(self, session: Session) -> Work[None]:
-        """The session is gone: nobody pays for its clients any more. Those of divided pools are to keep their share while
-        they come back on another session, so they stay until `forget_client`."""
-        for number, popper in enumerate(self._of_session.pop(session, ()), 1):
-            if popper.session is session:
-                popper.session = None
-                popper.pool.stop_paying(session)
-                if popper.pool.owned is None:
-                    self._forget(popper)
-            if number % SLICE == 0:
-                yield
-
-    def _forget(self, popper: Popper) -> None:
-        pool = popper.pool
-        if pool.clients.get(popper.client) is not popper:  # forgotten already
-            return
-        del pool.clients[popper.client]
-        del self._poppers[popper]
-        of_client = self._of_client[popper.client]
-        del of_client[popper]
-        if not of_client:
-            del self._of_client[popper.client]
-        popper.pay(0)
-        self._leave_session(popper, popper.session)
-        if not pool.clients:
-            self._unused[pool] = None
-
-    def forget_clients(self, before_s: float) -> None:
-        """Forgets the clients that have not asked since."""
-        while self._poppers and (popper := next(iter(self._poppers))).asked_s < before_s:
-            self._forget(popper)
-
-    def forget_client(self, client: PopClient) -> None:
-        for popper in list(self._of_client.get(client, ())):
-            self._forget(popper)
-
-    def unused(self, now_s: float) -> Iterator[Pool]:
-        """The pools that clients have left: each once, when nobody has popped it for a while, or too many wait for that."""
-        for pool in list(self._unused):
-            is_crowded = len(self._unused) > self._limits.max_unused_pools
-            if pool.clients or pool.waits:
-                del self._unused[pool]
-            elif pool.owned is None and (is_crowded or now_s - pool.used_s >= POOL_IDLE_S):
-                del self._unused[pool]
-                yield pool
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether more pools without clients are kept than may be."""
-        return len(self._unused) > self._limits.max_unused_pools
-
-    def of_group(self, group: str) -> list[Pool]:
-        return list(self._of_group.get(group, {}).values())
-
-    def of_topic(self, topic: str) -> list[Pool]:
-        return list(self._of_topic.get(topic, {}).values())
-
-    def drop(self, pool: Pool) -> None:
-        """Nobody pops any more, or the group or the topic is gone."""
-        for popper in list(pool.clients.values()):
-            self._forget(popper)
-        self._unused.pop(pool, None)
-        del self.all[pool.group, pool.topic]
-        for table, name, other in ((self._of_topic, pool.topic, pool.group), (self._of_group, pool.group, pool.topic)):
-            del table[name][other]
-            if not table[name]:
-                del table[name]
-
-    # A restart
-
-    def adopt(self, kept: Iterable[KeptQueue], to_monotonic_s: Callable[[int], float]) -> Iterator[QueueDeliveries]:
-        """Takes over the state of the last run, for topics that are still the same."""
+    def adopt(
+        self, kept: Iterable[KeptQueue], last_number: int, to_monotonic_s: Callable[[int], float]
+    ) -> Iterator[QueueDeliveries]:
+        """Continue the pools of the last run, of topics that were not recreated since. Yields their deliveries."""
+        self._last_number = last_number
         for item in kept:
             _, group, topic, queue_id = item.place
             queue = self._store.queues.get((topic, queue_id))
@@ -607,11 +912,263 @@ class Pools:
         for pool in self.all.values():
             self.make_ready(pool)
 
-    def make_ready(self, pool: Pool) -> None:
-        """Finds which queues have something."""
-        for queue_id in range(self._topics.queues_of(pool.topic)):
-            queue = self._store.queues.get((pool.topic, queue_id))
-            if queue_id in pool.queues:
-                pool.note(queue_id)
-            elif queue is not None and (self._offsets.get(pool.group, pool.topic, queue_id) or 0) < queue.next:
-                pool.come(queue_id)
+    # Clients
+
+    def client(self, client: PopClient) -> PoppingClient:
+        found = self.clients.get(client)
+        if found is None:
+            found = self.clients[client] = PoppingClient(client, self._clock.monotonic_s())
+        return found
+
+    def remove_if_idle(self, client: PoppingClient) -> None:
+        if not (client.pools or client.receives or client.extended):
+            del self.clients[client.client]
+
+    def record_request(self, pool: Pool, request: PopRequest, now_s: float) -> bool:
+        """Record a client of a pool. Returns True if its session must call `session_lost` when it is gone."""
+        pool.used_s = now_s
+        found = pool.clients.get(request.client)
+        if found is None:
+            if len(pool.clients) >= self._limits.max_members:
+                self.record_contact(request.client)
+                return False
+            found = pool.clients[request.client] = PoolClient(pool, self.client(request.client))
+            found.of.pools[found] = None
+            self._by_request[found] = None
+            self._unused.pop(pool, None)
+        found.asked_s = found.of.contact_s = now_s
+        self._by_request.move_to_end(found)
+        wanted, session, before = request.wanted, request.session, found.session
+        if before is session and found.wanted == wanted:
+            return False
+        found.record_request(wanted, session)
+        pool.pay()
+        if before is session or session is None:
+            return False
+        self._leave_session(found, before)
+        is_new = session not in self._of_session
+        self._of_session.setdefault(session, {})[found] = None
+        return is_new
+
+    def _leave_session(self, client: PoolClient, session: Session | None) -> None:
+        if session is None:
+            return
+        clients = self._of_session.get(session)
+        if clients is not None and client in clients:
+            del clients[client]
+            if not clients:
+                del self._of_session[session]
+        client.pool.stop_paying(session)
+
+    def session_lost(self, session: Session) -> Work[None]:
+        """Remove the clients of a session that is gone, some at a time. Those of divided pools stay until `remove_client`,
+        so that they keep their share while they reconnect."""
+        for number, client in enumerate(self._of_session.pop(session, ()), 1):
+            if client.session is session:
+                client.session = None
+                client.pool.stop_paying(session)
+                if client.pool.owned is None:
+                    self._remove(client)
+            if number % SLICE == 0:
+                yield
+
+    def remove_client(self, client: PopClient) -> None:
+        """Remove a client from all pools."""
+        found = self.clients.get(client)
+        for item in list(found.pools) if found is not None else ():
+            self._remove(item)
+
+    def remove_idle_clients(self, before_s: float) -> None:
+        """Remove the clients of pools that have not asked since."""
+        while self._by_request and (client := next(iter(self._by_request))).asked_s < before_s:
+            self._remove(client)
+
+    def _remove(self, client: PoolClient) -> None:
+        pool = client.pool
+        if pool.clients.get(client.of.client) is not client:  # removed before
+            return
+        del pool.clients[client.of.client]
+        del self._by_request[client]
+        del client.of.pools[client]
+        self.remove_if_idle(client.of)
+        client.pay(0)
+        self._leave_session(client, client.session)
+        if not pool.clients:
+            self._unused[pool] = None
+
+    # Visibility timeouts that the broker extends
+
+    def extend(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
+        """Extend a delivery while its client has contact."""
+        assert delivery.client is not None, "only a client's delivery is extended"
+        client = self.client(delivery.client)
+        if not client.extended:
+            client.contact_s = self._clock.monotonic_s()
+            self._extending[client] = None
+        client.extended[delivery] = deliveries
+        delivery.renewals = 0
+
+    def stop_extending(self, delivery: Delivery) -> None:
+        """Leave the deadline of a delivery as it is from now on."""
+        delivery.renewals = -1
+        client = self.clients.get(delivery.client) if delivery.client is not None else None
+        if client is not None and client.extended.pop(delivery, None) is not None and not client.extended:
+            del self._extending[client]
+            self.remove_if_idle(client)
+
+    def record_contact(self, client: PopClient) -> None:
+        """Record that a client has called or sent a heartbeat."""
+        found = self.clients.get(client)
+        if found is not None:
+            found.contact_s = self._clock.monotonic_s()
+
+    def silent_clients(self) -> list[PopClient]:
+        """Return clients with extended deliveries that have had no contact for too long."""
+        now_s = self._clock.monotonic_s()
+        return [item.client for item in self._extending if item.is_silent(now_s)]
+
+    # Deliveries
+
+    def delivery(
+        self, broker_name: str, group: str, topic: str, text: str
+    ) -> tuple[QueueDeliveries, Delivery] | AckStatus:
+        """Return the delivery of a receipt handle, or why there is none."""
+        handle = decode_handle(text)
+        if handle is None:
+            return AckStatus.UNREADABLE
+        pool = self.all.get((group, topic))
+        deliveries = pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
+        if handle.broker_name != broker_name or deliveries is None or handle.offset >= deliveries.next:
+            return AckStatus.UNKNOWN
+        delivery = deliveries.unfinished.get(handle.offset)
+        if delivery is None:
+            return AckStatus.DONE
+        if delivery.pop_ms != handle.pop_ms:
+            return AckStatus.EXPIRED if handle.pop_ms < delivery.pop_ms else AckStatus.UNKNOWN
+        return deliveries, delivery
+
+    def deliveries(self) -> Iterator[QueueDeliveries]:
+        for pool in list(self.all.values()):
+            yield from list(pool.queues.values())
+
+    def has_some(self, pool: Pool, request: PopRequest) -> bool:
+        """Return True if there is something to pop. Messages that a filter would skip count, too."""
+        for queue_id in pool.places(request):
+            self.open_queue(pool, queue_id)
+            pool.rotate(queue_id)
+            if queue_id in pool.ready:
+                return True
+        return False
+
+    def peek(self, group: str, topic: str, queue_id: int | None, wanted: int) -> list[Delivered]:
+        """Return the messages that would be popped next, up to the size of a result, without handles. They stay where they
+        are. Raises the errors of reading."""
+        request = PopRequest(group, topic, PopClient(""), wanted, 0, queue_id=queue_id)
+        pool = self.get_or_make(request)
+        found: list[Delivered] = []
+        size = 0
+        for ready_id in [ready_id for ready_id in pool.ready if queue_id in (None, ready_id)]:
+            for message in self.open_queue(pool, ready_id).peek(wanted - len(found)):
+                size += len(message.record)
+                if found and size > request.max_bytes:
+                    return found
+                found.append(message)
+            if len(found) >= wanted:
+                break
+        return found
+
+    # The end of pools
+
+    def note_unused(self, pool: Pool) -> None:
+        """A pool may have no clients any more."""
+        self._unused[pool] = None
+
+    def unused(self, now_s: float) -> Iterator[Pool]:
+        """Yield the pools without clients, each once, when nobody has popped it for a while or there are too many."""
+        for pool in list(self._unused):
+            is_crowded = self.is_crowded
+            if pool.clients or pool.waits:
+                del self._unused[pool]
+            elif pool.owned is None and (is_crowded or now_s - pool.used_s >= POOL_IDLE_S):
+                del self._unused[pool]
+                yield pool
+
+    @property
+    def is_crowded(self) -> bool:
+        """True if there are more pools without clients than the limit."""
+        return len(self._unused) > self._limits.max_unused_pools
+
+    def of_group(self, group: str) -> list[Pool]:
+        pop_group = self.groups.get(group)
+        return list(pop_group.pools) if pop_group is not None else []
+
+    def of_topic(self, topic: str) -> list[Pool]:
+        return list(self._of_topic.get(topic, ()))
+
+    def remove(self, pool: Pool) -> None:
+        """Remove a pool that nobody pops any more, or whose group or topic is deleted."""
+        for client in list(pool.clients.values()):
+            self._remove(client)
+        self._unused.pop(pool, None)
+        del self.all[pool.group, pool.topic]
+        del pool.pop_group.pools[pool]
+        of_topic = self._of_topic[pool.topic]
+        del of_topic[pool]
+        if not of_topic:
+            del self._of_topic[pool.topic]
+
+    def group_deleted(self, group: str) -> None:
+        """Forget the figures of a group whose pools are removed."""
+        self.groups.pop(group, None)
+
+    # Reports
+
+    def waits(self, group: str, topic: str) -> int:
+        """Return how many receives wait."""
+        pool = self.find(group, topic)
+        return pool.waits if pool is not None else 0
+
+    def serves(self, group: str, topic: str, queue_id: int) -> bool:
+        """Return True if a queue's messages are popped."""
+        pool = self.find(group, topic)
+        return pool is not None and pool.serves(queue_id)
+
+    def popped(self, group: str, topic: str) -> dict[int, QueueDeliveries]:
+        """Return the deliveries by queue id, for queues that were popped."""
+        pool = self.find(group, topic)
+        return dict(pool.queues) if pool is not None else {}
+
+    def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
+        """Return the figures by queue id, for queues that were popped. Of the others the committed offset says all."""
+        pool = self.find(group, topic)
+        return {} if pool is None else {queue_id: of.numbers() for queue_id, of in pool.queues.items()}
+
+    def full(self, group: str) -> Iterator[tuple[str, int]]:
+        """Yield the queues of which no new message is popped because too many are unfinished."""
+        is_full = self.unfinished(group) >= self._limits.max_unfinished_of_group
+        for pool in self.of_group(group):
+            for queue_id, of in pool.queues.items():
+                if of.is_full or (is_full and of.next < of.queue.next):
+                    yield pool.topic, queue_id
+
+    def unfinished(self, group: str) -> int:
+        """Return how many deliveries of a group are not finished."""
+        pop_group = self.groups.get(group)
+        return pop_group.unfinished if pop_group is not None else 0
+
+    def redelivered(self, group: str) -> int:
+        """Return how many deliveries of a group were redeliveries, since the start."""
+        pop_group = self.groups.get(group)
+        return pop_group.redelivered if pop_group is not None else 0
+
+    def topics_of(self, group: str) -> list[str]:
+        """Return the topics that a group pops."""
+        return [pool.topic for pool in self.of_group(group)]
+
+    def clients_of(self, group: str) -> dict[str, list[Subscription]]:
+        """Return what each client that popped in the group in the last two minutes wants, by client id."""
+        found: dict[str, list[Subscription]] = {}
+        for pool in self.of_group(group):
+            for item in pool.clients.values():
+                found.setdefault(item.of.client.client_id, []).append(item.wanted)
+        return found

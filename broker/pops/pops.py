@@ -2,47 +2,50 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any, Final, NamedTuple
 
 import structlog
 
 from ...protocol import names
 from ...protocol import properties as props
-from ...protocol.bodies import SLICE, Route, TopicConfig, Work
+from ...protocol.bodies import SLICE, TopicConfig, Work
 from ...protocol.config import MAX_PROPERTY_BYTES
-from ...protocol.message import Record, reconsume_times_in, tried
-from ...protocol.names import tag_code
+from ...protocol.message import MessageError, Record, reconsume_times_in, tried
+from ...protocol.names import SQL92, tag_code
 from ..config import (
     DEAD_LETTER_RETRY_S,
-    LIMITS,
+    EXPIRED_AT_ONCE,
     MAX_POP_MESSAGES,
     MAX_RENEWED_S,
     POOL_SENT_BACK,
     POP_CLIENT_SILENT_S,
     RENEWAL_STEPS_S,
+    STANDSTILL_S,
     LimitExceeded,
-    Limits,
 )
 from ..groups.group import ConsumerGroups
 from ..groups.leases import Locks
 from ..groups.offsets import Offsets, Watch
-from ..groups.settings import GroupConfigs, RequestModes
+from ..groups.settings import GroupConfigs, History, RequestModes
 from ..messages.appender import Appender, property_bytes
+from ..messages.filters import Filters
 from ..messages.sending import sent_back
 from ..messages.topics import Topics
-from ..runtime import Clock, Job, Runtime, run
-from ..sessions import AddressShares, Recent, Reports, Session
+from ..runtime import Clock, Job, Runtime, Timer, run
+from ..sessions import Recent, Refusal, Reports, Session
 from ..store.files import Damaged, StoreError, StoreFull
 from ..store.index import ConsumeQueue
 from ..store.journals import Frames
+from ..store.store import Flusher
 from .deliveries import (
     AckStatus,
     Changed,
-    Deadlines,
     Delivered,
     Delivery,
     DeliveryState,
@@ -50,28 +53,27 @@ from .deliveries import (
     PopClient,
     PopRequest,
     PopResult,
-    QueueDeliveries,
-    TakenDelivery,
     Why,
     encode_handle,
 )
-from .division import Division, Mixed
-from .journal import Book
-from .pool import Pool, Pools, Wait
+from .division import Division, RouteFinder
+from .journal import PopJournal
+from .pool import Pool, Pools, QueueDeliveries, Receive, TakenDelivery
 
 log = structlog.get_logger("rocketlet.pops")
 
 
 # ------------------------------------------------------------------------------
-# Messages shared among the clients of a group: each is in the hands of one at a time, until it is done with it.
+# Messages shared among the clients of a group: each message is in flight to one client at a time.
 #
-# A door hands in the client's wish, in values, and a function for the answer, which comes at once or later, and once.
-# Acknowledgements are answered when they are on the disk, all those of one turn of the loop behind one write.
+# A protocol server passes in a `Receive`, and gets its result immediately or by `Receive.respond`. Acknowledgements get
+# their responses when they are on the disk: one write serves all those of an event-loop iteration.
 
 
 _UNBURIED_HINT = "the messages stay in flight, and are tried again every second; free disk space, or delete topics"
 
-Answer = Callable[[PopResult], object]
+Answered = Callable[[Sequence[AckStatus]], object]
+"""Takes an outcome for each handle of a request."""
 
 _OVER: Final = object()
 
@@ -81,11 +83,8 @@ class Pops:
 
     Args:
         frames: the journal of popped messages.
-        find_route: returns the queues of a topic on all brokers, because members divide them all.
-        queues_of: the number of queues that a topic has here.
-        when_kept: calls its first argument when the written data is as durable as the broker's settings demand, its second
-            if the write failed.
-        soon: calls a function in the next event-loop iteration.
+        routes: finds the queues of a topic on all brokers, because members divide them all.
+        flusher: syncs what was written before a response; None if responses do not wait for the device.
     """
 
     def __init__(
@@ -94,36 +93,32 @@ class Pops:
         broker_name: str,
         topics: Topics,
         appender: Appender,
+        filters: Filters,
         offsets: Offsets,
         settings: GroupConfigs,
         groups: ConsumerGroups,
         locks: Locks,
         watch: Watch,
         modes: RequestModes,
-        mixed: Mixed,
+        history: History,
         frames: Frames,
-        *,
-        find_route: Callable[[str], Awaitable[Route | None]],
-        queues_of: Callable[[str], int],
-        when_kept: When,
-        soon: Soon | None = None,
+        routes: RouteFinder,
+        flusher: Flusher | None,
     ) -> None:
         clock, limits = runtime.clock, runtime.limits
         self._limits = limits
         self._broker_name = broker_name
-        self._offsets, self._settings = offsets, settings
+        self._filters, self._offsets, self._settings, self._watch = filters, offsets, settings, watch
         self._clock = clock
-        self._soon = soon or _in_the_loop
-        self._hands = Hands(clock)
         self._unburied, self._reports = Recent(clock.monotonic_s), Reports(clock.monotonic_s)
         self.unburied = self._unburied.texts
-        self._letters = Letters(topics, appender, self._settings, groups)
-        self._deadlines = Deadlines(clock, self._expire)
-        self._batches = PopBatches(limits)
-        self._book = Book(frames, topics.identity, clock)
-        self._pools = Pools(runtime, topics, appender, offsets, self._book.next_number)
-        self.pools = self._pools.all  # empty as long as nobody pops: others then pay one look
-        self.clients = self._pools.clients
+        self._dead_letters = DeadLetterWriter(topics, appender, self._settings, groups)
+        self._deadlines = Deadlines(clock, self)
+        self._attempts: OrderedDict[Attempt, list[GivenDelivery]] = OrderedDict()
+        self._journal = PopJournal(frames, topics, clock)
+        self._pools = Pools(runtime, topics, appender, offsets)
+        self.pools = self._pools.all  # empty as long as no client pops, which is all that pulls then have to check
+        self.clients = self._pools.clients_of
         self.unfinished, self.redelivered = self._pools.unfinished, self._pools.redelivered
         self.topics_of = self._pools.topics_of
         self.serves = self._pools.serves
@@ -131,190 +126,253 @@ class Pops:
         self.peek = self._pools.peek
         self.popped = self._pools.popped
         self.numbers, self.full = self._pools.numbers, self._pools.full
-        self._settling = Acknowledging(self._book, self._offsets, clock, when_kept, self._soon, self._freed)
-        self._waits = Waits(clock, self.put_back, limits.max_waiting_receives)
+        self.record_contact = self._pools.record_contact
+        self._writer = JournalWriter(self._journal, offsets, clock, flusher, self)
         self._division = Division(
-            runtime,
-            broker_name,
-            groups,
-            locks,
-            watch,
-            modes,
-            mixed,
-            self._pools,
-            find_route=find_route,
-            queues_of=queues_of,
-            let_go=self._let_go,
-            gained=self._gained,
-            drop=self._yield,
+            runtime, broker_name, topics, groups, locks, watch, modes, history, self._pools, routes, self
         )
         self.changed = self._division.changed
         self.pull_fault = self._division.pull_fault
         self._is_stopped = False
         self._losing: deque[Work[None]] = deque()
-        self._take_over()
+        self._adopt()
 
-    def _take_over(self) -> None:
-        """Take over from the last run: handles stay valid, and deadlines stay as they are.
+    def _adopt(self) -> None:
+        """Continue from the last run: handles stay valid, and deadlines stay as they are.
 
-        The broker extends none of these deliveries any more. It may have ended before their response reached the client,
-        which then knows nothing of them although its heartbeats go on."""
-        for deliveries in self._pools.adopt(
-            self._book.read(is_expected=self._offsets.has_pops), self._book.monotonic_s
-        ):
+        The broker extends none of these deliveries any more. The last run may have ended before their response reached the
+        client, which then does not know them although its heartbeats continue."""
+        kept = self._journal.read(is_expected=self._offsets.has_pops)
+        for deliveries in self._pools.adopt(kept, self._journal.last_number, self._journal.monotonic_s):
             for delivery in deliveries.unfinished.values():
                 if delivery.state is DeliveryState.IN_FLIGHT:
                     self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
         self._division.adopt()
         try:
-            run(self._book.saving(self._pools.deliveries))
+            run(self._journal.saving(self._pools.deliveries))
         except StoreFull as error:
             log.error("save_failed", reason=str(error))
 
     # Receiving
 
-    def receive(self, request: PopRequest, answer: Answer) -> Wait:
-        """Gives messages to a client: at once, or the first that come within `request.wait_ms`. `answer` is called once,
-        perhaps before this returns; not at all after `cancel` of the returned wait.
+    def receive(self, receive: Receive[Any]) -> PopResult | None:
+        """Return the result of a receive, or None if it waits: for its filter to be parsed, or for a message. Its `respond`
+        gets the result then, unless it was cancelled.
 
-        An answer that did not reach its client goes back with `put_back`. Raises what reading raises (StoreError, OSError),
-        and LimitExceeded for a group that has too many offsets."""
-        self._hands.heard(request.client)
-        wait = Wait(request, answer, self._waits.drop)
+        Messages that do not reach their client must go back by `put_back`.
+
+        Raises:
+            Refusal: The filter cannot be parsed, or too many filters wait.
+            StoreError, OSError: The messages cannot be read.
+            LimitExceeded: The group has too many offsets.
+        """
+        request = receive.request
         if self._is_stopped:
-            return _answered(wait, PopResult(Why.STOPPED))
-        fault = self._division.admit(request)
-        if fault is not None:
-            return _answered(wait, PopResult(Why.PULLED, fault=fault))
-        pool = self._pools.get(request)
-        if self._pools.note_client(pool, request, self._clock.monotonic_s()) and request.session is not None:
+            return PopResult(Why.STOPPED)
+        subscription = request.subscription
+        if subscription is not None and subscription.kind == SQL92 and request.matches is None:
+            assert request.session is not None, "a filter is parsed for a session"
+            matches = self._filters.find(subscription.expression)
+            if matches is None:
+                parsed = partial(self._receive_parsed, receive)
+                self._filters.when_parsed(request.session, subscription.expression, parsed, request.kept_bytes)
+                return None
+            receive.request = request = replace(request, matches=matches)
+        now_s = self._clock.monotonic_s()
+        pool = self._pools.all.get((request.group, request.topic))
+        if pool is None or pool.owned is not None or not pool.is_used(now_s):
+            fault = self._admit(request, pool, now_s)
+            if fault is not None:
+                return PopResult(Why.PULLED, fault=fault)
+            pool = self._pools.get_or_make(request)
+        if self._pools.record_request(pool, request, now_s) and request.session is not None:
             request.session.on_lost(self._session_lost)
         pool.is_in_order = pool.is_in_order or request.in_order
-        received = self._batches.again(request, self._give_again) or self._pop(pool, request)
-        if received.why is Why.FOUND or request.wait_ms <= 0:
-            return _answered(wait, received)
-        if not self._waits.has_room(request.session):
-            return _answered(wait, PopResult(Why.TOO_MANY_WAIT))
-        self._waits.hold(pool, wait)
+        result = (self._repeat(request) if request.attempt_id else None) or self._pop(pool, request)
+        if result.why is Why.FOUND or request.wait_ms <= 0:
+            return result
+        if not self._pools.receives.has_room(receive.address):
+            return PopResult(Why.TOO_MANY_WAIT)
+        pool.hold(receive)
+        receive.timer = self._clock.call_later(request.wait_ms / 1000, self._end, receive, PopResult(Why.NOTHING_NEW))
         if pool.is_cut:
             self._serve_later(pool)
-        return wait
+        return None
+
+    def _receive_parsed(self, receive: Receive[Any]) -> None:
+        """Continue a receive whose filter was parsed."""
+        if receive.is_over:
+            return
+        try:
+            result = self.receive(receive)
+        except (Refusal, StoreError, LimitExceeded, MessageError, OSError) as error:
+            receive.fail(error)
+        else:
+            if result is not None:
+                receive.is_over = True
+                self._respond(receive, result)
+
+    def _admit(self, request: PopRequest, pool: Pool | None, now_s: float) -> str | None:
+        """Return why a client may not pop a topic that the group does not pop yet, or that is divided; None if it may."""
+        is_used = pool is not None and pool.is_used(now_s)
+        if not is_used and request.session is not None and request.count > 0:  # a member that pulled until now
+            self._watch.let_all_go(request.session, request.group, request.topic)
+        return self._division.admit(request, pool, is_used=is_used)
 
     def _pop(self, pool: Pool, request: PopRequest) -> PopResult:
         if request.count <= 0:
             return PopResult(Why.FOUND if self._pools.has_some(pool, request) else Why.NOTHING_NEW)
         now_ms = self._clock.time_ms()
-        count, room = min(request.count, MAX_POP_MESSAGES), request.max_bytes
-        is_in_order = pool.is_in_order or self._is_orderly(request.group)
+        wanted, room = min(request.count, MAX_POP_MESSAGES), request.max_bytes
+        settings = self._settings.get(request.group)
+        is_in_order = pool.is_in_order or (settings is not None and settings.consume_orderly)
         found: list[Delivered] = []
-        batch: list[tuple[QueueDeliveries, Delivery]] = []
+        given: list[GivenDelivery] = []
         pool.is_cut = False
         for queue_id in pool.places(request):
-            deliveries = self._pools.deliveries_at(pool, queue_id)
-            self._settling.has_left(deliveries)
-            deliveries.set_order(is_in_order)
+            deliveries = pool.queues.get(queue_id) or self._pools.open_queue(pool, queue_id)
+            self._writer.follow_reset(deliveries)
+            if deliveries.is_in_order is not is_in_order:
+                deliveries.set_order(is_in_order)
             before = deliveries.next
-            allowed = self._limits.max_unfinished_of_group - pool.tally.unfinished
-            taken = deliveries.take(request, count - len(found), room, allowed)
+            allowed = self._limits.max_unfinished_of_group - pool.pop_group.unfinished
+            taken = deliveries.take(request, wanted - len(found), room, allowed)
             if taken:
-                found += self._hand_out(deliveries, taken, request, now_ms)
-                room -= sum(len(item.record) for item in taken)
-                batch += [(deliveries, item.delivery) for item in taken]
+                room -= self._deliver(deliveries, taken, request, now_ms, found)
+                if request.attempt_id and is_in_order:
+                    given += [GivenDelivery(deliveries, item.delivery, item.delivery.pop_ms) for item in taken]
             else:
                 pool.is_cut = pool.is_cut or before < deliveries.next < deliveries.queue.next
-            self._note_passed(deliveries)
-            pool.note(queue_id)
-            if len(found) >= count or room <= 0:
+            if deliveries.is_passed or deliveries.fresh_behind:
+                self._record_passed(deliveries)
+            pool.rotate(queue_id)
+            if len(found) >= wanted or room <= 0:
                 break
         if not found:
             return PopResult(Why.NOTHING_NEW)
-        if is_in_order:
-            self._batches.note(request, batch)
+        if given:
+            self._record_attempt(request, given)
         return PopResult(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms, pool.rest())
 
-    def _is_orderly(self, group: str) -> bool:
-        settings = self._settings.get(group)
-        return settings is not None and settings.consume_orderly
-
-    def _note_passed(self, deliveries: QueueDeliveries) -> None:
-        """Notes messages that were looked at and not handed out."""
+    def _record_passed(self, deliveries: QueueDeliveries) -> None:
+        """Record messages that were read and not delivered."""
         if deliveries.fresh_behind:
-            self._book.waiting(deliveries)
+            self._journal.kept_behind(deliveries)
         if deliveries.is_passed:
-            self._book.passed(deliveries)
-        elif not deliveries.fresh_behind:
-            return
-        self._settling.note(deliveries)
+            self._journal.passed(deliveries)
+        self._writer.commit_soon(deliveries)
 
-    def _hand_out(
-        self, deliveries: QueueDeliveries, taken: list[TakenDelivery], request: PopRequest, now_ms: int
-    ) -> list[Delivered]:
-        now_s = self._clock.monotonic_s()
-        deadline_s = now_s + request.invisible_ms / 1000
-        for delivery, _ in taken:  # some messages of a batch in order may be in other hands
+    def _deliver(
+        self,
+        deliveries: QueueDeliveries,
+        taken: list[TakenDelivery],
+        request: PopRequest,
+        now_ms: int,
+        found: list[Delivered],
+    ) -> int:
+        """Add taken messages to those found for a client. Returns their size."""
+        for delivery, _ in taken:  # in order, a message may be in flight to another client
             if delivery.renewals >= 0:
-                self._hands.take(delivery)
-        deliveries.hand_out(taken, now_ms)
-        for delivery, _ in taken:
-            delivery.client, delivery.deadline_s, delivery.since_s = request.client, deadline_s, now_s
-            delivery.is_delayed = False
-            if request.auto_renew:
-                delivery.renewals = 0
-                self._hands.give(deliveries, delivery)
-        self._deadlines.put(deliveries, [item.delivery for item in taken], deadline_s)
-        self._book.popped(deliveries, taken)
-        self._offsets.note_pops()
-        self._settling.note(deliveries)
-        return [self._delivered(deliveries, item, request.invisible_ms) for item in taken]
+                self._pools.stop_extending(delivery)
+        now_s = self._clock.monotonic_s()
+        delivered = deliveries.deliver(taken, request, now_s, now_ms)
+        if request.auto_renew:
+            for delivery in delivered:
+                self._pools.extend(deliveries, delivery)
+        self._deadlines.put(deliveries, delivered, delivered[0].deadline_s)
+        self._journal.popped(deliveries, delivered)
+        if not self._offsets.has_pops:
+            self._offsets.note_pops()
+        self._writer.commit_soon(deliveries)
+        size = 0
+        for delivery, record in taken:
+            found.append(self._delivered(deliveries, delivery, record, request.invisible_ms))
+            size += len(record)
+        return size
 
-    def _delivered(self, deliveries: QueueDeliveries, taken: TakenDelivery, invisible_ms: int) -> Delivered:
-        delivery, record = taken
+    def _delivered(
+        self, deliveries: QueueDeliveries, delivery: Delivery, record: bytes, invisible_ms: int
+    ) -> Delivered:
         queue = deliveries.queue
         handle = encode_handle(self._broker_name, queue.queue_id, delivery.offset, delivery.pop_ms, invisible_ms)
         attempt = tried(delivery.attempts + reconsume_times_in(record))
         return Delivered(record, queue.topic, queue.queue_id, delivery.offset, attempt, handle, delivery.pop_ms)
 
-    def _give_again(self, deliveries: QueueDeliveries, delivery: Delivery, request: PopRequest) -> Delivered | None:
-        """Gives messages again to a client that repeats its attempt, because the answer did not reach it."""
-        record = deliveries.record(delivery.offset)
-        if record is None:
+    # A repeated receive in order: a client that did not get the result asks again in the same attempt, and gets the same
+    # messages. Otherwise it would wait until the invisible time of messages is over that it never saw.
+
+    def _record_attempt(self, request: PopRequest, given: list[GivenDelivery]) -> None:
+        self._attempts[_attempt_of(request)] = given
+        if len(self._attempts) > self._limits.max_attempt_ids:
+            self._attempts.popitem(last=False)
+
+    def _repeat(self, request: PopRequest) -> PopResult | None:
+        """Return the messages in flight of an earlier receive with the same attempt id; None if there are none."""
+        given = self._attempts.pop(_attempt_of(request), None)
+        still = [item for item in given or () if item.is_in_flight]
+        found: list[Delivered] = []
+        for deliveries, delivery, _ in still:
+            record = deliveries.record(delivery.offset)
+            if record is not None:
+                self._prolong(deliveries, delivery, self._clock.monotonic_s() + request.invisible_ms / 1000)
+                found.append(self._delivered(deliveries, delivery, record, request.invisible_ms))
+        if not found:
             return None
-        delivery.deadline_s = self._clock.monotonic_s() + request.invisible_ms / 1000
-        self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
-        self._changed(deliveries, delivery)
-        return self._delivered(deliveries, TakenDelivery(delivery, record), request.invisible_ms)
+        self._record_attempt(request, still)
+        return PopResult(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms)
+
+    # Receives that wait
 
     def appended(self, queues: Iterable[ConsumeQueue]) -> None:
-        """Messages have been stored in these queues: wakes those that wait for them."""
-        for pool in self._pools.appended(queues):
-            self._serve(pool)
+        """Serve the receives that wait for messages of these queues."""
+        for queue in dict.fromkeys(queues):
+            for pool in self._pools.of_topic(queue.topic):
+                pool.offer(queue.queue_id)
+                if pool.waits:
+                    self._serve(pool)
 
     def _serve(self, pool: Pool) -> None:
         pool.is_served_later = False
-        while (wait := pool.next_wait()) is not None:
+        while (receive := pool.next_receive()) is not None:
             try:
-                received = self._pop(pool, wait.request)
+                result = self._pop(pool, receive.request)
             except Exception as error:
                 log.exception("receive_failed", group=pool.group, topic=pool.topic)
-                self._waits.end(wait, PopResult(Why.FAILED, fault=str(error)))
+                self._end(receive, PopResult(Why.FAILED, fault=str(error)))
                 continue
-            if received.why is Why.FOUND:
-                self._waits.end(wait, received)
+            if result.why is Why.FOUND:
+                self._end(receive, result)
                 continue
             if pool.is_cut:
                 self._serve_later(pool)
             return
 
     def _serve_later(self, pool: Pool) -> None:
-        """Serves those that wait when others had their turn: a filter that finds nothing looks on then."""
+        """Serve the receives of a pool in the next event-loop iteration, because a filter had to stop early."""
         if pool.waits and not pool.is_served_later:
             pool.is_served_later = True
-            self._soon(partial(self._serve, pool))
+            self._clock.call_soon(self._serve, pool)
 
-    # Clients' words on their messages
+    def _end(self, receive: Receive[Any], result: PopResult) -> None:
+        """Give a receive that waits its result."""
+        if receive.is_over or receive.pool is None:
+            return
+        receive.pool.remove(receive)
+        self._respond(receive, result)
+
+    def _respond(self, receive: Receive[Any], result: PopResult) -> None:
+        """A protocol server that fails must not harm the sender of the message."""
+        try:
+            receive.respond(result)
+        except Exception:
+            request = receive.request
+            log.exception("receive_not_answered", group=request.group, topic=request.topic)
+            self.put_back(request.group, request.topic, result.messages)
+
+    # Outcomes of messages
 
     def put_back(self, group: str, topic: str, messages: Iterable[Delivered]) -> None:
-        """An answer has not reached its client: its messages can be popped at once, and do not count as tried."""
+        """A result did not reach its client: its messages can be popped immediately, and the attempt does not count."""
         for message in messages:
             found = self._find(group, topic, message.handle)
             if isinstance(found, AckStatus) or found[1].state is not DeliveryState.IN_FLIGHT:
@@ -322,25 +380,36 @@ class Pops:
             deliveries, delivery = found
             delivery.attempts = max(delivery.attempts - 1, 0)
             self._release(deliveries, delivery)
-            for pool in self._pools.serving(deliveries):
-                self._serve_later(pool)  # the next that waits may be of the same client, and put it back in its turn
+            # Later: the next receive may be of the same client, which puts its result back, too.
+            self._serve_later(deliveries.pool)
 
     def ack(self, group: str, topic: str, handles: Sequence[str], answer: Answered, *, takes_late: bool = True) -> None:
-        """The client is done with these messages. `answer` gets an outcome for each, when that is on the disk.
+        """Acknowledge messages. `answer` gets an outcome for each when that is on the disk.
 
-        takes_late: True if this finishes messages whose visibility timeout has expired, too, unless they were redelivered.
+        Args:
+            takes_late: True if this finishes messages whose visibility timeout has expired, unless they were redelivered.
         """
-        found = [self._find(group, topic, handle) for handle in handles]
-        if not takes_late:
-            found = [AckStatus.TOO_LATE if _is_visible(item) else item for item in found]
-        self._settling.settle([self._done(item) for item in found], answer)
+        outcomes = []
+        for handle in handles:
+            found = self._find(group, topic, handle)
+            if isinstance(found, AckStatus):
+                outcomes.append(found)
+            elif not takes_late and found[1].state is DeliveryState.VISIBLE:
+                outcomes.append(AckStatus.TOO_LATE)
+            else:
+                outcomes.append(self._finish(*found))
+        self._writer.answer_when_written(outcomes, answer)
 
-    def _done(self, found: tuple[QueueDeliveries, Delivery] | AckStatus) -> AckStatus:
-        if isinstance(found, AckStatus):
-            return found
-        if found[1].renewals >= 0:
-            self._hands.take(found[1])
-        return self._settling.acknowledge(*found)
+    def _finish(self, deliveries: QueueDeliveries, delivery: Delivery) -> AckStatus:
+        """Acknowledge a delivery. It is finished when that is on the disk."""
+        if delivery.renewals >= 0:
+            self._pools.stop_extending(delivery)
+        if delivery.state is DeliveryState.ACKNOWLEDGED:
+            return AckStatus.DONE
+        outcome = AckStatus.LATE if delivery.state is DeliveryState.VISIBLE else AckStatus.DONE
+        delivery.turn(Event.ACKNOWLEDGE)
+        self._writer.acknowledge(deliveries, delivery)
+        return outcome
 
     def change(
         self,
@@ -353,50 +422,59 @@ class Pops:
         renews: bool = False,
         takes_late: bool = True,
     ) -> Changed:
-        """The message comes again after that time; 0: at once, a nack. It is not prolonged any more. is_counted: whether
-        this was a try. renews: its client still handles it. A finished message stays finished: perhaps it was another client
-        that acknowledged it, so whoever asks for more time does not have it."""
+        """Change the invisible time of a message; 0 redelivers it immediately, a nack. The broker does not extend it any
+        more. A finished message stays finished: perhaps another client has acknowledged it, so the client that asks for
+        more time does not have it.
+
+        Args:
+            is_counted: False if this delivery does not count as an attempt.
+            renews: True if the client still handles the message.
+            takes_late: as for `ack`.
+        """
         found = self._find(group, topic, handle)
         if isinstance(found, AckStatus):
             return Changed(AckStatus.FINISHED if found is AckStatus.DONE else found, handle)
         deliveries, delivery = found
         if delivery.state is DeliveryState.ACKNOWLEDGED:
             return Changed(AckStatus.DONE, handle, delivery.pop_ms)
-        if _is_visible(found) and not takes_late:
+        is_late = delivery.state is DeliveryState.VISIBLE
+        if is_late and not takes_late:
             return Changed(AckStatus.TOO_LATE, handle)
-        outcome = AckStatus.LATE if delivery.state is DeliveryState.VISIBLE else AckStatus.DONE
         if delivery.renewals >= 0:
-            self._hands.take(delivery)
+            self._pools.stop_extending(delivery)
         if not is_counted:
             delivery.attempts = max(delivery.attempts - 1, 0)
         if invisible_ms > 0:
             delivery.turn(Event.CHANGE)
             delivery.is_delayed = not renews
-            delivery.deadline_s = self._clock.monotonic_s() + invisible_ms / 1000
-            self._deadlines.put(deliveries, (delivery,), delivery.deadline_s)
-            self._changed(deliveries, delivery)
+            self._prolong(deliveries, delivery, self._clock.monotonic_s() + invisible_ms / 1000)
         elif delivery.state is DeliveryState.IN_FLIGHT:
-            self._come_again(deliveries, delivery, "its last consumer could not handle it")
-            self._serve_all(deliveries)
+            self._redeliver(deliveries, delivery, "its last consumer could not handle it")
+            self.serve(deliveries.pool)
         until_ms = self._clock.time_ms() + invisible_ms
+        outcome = AckStatus.LATE if is_late else AckStatus.DONE
         return Changed(outcome, handle, delivery.pop_ms, until_ms - delivery.pop_ms)
 
     def to_dead_letters(self, group: str, topic: str, handle: str, reason: str, answer: Answered) -> None:
-        """Stores a copy in the group's dead-letter topic and acknowledges the message; a second time does nothing. Raises
-        StoreError if the message cannot be read or the copy not be stored."""
+        """Store a copy in the group's dead-letter topic and acknowledge the message; a second time does nothing. Raises
+        StoreError if the message cannot be read or the copy cannot be stored."""
         found = self._find(group, topic, handle)
-        if not isinstance(found, AckStatus) and found[1].state is not DeliveryState.ACKNOWLEDGED:
-            self._letters.bury(*found, reason)
-        self._settling.settle([self._done(found)], answer)
+        if isinstance(found, AckStatus):
+            outcome = found
+        else:
+            if found[1].state is not DeliveryState.ACKNOWLEDGED:
+                self._dead_letters.dead_letter(*found, reason)
+            outcome = self._finish(*found)
+        self._writer.answer_when_written([outcome], answer)
 
     def _find(self, group: str, topic: str, handle: str) -> tuple[QueueDeliveries, Delivery] | AckStatus:
         return self._pools.delivery(self._broker_name, group, topic, handle)
 
-    # Time
+    # Deadlines
 
     def delayed_wait_s(self) -> float | None:
-        """Return how long the first message has to wait that a client has asked for at a later time; None without one. It
-        takes a look at each message in flight, for tests."""
+        """Return how long it takes until the first delayed message is redelivered; None without one. Checks each message in
+        flight: for tests."""
         due_s = (
             item.deadline_s
             for deliveries in self._pools.deliveries()
@@ -406,40 +484,54 @@ class Pops:
         first_s = min(due_s, default=None)
         return None if first_s is None else max(first_s - self._clock.monotonic_s(), 0.0)
 
-    def _expire(self, deliveries: QueueDeliveries, due: list[Delivery]) -> None:
+    def expire(self, deliveries: QueueDeliveries, due: list[Delivery]) -> None:
+        """Redeliver deliveries of one queue whose deadline has passed, or extend them."""
         for delivery in due:
-            until_s = self._hands.prolonged_s(delivery) if deliveries.gives_again else None
+            until_s = self._extended_s(delivery) if deliveries.gives_again else None
             if until_s is None:
-                self._come_again(deliveries, delivery, "nobody has acknowledged it in time")
+                self._redeliver(deliveries, delivery, "nobody has acknowledged it in time")
             else:
                 self._prolong(deliveries, delivery, until_s)
-        self._serve_all(deliveries)
-        self._division.progressed((deliveries,))
+        self.serve(deliveries.pool)
+        if deliveries.pool.leaving:
+            self._division.progressed(deliveries.pool)
+
+    def _extended_s(self, delivery: Delivery) -> float | None:
+        """Return the new deadline of a delivery that the broker extends; None if it does not."""
+        if delivery.renewals < 0 or delivery.client is None:
+            return None
+        client, now_s = self._pools.clients.get(delivery.client), self._clock.monotonic_s()
+        end_s = delivery.since_s + MAX_RENEWED_S
+        if client is None or client.is_silent(now_s) or now_s >= end_s:
+            return None
+        step_s = RENEWAL_STEPS_S[min(delivery.renewals, len(RENEWAL_STEPS_S) - 1)]
+        delivery.renewals += 1
+        return min(now_s + step_s, end_s)
 
     def _prolong(self, deliveries: QueueDeliveries, delivery: Delivery, until_s: float) -> None:
         delivery.deadline_s = until_s
         self._deadlines.put(deliveries, (delivery,), until_s)
         self._changed(deliveries, delivery)
 
-    def _come_again(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
-        """The message can be popped again, or is given up if it was tried often enough."""
-        settings = self._settings.get(deliveries.group)  # a group that was deleted is not created by its messages
+    def _redeliver(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
+        """Make a message visible again, or dead-letter it if it has had all its attempts."""
+        settings = self._settings.get(deliveries.group)  # messages of a deleted group do not create it
         if settings is None or delivery.attempts <= settings.retry_max_times:
             self._release(deliveries, delivery)
             return
         try:
-            self._letters.bury(deliveries, delivery, f"tried {delivery.attempts} times; {reason}")
-        except Damaged:  # nobody can read it, and the next receive drops it with a log event
+            self._dead_letters.dead_letter(deliveries, delivery, f"tried {delivery.attempts} times; {reason}")
+        except Damaged:  # it cannot be read, and the next receive drops it with a log event
             self._release(deliveries, delivery)
         except Exception as error:
-            self._not_buried(deliveries, error)
+            self._report_unburied(deliveries, error)
             self._prolong(deliveries, delivery, self._clock.monotonic_s() + DEAD_LETTER_RETRY_S)
         else:
-            self._done((deliveries, delivery))
+            self._finish(deliveries, delivery)
 
-    def _not_buried(self, deliveries: QueueDeliveries, error: Exception) -> None:
-        """A dead letter cannot be stored, such as on a full disk or with a full table of topics: `doctor` says so while it
-        goes on, and the log every ten minutes."""
+    def _report_unburied(self, deliveries: QueueDeliveries, error: Exception) -> None:
+        """Report a dead letter that cannot be stored, such as on a full disk or with a full table of topics: to `doctor` for
+        as long as it lasts, and to the log every ten minutes."""
         group, reason = deliveries.group, str(error)
         self._unburied.note((group, reason), f"{group}: {reason}")
         if not isinstance(error, StoreError | LimitExceeded):
@@ -449,329 +541,327 @@ class Pops:
 
     def _release(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         if delivery.renewals >= 0:
-            self._hands.take(delivery)
+            self._pools.stop_extending(delivery)
         deliveries.release(delivery)
-        if delivery.deadline_s > self._clock.monotonic_s():  # else the disk knows by its deadline
+        if delivery.deadline_s > self._clock.monotonic_s():  # else the journal knows it by the deadline
             self._changed(deliveries, delivery)
-        self._pools.refresh(deliveries)
+        deliveries.pool.refresh(deliveries.queue.queue_id)
 
     def _changed(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
-        self._book.changed(deliveries, delivery)
-        self._settling.write_soon()
+        self._journal.changed(deliveries, delivery)
+        self._writer.write_soon()
 
-    def _serve_all(self, deliveries: QueueDeliveries) -> None:
-        for pool in self._pools.serving(deliveries):
+    def finished(self, queues: Iterable[QueueDeliveries]) -> None:
+        """Serve receives that wait because too many messages were unfinished, and hand over queues that have become free."""
+        for deliveries in queues:
+            pool = deliveries.pool
+            if not deliveries.is_ended:
+                pool.refresh(deliveries.queue.queue_id)
             if pool.waits:
                 self._serve(pool)
+            if pool.leaving:
+                self._division.progressed(pool)
 
-    def _freed(self, touched: Iterable[QueueDeliveries]) -> None:
-        """Something is finished, so more may be popped."""
-        for deliveries in touched:
-            self._pools.refresh(deliveries)
-            self._serve_all(deliveries)
-        self._division.progressed(touched)
+    # Queues that are handed over (PoolOwner)
 
-    # Queues that come and go
-
-    def _gained(self, pool: Pool) -> None:
+    def serve(self, pool: Pool) -> None:
+        """Serve the receives that wait: the pool may have a message, or a further queue."""
         if pool.waits:
             self._serve(pool)
 
-    def _let_go(self, pool: Pool, queue_id: int, is_lost: bool) -> bool:
-        """Members pull the queue from its lowest offset on that is not finished. False: not yet."""
+    def release_queue(self, pool: Pool, queue_id: int, *, is_lost: bool) -> bool:
+        """End the deliveries of a queue that members pull from now on, from its lowest unfinished offset. Returns False if
+        that must wait until something is finished.
+
+        Args:
+            is_lost: True if the queue is another member's already.
+        """
         deliveries = pool.queues.get(queue_id)
         if deliveries is None:
             return True
         if not is_lost and self._sends_back(deliveries):
             return False
-        del pool.queues[queue_id]
-        self._settling.report(deliveries)
-        self._book.yielded(deliveries, deliveries.committed)
-        self._forget_deliveries(deliveries)
+        self._writer.commit(deliveries)
+        self._journal.yielded(deliveries, deliveries.committed)
+        self._end_deliveries(deliveries)
         self._offsets.mark(pool.group, pool.topic, queue_id)
         self._write_now()
         return True
 
     def _sends_back(self, deliveries: QueueDeliveries) -> bool:
-        """Sends back what is left before something finished, some at a time; False if nothing is, or nobody would read it."""
-        left = deliveries.before_finished() if self._letters.are_sent_back(deliveries.group) else []
+        """Send back unfinished messages that lie before a finished one, some at a time. Returns False if there is none, or
+        if nobody would read it."""
+        left = deliveries.before_finished() if self._dead_letters.may_send_back(deliveries.group) else []
         if any(delivery.state is DeliveryState.ACKNOWLEDGED for delivery in left):
-            return True  # the disk has not said yet that these are finished
+            return True  # their acknowledgement is not on the disk yet
         try:
             for delivery in left[:POOL_SENT_BACK]:
-                self._letters.send_back(deliveries, delivery)
-                self._done((deliveries, delivery))
+                self._dead_letters.send_back(deliveries, delivery)
+                self._finish(deliveries, delivery)
         except (StoreError, LimitExceeded) as error:
             log.error("send_back_failed", group=deliveries.group, reason=str(error))
             return False
         return bool(left)
 
-    def _yield(self, pool: Pool) -> None:
-        """Members pull the topic, and nothing is in flight: the group goes on from its offsets."""
+    def yield_pool(self, pool: Pool) -> None:
+        """Members pull the topic, and nothing is in flight: the group continues from its offsets."""
         for deliveries in pool.queues.values():
-            self._book.yielded(deliveries, deliveries.next)
-        self._drop_pool(pool)
+            self._journal.yielded(deliveries, deliveries.next)
+        self._end_pool(pool)
         self._write_now()
 
-    def look_for_silent_clients(self) -> None:
-        """Messages in the hands of clients that went silent come again."""
-        for client in self._hands.silent():
-            self.client_gone(client)
-        self._pools.forget_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
-        self._leave_unused()
-        self._division.look()
+    # Clients that are gone
 
-    def _leave_unused(self) -> None:
-        """Keeps nothing of groups and topics that nobody pops any more, except messages that are not finished."""
-        touched = False
+    def expire_clients(self) -> None:
+        """Redeliver messages in flight to clients without contact, and remove what is kept of clients and pools that are not
+        used any more."""
+        for client in self._pools.silent_clients():
+            self.client_gone(client)
+        self._pools.remove_idle_clients(self._clock.monotonic_s() - POP_CLIENT_SILENT_S)
+        self._remove_unused()
+        self._division.check()
+
+    def _remove_unused(self) -> None:
+        """Remove pools that nobody pops any more, except queues with unfinished messages."""
+        is_changed = False
         for pool in self._pools.unused(self._clock.monotonic_s()):
-            touched = True
+            is_changed = True
             for deliveries in [item for item in pool.queues.values() if not item.unfinished]:
-                self._settling.report(deliveries)
-                del pool.queues[deliveries.queue.queue_id]
-                self._book.yielded(deliveries, deliveries.next)
-                self._forget_deliveries(deliveries)
+                self._writer.commit(deliveries)
+                self._journal.yielded(deliveries, deliveries.next)
+                self._end_deliveries(deliveries)
             if not pool.queues:
-                self._pools.drop(pool)
-        if touched:
+                self._pools.remove(pool)
+        if is_changed:
             self._write_now()
 
     def _session_lost(self, session: Session) -> None:
-        """A session is gone, perhaps with very many clients: they are forgotten in pieces."""
-        self._losing.append(self._pools.losing(session))
+        """Remove the clients of a session, which may be very many, some at a time."""
+        self._losing.append(self._pools.session_lost(session))
         if len(self._losing) == 1:
-            self._soon(self._lose_some)
+            self._clock.call_soon(self._lose_some)
 
     def _lose_some(self) -> None:
         if next(self._losing[0], _OVER) is _OVER:
             self._losing.popleft()
         if self._pools.is_crowded:
-            self._leave_unused()
+            self._remove_unused()
         if self._losing and not self._is_stopped:
-            self._soon(self._lose_some)
+            self._clock.call_soon(self._lose_some)
 
     def letting_go(self, has_changed: Callable[[Session], bool]) -> Work[None]:
-        """Answer the waiting receives of sessions whose accounts have changed, some at a time."""
-        for number, wait in enumerate(self._waits.all(), 1):
-            session = wait.request.session
+        """End the waiting receives of sessions whose accounts have changed, some at a time."""
+        for number, receive in enumerate(self._waiting(), 1):
+            session = receive.request.session
             if session is not None and has_changed(session):
-                self._waits.end(wait, PopResult(Why.NOTHING_NEW))
+                self._end(receive, PopResult(Why.NOTHING_NEW))
             if number % SLICE == 0:
                 yield
 
-    def heard(self, client: PopClient) -> None:
-        """Something was heard of a client, such as a heartbeat: messages in its hands are prolonged if it wants."""
-        self._hands.heard(client)
-
     def connection_lost(self, client: PopClient, heard_s: float) -> None:
-        """A client that may come back has lost its connection, on which it was last heard then. What it was given since may
-        be lost, and is not prolonged any more."""
-        self._hands.stop_renewing(client, heard_s)
+        """A client that may come back has lost the connection on which it was last heard at `heard_s`. What it was given
+        since then may be lost, so the broker does not extend it any more."""
+        found = self._pools.clients.get(client)
+        for delivery in found.extended if found is not None else ():
+            if delivery.since_s >= heard_s:
+                delivery.since_s = float("-inf")  # as if it had been extended for the maximum time
 
     def client_gone(self, client: PopClient) -> None:
-        """The client has said good-bye or is not heard any more: its receives end, and messages that the broker prolongs
-        for it come again at once. Those with a time of its own stay with it until then."""
-        if self._is_stopped:  # and the next broker writes the journal, perhaps in this process
+        """A client has said good-bye, or has no contact any more: end its receives, and redeliver the messages that the
+        broker extends for it. Messages with an invisible time of their own stay in flight until that is over."""
+        if self._is_stopped:  # the next broker writes the journal, perhaps in this process
             return
-        self._pools.forget_client(client)
-        for wait in self._waits.of(client):
-            self._waits.end(wait, PopResult(Why.CLIENT_GONE))
-        touched: dict[QueueDeliveries, None] = {}
-        for deliveries, delivery in self._hands.of(client):
-            self._come_again(deliveries, delivery, "its last consumer has gone")
-            touched[deliveries] = None
-        for deliveries in touched:
-            self._serve_all(deliveries)
+        found = self._pools.clients.get(client)
+        self._pools.remove_client(client)
+        touched: dict[Pool, None] = {}
+        if found is not None:
+            for receive in list(found.receives):
+                self._end(receive, PopResult(Why.CLIENT_GONE))
+            for delivery, deliveries in list(found.extended.items()):
+                if delivery.state is DeliveryState.IN_FLIGHT:
+                    self._redeliver(deliveries, delivery, "its last consumer has gone")
+                    touched[deliveries.pool] = None
+        for pool in touched:
+            self.serve(pool)
         self._division.clients_gone()
 
     def session_gone(self, session: Session) -> None:
-        """The same for the client at a remoting connection."""
+        """The client of a remoting connection is gone."""
         self.client_gone(PopClient("", session=session))
 
-    def sent_elsewhere(self, group: str, topic: str, queue_id: int | None = None) -> None:
-        """Somebody has changed the group's offsets in a topic, or in one queue. Messages popped before can no longer be
+    # Groups and topics that change
+
+    def offsets_reset(self, group: str, topic: str, queue_id: int | None = None) -> None:
+        """The group's offsets in a topic, or in one queue, were reset. Messages popped before can no longer be
         acknowledged."""
         pool = self._pools.find(group, topic)
         if pool is None or (queue_id is not None and not pool.serves(queue_id)):
             return
         for deliveries in list(pool.queues.values()):
-            self._settling.has_left(deliveries)
+            self._writer.follow_reset(deliveries)
         self._pools.make_ready(pool)
         self._write_now()
         self._serve(pool)
 
-    def forget_group(self, group: str) -> None:
-        """The group was deleted."""
-        self._forget(self._pools.of_group(group), Why.GROUP_GONE)
-        self._pools.forget_tally(group)
+    def group_deleted(self, group: str) -> None:
+        self._delete(self._pools.of_group(group), Why.GROUP_GONE)
+        self._pools.group_deleted(group)
 
     def end_receives(self, group: str) -> None:
-        """The group was deleted, but for its offsets and what it has in flight."""
+        """The group was deleted, but not its offsets and its messages in flight."""
         for pool in self._pools.of_group(group):
-            for wait in pool.waiting():
-                self._waits.end(wait, PopResult(Why.GROUP_GONE))
+            for receive in pool.waiting():
+                self._end(receive, PopResult(Why.GROUP_GONE))
 
-    def forget_topic(self, topic: str) -> None:
-        """The topic was deleted. Another one of this name has another identity."""
-        self._forget(self._pools.of_topic(topic), Why.TOPIC_GONE)
+    def topic_deleted(self, topic: str) -> None:
+        """A topic that is recreated by this name has another identity."""
+        self._delete(self._pools.of_topic(topic), Why.TOPIC_GONE)
 
-    def _forget(self, pools: Iterable[Pool], why: Why) -> None:
+    def _delete(self, pools: Iterable[Pool], why: Why) -> None:
         for pool in pools:
-            for wait in pool.waiting():
-                self._waits.end(wait, PopResult(why))
+            for receive in pool.waiting():
+                self._end(receive, PopResult(why))
             for deliveries in pool.queues.values():
-                self._book.forgotten(deliveries)
-            self._division.forget(pool)
-            self._drop_pool(pool)
+                self._journal.ended(deliveries)
+            self._division.pool_deleted(pool)
+            self._end_pool(pool)
         self._write_now()
 
-    def _drop_pool(self, pool: Pool) -> None:
-        for deliveries in pool.queues.values():
-            self._forget_deliveries(deliveries)
-        self._pools.drop(pool)
+    def _end_pool(self, pool: Pool) -> None:
+        for deliveries in list(pool.queues.values()):
+            self._end_deliveries(deliveries)
+        self._pools.remove(pool)
 
-    def _forget_deliveries(self, deliveries: QueueDeliveries) -> None:
+    def _end_deliveries(self, deliveries: QueueDeliveries) -> None:
+        """Take a queue out of its pool. Its deliveries count for nothing any more."""
         for delivery in deliveries.unfinished.values():
             if delivery.renewals >= 0:
-                self._hands.take(delivery)
-        deliveries.forget()
-        self._settling.forget(deliveries)
+                self._pools.stop_extending(delivery)
+        deliveries.end()
 
     def _write_now(self) -> None:
-        """Writes. Frames that a disk refuses are written with the whole file, as soon as the disk takes it."""
+        """Write the journal. If the disk refuses that, the whole file is rewritten as soon as the disk takes it."""
         try:
-            self._book.write()
+            self._journal.write()
         except StoreFull as error:
             log.error("save_failed", reason=str(error))
 
     def saving(self) -> Job[None]:
-        """Writes the file anew if it has become long. Raises StoreFull; it is tried again with the next call."""
-        yield from self._book.saving(self._pools.deliveries)
+        """Rewrite the journal if it has become long. Raises StoreFull; the next call tries again."""
+        yield from self._journal.saving(self._pools.deliveries)
 
     def stop(self) -> None:
-        """Tells everybody that waits. Messages in flight stay so over a restart."""
+        """End all receives that wait. Messages in flight stay in flight over a restart."""
         self._is_stopped = True
         self._deadlines.stop()
         self._division.stop()
-        for wait in self._waits.all():
-            self._waits.end(wait, PopResult(Why.STOPPED))
-        self._settling.write()
-        self._book.frames.close()
+        for receive in self._waiting():
+            self._end(receive, PopResult(Why.STOPPED))
+        self._writer.write()
+        self._journal.frames.close()
 
-    # Looking
+    # Reports
+
+    def _waiting(self) -> list[Receive[Any]]:
+        return [receive for pool in self._pools.all.values() for receive in pool.waiting()]
 
     @property
     def waiting(self) -> int:
         """How many receives wait."""
-        return self._waits.count
+        return self._pools.receives.count
 
     def is_popped(self, group: str, topic: str) -> bool:
-        """Whether clients of the group pop the topic now, or have messages of it in their hands."""
+        """Return True if clients of the group pop the topic now, or have unfinished messages of it."""
         pool = self._pools.find(group, topic)
         return pool is not None and pool.is_used(self._clock.monotonic_s())
 
     def is_apart(self, group: str, topic: str) -> bool:
-        """Whether the group's clients pop the topic and nobody else reads it."""
+        """Return True if the group's clients pop the topic and no member pulls it."""
         pool = self._pools.find(group, topic)
         return pool is not None and pool.owned is None and pool.is_used(self._clock.monotonic_s())
 
 
-def _is_visible(found: tuple[QueueDeliveries, Delivery] | AckStatus) -> bool:
-    """True if the visibility timeout of the delivery has expired, and it waits to be delivered again."""
-    return not isinstance(found, AckStatus) and found[1].state is DeliveryState.VISIBLE
+class Attempt(NamedTuple):
+    """A receive in order that its client may repeat."""
+
+    client: PopClient
+    group: str
+    topic: str
+    attempt_id: str | None
 
 
-def _answered(wait: Wait, received: PopResult) -> Wait:
-    wait.end()
-    wait.answer(received)
-    return wait
+def _attempt_of(request: PopRequest) -> Attempt:
+    return Attempt(request.client, request.group, request.topic, request.attempt_id)
+
+
+class GivenDelivery(NamedTuple):
+    """A delivery as an attempt was given it."""
+
+    deliveries: QueueDeliveries
+    delivery: Delivery
+    pop_ms: int
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self.delivery.state is DeliveryState.IN_FLIGHT and self.delivery.pop_ms == self.pop_ms
 
 
 # ------------------------------------------------------------------------------
-# Settles messages that clients are done with: one write for all acknowledgements of a turn of the loop, and the
-# answers behind it.
+# The acknowledgements and other records of one event-loop iteration: one write, and then the responses.
 
 
-Answered = Callable[[Sequence[AckStatus]], object]
-When = Callable[[Callable[[], None], Callable[[], None]], None]
-Soon = Callable[[Callable[[], object]], object]
-
-
-def _in_the_loop(action: Callable[[], object]) -> object:
-    return asyncio.get_running_loop().call_soon(action)
-
-
-class _Waiting(NamedTuple):
-    """The acknowledgements of one request, and its answer that waits for the disk."""
-
-    outcomes: list[AckStatus]
-    answer: Answered
-
-
-class Acknowledging:
-    """when_kept, soon: as of `Keeping`. on_finished: hears of queues in which something is finished, behind the answers."""
-
+class JournalWriter:
     def __init__(
-        self,
-        book: Book,
-        offsets: Offsets,
-        clock: Clock,
-        when_kept: When,
-        soon: Soon,
-        on_finished: Callable[[Iterable[QueueDeliveries]], None],
+        self, journal: PopJournal, offsets: Offsets, clock: Clock, flusher: Flusher | None, pops: Pops
     ) -> None:
-        self._book = book
+        self._journal = journal
         self._offsets = offsets
         self._clock = clock
-        self._when_kept = when_kept
-        self._soon = soon
-        self._on_finished = on_finished
+        self._flusher = flusher
+        self._pops = pops
         self._acked: dict[QueueDeliveries, list[Delivery]] = {}
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[tuple[list[AckStatus], Answered]] = []
         self._touched: dict[QueueDeliveries, None] = {}
         self._is_writing = False
 
-    def acknowledge(self, deliveries: QueueDeliveries, delivery: Delivery) -> AckStatus:
-        """Acknowledges a delivery. It is finished when that is on the disk."""
-        if delivery.state is DeliveryState.ACKNOWLEDGED:
-            return AckStatus.DONE
-        outcome = AckStatus.LATE if delivery.state is DeliveryState.VISIBLE else AckStatus.DONE
-        delivery.turn(Event.ACKNOWLEDGE)
+    def acknowledge(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
         self._acked.setdefault(deliveries, []).append(delivery)
-        self.note(deliveries)
-        return outcome
+        self.commit_soon(deliveries)
 
-    def settle(self, outcomes: list[AckStatus], answer: Answered) -> None:
-        """Answers when the acknowledgements are on the disk."""
-        if any(outcome.is_done for outcome in outcomes):
-            self._waiting.append(_Waiting(outcomes, answer))
-            self.write_soon()
-        else:
-            answer(outcomes)
+    def answer_when_written(self, outcomes: list[AckStatus], answer: Answered) -> None:
+        """Call `answer` with the outcomes of one request when its acknowledgements are on the disk."""
+        for outcome in outcomes:
+            if outcome is AckStatus.DONE or outcome is AckStatus.LATE:
+                self._waiting.append((outcomes, answer))
+                self.write_soon()
+                return
+        answer(outcomes)
 
-    def note(self, deliveries: QueueDeliveries) -> None:
-        """How far the group has come may be another offset."""
+    def commit_soon(self, deliveries: QueueDeliveries) -> None:
+        """Commit the queue's offset with the next write, if it has moved."""
         self._touched[deliveries] = None
-        self.write_soon()
-
-    def forget(self, deliveries: QueueDeliveries) -> None:
-        self._touched.pop(deliveries, None)
+        if not self._is_writing:
+            self.write_soon()
 
     def write_soon(self) -> None:
         if not self._is_writing:
             self._is_writing = True
-            self._soon(self.write)
+            self._clock.call_soon(self.write)
 
     def write(self) -> None:
-        """Writes once in a turn of the loop, for everything that happened in it."""
+        """Write everything that happened in this event-loop iteration."""
         self._is_writing = False
         acked, self._acked = self._acked, {}
         waiting, self._waiting = self._waiting, []
+        touched, self._touched = self._touched, {}
+        is_written = True
         try:
             for deliveries, done in acked.items():
-                self._book.acknowledged(deliveries, done)
-            self._book.write()
-        except Exception as error:  # whatever it is, nothing stays acknowledged without an answer
+                if not deliveries.is_ended:  # else the journal would define them again
+                    self._journal.acknowledged(deliveries, done)
+            self._journal.write()
+        except Exception as error:  # whatever it is, nothing stays acknowledged without a response
+            is_written = False
             is_full = isinstance(error, StoreFull)
             log.error(
                 "acknowledgements_refused", reason=str(error), count=len(waiting), exc_info=None if is_full else error
@@ -779,240 +869,170 @@ class Acknowledging:
             for deliveries, done in acked.items():
                 for delivery in done:
                     deliveries.refuse(delivery)
-            answer = partial(_refuse, waiting)
         else:
             for deliveries, done in acked.items():
                 deliveries.finish(done)
-            answer = partial(self._when_kept, partial(_answer, waiting), partial(_refuse, waiting))
-        self._report()
-        if waiting:
-            answer()
-        self._on_finished(acked)
-
-    def _report(self) -> None:
-        """Says how far groups have come, where everybody looks for that."""
-        touched, self._touched = self._touched, {}
         for deliveries in touched:
             try:
-                self.report(deliveries)
+                self.commit(deliveries)
             except Exception:
                 log.exception("offset_not_reported", group=deliveries.group, topic=deliveries.queue.topic)
+        if waiting and is_written and self._flusher is not None:
+            self._flusher.after_sync(partial(_answer, waiting), partial(_answer, waiting, is_kept=False))
+        elif waiting:
+            _answer(waiting, is_kept=is_written)
+        self._pops.finished(acked)
 
-    def report(self, deliveries: QueueDeliveries) -> None:
+    def commit(self, deliveries: QueueDeliveries) -> None:
+        """Commit the queue's lowest unfinished offset, unless the queue has left its pool."""
         committed = deliveries.committed
-        if committed != deliveries.reported and not self.has_left(deliveries):
+        if committed != deliveries.reported and not deliveries.is_ended and not self.follow_reset(deliveries):
             queue = deliveries.queue
             self._offsets.put(deliveries.group, queue.topic, queue.queue_id, committed)
             deliveries.reported = committed
 
-    def has_left(self, deliveries: QueueDeliveries) -> bool:
-        """Whether somebody, such as an administrator, has given the group another offset: it goes on from there."""
+    def follow_reset(self, deliveries: QueueDeliveries) -> bool:
+        """Continue from the group's offset if it was reset, such as by an administrator. Returns True if it was."""
         queue = deliveries.queue
         offset = self._offsets.get(deliveries.group, queue.topic, queue.queue_id)
         if offset is None or offset == deliveries.reported:
             return False
         deliveries.restart(offset, self._clock.time_ms())
-        self._book.restarted(deliveries)
+        self._journal.restarted(deliveries)
         self.write_soon()
         return True
 
 
-def _answer(waiting: Iterable[_Waiting]) -> None:
+def _answer(waiting: Iterable[tuple[list[AckStatus], Answered]], *, is_kept: bool = True) -> None:
+    """Answer requests. A protocol server that fails must not keep the others from their responses."""
     for outcomes, answer in waiting:
-        _call(answer, outcomes)
-
-
-def _refuse(waiting: Iterable[_Waiting]) -> None:
-    for outcomes, answer in waiting:
-        _call(answer, [AckStatus.NOT_KEPT if outcome.is_done else outcome for outcome in outcomes])
-
-
-def _call(answer: Answered, outcomes: list[AckStatus]) -> None:
-    """A door that fails must not take the answers of others along."""
-    try:
-        answer(outcomes)
-    except Exception:
-        log.exception("acknowledgement_not_answered")
-
-
-# ------------------------------------------------------------------------------
-# The waiting receives of all groups, and how each of them ends.
-
-
-class Waits:
-    """put_back: takes the messages of an answer that could not be given, with their group and topic. most: receives that may
-    wait."""
-
-    def __init__(self, clock: Clock, put_back: Callable[[str, str, Iterable[Delivered]], None], most: int) -> None:
-        self._clock = clock
-        self._put_back = put_back
-        self._pools: dict[Wait, Pool] = {}
-        self._shares = AddressShares(most)
-        self._of: dict[PopClient, dict[Wait, None]] = {}
-
-    def has_room(self, session: Session | None) -> bool:
-        """Whether another receive of this session may wait."""
-        return self._shares.has_room(_address_of(session))
-
-    @property
-    def count(self) -> int:
-        return len(self._pools)
-
-    def of(self, client: PopClient) -> list[Wait]:
-        return list(self._of.get(client, ()))
-
-    def all(self) -> list[Wait]:
-        return list(self._pools)
-
-    def hold(self, pool: Pool, wait: Wait) -> None:
-        """Waits for a message, until its time is up."""
-        pool.hold(wait)
-        self._pools[wait] = pool
-        wait.address = _address_of(wait.request.session)
-        self._shares.take(wait.address)
-        self._of.setdefault(wait.request.client, {})[wait] = None
-        wait_s = wait.request.wait_ms / 1000
-        wait.timer = self._clock.call_later(wait_s, self.end, wait, PopResult(Why.NOTHING_NEW))
-
-    def drop(self, wait: Wait) -> None:
-        """Drops a wait without an answer."""
-        if not wait.end():
-            return
-        self._pools.pop(wait).drop(wait)
-        self._shares.give_back(wait.address)
-        waits = self._of[wait.request.client]
-        del waits[wait]
-        if not waits:
-            del self._of[wait.request.client]
-
-    def end(self, wait: Wait, received: PopResult) -> None:
-        """Answers a wait. A door that fails must not harm the sender of the message."""
-        if wait.is_over:
-            return
-        self.drop(wait)
+        if not is_kept:
+            outcomes = [AckStatus.NOT_KEPT if outcome.is_done else outcome for outcome in outcomes]
         try:
-            wait.answer(received)
+            answer(outcomes)
         except Exception:
-            log.exception("receive_not_answered", group=wait.request.group, topic=wait.request.topic)
-            self._put_back(wait.request.group, wait.request.topic, received.messages)
-
-
-def _address_of(session: Session | None) -> str:
-    return session.address if session is not None else ""
+            log.exception("acknowledgement_not_answered")
 
 
 # ------------------------------------------------------------------------------
-# The clients that messages are in the hands of, of those for which the broker prolongs the time.
+# The deadlines of all deliveries of a broker: one heap and one timer.
+#
+# An entry is a batch, so a receive of 32 messages costs one entry. A delivery that gets another deadline gets another
+# entry, and its earlier entry does not count for it any more. Finished deliveries stay in the heap until they are half of
+# it, so acknowledging costs nothing.
 
 
-class Hands:
-    def __init__(self, clock: Clock) -> None:
+_MIN_ENTRIES = 1024
+_Entry = tuple[float, int, QueueDeliveries, Sequence[Delivery]]
+
+
+class Deadlines:
+    """Passes deliveries to `Pops.expire` when their deadline has passed. Times are of the monotonic clock, s."""
+
+    def __init__(self, clock: Clock, pops: Pops) -> None:
         self._clock = clock
-        self._of: dict[PopClient, dict[Delivery, QueueDeliveries]] = {}
-        self._heard_s: dict[PopClient, float] = {}
+        self._pops = pops
+        self._heap: list[_Entry] = []
+        self._numbers = count()
+        self._compacted = 0
+        self._timer: Timer | None = None
+        self._due_s = 0.0
+        self._is_stopped = False
 
-    def heard(self, client: PopClient) -> None:
-        """Anything was heard of the client."""
-        if client in self._of:
-            self._heard_s[client] = self._clock.monotonic_s()
+    def put(self, deliveries: QueueDeliveries, batch: Sequence[Delivery], deadline_s: float) -> None:
+        """Give a batch of deliveries of one queue a deadline."""
+        heap = self._heap
+        if len(heap) > 2 * self._compacted + _MIN_ENTRIES:
+            self._compact()
+        number = next(self._numbers)
+        for delivery in batch:
+            delivery.entry = number
+        heappush(heap, (deadline_s, number, deliveries, batch))
+        if self._timer is None or deadline_s < self._due_s:
+            self._set_timer()
 
-    def give(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
-        client = delivery.client
-        assert client is not None, "only a client's delivery is prolonged"
-        if client not in self._of:
-            self._of[client] = {}
-            self._heard_s[client] = self._clock.monotonic_s()
-        self._of[client][delivery] = deliveries
+    def _compact(self) -> None:
+        self._heap[:] = [entry for entry in self._heap if any(_counts_for(item, entry[1]) for item in entry[3])]
+        heapify(self._heap)
+        self._compacted = len(self._heap)
 
-    def take(self, delivery: Delivery) -> None:
-        """Takes a delivery out of its client's hands, or ends its prolonging."""
-        delivery.renewals = -1
-        client = delivery.client
-        held = self._of.get(client) if client is not None else None
-        if client is not None and held is not None and held.pop(delivery, None) is not None and not held:
-            del self._of[client], self._heard_s[client]
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._heap and not self._is_stopped:
+            self._due_s = self._heap[0][0]
+            self._timer = self._clock.call_later(max(self._due_s - self._clock.monotonic_s(), 0.0), self._fire)
 
-    def prolonged_s(self, delivery: Delivery) -> float | None:
-        """The new deadline of a delivery whose time is over; None if it is not prolonged."""
-        if delivery.renewals < 0 or delivery.client is None or not self._is_heard(delivery.client):
-            return None
-        now_s, end_s = self._clock.monotonic_s(), delivery.since_s + MAX_RENEWED_S
-        if now_s >= end_s:
-            return None
-        step_s = RENEWAL_STEPS_S[min(delivery.renewals, len(RENEWAL_STEPS_S) - 1)]
-        delivery.renewals += 1
-        return min(now_s + step_s, end_s)
+    def _fire(self) -> None:
+        self._timer = None
+        now_s = self._clock.monotonic_s()
+        late_s = now_s - self._due_s
+        try:
+            if late_s > STANDSTILL_S:  # the process was frozen: acknowledgements that came meanwhile are not read yet
+                self._postpone(now_s, late_s)
+            else:
+                self._expire_until(now_s)
+        finally:
+            self._set_timer()
 
-    def _is_heard(self, client: PopClient) -> bool:
-        heard_s = self._heard_s.get(client)
-        return heard_s is not None and self._clock.monotonic_s() - heard_s < POP_CLIENT_SILENT_S
+    def _postpone(self, now_s: float, late_s: float) -> None:
+        while self._heap and self._heap[0][0] <= now_s:
+            _, number, deliveries, batch = heappop(self._heap)
+            until_s = now_s + min(late_s, STANDSTILL_S)
+            for item in batch:
+                if _counts_for(item, number) and item.deadline_s <= now_s:
+                    item.deadline_s = until_s
+            heappush(self._heap, (until_s, number, deliveries, batch))
 
-    def silent(self) -> list[PopClient]:
-        """The clients that nothing was heard of for too long."""
-        return [client for client in self._of if not self._is_heard(client)]
+    def _expire_until(self, now_s: float) -> None:
+        heap = self._heap
+        for _ in range(EXPIRED_AT_ONCE):
+            if not heap or heap[0][0] > now_s:
+                return
+            _, number, deliveries, batch = heappop(heap)
+            due: list[Delivery] = []
+            for item in batch:
+                if _counts_for(item, number):
+                    if item.deadline_s <= now_s:
+                        due.append(item)
+                    else:
+                        self.put(deliveries, (item,), item.deadline_s)
+            if due:
+                self._expire_all(deliveries, due, now_s)
 
-    def stop_renewing(self, client: PopClient, given_since_s: float) -> None:
-        """Messages that were given since then may not have reached the client: their deadlines stay."""
-        for delivery in self._of.get(client, ()):
-            if delivery.since_s >= given_since_s:
-                delivery.since_s = float("-inf")  # as if it had been extended for as long as may be
+    def _expire_all(self, deliveries: QueueDeliveries, due: list[Delivery], now_s: float) -> None:
+        """If this fails, give the deliveries another deadline, so that none is without one."""
+        try:
+            self._pops.expire(deliveries, due)
+        except Exception:
+            log.exception(
+                "deliveries_not_expired", group=deliveries.group, topic=deliveries.queue.topic, count=len(due)
+            )
+            left = [item for item in due if item.state is DeliveryState.IN_FLIGHT and item.deadline_s <= now_s]
+            for item in left:
+                item.deadline_s = now_s + DEAD_LETTER_RETRY_S
+            if left:
+                self.put(deliveries, left, now_s + DEAD_LETTER_RETRY_S)
 
-    def of(self, client: PopClient) -> Iterator[tuple[QueueDeliveries, Delivery]]:
-        """The deliveries that the broker prolongs for a client."""
-        for delivery, deliveries in list(self._of.get(client, {}).items()):
-            if delivery.state is DeliveryState.IN_FLIGHT:
-                yield deliveries, delivery
-
-
-# ------------------------------------------------------------------------------
-# The messages that receives in order were given, by attempt. A client that did not get the answer asks again in the
-# same attempt, and gets the same: otherwise it would wait until the time of messages is over that it never saw.
-
-
-Give = Callable[[QueueDeliveries, Delivery, PopRequest], Delivered | None]
-_Key = tuple[PopClient, str, str, str]  # client, group, topic, attempt
-
-
-class PopBatches:
-    def __init__(self, limits: Limits = LIMITS) -> None:
-        self._limits = limits
-        self._given: OrderedDict[_Key, list[tuple[QueueDeliveries, Delivery, int]]] = OrderedDict()
-
-    def note(self, request: PopRequest, batch: Sequence[tuple[QueueDeliveries, Delivery]]) -> None:
-        if request.attempt_id:
-            self._given[_key(request)] = [(deliveries, delivery, delivery.pop_ms) for deliveries, delivery in batch]
-            if len(self._given) > self._limits.max_attempt_ids:
-                self._given.popitem(last=False)
-
-    def again(self, request: PopRequest, give: Give) -> PopResult | None:
-        """The messages that the attempt was given and has in flight; None if there are none."""
-        given = self._given.pop(_key(request), None) if request.attempt_id else None
-        if given is None:
-            return None
-        still = [
-            (deliveries, delivery)
-            for deliveries, delivery, pop_ms in given
-            if delivery.state is DeliveryState.IN_FLIGHT and delivery.pop_ms == pop_ms
-        ]
-        found = [message for of, delivery in still if (message := give(of, delivery, request)) is not None]
-        if not found:
-            return None
-        self.note(request, still)
-        return PopResult(Why.FOUND, tuple(found), found[0].pop_ms, request.invisible_ms)
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._set_timer()
 
 
-def _key(request: PopRequest) -> _Key:
-    return request.client, request.group, request.topic, request.attempt_id or ""
+def _counts_for(delivery: Delivery, number: int) -> bool:
+    """Return True if a delivery in flight has its deadline by that entry."""
+    return delivery.entry == number and delivery.state is DeliveryState.IN_FLIGHT
 
 
 # ------------------------------------------------------------------------------
-# Copies of messages that nobody could handle: among the group's dead letters, or in its retry topic.
+# Copies of messages: in the group's dead-letter topic, or in its retry topic.
 
 
-_OF_OTHER_TIMES: Final = (props.DELAY, props.WAIT)  # left in, it would be delayed once more
+_OF_OTHER_TIMES: Final = (props.DELAY, props.WAIT)  # left in, the copy would be delayed once more
 
 
-class Letters:
+class DeadLetterWriter:
     def __init__(self, topics: Topics, appender: Appender, settings: GroupConfigs, groups: ConsumerGroups) -> None:
         self._topics = topics
         self._settings = settings
@@ -1020,8 +1040,9 @@ class Letters:
         self._appender = appender
         self._store = appender.store
 
-    def bury(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
-        """Stores the copy. Raises StoreError for a message that cannot be read, or a copy that cannot be stored."""
+    def dead_letter(self, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
+        """Store a copy in the group's dead-letter topic. Raises StoreError if the message cannot be read, or the copy cannot
+        be stored."""
         record = self._store.message(deliveries.queue, delivery.offset)
         name = names.dlq_topic(deliveries.group)
         topic = self._topics.ensure(TopicConfig(name, 1, 1), self._store.end)
@@ -1036,14 +1057,14 @@ class Letters:
             attempts=delivery.attempts, reason=reason,
         )  # fmt: skip
 
-    def are_sent_back(self, name: str) -> bool:
-        """Whether messages of a group may be sent back: it keeps no order, and somebody reads its retry topic."""
+    def may_send_back(self, name: str) -> bool:
+        """Return True if messages may be sent back: the group keeps no order, and a member reads its retry topic."""
         settings, group, topic = self._settings.get(name), self._groups.get(name), names.retry_topic(name)
         may_be = settings is not None and not settings.consume_orderly and settings.retry_queues > 0
         return may_be and group is not None and any(topic in item.subscriptions for item in group.members.values())
 
     def send_back(self, deliveries: QueueDeliveries, delivery: Delivery) -> None:
-        """Stores the copy for members that pull, as if one of them had sent the message back. Raises as `bury` does."""
+        """Store a copy for members that pull, as if one of them had sent the message back. Raises as `dead_letter` does."""
         record = self._store.message(deliveries.queue, delivery.offset)
         settings = self._settings.get(deliveries.group)
         queues = settings.retry_queues if settings is not None else 1
@@ -1056,9 +1077,9 @@ class Letters:
 
 
 def _dead(record: Record, reason: str) -> str:
-    """The properties of a dead letter: where it comes from and why, if there is room for that."""
+    """Return the properties of a dead letter, with its origin and the reason if there is room for them."""
     text = record.properties
-    reason = "".join(char if char.isprintable() else " " for char in reason)  # it may hold what a client has sent
+    reason = "".join(char if char.isprintable() else " " for char in reason)  # a client may have sent it
     for name in _OF_OTHER_TIMES:
         text = props.without(text, name)
     message_id = props.find(text, props.UNIQUE_KEY) or record.offset_id

@@ -135,7 +135,7 @@ def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     broker.group_configs.delete(header.group_name)
     if header.remove_offset:
         broker.offsets.forget_group(header.group_name)
-        broker.pops.forget_group(header.group_name)
+        broker.pops.group_deleted(header.group_name)
     else:
         broker.pops.end_receives(header.group_name)
     log.info("group_deleted", group=header.group_name, offsets=header.remove_offset)
@@ -241,7 +241,7 @@ def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[
     for topic in topics:
         for queue_id, offset in broker.offsets.of(header.src_group, topic).items():
             broker.offsets.put(header.dest_group, topic, queue_id, offset)
-        broker.pops.sent_elsewhere(header.dest_group, topic)
+        broker.pops.offsets_reset(header.dest_group, topic)
         yield
     return answer(frame)
 
@@ -299,7 +299,7 @@ def _reset_popped(broker: Broker, header: ResetOffset, offsets: Mapping[Queue, i
     for queue, offset in offsets.items():
         if broker.pops.serves(header.group, header.topic, queue.queue_id):
             broker.offsets.put(header.group, header.topic, queue.queue_id, offset)
-    broker.pops.sent_elsewhere(header.group, header.topic)
+    broker.pops.offsets_reset(header.group, header.topic)
     log.info("offsets_reset", group=header.group, topic=header.topic, members=0)
 
 
@@ -860,7 +860,7 @@ async def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> 
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     broker.topics.delete(name, broker.store.end)
     broker.offsets.forget_topic(name)
-    broker.pops.forget_topic(name)
+    broker.pops.topic_deleted(name)
     broker.watch.topic_deleted(name)
     noting = broker.locks.topic_deleted(name)
     topics_log.info("topic_deleted", topic=name)

@@ -136,18 +136,11 @@ class Host(Protocol):
     def closed(self, connection: Connection) -> None: ...
 
 
-class Cancellable(Protocol):
-    """Waits on behalf of a client."""
-
-    def cancel(self) -> None: ...
-
-
 class Connection(Client):
     """`active_s` is when it was last read from or written to, in the loop's time; `known` belongs to the check of accounts.
     `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection. `beat`: the body of
     its last heartbeat, and its content. `read_bytes` have come from the client, of TLS those that were decrypted; `records`
     has them decrypted. `broker_name`: of the broker that has said that it speaks here; `is_proving`: one is being asked.
-    `receives`: those that wait for messages to pop.
     `pulls`: those that were checked."""
 
     __slots__ = (
@@ -179,7 +172,6 @@ class Connection(Client):
         "known",
         "number",
         "pulls",
-        "receives",
     )
 
     def __init__(self, host: Host, *, is_external: bool = False, is_vip: bool = False) -> None:
@@ -204,7 +196,6 @@ class Connection(Client):
         self.active_s = self.heard_s = 0.0
         self.counted_bytes = self.charged_bytes = self.held_pulls = self.read_bytes = 0
         self.pulls = KeptPulls()
-        self.receives: set[Cancellable] = set()
         self.records: Decryption | None = None
         self._farewell: Callable[[], None] | None = None
         self._answering_bytes = 0

@@ -28,7 +28,7 @@ from ...protocol.headers import (
     read,
     write,
 )
-from ...protocol.message import MessageError, offset_texts, with_attempts
+from ...protocol.message import offset_texts, with_attempts
 from ...protocol.names import RETRY_PREFIX, SQL92, TAG, Subscription, SubscriptionError, parse_subscription
 from ..broker import Broker
 from ..config import (
@@ -38,14 +38,12 @@ from ..config import (
     MAX_NAMED_CHARS,
     MAX_POLL_S,
     MAX_POP_MESSAGES,
-    LimitExceeded,
 )
-from ..pops.deliveries import TOPIC_MARK, AckStatus, Delivered, PopClient, PopRequest, PopResult, Why, encode_handle
-from ..pops.pool import Wait
+from ..pops.deliveries import TOPIC_MARK, AckStatus, PopClient, PopRequest, PopResult, Why, encode_handle
+from ..pops.pool import Receive
 from ..sessions import Refusal
-from ..store.files import StoreError
 from ..store.index import ConsumeQueue
-from .connection import Buffers, Connection, Refused, answer, answer_pieces, refused, small
+from .connection import Buffer, Buffers, Connection, Refused, answer, answer_pieces, refused, small
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -61,17 +59,14 @@ _NO_MESSAGES = write(PopMessageResult(0, 0, 0, 0))  # Java's client logs four er
 
 
 def pop_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
-    """POP_MESSAGE. Answers when there is a message, or the time is up."""
-    return _pop(broker, connection, frame, read(PopMessage, frame.ext))
-
-
-def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessage) -> Buffers | None:
+    """POP_MESSAGE. Responds when there is a message, or when the poll time is over."""
+    header = read(PopMessage, frame.ext)
     if header.born_time > 0 and header.poll_time > 0:
         late_ms = broker.clock.time_ms() - header.born_time - header.poll_time
         if late_ms > LATE_POLL_MS:
-            if connection.is_news("pop_came_late"):  # such a client retries for ever and says nothing
-                hint = "nobody waits for its answer any more, or the clock of the client's machine is behind: set it"
-                group = header.consumer_group[:MAX_NAMED_CHARS]  # nothing has looked at it yet
+            if connection.is_news("pop_came_late"):  # such a client retries forever and logs nothing
+                hint = "its client does not wait any more, or the clock of the client's machine is behind: set it"
+                group = header.consumer_group[:MAX_NAMED_CHARS]  # it is not checked yet
                 log.warning("pop_came_late", group=group, peer=connection.peer, late_s=late_ms / 1000, hint=hint)
             remark = f"the broker[{broker.config.name}] pop message is timeout too much"
             raise Refused(ResponseCode.POLLING_TIMEOUT, remark, _NO_MESSAGES)
@@ -84,14 +79,6 @@ def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessag
     _check_topic(broker, header.topic, header.queue_id)
     _check_group(broker, header.consumer_group, in_order=header.order)
     subscription = _subscription(header)
-    matches = None
-    if subscription is not None and subscription.kind == SQL92:
-        matches = broker.filters.find(subscription.expression)
-        if matches is None:
-            again = partial(_pop_again, broker, connection, small(frame), header)
-            size = len(subscription.expression) + len(header.topic) + len(header.consumer_group)
-            broker.filters.when_parsed(connection, subscription.expression, again, size)
-            return None
     if not 0 < header.invisible_time <= MAX_INVISIBLE_MS:
         raise Refused(
             ResponseCode.INVALID_PARAMETER,
@@ -109,109 +96,66 @@ def _pop(broker: Broker, connection: Connection, frame: Frame, header: PopMessag
         session=connection,
         in_order=header.order,
         subscription=subscription,
-        matches=matches,
         attempt_id=(header.attempt_id or "")[:MAX_ATTEMPT_CHARS] or None,
         from_first=header.init_mode == FROM_FIRST,
         from_end=header.init_mode == FROM_END,
     )
-    if not broker.pops.is_popped(request.group, request.topic):  # a member that pulled until now
-        broker.watch.let_all_go(connection, request.group, request.topic)
-    return _Receive(broker, connection, small(frame), request).begin()
+    return _receive(broker, connection, PopReceive(broker, connection, small(frame), request))
 
 
-def _pop_again(broker: Broker, connection: Connection, frame: Frame, header: PopMessage) -> None:
-    """When its filter was parsed."""
-    try:
-        reply = _pop(broker, connection, frame, header)
-    except Refused as refusal:
-        reply = refusal.answer(frame)
-    except Refusal as refusal:
-        reply = refused(refusal).answer(frame)
-    except (StoreError, MessageError, LimitExceeded) as error:  # outside of the dispatch, which would say it
-        reply = answer(frame, ResponseCode.SYSTEM_ERROR, remark=str(error))
-    if reply is not None:
-        connection.write(reply)
+def _receive(broker: Broker, connection: Connection, receive: PopReceive) -> Buffers | None:
+    connection.on_lost(broker.pops.session_gone)
+    result = broker.pops.receive(receive)
+    return None if result is None else receive.encode(result)
 
 
 def client_of(broker: Broker, connection: Connection, group: str) -> PopClient:
-    """The client that pops is the connection. Its id, for people, is that of the group's member there, or of the only
-    client there."""
+    """Return the client that pops: the connection. Its id, for reports, is that of the group's member on it, or of its only
+    client."""
     found = broker.groups.get(group)
     member = found.members.get(connection) if found else None
     client_id = member.client_id if member is not None else broker.clients.only_id(connection)
     return PopClient(client_id or f"{connection.peer}@{connection.number}", session=connection)
 
 
-class _Receive:
-    """One POP_MESSAGE and where its answer goes. It counts as a held pull as long as it waits."""
+class PopReceive(Receive[Frame]):
+    """A POP_MESSAGE."""
+
+    __slots__ = ("_broker", "_connection")
 
     def __init__(self, broker: Broker, connection: Connection, frame: Frame, request: PopRequest) -> None:
+        super().__init__(request, frame)
         self._broker = broker
         self._connection = connection
-        self._frame = frame
-        self._request = request
-        self._now: Buffers | None = None
-        self._wait: Wait | None = None
-        self._kept_bytes = 0
 
-    def begin(self) -> Buffers | None:
-        """The answer if there is one now."""
-        self._connection.on_lost(_cancel_receives)
-        self._connection.on_lost(self._broker.pops.session_gone)
-        wait = self._broker.pops.receive(self._request, self._answer)
-        if wait.is_over:
-            return self._now
-        self._wait = wait
+    def respond(self, result: PopResult) -> None:
         connection = self._connection
-        connection.receives.add(self)
-        connection.held_pulls += 1
-        self._kept_bytes = self._request.kept_bytes
-        connection.charge(self._kept_bytes)
-        return None
-
-    def cancel(self) -> None:
-        """The client is gone."""
-        self._leave()
-        if self._wait is not None:
-            self._wait.cancel()
-
-    def _leave(self) -> None:
-        if self in self._connection.receives:
-            self._connection.receives.discard(self)
-            self._connection.held_pulls -= 1
-            self._connection.charge(-self._kept_bytes)
-
-    def _answer(self, received: PopResult) -> None:
-        connection = self._connection
-        self._leave()
-        if self._wait is None:  # within `begin`
-            self._now = self._encode(received)
-        elif connection.is_closed or connection.is_paused:  # it reads too slowly to get more
-            self._broker.pops.put_back(self._request.group, self._request.topic, received.messages)
-            connection.when_read(lambda: connection.write(self._encode(PopResult(Why.NOTHING_NEW))))
+        if connection.is_closed or connection.is_paused:  # it reads too slowly to get more
+            self._broker.pops.put_back(self.request.group, self.request.topic, result.messages)
+            connection.when_read(lambda: connection.write(self.encode(PopResult(Why.NOTHING_NEW))))
         else:
-            connection.write(self._encode(received))
+            connection.write(self.encode(result))
 
-    def _encode(self, received: PopResult) -> Buffers:
-        if received.why is not Why.FOUND:
-            code = _NOTHING.get(received.why, ResponseCode.POLLING_TIMEOUT)
-            return answer(self._frame, code, _NO_MESSAGES, remark=received.fault or received.why.value)
-        starts, offsets = offset_texts((TOPIC_MARK, item.queue_id, item.offset) for item in received.messages)
-        result = PopMessageResult(received.pop_ms, received.invisible_ms, 0, received.rest, starts, offsets)
-        return answer_pieces(self._frame, write(result), list(map(_record, received.messages)), "FOUND")
+    def fail(self, error: Exception) -> None:
+        refusal = refused(error) if isinstance(error, Refusal) else Refused(ResponseCode.SYSTEM_ERROR, str(error))
+        self._connection.write(refusal.answer(self.reply_to))
 
-
-def _record(message: Delivered) -> bytes:
-    return with_attempts(message.record, message.attempt - 1, message.handle)
-
-
-def _cancel_receives(connection: Connection) -> None:
-    for receive in list(connection.receives):
-        receive.cancel()
+    def encode(self, result: PopResult) -> Buffers:
+        frame = self.reply_to
+        if result.why is not Why.FOUND:
+            code = _NOTHING.get(result.why, ResponseCode.POLLING_TIMEOUT)
+            return answer(frame, code, _NO_MESSAGES, remark=result.fault or result.why.value)
+        places, pieces = [], list[Buffer]()
+        for item in result.messages:
+            places.append((TOPIC_MARK, item.queue_id, item.offset))
+            pieces.append(with_attempts(item.record, item.attempt - 1, item.handle))
+        starts, offsets = offset_texts(places)
+        fields = PopMessageResult(result.pop_ms, result.invisible_ms, 0, result.rest, starts, offsets)
+        return answer_pieces(frame, write(fields), pieces, "FOUND")
 
 
 def _subscription(header: PopMessage) -> Subscription | None:
-    """The filter; None takes all messages."""
+    """Return the filter; None takes all messages."""
     try:
         found = parse_subscription(header.topic, header.exp, kind=header.exp_type or TAG)
     except SubscriptionError as error:
@@ -240,7 +184,7 @@ def _check_topic(broker: Broker, name: str, queue_id: int, bad_queue: int = Resp
 
 
 def _check_group(broker: Broker, name: str, *, in_order: bool = False) -> None:
-    """in_order: a group that is made now is one in order."""
+    """Check the group. in_order: True if a group that is created now gets its messages in order."""
     group = broker.group_configs.ensure(name, orderly=in_order)
     if group is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] not exist")
@@ -248,7 +192,7 @@ def _check_group(broker: Broker, name: str, *, in_order: bool = False) -> None:
         raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
 
 
-# Clients' words on their messages
+# Outcomes of messages
 
 
 def ack_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
@@ -354,15 +298,19 @@ def notification(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         is_strict=header.queue_id >= 0,
         session=connection,
     )
-    return _Notification(broker, connection, small(frame), request).begin()
+    return _receive(broker, connection, NotificationReceive(broker, connection, small(frame), request))
 
 
-class _Notification(_Receive):
-    def _encode(self, received: PopResult) -> Buffers:
-        if received.why in (Why.FOUND, Why.NOTHING_NEW, Why.TOO_MANY_WAIT):
-            told = Notified(received.why is Why.FOUND, received.why is Why.TOO_MANY_WAIT)
-            return answer(self._frame, ext=write(told))
-        return super()._encode(received)
+class NotificationReceive(PopReceive):
+    """A NOTIFICATION."""
+
+    __slots__ = ()
+
+    def encode(self, result: PopResult) -> Buffers:
+        if result.why in (Why.FOUND, Why.NOTHING_NEW, Why.TOO_MANY_WAIT):
+            notified = Notified(result.why is Why.FOUND, result.why is Why.TOO_MANY_WAIT)
+            return answer(self.reply_to, ext=write(notified))
+        return super().encode(result)
 
 
 def polling_info(broker: Broker, connection: Connection, frame: Frame) -> Buffers:

@@ -11,7 +11,7 @@ from rocketlet.broker.pops.deliveries import AckStatus, PopClient, Why
 from rocketlet.protocol.message import Record
 from rocketlet.protocol.properties import RETRY_TOPIC, find
 
-from .world import World, bodies, client_of, handles
+from .world import FakeSession, World, bodies, client_of, handles
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_what_is_popped_of_a_queue_that_leaves_is_waited_for_until_its_time_is_o
     puller = world.join("a")
     for _ in range(90):
         world.advance(1)
-        world.state.look_for_silent_clients()
+        world.state.expire_clients()
         world.wait(client="p", wait_ms=500)
         assert world.lock(puller, "a", 0, 1) <= {1}
     for _ in range(11):
@@ -186,12 +186,11 @@ def test_a_restart_keeps_what_the_pool_owns(world: World) -> None:
 
 
 def test_members_that_share_with_nobody_are_refused(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    from rocketlet.broker.pops.division import Seat
     from rocketlet.protocol.bodies import ConsumerData
     from rocketlet.protocol.names import Subscription
 
     world.receive(client="p")
-    session = Seat(lambda: None)
+    session = FakeSession()
     data = ConsumerData("g", message_model="BROADCASTING", subscriptions=(Subscription("t"),))
     world.members.heartbeat(session, "b", data, 0, 0)
     assert world.state.pull_fault(session, "g", "t") is not None
@@ -200,11 +199,10 @@ def test_members_that_share_with_nobody_are_refused(world: World, capsys: pytest
 
 
 def test_a_member_that_pops_needs_no_seat_and_is_the_last_in_the_list(world: World) -> None:
-    from rocketlet.broker.pops.division import Seat
     from rocketlet.protocol.bodies import ConsumerData
     from rocketlet.protocol.names import Subscription
 
-    session = Seat(lambda: None)
+    session = FakeSession()
     session.peer = "127.0.0.1:1"
     data = ConsumerData("g", "CONSUME_POP", subscriptions=(Subscription("t"),))
     world.members.heartbeat(session, "a", data, 0, 0)

@@ -98,10 +98,10 @@ def test_a_message_that_the_broker_prolonged_ends_at_its_deadline_though_its_cli
     for step_s in RENEWAL_STEPS_S[:renewals]:
         world.advance(ends_s)
         ends_s = step_s
-        world.state.heard(client_of("c"))
+        world.state.record_contact(client_of("c"))
     down(world, 10)
     for _ in range(9):
-        world.state.heard(client_of("c"))
+        world.state.record_contact(client_of("c"))
         world.advance((ends_s - 10.001) / 9)
     assert given(world) == []
     assert world.state.change("g", "t", handle, 50).outcome is AckStatus.DONE, "its handle stays good"
@@ -144,14 +144,26 @@ def test_a_journal_that_was_lost_is_said_once(world: World, is_empty: bool) -> N
 def test_a_journal_of_which_nothing_is_left_is_not_said_to_be_lost(world: World) -> None:
     world.send("m")
     world.receive()
-    world.state.forget_group("g")
-    world.state._book.journal_bytes = -1  # it is written anew with each save
+    world.state.group_deleted("g")
+    world.state._journal.journal_bytes = -1  # it is written anew with each save
     for _ in range(3):
         world.save()
     world.kill()
     with capture_logs() as logs:
         world.open()
     assert not [log for log in logs if log["event"] == "pop_journal_lost"]
+
+
+def test_a_deleted_group_does_not_return_when_a_message_was_acknowledged_in_the_same_iteration(world: World) -> None:
+    world.send("m")
+    world.state.ack("g", "t", handles(world.receive()), lambda outcomes: None)
+    world.state.group_deleted("g")
+    world.offsets.forget_group("g")
+    world.turn()
+    world.kill()
+    world.open()
+    assert not world.state.pools
+    assert world.offsets.get("g", "t", 0) is None
 
 
 def test_in_order_a_message_group_comes_from_its_first_one_on(world: World) -> None:

@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 from rocketlet.broker.config import MAX_POP_MESSAGES, POOL_IDLE_S, POP_CLIENT_SILENT_S
 from rocketlet.broker.pops.deliveries import AckStatus, Why
-from rocketlet.broker.pops.division import Seat
 from rocketlet.broker.sessions import Session
 
 from ...conftest import limits_of
-from .world import World, bodies, handles
+from .world import FakeSession, World, bodies, handles
 
 
-class Client(Seat):
+class Client(FakeSession):
     """A client's session, which may be lost."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: None)
+        super().__init__()
         self._actions: list[Callable[[Session], None]] = []
 
     def on_lost(self, action: Callable[[Session], None]) -> None:
@@ -134,10 +133,10 @@ def test_groups_that_nobody_pops_any_more_are_kept_for_a_while_and_no_more_of_th
     world.turn()
     assert set(pools) == {("b", "t"), ("c", "t")}
     world.clock.advance(POOL_IDLE_S)
-    world.state.look_for_silent_clients()
+    world.state.expire_clients()
     assert set(pools) == {("c", "t")}, "its client may come back for two minutes"
     world.clock.advance(POP_CLIENT_SILENT_S)
-    world.state.look_for_silent_clients()
+    world.state.expire_clients()
     assert not pools
 
 
@@ -150,10 +149,10 @@ def test_a_group_whose_clients_are_gone_keeps_what_is_in_flight_and_goes_on_wher
     world.ack(*handles(world.receive(session=session)))
     session.lose()
     world.advance(POOL_IDLE_S)
-    world.state.look_for_silent_clients()
+    world.state.expire_clients()
     assert list(world.state.popped("g", "t")) == [0], "nothing of the other queue is in flight"
     assert world.ack(handles(received)[1]) == [AckStatus.DONE]
-    world.state.look_for_silent_clients()
+    world.state.expire_clients()
     assert not world.state.pools
     assert [world.offsets.get("g", "t", queue) for queue in (0, 1)] == [2, 1]
     fill(world, 1, queue=1)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from rocketlet.broker.config import DEAD_LETTER_RETRY_S
-from rocketlet.broker.pops.deliveries import AckStatus, Delivery, PopRequest, PopResult, QueueDeliveries, Why
-from rocketlet.broker.pops.pops import Letters
+from rocketlet.broker.pops.deliveries import AckStatus, Delivery, PopRequest, PopResult, Why
+from rocketlet.broker.pops.pool import QueueDeliveries
+from rocketlet.broker.pops.pops import DeadLetterWriter
 from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.names import Subscription
 from rocketlet.protocol.properties import find
@@ -115,7 +116,7 @@ def test_a_thousand_receives_whose_client_takes_none_of_their_answers_are_ended_
 
     ended: list[Why] = []
     for _ in range(1000):
-        world.state.receive(PopRequest("g", "t", client_of("gone"), 32, 10_000, 20_000), not_taken)
+        world.begin(PopRequest("g", "t", client_of("gone"), 32, 10_000, 20_000), not_taken)
     world.send("m")
     world.turn()
     assert ended == [Why.FOUND] * 1000
@@ -163,14 +164,14 @@ def test_one_message_that_fails_loses_no_other_of_its_batch(world: World, monkey
     world.group("g", retry_max_times=0)
     for number in range(5):
         world.send(f"m{number}")
-    bury, broken = Letters.bury, {2}
+    dead_letter, broken = DeadLetterWriter.dead_letter, {2}
 
-    def failing(letters: Letters, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
+    def failing(writer: DeadLetterWriter, deliveries: QueueDeliveries, delivery: Delivery, reason: str) -> None:
         if delivery.offset in broken:
             raise ValueError("a value that nobody thought of")
-        bury(letters, deliveries, delivery, reason)
+        dead_letter(writer, deliveries, delivery, reason)
 
-    monkeypatch.setattr(Letters, "bury", failing)
+    monkeypatch.setattr(DeadLetterWriter, "dead_letter", failing)
     world.receive(invisible_ms=10_000)
     world.advance(10)
     assert world.state.unfinished("g") == 1
@@ -234,7 +235,7 @@ def test_what_the_broker_prolongs_stays_with_its_client_while_that_is_heard(worl
     got = world.wait(client="d", wait_ms=4 * 3600_000)
     for _ in range(100):
         world.advance(60)
-        world.state.heard(client_of("c"))
+        world.state.record_contact(client_of("c"))
     assert not got
     world.state.client_gone(client_of("c"))
     assert [message.attempt for message in got[0].messages] == [2]
@@ -246,7 +247,7 @@ def test_what_the_broker_prolongs_is_given_to_others_after_three_hours(world: Wo
     got = world.wait(client="d", wait_ms=4 * 3600_000)
     for _ in range(179):
         world.advance(60)
-        world.state.heard(client_of("c"))
+        world.state.record_contact(client_of("c"))
     assert not got
     world.advance(60)
     assert bodies(got[0]) == ["m"]
@@ -257,10 +258,10 @@ def test_a_client_that_is_silent_loses_what_the_broker_prolongs(world: World) ->
     world.receive(auto_renew=True, invisible_ms=60_000)
     got = world.wait(client="d", wait_ms=4 * 3600_000)
     world.advance(119)
-    world.state.look_for_silent_clients()
+    world.state.expire_clients()
     assert not got
     world.advance(1)
-    world.state.look_for_silent_clients()
+    world.state.expire_clients()
     assert bodies(got[0]) == ["m"]
 
 
@@ -319,7 +320,7 @@ def test_a_group_that_is_sent_elsewhere_goes_on_from_there(world: World) -> None
     received = world.receive()
     world.ack(received.messages[0].handle)
     world.offsets.put("g", "t", 0, 0)
-    world.state.sent_elsewhere("g", "t")
+    world.state.offsets_reset("g", "t")
     again = world.receive()
     assert bodies(again) == ["m0", "m1", "m2"]
     assert world.ack(received.messages[1].handle) == [AckStatus.EXPIRED]
@@ -330,9 +331,9 @@ def test_a_group_that_is_sent_elsewhere_goes_on_from_there(world: World) -> None
 def test_a_topic_or_group_that_is_deleted_ends_its_receives(world: World) -> None:
     got = world.wait()
     other = world.wait(group="h")
-    world.state.forget_group("g")
+    world.state.group_deleted("g")
     assert [received.why for received in got] == [Why.GROUP_GONE]
-    world.state.forget_topic("t")
+    world.state.topic_deleted("t")
     assert [received.why for received in other] == [Why.TOPIC_GONE]
 
 
@@ -379,5 +380,5 @@ def test_who_pops_is_known_for_two_minutes_or_until_it_leaves(world: World) -> N
     world.state.client_gone(client_of("a"))
     assert world.state.clients("g") == {"b": [Subscription("t")]}
     world.advance(121)
-    world.state.look_for_silent_clients()
+    world.state.expire_clients()
     assert world.state.clients("g") == {}

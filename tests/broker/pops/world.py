@@ -4,8 +4,9 @@ end when a test says so."""
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.groups.group import ConsumerGroups
@@ -13,12 +14,14 @@ from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.offsets import Offsets, Watch
 from rocketlet.broker.groups.settings import GroupConfigs, History, RequestModes
 from rocketlet.broker.messages.appender import Appender
+from rocketlet.broker.messages.filters import Filters
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.pops.deliveries import AckStatus, PopClient, PopRequest, PopResult
-from rocketlet.broker.pops.division import Mixed, Seat
+from rocketlet.broker.pops.division import Divided, PopMember
+from rocketlet.broker.pops.pool import Receive
 from rocketlet.broker.pops.pops import Pops
 from rocketlet.broker.runtime import MovableClock, Runtime, run
-from rocketlet.broker.sessions import GroupChanged, Session
+from rocketlet.broker.sessions import Event, GroupChanged, Session
 from rocketlet.broker.store.journals import Frames
 from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Route, TopicConfig
 from rocketlet.protocol.group_bodies import LockRequest
@@ -41,8 +44,40 @@ class _AtOnce:
         raise AssertionError("it waits")
 
 
-async def _no_route(topic: str) -> Route | None:
-    return None
+class _NoRoutes:
+    async def find_route(self, topic: str) -> Route | None:
+        return None
+
+
+class FakeSession(PopMember):
+    """A session without a client."""
+
+    def __init__(self) -> None:
+        super().__init__(cast("Divided", None))
+
+    def tell(self, event: Event) -> None:
+        pass
+
+
+class Received(Receive[Callable[[PopResult], object]]):
+    """A receive whose result a function takes."""
+
+    def respond(self, result: PopResult) -> None:
+        self.reply_to(result)
+
+
+class TestClock(MovableClock):
+    """A clock that stands, and event-loop iterations that end when a test says so."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        super().__init__(stands=True)
+        self._began = (1000.0, 1_800_000_000.0)  # the same in each run
+        self.soon: list[Callable[[], object]] = []
+
+    def call_soon(self, action: Callable[..., object], *arguments: Any) -> None:
+        self.soon.append(partial(action, *arguments))
 
 
 class World:
@@ -50,15 +85,11 @@ class World:
 
     journal_bytes = 2000  # so that it is written anew in tests, too
 
-    def __init__(
-        self, folder: Path, queues: int = 2, clock: MovableClock | None = None, limits: Limits = LIMITS
-    ) -> None:
+    def __init__(self, folder: Path, queues: int = 2, clock: TestClock | None = None, limits: Limits = LIMITS) -> None:
         self.folder = folder
         self.queues = queues
         self.limits = limits
-        self.clock = clock or MovableClock(stands=True)
-        self.clock._began = (1000.0, 1_800_000_000.0)  # the same in each run
-        self._soon: list[Callable[[], object]] = []
+        self.clock = clock or TestClock()
         folder.mkdir(parents=True, exist_ok=True)
         self.open()
 
@@ -75,7 +106,7 @@ class World:
         self.offsets = Offsets(folder / "offsets.json", self.topics.identity)
         self.offsets.clamp(self.store.queues)
         self.groups = GroupConfigs(runtime, folder / "groups.json", auto_create=True)
-        self._soon.clear()
+        self.clock.soon.clear()
         self.pops: Pops | None = None
         history = History(runtime)
         self.members = ConsumerGroups(
@@ -89,16 +120,14 @@ class World:
         )  # fmt: skip
         watch = Watch(runtime, self.members, self.locks, history, self.topics.queues_of)
         self.pops = Pops(
-            runtime, "b", self.topics, self.appender, self.offsets, self.groups, self.members, self.locks, watch,
-            RequestModes(folder / "modes.json"), Mixed(runtime, history), Frames(self.journal),
-            find_route=_no_route, queues_of=self.topics.queues_of,
-            when_kept=lambda action, otherwise: action(), soon=self._soon.append,
+            runtime, "b", self.topics, self.appender, Filters(runtime), self.offsets, self.groups, self.members,
+            self.locks, watch, RequestModes(folder / "modes.json"), history, Frames(self.journal), _NoRoutes(), None,
         )  # fmt: skip
-        self.pops._book.journal_bytes = self.journal_bytes
+        self.pops._journal.journal_bytes = self.journal_bytes
 
     def join(self, client_id: str, *, strategy: str | None = "AVG", group: str = "g", topic: str = "t") -> Session:
         """A member that pulls: one of ours, or without a strategy one of Apache's."""
-        session = Seat(lambda: None)
+        session = FakeSession()
         subscriptions = (Subscription(topic), Subscription(f"%RETRY%{group}"))
         self.members.heartbeat(
             session, client_id, ConsumerData(group, subscriptions=subscriptions, strategy=strategy), 0, 0
@@ -133,14 +162,14 @@ class World:
 
     def turn(self) -> None:
         """This turn of the loop is over."""
-        while self._soon:
-            soon, self._soon[:] = list(self._soon), []
+        while self.clock.soon:
+            soon, self.clock.soon[:] = list(self.clock.soon), []
             for action in soon:
                 action()
 
     def kill(self) -> None:
         self.clock.stop()
-        self.state._book.frames.close()
+        self.state._journal.frames.close()
         self.store.close()
 
     def save(self) -> None:
@@ -170,7 +199,7 @@ class World:
             **rest,
         )
         self.groups.ensure(request.group)  # as servers do
-        self.state.receive(request, got.append)
+        self.begin(request, got.append)
         self.turn()
         (received,) = got
         return received
@@ -188,10 +217,16 @@ class World:
             **rest,
         )
         self.groups.ensure(request.group)
-        got_wait = self.state.receive(request, got.append)
-        self.last_wait = got_wait
+        self.last_wait = self.begin(request, got.append)
         self.turn()
         return got
+
+    def begin(self, request: PopRequest, respond: Callable[[PopResult], object]) -> Received:
+        receive = Received(request, respond)
+        result = self.state.receive(receive)
+        if result is not None:
+            respond(result)
+        return receive
 
     def ack(self, *handles: str, group: str = "g", topic: str = "t") -> list[AckStatus]:
         got: list[AckStatus] = []
