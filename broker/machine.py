@@ -114,10 +114,10 @@ def shares() -> OpenFileShares:
 # The collector of circular garbage, in a process that runs servers only.
 #
 # Python frees an object when nothing refers to it any more. Its collector is for objects that refer to each other in
-# a circle, and looks at all objects there are, again and again while they become more: with the 10,000 members of a
+# a circle, and examines all objects, repeatedly while their number grows: with the 10,000 members of a
 # large group it takes 130 ms, in which nobody is served. A server leaves no circles behind, however its clients
-# leave. So the collector looks at new objects only, and every second the survivors are set aside, which takes no
-# time. Circles that a library leaves are found when memory has doubled: then the collector looks at all objects once.
+# leave. So the collector examines new objects only, and every second the survivors are set aside, which takes no
+# time. Circles that a library leaves are found when memory has doubled: then the collector examines all objects.
 
 
 _YOUNG: Final = 1  # the oldest of the generations that are still collected
@@ -172,10 +172,10 @@ class Unsettled(Exception):
 
 
 class Watched:
-    """Looks at the files' dates, sizes and inodes: a few microseconds, on every kind of file system, through the symlinks
+    """Check the files' dates, sizes and inodes: a few microseconds, on every kind of file system, through the symlinks
     that Kubernetes swaps.
 
-    Editors and configuration management write a file in place, and the first half of one can be whole by itself: YAML with
+    Editors and configuration management write a file in place, and the first half of one can be valid on its own: YAML with
     fewer accounts, or without the permission that denies. (Apache's FileWatchService takes such a half when its hash
     differs.) So files are taken when two looks found them alike, and only if they are still so when they have been read.
     The first time there is no former look: files are written before a server is started.

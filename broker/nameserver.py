@@ -42,7 +42,7 @@ class _Broker:
 
 
 class Routes:
-    """networks: with them, a client is told the address at which it reached us for the broker of this process, and the
+    """networks: with them, a client gets the address at which it reached us for the broker of this process, and the
     broker's external address if it comes from outside of these networks."""
 
     def __init__(self, clock: Clock = MACHINE, networks: Networks | None = None, limits: Limits = LIMITS) -> None:
@@ -110,7 +110,7 @@ class Routes:
         return broker.addresses.get(0)
 
     def _check_limits(self, name: str, addresses: int, topics: int, more: int) -> None:
-        """Raises LimitExceeded for a broker with so many addresses and topics; `more` is how much they grew."""
+        """Raises LimitExceeded for a broker with too many addresses and topics; `more` is how much they grew."""
         if name not in self._brokers and len(self._brokers) >= self.limits.max_brokers:
             raise LimitExceeded(f"this name server knows {self.limits.max_brokers} brokers and takes no more")
         if addresses > self.limits.max_broker_addresses:
@@ -188,7 +188,7 @@ class Routes:
         return bool(self._gone)
 
     def freeing(self) -> Work[None]:
-        """Frees the topics of brokers that are gone: 50,000 at once would take 10 ms."""
+        """Frees the topics of brokers that are gone: 50,000 in one iteration would take 10 ms."""
         while self._gone:
             topics = self._gone[-1]
             for _ in range(min(LOOKS, len(topics))):
@@ -237,7 +237,7 @@ class Routes:
             entry.seen_s = self.clock.monotonic_s()
 
     def tell_registered(self) -> None:
-        """Clients inside of our networks are told the address that the broker gives, not the one at which they reached us."""
+        """Clients inside of our networks get the address that the broker gives, not the one at which they reached us."""
         self._tells_reached = False
 
     def route(self, topic: str, to: Session | None = None) -> Route | None:
@@ -323,7 +323,7 @@ class Routes:
 
 
 # ------------------------------------------------------------------------------
-# The networks that this machine or container is in. They tell clients inside from clients outside.
+# The networks that this machine or container is in. They distinguish clients inside from clients outside.
 #
 # A container is reached in two ways: by its neighbours at its own address, and through a published port. Clients of a
 # published port come from the gateway or from another network, and cannot reach the container's own address.

@@ -38,7 +38,7 @@ log = structlog.get_logger("rocketlet.tls")
 
 
 # ------------------------------------------------------------------------------
-# A client's socket, as far as TLS deals with it. Each door has its own kind.
+# A client's socket, as far as TLS deals with it. Each protocol server has its own kind.
 
 
 class Decryption(Protocol):
@@ -81,12 +81,12 @@ class Client(asyncio.Protocol):
 
 
 # ------------------------------------------------------------------------------
-# A client's socket as any door may use it, whichever made it: counted, charged and closed as all others.
+# A client's socket as any protocol server may use it, whichever made it: counted, charged and closed as all others.
 
 
 class Carrier(Session, Protocol):
-    """`active_s` is when it was last read from or written to, `heard_s` when its client was last heard of. `read_bytes` have
-    come from the client. `is_held`: its requests wait."""
+    """`active_s` is when it was last read from or written to, `heard_s` when its client last sent something. `read_bytes`
+    have come from the client. `is_held`: its requests wait."""
 
     active_s: float
     heard_s: float
@@ -95,11 +95,11 @@ class Carrier(Session, Protocol):
 
     @property
     def may_serve(self) -> bool:
-        """Whether its requests may be served at once; otherwise they wait for their turn."""
+        """True if its requests may be served immediately; otherwise they are queued."""
         ...
 
     def note_served(self, used_s: float) -> None:
-        """Its requests were served for so long at once."""
+        """Record for how long its requests were served."""
         ...
 
     def in_turn(self, work: Work[None]) -> None:
@@ -272,7 +272,7 @@ class Tls:
         return self._watched.look()
 
     def load(self) -> None:
-        """Takes the files anew if they have changed; connections that are open keep what they have. Files that do not
+        """Reload the files if they have changed; connections that are open keep what they have. Files that do not
         fit together, such as a certificate whose key is not written yet, are reported, and the former stay."""
         if not self._watched.has_changed:
             return
@@ -300,7 +300,7 @@ class Tls:
             if until_s <= now_s:
                 log.error("certificate_expired", file=str(path), expired=_date(until_s), hint="clients refuse it")
             elif until_s - now_s < CERTIFICATE_WARNING_S:
-                hint = "put a new one in its place; the broker reads it by itself"
+                hint = "replace the file; the broker reloads it automatically"
                 log.warning("certificate_expires", file=str(path), expires=_date(until_s), hint=hint)
 
     def note_turned_away(self, peer: str, reason: str) -> None:
@@ -499,7 +499,7 @@ def _pem() -> bytes:
 
 
 # ------------------------------------------------------------------------------
-# Reads until when certificates are valid, which Python's `ssl` does not tell. It steps over the few fields of X.509's
+# Reads until when certificates are valid, which Python's `ssl` does not report. It steps over the few fields of X.509's
 # DER before the validity (RFC 5280, 4.1).
 
 

@@ -2,12 +2,12 @@
 
     python examples/exactly_once.py NAME_SERVER DATABASE_URL      # sqlite:///payments.db, postgresql+psycopg://...
 
-Two rows of the table `places` decide. `next_offset`: what is below it has its effect already, so a message that comes again
+Two rows of the table `places` decide. `next_offset`: what is below it has its effect already, so a redelivered message
 changes nothing. `epoch`: it grows with every owner of a queue, so a member that was frozen past its lease, and whose queue
 another one owns by now, changes nothing either. The consumer begins where the database is, not where the group is.
 Messages must come in order (`orderly=True`), because one number stands for all that is below it.
 
-A message that its producer stored twice, because a send was tried again, is two messages here; if that matters, keep
+A message that its producer stored twice, because a send was retried, is two messages here; if that matters, keep
 `message.message_id`, too. Run brokers with `--flush sync`: without it, a power cut can give the offsets of lost messages to
 others. If you delete a topic, delete its rows of `places`.
 """

@@ -74,7 +74,7 @@ async def main(name_server: str, database: str) -> None:
         stop = asyncio.create_task(stop_signal())
         await asyncio.wait([relay, stop], return_when=asyncio.FIRST_COMPLETED)
         if relay.done():
-            await relay  # raises why it ended, so that whoever runs this hears of it
+            await relay  # raises why it ended, so that the caller gets the error
         relay.cancel()
 
 

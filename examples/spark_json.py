@@ -37,7 +37,7 @@ def large_orders(rows: DataFrame) -> DataFrame:
         f.col("order.customer").alias("queueKey"),  # the orders of one customer stay in order
         f.lit("large").alias("tags"),
         "keys",
-        "messageId",  # the same when a batch is run again: consumers can tell
+        "messageId",  # equal when a batch is repeated, so that consumers recognize it
     )
 
 

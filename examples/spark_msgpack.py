@@ -18,7 +18,7 @@ ARROW_READING = pa.schema([("queueOffset", pa.int64()), ("sensor", pa.string()),
 
 
 def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """On the workers. A body that is no MessagePack map ends the query; catch the error here to go on without it."""
+    """On the workers. A body that is no MessagePack map ends the query; catch the error here to continue without it."""
     for batch in batches:
         readings = [msgpack.unpackb(body) for body in batch.column("body").to_pylist()]
         columns = [

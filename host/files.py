@@ -1,6 +1,6 @@
 """Files that users name, such as certificates. A pipe is refused, because its reader would wait, and so is a large file.
 
-A file that is written anew each time is locked by a file beside it.
+A file that is rewritten each time is locked by a file beside it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Freed memory is kept for the next use.
 
 The C library gives large pieces back to the system as soon as they are free, and each time that it asks for memory again, the
-system clears every page of it anew. A process that turns megabytes after megabytes, such as a broker that stores batches,
+system clears every page of it again. A process that turns megabytes after megabytes, such as a broker that stores batches,
 spends a tenth of its processor time on that.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-KEPT_BYTES: Final = 16 * 1024 * 1024  # so much freed memory is kept, at the end of the heap
+KEPT_BYTES: Final = 16 * 1024 * 1024  # freed memory that is kept, at the end of the heap
 PIECE_BYTES: Final = 4 * 1024 * 1024  # a larger piece goes back to the system when it is freed
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h of the GNU C library
 

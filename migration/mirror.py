@@ -46,12 +46,12 @@ log = get_logger("rocketlet.mirror")
 # 1. Each queue of the source has one queue over there, always the same: the n-th of the source, counted by broker and
 #     number,
 #    is queue n // brokers of broker n % brokers. So order is kept.
-# 2. A copy has one property more, its origin: where the original lies. Nothing else is stored: a mirror that goes on
+# 2. A copy has one property more, its origin: where the original lies. Nothing else is stored: a mirror that resumes
 #     looks for
 #    the newest copy in the queue over there and continues behind its original. That is how a mirror survives its own
 #     end and
 #    that of either cluster, without a gap.
-# 3. A send without an answer may have been stored or not. The newest copy tells, unless the request is still under
+# 3. A send without an answer may have been stored or not. The newest copy shows which, unless the request is still under
 #     way: then
 #    one batch is there twice, and nothing else ever is.
 # 4. A group's offset is the offset of the first copy whose original the group has not consumed: a binary search,
@@ -105,7 +105,7 @@ class QueueCopy:
     dropped: int = 0
     """Originals that were deleted before they were copied."""
     span: Range = _NOTHING
-    """The source's messages, when they were last looked at."""
+    """The source's messages at the last poll."""
 
     @property
     def done(self) -> int:
@@ -161,7 +161,7 @@ class Mirror:
         check_seconds("patience_s", patience_s)
         self._source = AdminClient(source, access=source_access, limits=limits)
         self._target = AdminClient(target, access=target_access, limits=limits)
-        # nothing is tried again blindly: after a send without an answer the newest copy tells what to do
+        # no send is repeated blindly: after a send without a response the newest copy shows what to do
         self._producer = Producer(target, "rocketlet-mirror", retries=0, access=target_access, limits=limits)
         self._limits = limits
         self._names = tuple(topics)
@@ -190,8 +190,8 @@ class Mirror:
         await self._stack.aclose()
 
     async def run(self, *, follow: bool = False) -> None:
-        """Copies the present messages, then the progress of groups; with `follow` goes on until it is cancelled."""
-        deadline_s, copied, told = 0.0, -1, ""
+        """Copies the present messages, then the progress of groups; with `follow`, continues until it is cancelled."""
+        deadline_s, copied, logged = 0.0, -1, ""
         while True:
             try:
                 for topic in await self._topics():
@@ -207,16 +207,16 @@ class Mirror:
                     deadline_s, copied = _now_s() + self._patience_s, self._copied
                 if not follow and _now_s() > deadline_s:
                     raise
-                if str(error) != told:
-                    told = str(error)
-                    log.warning("mirror_waits", reason=told, hint="it goes on where the newest copies are")
+                if str(error) != logged:
+                    logged = str(error)
+                    log.warning("mirror_waits", reason=logged, hint="the mirror resumes after the newest copies")
                 for copy in self.copies.values():
                     copy.next = None
                 await asyncio.sleep(self._limits.mirror_backoff_s)
                 continue
             if not follow:
                 return
-            told = ""
+            logged = ""
             await asyncio.sleep(MIRROR_POLL_S)
 
     @property
@@ -257,7 +257,7 @@ class Mirror:
         self._copying = topic.name
         for source, target in zip(topic.ranges, targets, strict=True):
             self.copies.setdefault(source, QueueCopy(source, target)).span = topic.ranges[source]
-        # all of them end before anything is tried again: two copies of a queue at once would mix
+        # all of them end before any is retried: two copies of a queue at once would mix
         ended = await asyncio.gather(
             *(self._copy_queue(self.copies[source], span) for source, span in topic.ranges.items()),
             return_exceptions=True,
@@ -495,10 +495,10 @@ def _now_s() -> float:
 
 
 # ------------------------------------------------------------------------------
-# Messages that wait at the brokers for their time: sent with a delay, or handed back by a consumer to be tried again.
+# Messages that wait at the brokers for their time: sent with a delay, or sent back by a consumer for a retry.
 #
 # They lie in SCHEDULE_TOPIC_XXXX, a queue for each level, or, sent to a time, in rmq_sys_wheel_timer; no lag counts
-# them. Brokers tell how far a level is delivered.
+# them. Brokers report how far a level is delivered.
 
 
 async def delayed(admin: AdminClient) -> Counter[str]:

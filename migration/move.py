@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """`lag`: messages that it has not committed; `retries`: that wait to be tried again; `dead`: its dead letters."""
+    """`lag`: messages that it has not committed; `retries`: messages that wait for a retry; `dead`: its dead letters."""
 
     name: str
     members: int
@@ -43,7 +43,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A group that may go on over there: how many messages wait for it, and how many of them are to be tried again."""
+    """A group that may resume at the target: how many messages wait for it, and how many of them wait for a retry."""
 
     name: str
     lag: int
@@ -52,7 +52,7 @@ class Taken:
 
 
 class Move:
-    """`async with Move("a:9876", "b:9876") as move: ...`; `say` hears how far it is. Raises RocketletError."""
+    """`async with Move("a:9876", "b:9876") as move: ...`; `say` gets each line of progress. Raises RocketletError."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Move:
         return copied
 
     async def _quieted(self) -> int:
-        """Copies until nobody has sent for so long that every producer has heard of it: brokers do not refuse, clients look
+        """Copies until nobody has sent for the time in which every producer notices it: brokers do not refuse, clients look
         at the permission when they ask for the route, every 30 s."""
         copied, told, limits = 0, False, self._limits
         quiet_s = _now_s()
@@ -195,7 +195,7 @@ class Move:
                 quiet_s = _now_s()
             if not told:
                 self._say(
-                    f"producers hear of it within 30 s; it is over when nobody has sent for {limits.move_quiet_s:g} s"
+                    f"producers notice it within 30 s; it ends when nobody has sent for {limits.move_quiet_s:g} s"
                 )
                 told = True
         return copied
@@ -225,7 +225,7 @@ class Move:
         return Taken(group, await self._checked(group), retries, dead)
 
     async def _retries(self, group: str) -> int:
-        """Sends what waits to be tried again to the group over there; each message once: the source's offset says how far."""
+        """Send what waits for a retry to the group at the target, each once: the source's offset records the progress."""
         retry, moved, told = names.retry_topic(group), 0, -1
         while True:
             moved += await self._due_retries(group, retry)
@@ -233,7 +233,7 @@ class Move:
             if not later:
                 return moved + await self._due_retries(group, retry)
             if later != told:
-                self._say(f"{later} messages of {group} wait to be tried again; they are moved when they are due")
+                self._say(f"{later} messages of {group} wait for a retry; they are moved when they are due")
                 told = later
             await asyncio.sleep(self._limits.move_look_s)
 

@@ -19,9 +19,9 @@ columns      message records as Arrow columns
 sink         rows as messages
 stream_sink  rows of a stream as messages
 driver       finished batches, the planner's process, lag
-listener     tells the planner which batches are finished
+listener     reports finished batches to the planner
 worker       how Spark's Python processes for the format start; errors
-autoload     by which Spark finds the format by itself
+autoload     lets Spark find the format without `register`
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 _listening: WeakSet[SparkSession] = WeakSet()
 _ledgers: dict[int, Ledger] = {}
-"""The ledger of each JVM, by its process: several sessions may use it, at once or one after the other."""
+"""The ledger of each JVM, by its process: several sessions may use it, concurrently or one after the other."""
 
 __all__ = ["RocketletDataSource", "lag", "register", "stop"]
 
@@ -93,7 +93,7 @@ def stop(query: StreamingQuery, timeout_s: float = STOP_TIMEOUT_S) -> None:
     handed out again. Other queries of the same groups in this driver begin no batch meanwhile; before the first batch of the
     query is done, no query of this format does. A batch of other formats may have begun when the query is stopped.
 
-    Raises TimeoutError if the batch takes longer; the query then goes on. Raises RuntimeError without `register`, and for a
+    Raises TimeoutError if the batch takes longer; the query then continues. Raises RuntimeError without `register`, and for a
     query of Spark Connect."""
     if not hasattr(query, "_jsq"):
         raise RuntimeError(
@@ -121,7 +121,7 @@ def stop(query: StreamingQuery, timeout_s: float = STOP_TIMEOUT_S) -> None:
 
 
 class _Hold:
-    """Keeps the sources of a query from beginning a batch. Spark tells which they are with the first batch that is done."""
+    """Keeps the sources of a query from beginning a batch. Spark reports which they are with the first batch that is done."""
 
     def __init__(self, ledger: Ledger, query: StreamingQuery) -> None:
         self._ledger = ledger
@@ -134,8 +134,8 @@ class _Hold:
 
     def renew(self) -> None:
         progress: Any = self._query.lastProgress
-        told = json.loads(progress.json)["sources"] if progress else []
-        found = [group_of(source["endOffset"]) for source in told]
+        reported = json.loads(progress.json)["sources"] if progress else []
+        found = [group_of(source["endOffset"]) for source in reported]
         groups = {group for group in found if group is not None}
         self.is_passed = None in found and progress.batchId != getattr(self._begun, "batchId", None)
         now_s = time.monotonic()
@@ -145,7 +145,7 @@ class _Hold:
         self._groups |= groups
         for group in self._groups:
             self._ledger.hold(group)
-        if told:
+        if reported:
             self._ledger.release_all()
         else:
             self._ledger.hold_all()
@@ -168,13 +168,13 @@ def _make_known(spark: SparkSession) -> None:
 
 
 def _is_found() -> bool:
-    """Whether Spark finds the format by itself, which looks for it like this."""
+    """True if Spark finds the format without `register`; Spark searches for it in the same way."""
     return any(module.name == "pyspark_rocketlet" for module in pkgutil.iter_modules())
 
 
 @contextmanager
 def _without_warning(spark: SparkSession) -> Iterator[None]:
-    """Spark warns where a format is registered that it found by itself."""
+    """Spark warns if a format is registered that it has already found."""
     logging: Any = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr] # None only without a JVM
     name = "org.apache.spark.sql.execution.datasources.DataSourceManager"
     before = logging.LogManager.getLogger(name).getLevel()

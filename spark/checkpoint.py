@@ -56,7 +56,7 @@ class Mark:
 
     @property
     def is_known(self) -> bool:
-        """Whether its broker has told anything."""
+        """True if its broker has reported any identity."""
         return bool(self.identity or self.newest_ms)
 
     def is_of_another(self, before: Mark) -> bool:
@@ -200,11 +200,11 @@ def check_topics(ranges: Ranges, options: ReadOptions) -> None:
 def _start_elsewhere(batch: Batch) -> str:
     """The option with which a query continues where the batch ends."""
     if batch.membership:
-        return f"group={batch.group} and startingOffsets=committed, which goes on where the group is"
+        return f"group={batch.group} and startingOffsets=committed, which resumes at the group's offsets"
     topics: dict[str, dict[str, dict[str, int]]] = {}
     for queue, (_, end) in sorted(batch.ranges.items()):
         topics.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = end
-    return f"a new group and startingOffsets={orjson.dumps(topics).decode()}, which goes on where this one ends"
+    return f"a new group and startingOffsets={orjson.dumps(topics).decode()}, which resumes where this one ends"
 
 
 # ------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from .options import CREATE_TIME, canonical
 # Finds the parts of message records: records, bodies, and the names and values of properties.
 #
 # The answer to a pull is record after record (`protocol/message`). Its bytes are one Arrow buffer: the places where
-# parts begin and end are computed for all records at once, and Arrow copies the pieces between them.
+# parts begin and end are computed for all records together, and Arrow copies the pieces between them.
 
 
 Array = Any  # numpy's and Arrow's arrays: Arrow ships no types
@@ -121,7 +121,7 @@ def _read(data: bytes, at: Array, kind: np.dtype[Any]) -> Array:
 
 
 def _begins(data: bytes, octets: Array) -> Array:
-    """The positions where records begin. Their magic numbers are found all at once; each record's size must lead to the
+    """The positions where records begin. Their magic numbers are found together; each record's size must lead to the
     next. A body may hold that number, too: then the sizes are followed one by one. Raises MessageError."""
     at = np.flatnonzero(octets[4:-3] == _MAGIC_BYTES[0])
     for number, octet in enumerate(_MAGIC_BYTES[1:], 5):

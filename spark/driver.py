@@ -26,10 +26,10 @@ log = get_logger("rocketlet.spark")
 
 
 # ------------------------------------------------------------------------------
-# The batches that Spark has finished, told by the driver to the planner.
+# The batches that Spark has finished, reported by the driver to the planner.
 #
-# Spark tells a Python source that a batch is finished only when it asks for the next one: not when the query is
-# stopped before that. A listener in the driver's own Python process hears it at once, and notes it here, in a folder
+# Spark notifies a Python source that a batch is finished only when it asks for the next one: not when the query is
+# stopped before that. A listener in the driver's own Python process is notified immediately, and records it here, in a folder
 # that the driver makes and the planner reads. Its name has the JVM's id and start time: a container may start again
 # with the same ids and the same /tmp. The planner of a stopped query looks here before it leaves the group. There is
 # one file for each source of each run of a query: several queries of a driver, or several sources of one, may be
@@ -98,7 +98,7 @@ class Ledger:
         if age_s <= HOLD_S:
             return True
         path.unlink(missing_ok=True)
-        log.warning("hold_expired", hint="rocketlet.spark.stop ended without releasing its query, which goes on")
+        log.warning("hold_expired", hint="rocketlet.spark.stop ended without releasing its query, which continues")
         return False
 
     def note_end(self) -> None:
@@ -173,7 +173,7 @@ def _ancestors() -> Iterator[int]:
 #
 # `query.stop()` kills the process that Spark has made for the reader (SIGKILL, by its id): nothing there can clean
 # up. So the planner lives in a child of it. The child sees that its socket to Spark is closed, and Spark's loop
-# around the reader calls `stop`. If the child is killed, for example because memory is short, its parent tells Spark
+# around the reader calls `stop`. If the child is killed, for example because memory is short, its parent reports to Spark
 # why the query ends.
 
 
@@ -209,13 +209,13 @@ def _wait(child: int) -> NoReturn:
         name = signal.Signals(os.WTERMSIG(status)).name
         raise PlannerKilled(
             f"the process {child}, which plans the query's batches, was ended by {name}: look whether the driver's machine "
-            "ran out of memory. Nothing is lost: start the query again, it goes on from its checkpoint"
+            "ran out of memory. Nothing is lost: start the query again, and it resumes from its checkpoint"
         )
     os._exit(os.WEXITSTATUS(status))
 
 
 # ------------------------------------------------------------------------------
-# How far a query is behind, per queue, from what Spark tells a StreamingQueryListener.
+# How far a query is behind, per queue, from what Spark reports to a StreamingQueryListener.
 
 
 def lag(progress: StreamingQueryProgress) -> dict[Queue, int]:
@@ -224,8 +224,8 @@ def lag(progress: StreamingQueryProgress) -> dict[Queue, int]:
     found: dict[Queue, int] = {}
     for source in progress.sources:
         try:
-            told = json.loads(source.latestOffset or "null")
-            ranges = from_offset(told["offsets"]).ranges
+            latest = json.loads(source.latestOffset or "null")
+            ranges = from_offset(latest["offsets"]).ranges
         except (KeyError, TypeError, ValueError):
             continue  # from another source
         found |= {queue: end - planned for queue, (planned, end) in ranges.items()}

@@ -88,10 +88,10 @@ STREAM: Final = {
     "membership": "true or false: whether queues are shared with the group's other members; default: true",
     "maxRowsPerTrigger": "a positive number; default: no limit",
     "maxBytesPerTrigger": "a positive number, kept by the size of the next messages of each queue; default: no limit",
-    "minOffsetsPerTrigger": "a positive number: a batch waits for so many rows; default: it does not wait",
+    "minOffsetsPerTrigger": "a positive number: a batch waits until this many rows are there; default: it does not wait",
     "maxTriggerDelay": "such as 500ms, 30s, 15m or 1h: how long a batch waits for minOffsetsPerTrigger; "
     f"default: {TRIGGER_DELAY}",
-    "prefetchRows": "0 or more: batches of up to so many rows are read in the driver, without Python tasks; "
+    "prefetchRows": "0 or more: batches of up to this many rows are read in the driver, without Python tasks; "
     f"default: {PREFETCH_ROWS}",
     "releaseTimeoutMs": "how long a queue that another member wants waits for its batch, at most "
     f"{MAX_TIMEOUT_MS}; default: {RELEASE_TIMEOUT_MS}",
@@ -108,11 +108,11 @@ WRITE: Final = {
     "topic": "where rows go that have no column topic",
     "group": "the producer group; default: rocketlet-spark",
     "illegalRowsTopic": "where rows go, as JSON, that cannot be sent; default: such a row ends the job",
-    "batchBytes": "how many bytes of bodies and properties are sent at once, at most "
+    "batchBytes": "how many bytes of bodies and properties are sent in one request, at most "
     f"{MAX_SEND_BATCH_BYTES}; default: {SEND_BATCH_BYTES}",
     "sendTimeoutMs": f"a positive number, at most {MAX_TIMEOUT_MS}: for a send with all its retries; "
     f"default: {SEND_TIMEOUT_MS}",
-    "deliveryTimeoutMs": f"a positive number, at most {MAX_TIMEOUT_MS}: how long sends are tried again while brokers are "
+    "deliveryTimeoutMs": f"a positive number, at most {MAX_TIMEOUT_MS}: how long sends are retried while brokers are "
     f"away; default: {DELIVERY_TIMEOUT_MS}",
     "retries": f"0 or more further attempts of a send, each on another queue; default: {RETRIES}",
 }

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Planner:
-    """Opens at once. Raises RocketletError if no name server can be reached, or a topic does not exist.
+    """Opens without a wait. Raises RocketletError if no name server can be reached, or a topic does not exist.
 
     The public methods are called from Spark's thread and carried out in the planner's.
     """
@@ -97,7 +97,7 @@ class Planner:
         self._call(self._finish(batch))
 
     def plan(self, max_rows: int | None = None, max_bytes: int | None = None) -> Batch | None:
-        """The next batch; None if there is nothing new. A query that ends by itself waits for brokers that are away: for
+        """The next batch; None if there is nothing new. A query that ends on its own waits for unreachable brokers, because for
         Spark, None is its end. Raises DataLossError, and ConnectionFailed if they stay away."""
         patience = Patience(self._options.poll_timeout_s)
         while True:
@@ -121,7 +121,7 @@ class Planner:
 
     @property
     def done(self) -> Batch:
-        """The batch that Spark has finished last, as far as it was told."""
+        """The batch that Spark has finished last, as far as Spark has reported it."""
         return self._done
 
     @property
@@ -225,7 +225,7 @@ class Planner:
         return self._batch
 
     def _end(self, queue: Queue, seen: Seen) -> int:
-        """Up to where a queue is read. A topic that was made anew may end before the target."""
+        """Up to where a queue is read. A recreated topic may end before the target."""
         end = seen.extents[queue].end
         return end if self._targets is None else min(self._targets.get(queue, 0), end)
 
@@ -267,7 +267,7 @@ class Planner:
 
     def _doubted(self, seen: Seen) -> list[Queue]:
         """Return queues with messages to compare. A Rocketlet broker that runs as it did before is not doubted. An Apache
-        broker does not tell since when it runs: all of its messages are compared once, later the newest one of each topic
+        broker does not report since when it runs: all of its messages are compared once, later the newest one of each topic
         that has something to read."""
         positions = self._share.free()
         has_more = {
@@ -374,7 +374,7 @@ class Planner:
         return sum(routed.broker_name == queue.broker_name for routed in self._view.routed([queue.topic]))
 
     async def _owed(self) -> dict[Queue, RocketletError]:
-        """The queues that a query which ends by itself has yet to read, and why it cannot. Perhaps it can now."""
+        """The queues that a query which ends on its own has yet to read, and why it cannot. Perhaps it can now."""
         await self._look_at_routes(self._seen)
         targets, seen, free = self._targets or {}, self._seen, self._share.free()
         away = {queue for queue, at in self._share.out_of_reach(seen).items() if at < targets.get(queue, 0)}
@@ -390,7 +390,7 @@ class Planner:
     def _away(self, queue: Queue) -> RocketletError:
         return ConnectionFailed(
             f"the broker of {queue} has not answered for {self._options.poll_timeout_s:.0f} s, and this query ends only when "
-            "it has read what is there: start it, or raise pollTimeoutMs. Nothing is lost: the query goes on from its "
+            "it has read what is there: start it, or raise pollTimeoutMs. Nothing is lost: the query resumes from its "
             "checkpoint"
         )
 

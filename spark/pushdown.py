@@ -1,6 +1,6 @@
 """Filters of a batch read that Spark hands to the source: queues, offsets and tags that no row can have are not read.
 
-Spark looks at every row once more, so nothing here needs to be exact. PySpark has pushdown for batch reads alone, and only
+Spark filters every row itself, so nothing here needs to be exact. PySpark has pushdown for batch reads alone, and only
 where `spark.sql.python.filterPushdown.enabled` is true; it refuses a reader with `pushFilters` where it is not.
 """
 

@@ -26,7 +26,7 @@ from .config import FIRST_RETRY_S, LAST_RETRY_S, PULL_BYTES, PULL_MESSAGES, READ
 from .share import WITHOUT, Patience, found_at, log, shown
 from .worker import DataLossError
 
-_MADE_LATER = "stored after the batch was planned: the topic was made anew meanwhile"
+_MADE_LATER = "stored after the batch was planned: the topic was recreated meanwhile"
 _READABLE = (
     ResponseCode.SUCCESS,
     ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -87,7 +87,7 @@ def read_task(task: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 class _Reader:
-    """The ranges of a task. The first pulls of all are sent at once."""
+    """The ranges of a task. The first pulls of all are sent concurrently."""
 
     def __init__(self, ranges: tuple[QueueRange, ...]) -> None:
         self._ranges = ranges
@@ -154,7 +154,7 @@ def _told_lost(span: QueueRange, reason: str) -> None:
 
 
 def _is_missing(answer: Frame) -> bool:
-    """Whether the topic was deleted, or made anew with fewer queues. For those Apache's brokers have no code of their own
+    """True if the topic was deleted, or recreated with fewer queues. For those Apache's brokers have no code of their own
     (PullMessageProcessor, `queueId[%d] is illegal`), and ours answer as they do."""
     if answer.code == ResponseCode.SYSTEM_ERROR:
         return (answer.remark or "").startswith("queueId[")
@@ -195,7 +195,7 @@ class _Pulls:
                 continue
             offset, self._offset = self._offset, header_of(answer, PullMessageResult).next_begin_offset
             if answer.code == ResponseCode.PULL_OFFSET_MOVED or self._offset <= offset:
-                self._lost(offset, "the topic was made anew" if answer.remark == MADE_ANEW else "")
+                self._lost(offset, "the topic was recreated" if answer.remark == MADE_ANEW else "")
                 continue
             if answer.body:
                 found.append(answer.body)
@@ -262,7 +262,7 @@ class _Pulls:
         return connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=span.timeout_s)
 
     async def _past_reset(self, connection: Connection, offset: int, moved: Frame) -> Frame:
-        """Apache's 5.x tells an administrator's reset once, to the group's client that pulls next (PullMessageProcessor,
+        """Apache's 5.x reports an administrator's reset once, to the group's client that pulls next (PullMessageProcessor,
         `useServerSideResetOffset`). A batch reads its planned messages, so the pull is sent again."""
         answer = await self._answer(connection, offset)
         if answer.code != ResponseCode.PULL_OFFSET_MOVED:
@@ -270,7 +270,7 @@ class _Pulls:
                 "reset_not_served",
                 queue=str(self._span.queue),
                 wanted=moved.ext.get("nextBeginOffset"),
-                reason="the broker told it to a task of a running batch, and tells it once",
+                reason="the broker reported it to a task of a running batch, and reports it once",
                 hint="stop the query and reset again",
             )
         return answer

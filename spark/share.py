@@ -140,7 +140,7 @@ class Share(Protocol):
         """The ranges of the next batch, of those within the limits; empty if there is none."""
 
     def move(self, queue: Queue, position: int) -> None:
-        """A queue goes on elsewhere."""
+        """A queue resumes at another offset."""
 
 
 # ------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class QueryMember:
         self._release_timeout_s = options.release_timeout_s
         self._readings: dict[Queue, _Reading] = {}
         self._finished: dict[Queue, int] = {}
-        self._cut_off: dict[Queue, int] = {}  # lost with their brokers: where they go on if they come back
+        self._cut_off: dict[Queue, int] = {}  # lost with their brokers: where they resume if they come back
         self._last = EMPTY
 
     async def open(self, view: View, course: Course, topics: list[str]) -> None:
@@ -218,7 +218,10 @@ class QueryMember:
                 await self._membership.rebalanced()
         except TimeoutError:
             log.warning(
-                "queues_missing", group=options.group, owned=len(self._readings), hint="the query goes on without them"
+                "queues_missing",
+                group=options.group,
+                owned=len(self._readings),
+                hint="the query continues without them",
             )
 
     def _subscriptions(self, topics: Iterable[str]) -> dict[str, Subscription]:
@@ -468,7 +471,7 @@ class Standalone:
         self._read_to[queue] = position
 
     async def finish(self, batch: Batch) -> None:
-        """Goes on where these ranges end; queues of topics that the query reads no more lose their place. A query without a
+        """Resumes where these ranges end; queues of topics that the query reads no more lose their place. A query without a
         checkpoint begins where the options say."""
         if batch == self._last:
             return
@@ -576,7 +579,7 @@ async def _offset(view: View, queue: Queue, place: StartPlace | At, seen: Seen) 
 # ------------------------------------------------------------------------------
 # Asks where queues begin and end, and how their topics are recognized, with one request for each broker.
 #
-# An Apache broker does not know that request. It is asked for the statistics of each topic, all at once, which are
+# An Apache broker does not know that request. It is asked for the statistics of all topics concurrently, which are
 # its shortest answer to the question; and, where those leave a queue out, for that queue.
 
 
@@ -652,7 +655,7 @@ class Extents:
                 raise BrokerRefused(RequestCode.GET_QUEUE_OFFSETS, answer.code, answer.remark, connection.address)
             told |= body_of(answer, decode_extents)
             times = header_of(answer, BrokerTimes)
-        for queue in queues:  # not all that are told: a broker may tell of very many
+        for queue in queues:  # not all that are reported: a broker may report very many
             topic = told.get(queue.topic)
             if topic is None or queue.queue_id >= len(topic.begins):
                 seen.absent.add(queue)
@@ -870,11 +873,11 @@ def _now_s() -> float:
 
 
 MOVED = (
-    "A checkpoint holds for its own cluster. To go on in another one, start with a new checkpoint and startingTimestamp; or, "
+    "A checkpoint is valid for its own cluster. In another one, start with a new checkpoint and startingTimestamp; or, "
     "where `rocketlet mirror` has copied the group, with startingOffsets=committed"
 )
 FROM_FIRST = "failOnDataLoss=false reads this topic from its first message on"
-WITHOUT = "failOnDataLoss=false goes on without them"
+WITHOUT = "failOnDataLoss=false continues without them"
 
 
 def shown(queue: Queue) -> str:
@@ -896,16 +899,16 @@ def outside(queue: Queue, wanted: int, extent: Extent, *, is_same: bool, fail: b
         reason = f"the messages {wanted} to {extent.begin} have expired. {WITHOUT}"
         return _tell(queue, wanted, extent, reason, extent.begin, fail)
     if is_same:
-        reason = f"its broker has lost messages. failOnDataLoss=false goes on at its end, {extent.end}"
+        reason = f"its broker has lost messages. failOnDataLoss=false continues at its end, {extent.end}"
         return _tell(queue, wanted, extent, reason, extent.end, fail)
-    reason = f"the topic or its broker was made anew. {FROM_FIRST}"
+    reason = f"the topic or its broker was recreated. {FROM_FIRST}"
     return _tell(queue, wanted, extent, reason, extent.begin, fail)
 
 
 def made_anew(queue: Queue, wanted: int, extent: Extent, *, fail: bool) -> int:
     """The offset at which to continue if the topic was created again. Raises DataLossError if that is to end the query."""
     reason = (
-        f"these are other messages: the topic {queue.topic} on {queue.broker_name} was made anew, or this is another "
+        f"these are other messages: the topic {queue.topic} on {queue.broker_name} was recreated, or this is another "
         f"cluster. {MOVED}; {FROM_FIRST}"
     )
     return _tell(queue, wanted, extent, reason, extent.begin, fail)
@@ -922,14 +925,14 @@ def elsewhere(brokers: Iterable[str], topic: str, *, fail: bool) -> None:
 
 
 def gone(queue: Queue) -> RocketletError:
-    """The error of a query that ends by itself for a queue whose topic is gone."""
+    """The error of a query that ends on its own for a queue whose topic is gone."""
     return RocketletError(
         f"{shown(queue)}: no name server knows the topic {queue.topic}, and nobody knows how much of it was unread; {WITHOUT}"
     )
 
 
 def unrouted(queue: Queue, readable: int, unread: int) -> RocketletError:
-    """The error of a query that ends by itself for a queue with unread messages that its topic has no more."""
+    """The error of a query that ends on its own for a queue with unread messages that its topic has no more."""
     return RocketletError(
         f"{shown(queue)}: the topic {queue.topic} has {counted(readable, 'readable queue')} on {queue.broker_name} now, and "
         f"{counted(unread, 'message')} in this one are unread. Make it readable (rocketlet topics set {queue.topic} "
@@ -963,7 +966,7 @@ def _tell(queue: Queue, wanted: int, extent: Extent, reason: str, goes_on: int, 
 class Patience:
     """Is over when failures have gone on for longer than a limit, counted from the first one.
 
-    Only time in which something was tried counts: between two looks it is at most 10 s and half of the limit, so that
+    Only time in which something was tried counts: between two failures it is at most 10 s and half of the limit, so that
     neither a batch that runs for long nor a process that was stopped for a while uses it up.
     """
 

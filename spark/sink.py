@@ -147,7 +147,7 @@ def send_all(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Sent:
 
 
 async def _patiently(work: Callable[[], Awaitable[T]], options: WriteOptions) -> T:
-    """The result of `work`, tried again while brokers or name servers are away. Raises RocketletError."""
+    """The result of `work`, retried while brokers or name servers are unreachable. Raises RocketletError."""
     patience, delay_s = Patience(options.delivery_timeout_s), FIRST_RETRY_S
     while True:
         try:
@@ -159,7 +159,7 @@ async def _patiently(work: Callable[[], Awaitable[T]], options: WriteOptions) ->
                 raise RocketletError(
                     f"rows could not be sent, tried for {options.delivery_timeout_s:.0f} s (deliveryTimeoutMs): {error}"
                 ) from error
-            log.info("send_failed", reason=str(error), hint="it is tried again")
+            log.info("send_failed", reason=str(error), hint="the send is retried")
         await asyncio.sleep(delay_s)
         delay_s = min(2 * delay_s, LAST_RETRY_S)
 
@@ -198,8 +198,9 @@ class _Sender:
         await asyncio.gather(*self._sends, return_exceptions=True)
 
     async def _sends_of(self, batch: pa.RecordBatch) -> list[Work]:
-        """The sends that run at once: rows with keys queue by queue, others in a few lanes, delayed ones each alone. Raises
-        MessageIllegal."""
+        """The sends that run concurrently: rows with keys queue by queue, others in a few lanes, delayed ones each alone.
+
+        Raises MessageIllegal."""
         batch, unreadable = as_ours(batch)
         entries = to_entries(batch, self._ids)
         targets, codes = await self._targets(batch)
@@ -410,7 +411,7 @@ COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
     "keys": ("ARRAY<STRING>, or STRING with spaces between the keys", (StringType, ArrayType)),
     "tags": ("STRING: the message's tag", _TEXT),
     "properties": ("MAP<STRING, STRING>; RocketMQ's own names in it are skipped", (MapType,)),
-    "delayLevel": ("INT: 1 to 18, delivered later; 0 or null at once", _NUMBER),
+    "delayLevel": ("INT: 1 to 18, delivered later; 0 or null: immediately", _NUMBER),
     "queueKey": ("STRING: rows of a task with the same one go to the same queue, in order", _TEXT),
     "queueId": ("INT: the queue where the row goes; null leaves it open", _NUMBER),
     "brokerName": ("STRING: whose queue queueId is; needed where several brokers have the topic", _TEXT),
@@ -527,8 +528,8 @@ _ID_BYTES: Final = 32
 
 
 class MessageIds:
-    """Ids as the client's (`UniqueKeys`), many at once. Time and counter are one number here, so that a counter that has gone
-    round does not meet its former self."""
+    """Ids as the client's (`UniqueKeys`), made together. Time and counter are one number here, so that a counter that wraps
+    around repeats no id."""
 
     def __init__(self) -> None:
         keys = UniqueKeys()

@@ -37,7 +37,7 @@ def fast_start(context: SparkContext) -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------
-# Errors that begin with our sentence: Spark shows a worker's whole trace before it, 32 lines, unless it is told not
+# Errors that begin with our sentence: Spark shows a worker's whole trace before it, 32 lines, unless it is configured not
 # to.
 
 
@@ -47,7 +47,7 @@ class DataLossError(RuntimeError):
 
 SAID = (RocketletError, DataLossError, MessageError)
 KNOWN: Final = "4.0 to 4.3"  # versions of PySpark whose inner names this package was tested with
-_HIDE = "SPARK_HIDE_TRACEBACK"  # looked at when a worker has failed, which then ends
+_HIDE = "SPARK_HIDE_TRACEBACK"  # read when a worker has failed, which then ends
 
 
 @contextmanager

@@ -8,7 +8,7 @@
         for message in consumer.messages(timeout_s=5):
             print(message.body)
 
-They are the asynchronous ones, in an event loop of one thread that all of them share: heartbeats and commits go on while
+They are the asynchronous ones, in an event loop of one thread that all of them share: heartbeats and commits continue while
 your code works. All methods may be called from any thread and from the cells of a notebook, but not in a coroutine. Handlers,
 listeners and `check` are plain functions, which run in threads and may block.
 
@@ -323,7 +323,7 @@ class SharedConsumer(Receiver):
         self._consumer = _loop.run(made())
 
     def stop(self) -> None:
-        """Lets running handlers finish, gives back messages in hand and leaves. Raises ConfigError in a handler."""
+        """Lets running handlers finish, returns messages in flight and leaves. Raises ConfigError in a handler."""
         self._consumer.check_stop()
         _loop.run(self._consumer.stop())
 

@@ -1,6 +1,6 @@
 """The event loop that all producers and consumers of `rocketlet.sync` share, in a thread of its own.
 
-It begins when it is first needed, anew in a process that was forked, and it outlives anything that the user's code does in
+It begins when it is first needed, again in a process that was forked, and it outlives anything that the user's code does in
 it: if it ended, everybody who waits for it would wait for ever. It ends with the interpreter. `atexit` calls the first
 registered function last, so functions that are registered after `import rocketlet.sync` may still stop their producers.
 """
@@ -87,7 +87,7 @@ class Loop:
             try:
                 loop.run_forever()
             except BaseException:  # KeyboardInterrupt and SystemExit leave a loop
-                log.exception("loop_interrupted", hint="middleware or a listener raised it; the others go on")
+                log.exception("loop_interrupted", hint="middleware or a listener raised it; the others continue")
 
     def _end(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Spark's planners see brokers, ours and Apache's: topics made anew, starts, resets. Without Spark."""
+"""Spark's planners see brokers, ours and Apache's: topics recreated, starts, resets. Without Spark."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def remake(system: System, topic: str) -> None:
     await ask(system, RequestCode.UPDATE_AND_CREATE_TOPIC, CreateTopic(topic, 4, 4, 6))
 
 
-@feature("Spark's source: a topic that was made anew is named, however far it has grown")
+@feature("Spark's source: a topic that was recreated is named, however far it has grown")
 @BOTH
 async def test_a_topic_that_was_made_anew_is_recognised(system: System, membership: str) -> None:
     topic, group = await system.topic(), await system.group()
@@ -103,7 +103,7 @@ async def test_a_topic_that_was_made_anew_is_recognised(system: System, membersh
             while True:
                 planner.plan()
 
-    with pytest.raises(DataLossError, match=rf"{topic}@apache:\d: the query wants offset \d+, .*made anew"):
+    with pytest.raises(DataLossError, match=rf"{topic}@apache:\d: the query wants offset \d+, .*recreated"):
         await asyncio.to_thread(refused)
 
     def goes_on() -> None:
@@ -220,7 +220,7 @@ async def test_a_reset_while_a_batch_is_read_does_not_change_it(system: System) 
     await asyncio.to_thread(run)
 
 
-@feature("Spark's source: a topic that is made anew between planning and reading is not read")
+@feature("Spark's source: a topic that is recreated between planning and reading is not read")
 async def test_a_topic_that_is_made_anew_while_a_batch_is_read_is_named(system: System) -> None:
     topic, group = await system.topic(), await system.group()
     await fill(system.address, topic, 400)
@@ -232,7 +232,7 @@ async def test_a_topic_that_is_made_anew_while_a_batch_is_read_is_named(system: 
     def run() -> None:
         with opened(system.address, topic, group) as planner:
             batch = planned(planner)
-            with pytest.raises(DataLossError, match=r"made anew|gone from the broker"):
+            with pytest.raises(DataLossError, match=r"recreated|gone from the broker"):
                 offsets_of(planner, system.address, topic, group, batch, anew)
 
     await asyncio.to_thread(run)

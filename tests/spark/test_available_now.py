@@ -160,7 +160,7 @@ def test_query_that_ends_by_itself_names_unread_messages_in_queues_that_its_topi
         batch = planner.done
     with opened(address, membership, batch, failOnDataLoss="false") as planner:
         planner.set_targets()
-        assert sum(read_on(planner)) == 0, "it goes on without them"
+        assert sum(read_on(planner)) == 0, "it continues without them"
     change_queues(address, QUEUES)
     with opened(address, membership, batch) as planner:
         planner.set_targets()

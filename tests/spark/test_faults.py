@@ -76,7 +76,7 @@ def test_a_broker_that_is_away_for_long_ends_the_query_which_goes_on_when_it_is_
         wait_for(lambda: len(sink.numbers) == 100)
         broker.stop()
         with pytest.raises(
-            Exception, match=r"no broker of .*t has answered for .*the query goes on from its checkpoint"
+            Exception, match=r"no broker of .*t has answered for .*the query resumes from its checkpoint"
         ):
             query.awaitTermination(180)
     broker.start()
@@ -163,7 +163,7 @@ async def test_a_range_whose_begin_has_expired_fails_or_begins_later(tmp_path: P
         await broker.expire_segments()
         with pytest.raises(
             DataLossError,
-            match=r"the offsets 0 to .* are gone from the broker; failOnDataLoss=false goes on without them",
+            match=r"the offsets 0 to .* are gone from the broker; failOnDataLoss=false continues without them",
         ):
             await asyncio.to_thread(rows_of, queue_range(address, 0, 3000))
         rows = await asyncio.to_thread(rows_of, queue_range(address, 0, 3000, fail=False))

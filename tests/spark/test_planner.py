@@ -63,7 +63,7 @@ def commit(address: str, offsets: dict[int, int]) -> None:
         request(address, RequestCode.UPDATE_CONSUMER_OFFSET, dict(write(UpdateOffset("g", "t", queue_id, offset))))
 
 
-# Topics and brokers that were made anew
+# Topics and brokers that were recreated
 
 
 @BOTH
@@ -79,7 +79,7 @@ def test_a_topic_that_was_made_anew_is_named_however_far_it_has_grown(
     with (
         opened(address, membership, batch) as planner,
         pytest.raises(
-            DataLossError, match=r"t@broker-a:\d: the query wants offset 100, the broker holds 0 to .*made anew"
+            DataLossError, match=r"t@broker-a:\d: the query wants offset 100, the broker holds 0 to .*recreated"
         ),
     ):
         planner.plan()
@@ -102,7 +102,7 @@ def test_a_topic_that_is_made_anew_while_the_query_runs_is_named(address: str, m
         read_all(planner)
         delete_topic(address)
         fill(address, range(1200))
-        with pytest.raises(DataLossError, match="other messages: the topic t on broker-a was made anew"):
+        with pytest.raises(DataLossError, match="other messages: the topic t on broker-a was recreated"):
             planner.plan()
 
 
@@ -117,7 +117,7 @@ def test_a_broker_that_was_replaced_by_an_empty_one_is_recognised(
     shutil.rmtree(tmp_path / "data")
     broker.start()
     fill(broker.address, range(1200))
-    with opened(broker.address, membership, batch) as planner, pytest.raises(DataLossError, match="made anew"):
+    with opened(broker.address, membership, batch) as planner, pytest.raises(DataLossError, match="recreated"):
         planner.plan()
 
 
@@ -137,7 +137,7 @@ def test_a_broker_that_was_restored_from_a_backup_is_recognised_however_far_it_h
     (tmp_path / "backup").rename(tmp_path / "data")
     broker.start()
     fill(broker.address, range(1200))
-    with opened(broker.address, membership, batch) as planner, pytest.raises(DataLossError, match="made anew"):
+    with opened(broker.address, membership, batch) as planner, pytest.raises(DataLossError, match="recreated"):
         planner.plan()
 
 
@@ -210,7 +210,7 @@ def test_a_checkpoint_of_another_kind_of_broker_is_refused(address: str, members
     with opened(address, membership, moved) as planner:
         if not was_apaches:
             as_apaches(planner)
-        with pytest.raises(DataLossError, match=r"made anew, or this is another cluster.*startingTimestamp"):
+        with pytest.raises(DataLossError, match=r"recreated, or this is another cluster.*startingTimestamp"):
             planner.plan()
 
 
@@ -223,7 +223,7 @@ def test_a_batch_that_is_run_again_does_not_read_the_messages_of_another_topic(a
         assert planner.readable(batch) == batch.ranges
     delete_topic(address)
     fill(address, range(1200))
-    with opened(address, membership, batch) as planner, pytest.raises(DataLossError, match="made anew"):
+    with opened(address, membership, batch) as planner, pytest.raises(DataLossError, match="recreated"):
         planner.readable(batch)
     with opened(address, membership, batch, failOnDataLoss="false") as planner:
         assert not planner.readable(batch)

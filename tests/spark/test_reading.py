@@ -67,7 +67,7 @@ async def test_a_topic_that_is_made_anew_between_planning_and_reading_is_not_rea
         assert await batches_of(tasks) == [list(range(10))]
         await remake(broker.address, 10)
         if fail:
-            with pytest.raises(DataLossError, match="the offsets 0 to 10 are gone: the topic was made anew"):
+            with pytest.raises(DataLossError, match="the offsets 0 to 10 are gone: the topic was recreated"):
                 await batches_of(tasks)
         else:
             assert await batches_of(tasks) == []
@@ -98,7 +98,7 @@ async def test_a_batch_read_does_not_read_another_topic() -> None:
         reader = RocketletReader(batch_options({"nameServer": broker.address, "topic": "t"}), ("queueOffset",))
         tasks = await asyncio.to_thread(reader.partitions)
         await remake(broker.address, 20)
-        with pytest.raises(DataLossError, match="the topic was made anew"):
+        with pytest.raises(DataLossError, match="the topic was recreated"):
             await batches_of(tasks)
 
 
@@ -109,7 +109,7 @@ async def test_on_apaches_broker_what_was_stored_after_the_planning_is_of_anothe
         same = queue_range(broker.address, 10, Mark(newest_ms=stored_ms))
         assert await batches_of([Task((same,))]) == [list(range(10))]
         anew = queue_range(broker.address, 10, Mark(newest_ms=stored_ms - 1))
-        with pytest.raises(DataLossError, match="stored after the batch was planned: the topic was made anew"):
+        with pytest.raises(DataLossError, match="stored after the batch was planned: the topic was recreated"):
             await batches_of([Task((anew,))])
         assert await batches_of([Task((replace(anew, fail_on_data_loss=False),))]) == []
         cluster = Cluster(broker.address)
@@ -119,7 +119,7 @@ async def test_on_apaches_broker_what_was_stored_after_the_planning_is_of_anothe
         assert there is not None
         set_back = replace(anew, message=(QUEUE, there))
         assert await batches_of([Task((set_back,))]) == [list(range(10))], "a clock was set back"
-        with pytest.raises(DataLossError, match="the topic was made anew"):
+        with pytest.raises(DataLossError, match="the topic was recreated"):
             await batches_of([Task((replace(anew, message=(QUEUE, there._replace(text="another"))),))])
 
 
