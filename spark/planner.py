@@ -97,7 +97,7 @@ class Planner:
         self._call(self._finish(batch))
 
     def plan(self, max_rows: int | None = None, max_bytes: int | None = None) -> Batch | None:
-        """The next batch; None if there is nothing new. A query that ends on its own waits for unreachable brokers, because for
+        """The next batch; None if there is nothing new. A query that ends on its own waits for unreachable brokers: for
         Spark, None is its end. Raises DataLossError, and ConnectionFailed if they stay away."""
         patience = Patience(self._options.poll_timeout_s)
         while True:
