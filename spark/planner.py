@@ -333,8 +333,8 @@ class Planner:
         elif self._patience.is_over():
             raise ConnectionFailed(
                 f"no broker of {', '.join(sorted({queue.topic for queue in self._share.queues()}))} has answered for "
-                f"{self._options.poll_timeout_s:.0f} s; start them, or raise pollTimeoutMs. Nothing is lost: the query goes "
-                "on from its checkpoint"
+                f"{self._options.poll_timeout_s:.0f} s; start them, or raise pollTimeoutMs. Nothing is lost: the query "
+                "resumes from its checkpoint"
             )
         return seen
 
