@@ -26,7 +26,13 @@ from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol import http2
 from rocketlet.protocol.bodies import TopicConfig
-from rocketlet.protocol.config import MAX_CONTROL_FRAMES, MAX_HEADER_FRAMES, MAX_RESETS, MAX_STREAMS
+from rocketlet.protocol.config import (
+    MAX_CANCELLED_CALLS,
+    MAX_CONTROL_FRAMES,
+    MAX_HEADER_FRAMES,
+    MAX_RESETS,
+    MAX_STREAMS,
+)
 from rocketlet.protocol.grpc import encode_message
 from rocketlet.protocol.http2 import Setting
 
@@ -59,6 +65,18 @@ def _resets(chance: random.Random) -> Flood:
     count = chance.choice((MAX_RESETS // 2, MAX_RESETS - 1, MAX_RESETS + 1, 3 * MAX_RESETS))
     ids = range(1, 2 * count, 2)
     return Flood(b"".join(_opening(item) + http2.encode_reset(item, 8) for item in ids), count > MAX_RESETS)
+
+
+def _cancelled(chance: random.Random) -> Flood:
+    """Whole requests that are cancelled at once."""
+    count = chance.choice((2 * MAX_RESETS, MAX_CANCELLED_CALLS, MAX_CANCELLED_CALLS + 1))
+    request = schema.HeartbeatRequest(client_type=1).SerializeToString()
+    data = http2.encode(http2.DATA, http2.END_STREAM, 1, encode_message(request))
+    parts = [
+        _opening(item) + data[:5] + item.to_bytes(4, "big") + data[9:] + http2.encode_reset(item, 8)
+        for item in range(1, 2 * count, 2)
+    ]
+    return Flood(b"".join(parts), count > MAX_CANCELLED_CALLS)
 
 
 def _blocks(chance: random.Random) -> Flood:
@@ -138,6 +156,7 @@ def _halves(chance: random.Random) -> Flood:
 
 FLOODS: dict[str, Callable[[random.Random], Flood]] = {
     "calls given up": _resets,
+    "requests cancelled": _cancelled,
     "header blocks": _blocks,
     "empty frames": _empty,
     "window updates": _updates,

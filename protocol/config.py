@@ -68,7 +68,9 @@ STREAM_WINDOW_BYTES: Final = 1_048_576  # bytes that a client may send in one ca
 # bytes that a client may send in all calls of a connection without a window update
 CONNECTION_WINDOW_BYTES: Final = 8_388_608
 MAX_CONTROL_FRAMES: Final = 2000  # PING, SETTINGS, PRIORITY and similar frames, and frames without data, in 10 s
-MAX_RESETS: Final = 1000  # cancelled calls of one connection in 10 s
+MAX_RESETS: Final = 1000  # calls of one connection that are cancelled before their request is complete, in 10 s
+# calls of one connection that are cancelled after their request, in 10 s: eager clients cancel whatever is past its deadline
+MAX_CANCELLED_CALLS: Final = 20_000
 CONTROL_SPAN_S: Final = 10.0  # time span in which HTTP/2 control frames are counted
 KEPT_STREAM_IDS: Final = 256  # ended calls that are remembered, so that late frames of theirs are ignored
 MAX_CALL_BYTES: Final = 4_456_448  # one message of a client: a body of 4 MiB, its properties, and their envelope

@@ -14,6 +14,7 @@ from .config import (
     CONTROL_SPAN_S,
     HPACK_TABLE_BYTES,
     KEPT_STREAM_IDS,
+    MAX_CANCELLED_CALLS,
     MAX_CONTROL_FRAMES,
     MAX_HEADER_FRAMES,
     MAX_HEADER_LIST_BYTES,
@@ -152,7 +153,7 @@ def headers_frames(stream_id: int, block: bytes, end_stream: bool, limit: int) -
 #                             RST_STREAM of either side: gone at once
 #
 # A client decides how much work it makes, so everything that costs it little is counted: frames that carry nothing,
-# calls that are given up at once (CVE-2023-44487), and CONTINUATION without an end (CVE-2024-27316). Its windows hold
+# calls that are cancelled at once (CVE-2023-44487), and CONTINUATION without an end (CVE-2024-27316). Its windows hold
 # back our answers; they wait in `answers`, and count there.
 
 
@@ -240,7 +241,7 @@ class Http2:
         self.answers.table_note = b""  # before the next block, once the client's table has become smaller
         self._block: bytearray | None = None  # a block of HEADERS, until CONTINUATION ends it
         self._block_id = self._block_flags = self._block_frames = 0
-        self._controls = self._resets = self._updates = 0
+        self._controls = self._resets = self._cancelled = self._updates = 0
         self._since_s = 0.0
 
     def take(self) -> bytes:
@@ -263,7 +264,7 @@ class Http2:
         if self.is_over:
             return []
         if now_s - self._since_s > CONTROL_SPAN_S:
-            self._controls = self._resets = self._updates = self.answers.data_frames = 0
+            self._controls = self._resets = self._cancelled = self._updates = self.answers.data_frames = 0
             self._since_s = now_s
         if data:
             self._buffer = self._buffer[self._at :] + data if self._at < len(self._buffer) else data
@@ -466,7 +467,10 @@ class Http2:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM on the stream {stream_id}")
             self._count_control()
             return
-        self._count_reset()
+        if stream.is_request_ended:
+            self._count_cancelled()
+        else:
+            self._count_reset()
         self.answers.forget(stream, knows=True)
         self._events.append(Aborted(stream, int.from_bytes(payload, "big")))
 
@@ -474,6 +478,15 @@ class Http2:
         self._resets += 1
         if self._resets > MAX_RESETS:
             reason = f"more than {MAX_RESETS} calls were given up in {CONTROL_SPAN_S:g} s"
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, reason)
+
+    def _count_cancelled(self) -> None:
+        """Count a call whose request was complete. It costs its client a request like any other, and nothing of it outlives
+        the call. Apache's proxy counts none: a client that has more receives waiting than streams opens and cancels those
+        whose deadline passed meanwhile."""
+        self._cancelled += 1
+        if self._cancelled > MAX_CANCELLED_CALLS:
+            reason = f"more than {MAX_CANCELLED_CALLS} requests were cancelled in {CONTROL_SPAN_S:g} s"
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, reason)
 
     # The connection

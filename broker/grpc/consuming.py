@@ -363,8 +363,11 @@ def ack_message(hall: Hall, call: Call, request: Any) -> None:
         for entry, outcome, code in zip(request.entries, outcomes, codes, strict=True):
             result = response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
             set_status(result.status, code, _text(outcome))
-        is_same = len(set(codes)) == 1
-        set_status(response.status, codes[0] if is_same else Code.MULTIPLE_RESULTS, _text(outcomes[0]))
+        code = codes[0] if len(set(codes)) == 1 else Code.MULTIPLE_RESULTS
+        # Apache's proxy sends the name of the code as its text, which clients look for
+        set_status(
+            response.status, code, _text(outcomes[0]) if code == Code.OK else f"{code.name}: {_text(outcomes[0])}"
+        )
         call.answer(response)
 
     handles = [entry.receipt_handle for entry in request.entries]

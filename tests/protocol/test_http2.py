@@ -297,6 +297,20 @@ def test_calls_that_are_given_up_at_once_are_counted() -> None:
     assert goaway(server) == ErrorCode.ENHANCE_YOUR_CALM
 
 
+def test_requests_cancelled_after_they_were_complete_have_a_limit_of_their_own() -> None:
+    server, _ = begun()
+    ids = range(1, 2 * limits.MAX_CANCELLED_CALLS + 2, 2)
+    pairs = [
+        call(item) + encode(http2.DATA, http2.END_STREAM, item, b"request") + http2.encode_reset(item, 8)
+        for item in ids
+    ]
+    server.receive(b"".join(pairs[:-1]), 0.0)
+    assert not server.is_over
+    server.take()
+    server.receive(pairs[-1], 0.0)
+    assert goaway(server) == ErrorCode.ENHANCE_YOUR_CALM
+
+
 @pytest.mark.parametrize("count", [limits.MAX_HEADER_FRAMES, limits.MAX_HEADER_FRAMES + 1])
 def test_a_header_block_has_so_many_frames(count: int) -> None:
     """CVE-2024-27316."""

@@ -396,7 +396,8 @@ async def test_acknowledgement_is_refused_when_the_visibility_timeout_has_expire
     await send(client, b"1")
     (handle,) = handles(await receive(client))
     node.clock.advance(31)
-    assert (await ack(client, handle)).status.code == ILLEGAL_HANDLE
+    refused = await ack(client, handle)
+    assert (refused.status.code, refused.status.message[:22]) == (ILLEGAL_HANDLE, "INVALID_RECEIPT_HANDLE")
     assert (await change(client, handle, 10_000)).status.code == ILLEGAL_HANDLE
     (again,) = await receive(client)
     assert again.system_properties.delivery_attempt == 2
