@@ -89,9 +89,7 @@ class Broker:
         pop_frames = self._read_groups(config)
         self._make_members(config)
         self.pops = self._make_pops(config.name, pop_frames)
-        self.commits = Commits(
-            self.topics, self.store, self.groups, self.offsets, self.locks, self.watch, self.draining, self.pops
-        )
+        self.commits = Commits(self.topics, self.store, self.groups, self.offsets, self.locks, self.draining, self.pops)
         self.pulling = self._make_pulling()
         self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups, self.pops.popped)
         self.registration = self._make_registration()
@@ -166,7 +164,7 @@ class Broker:
         self.locks = self._make_locks(folder / "locks.json")
         self.watch = Watch(self.runtime, self.groups, self.locks, self.history, self.topics.queues_of, self._is_apart)
         self.draining = self._make_draining()
-        self.guard = ReaderGuard(self.runtime, self.groups, self.watch, self.locks, self.offsets, self.held_pulls)
+        self.guard = ReaderGuard(self.runtime, self.groups, self.watch, self.offsets, self.held_pulls)
         self.notifications = Notifications(self.runtime, self.groups, self.group_configs, self.history, self.draining)
         self.request_modes = RequestModes(folder / "modes.json", limits)
 
@@ -196,6 +194,7 @@ class Broker:
     def _make_locks(self, path: Path) -> Locks:
         return Locks(
             self.runtime,
+            self.groups,
             self.history,
             path,
             on_free=_tell_free,
@@ -272,9 +271,9 @@ class Broker:
         self.notifications.tell(group, connections)
 
     def _queue_drained(self, group: str, place: tuple[str, int], reader: Session) -> None:
-        """The next reader goes on where the earlier one came, whatever offset it has loaded before, and may lock it."""
+        """The next reader continues where the earlier one stopped, whatever offset it has loaded before, and may lock it."""
         self.offsets.mark(group, *place)
-        self.locks.let_go(group, *place, reader)
+        self.locks.drained(self.groups.queue(group, *place), reader)
 
     def _is_draining(self, group: str, topic: str, queue_id: int) -> bool:
         """Whether nobody may have the queue for its own now."""
@@ -369,10 +368,10 @@ class Broker:
         if self._is_stopping:
             return
         self.groups.drop(connection)
-        self.locks.drop(connection)
+        self.locks.connection_gone(connection)
         self.held_pulls.drop(connection)
         self.clients.drop(connection)
-        self.watch.drop(connection)
+        self.watch.connection_gone(connection)
 
     def note_turned_away(self, address: str, reason: str) -> None:
         """A connection came to nothing."""

@@ -87,7 +87,7 @@ def consumed_fault(broker: Broker, group: str, topic: str) -> str:
 def owners(broker: Broker, group: str) -> dict[Queue, str]:
     """The owner of each queue. Raises UnknownGroup."""
     _check_group(broker, group)
-    held = broker.locks.owners(group)
+    held = broker.groups.owners(group)
     return {Queue(topic, broker.config.name, number): client for (topic, number), client in sorted(held.items())}
 
 
@@ -117,7 +117,7 @@ def dead_letters(broker: Broker, group: str, *, key: str | None = None, waiting_
 
 def _check_group(broker: Broker, group: str) -> None:
     """Raises UnknownGroup for a group that nobody has joined or created, and that has neither offsets nor dead letters."""
-    is_known = group in broker.group_configs or broker.groups.get(group) is not None
+    is_known = group in broker.group_configs or broker.groups.online(group) is not None
     is_kept = broker.topics.get(names.dlq_topic(group)) is not None or broker.offsets.topics_of(group)
     if not is_known and not is_kept:
         known = ", ".join(sorted(item.name for item in broker.groups)) or "none"
@@ -170,7 +170,7 @@ def take_lease(broker: Broker, group: str, topic: str, queue_id: int) -> None:
 
 def rebalance(broker: Broker, group: str) -> None:
     """Tells the members that the group has changed. Raises KeyError if it has none."""
-    found = broker.groups.get(group)
+    found = broker.groups.online(group)
     if found is None:
         raise KeyError(f"the group {group} has no members")
     broker.notifications.changed(found)

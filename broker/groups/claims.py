@@ -15,7 +15,6 @@ from ..sessions import Session
 from .agreement import Agreement
 from .group import ConsumerGroup, ConsumerGroups
 from .members import ALONE, Given, MemberList
-from .offsets import Watch
 from .stages import NOBODY, Drain, Others, QueueKey
 
 # ------------------------------------------------------------------------------
@@ -41,7 +40,6 @@ class Allotment:
         self,
         runtime: Runtime,
         groups: ConsumerGroups,
-        watch: Watch,
         find_route: Callable[[str], Awaitable[Route | None]],
         *,
         change_of: Callable[[str], int | None],
@@ -52,7 +50,6 @@ class Allotment:
         self._owners_look_s = limits.owners_look_s
         self._broker_name = groups.broker_name
         self._groups = groups
-        self._watch = watch
         self._find_route = find_route
         self._tasks, self._turns, self._clock = runtime.tasks, runtime.turns, runtime.clock
         self._change_of = change_of
@@ -126,7 +123,7 @@ class Allotment:
     def is_bystander(self, name: str, connection: Session, topic: str, queue_id: int) -> bool:
         """Whether a foreign member claims a queue that is not its own, and has nothing of it in its handlers."""
         return self.is_anothers(name, connection, topic, queue_id) and (
-            self._watch.reader(name, topic, queue_id) is not connection
+            self._groups.queue(name, topic, queue_id).reader is not connection
         )
 
     def is_new_reader(self, name: str, connection: Session, topic: str, queue_id: int) -> bool:
@@ -134,13 +131,14 @@ class Allotment:
         group = self._groups.get(name) if name in self.bound else None
         if group is None or connection not in group.foreign or not self.is_bound(group, connection, topic):
             return False
-        return self._watch.reader(name, topic, queue_id) is not connection
+        return group.queue(topic, queue_id).reader is not connection
 
     def is_read_by_its_owner(self, name: str, topic: str, queue_id: int) -> bool:
         """Whether a foreign member reads the queue, and it is its share: a Rocketlet member that asks for it has not heard of
         the last change yet."""
         owner = self.owners.of(name, topic, queue_id)
-        group, reader = self._groups.get(name), self._watch.reader(name, topic, queue_id)
+        group = self._groups.get(name)
+        reader = group.queue(topic, queue_id).reader if group is not None else None
         member = group.foreign.get(reader) if group is not None and reader is not None else None
         return member is not None and member.client_id == owner
 
@@ -299,11 +297,10 @@ Readers = dict[int, list[Session]]  # the readers of a topic's queues here
 
 
 class Claims:
-    def __init__(self, broker_name: str, given: Given, watch: Watch, limits: Limits = LIMITS) -> None:
+    def __init__(self, broker_name: str, given: Given, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self._broker_name = broker_name
         self._given = given
-        self._watch = watch
 
     def finding(self, group: ConsumerGroup, queues: TopicQueues) -> Work[Readers | None]:
         """Finds the foreign members that take themselves for the reader of each queue here; None if they are too many.
@@ -352,8 +349,8 @@ class Claims:
     def _last_reader(self, group: ConsumerGroup, place: QueueKey) -> Iterator[Session]:
         """The session that pulled last, unless it was given a list by which the queue is its own or another's. One that was
         given none has read since before a restart."""
-        reader = self._watch.reader(group.name, *place)
-        if reader in group.foreign and self._given.of(group.name, reader) in (ALONE, None):
+        reader = group.queue(*place).reader
+        if reader is not None and reader in group.foreign and self._given.of(group.name, reader) in (ALONE, None):
             yield reader
 
 
@@ -382,7 +379,6 @@ class Moves:
     def __init__(
         self,
         broker_name: str,
-        watch: Watch,
         allotment: Allotment,
         agreement: Agreement,
         limits: Limits = LIMITS,
@@ -390,7 +386,7 @@ class Moves:
         self._broker_name = broker_name
         self._allotment = allotment
         self._agreement = agreement
-        self._claims = Claims(broker_name, allotment.given, watch, limits)
+        self._claims = Claims(broker_name, allotment.given, limits)
         self._is_finding = False  # one topic at a time: members may claim very much of it
 
     def finding(

@@ -91,11 +91,9 @@ class Draining:
         self._drains: dict[str, Drain] = {}
         self._changes: dict[str, int] = {}
         self._change = 0  # the last number, in any group; none comes again, also if its group is forgotten
-        self.allotment = Allotment(
-            runtime, groups, watch, find_route, change_of=self._changes.get, on_moved=self.changed
-        )
+        self.allotment = Allotment(runtime, groups, find_route, change_of=self._changes.get, on_moved=self.changed)
         self.agreement = Agreement(groups.broker_name, self._clock, say, self._peers_changed, limits)
-        self._moves = Moves(groups.broker_name, watch, self.allotment, self.agreement, limits)
+        self._moves = Moves(groups.broker_name, self.allotment, self.agreement, limits)
         self.notices = Notices(self._drains, groups, watch, self.allotment, self.agreement, self._clock, tell)
 
     # Questions
@@ -150,7 +148,7 @@ class Draining:
         if drain is None or group is None or connection not in group.foreign:
             return False
         is_unknown = drain.is_finding and self.allotment.given.of(name, connection) is None
-        if drain.has(place) or (is_unknown and self._watch.reader(name, *place) is not connection):
+        if drain.has(place) or (is_unknown and group.queue(*place).reader is not connection):
             return True
         is_own = group.foreign[connection].client_id == self.allotment.owners.of(name, *place)
         return not is_own and self.allotment.is_read_by_its_owner(name, *place)
@@ -278,7 +276,7 @@ class Draining:
     def _drained(self, name: str, drain: Drain, session: Session, place: QueueKey) -> None:
         """A reader has handled all of a queue: the next one goes on where it came, whatever offset it has loaded before."""
         drain.finish(session, place)
-        self._watch.let_go(session, name, *place)
+        self._watch.release(session, self._groups.queue(name, *place))
         self._on_drained(name, place, session)
         drain.let_on([place])
         drain.come_further(self._until_s(), session)
@@ -329,7 +327,7 @@ class Draining:
         """The others go on."""
         self._note_given_up(name, given_up)
         for session, place in given_up:
-            self._watch.let_go(session, name, *place)
+            self._watch.release(session, self._groups.queue(name, *place))
         drain.give_up(given_up)
         drain.let_on(sorted({place for _, place in given_up}))
         self.notices.tell(name, drain)
@@ -338,7 +336,7 @@ class Draining:
         given_up = [(session, place) for session, places in drain.waiting.items() for place in places]
         self._note_given_up(name, given_up)
         for session, place in given_up:
-            self._watch.let_go(session, name, *place)
+            self._watch.release(session, self._groups.queue(name, *place))
         drain.give_up_all()
         self.agreement.give_up(name)
         drain.let_all_on()
@@ -461,7 +459,7 @@ class Notices:
     def _settled_list(self, group: ConsumerGroup, session: Session) -> list[str]:
         """The members before the change, for one that was given no list yet."""
         settled = self._settled.get(group.name, frozenset())
-        if not self._watch.reads(session, group.name):  # nobody would know which queues it took by this list
+        if not self._watch.reads(session, group):  # nobody would know which queues it took by this list
             settled -= {group.foreign[session].client_id}
         return [client_id for client_id in group.companions(session).ids if client_id in settled]
 
@@ -620,7 +618,7 @@ class Notifications:
         while self._waiting:
             name = next(iter(self._waiting))
             del self._waiting[name]
-            group = self._groups.get(name)
+            group = self._groups.online(name)
             try:
                 if group is not None:
                     yield from self._telling_members(group)

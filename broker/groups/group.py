@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NoReturn
 
 import structlog
 
@@ -12,13 +13,177 @@ from ...protocol.allocation import STICKY
 from ...protocol.bodies import LOOKS, ConsumerData, Work, finish
 from ...protocol.group_bodies import BrokerShare
 from ...protocol.names import Subscription, sorted_ids
-from ..config import LIMITS, MAX_NAMED_MEMBERS, REPORT_AGAIN_S, LimitExceeded, Limits
-from ..runtime import Runtime
+from ..config import (
+    HANDOVER_LEASE_S,
+    LIMITS,
+    LOCK_LEASE_S,
+    MAX_NAMED_MEMBERS,
+    REPORT_AGAIN_S,
+    LimitExceeded,
+    Limits,
+)
+from ..messages.held_pulls import HeldPull
+from ..runtime import Runtime, Timer
 from ..sessions import Reason, Refusal, Session
+from ..store.journals import Former, LeaseKey
 from .members import ALONE, Member, MemberList, Shape, StickyShares, finding_faults, shape_of, size_of, stale_counts
 from .settings import History
+from .stages import QueueKey
 
 log = structlog.get_logger("rocketlet.groups")
+
+
+# ------------------------------------------------------------------------------
+# One queue of a topic in one group. It is created with the first lease or pull, and released when nothing is left of it.
+
+
+@dataclass(slots=True)
+class Lease:
+    """The client that owns a queue.
+
+    Attributes:
+        connection: None after a restart, and after the broker has closed the connection, until the client is back.
+        handover: a Rocketlet client's lease, with an epoch. False for a lock of Apache's clients, which fences no commit.
+        former_end: for a lease from before a restart, the end of its queue when this run began; 0 if its topic was
+            deleted. None once its owner has pulled.
+        is_awaited: True if it is no lease: the queue is reserved for the foreign member that read it before a restart.
+        waiters: the members that are notified when the queue is free.
+    """
+
+    client_id: str
+    connection: Session | None
+    epoch: int
+    handover: bool
+    renewed_s: float
+    has_pulled: bool = False
+    has_committed: bool = False
+    former_end: int | None = None
+    is_awaited: bool = False
+    waiters: dict[Session, None] = field(default_factory=dict)
+
+    def is_over(self, now_s: float) -> bool:
+        return now_s - self.renewed_s > (HANDOVER_LEASE_S if self.handover else LOCK_LEASE_S)
+
+    def belongs_to(self, connection: Session, epoch: int | None) -> bool:
+        """Return True if a connection of the owner's client id is the owner. Apache's locks know only the id.
+
+        An id alone may be copied, or be that of a client whose previous socket has not closed yet: such a connection has
+        to wait. A client that names the epoch was granted the lease, and may use another connection; requests on its
+        previous connection may arrive later, and must not move the lease back. A renewal by an epoch that has ended must
+        fail, because its sender would continue to read what another member had meanwhile (decision 6). An owner from
+        before a restart that does not name its epoch never received it, and gets another one.
+        """
+        if self.connection is connection or not self.handover:
+            return epoch in (None, self.epoch)
+        return epoch == self.epoch and (self.connection is None or self.connection.number < connection.number)
+
+
+@dataclass(slots=True)
+class Contest:
+    """A queue with a foreign reader that another client wants to read, too.
+
+    Attributes:
+        reader: the client that pulled the queue last.
+        began_s: when another client pulled it first.
+        active_s: when the reader last pulled or committed.
+        returned_s: when the reader last pulled, or its held pull was returned.
+        wanted_s: when another client last pulled.
+        waiting: the pulls of other clients that wait.
+    """
+
+    reader: Session
+    began_s: float
+    active_s: float
+    returned_s: float
+    wanted_s: float
+    waiting: list[HeldPull] = field(default_factory=list)
+    timer: Timer | None = None
+
+
+class GroupQueue:
+    """A queue of a topic in a group: its lease and its reader.
+
+    Attributes:
+        key: topic and queue id.
+        place: group, topic and queue id.
+        lease: the lease or lock of its owner.
+        reader: the connection that pulled last.
+        previous_reader: the connection that pulled before the reader.
+        reader_since_s: when the reader pulled first.
+        given_offset: up to which offset the reader, if it is foreign, was given messages.
+        has_committed: True if the reader has committed an offset of the queue.
+        known_reader: the foreign reader as the ledger keeps it over a restart.
+        lost_reader: the client id of the foreign reader whose connection has closed, until somebody reads the queue.
+        contest: another client wants to read the queue of its foreign reader.
+    """
+
+    __slots__ = (
+        "contest",
+        "given_offset",
+        "group",
+        "has_committed",
+        "key",
+        "known_reader",
+        "lease",
+        "lost_reader",
+        "place",
+        "previous_reader",
+        "reader",
+        "reader_since_s",
+    )
+
+    def __init__(self, group: ConsumerGroup, key: QueueKey) -> None:
+        self.group = group
+        self.key = key
+        self.place: LeaseKey = (group.name, *key)
+        self.lease: Lease | None = None
+        self.reader: Session | None = None
+        self.previous_reader: Session | None = None
+        self.reader_since_s = 0.0
+        self.given_offset = 0
+        self.has_committed = False
+        self.known_reader: Former | None = None
+        self.lost_reader: str | None = None
+        self.contest: Contest | None = None
+
+    # Lease
+
+    def is_leased_to(self, connection: Session) -> bool:
+        """Return True if this Rocketlet member owns the queue."""
+        return self.lease is not None and self.lease.handover and self.lease.connection is connection
+
+    def is_leased_to_another(self, connection: Session) -> bool:
+        """Return True if a Rocketlet member other than this one owns the queue."""
+        return self.lease is not None and self.lease.handover and self.lease.connection is not connection
+
+    def is_owned_by(self, connection: Session) -> bool:
+        """Return True if this client has the lease or lock of the queue."""
+        return self.lease is not None and self.lease.connection is connection
+
+    def commit_fault(self, connection: Session, key: QueueKey, epoch: int | None) -> str | None:
+        """Return why the lease forbids a commit; None if it allows it. Only leases fence commits."""
+        lease, (topic, queue_id) = self.lease, key
+        if lease is None or not lease.handover:
+            # Apache's clients send no epoch, and nothing fences them (ConsumerManageProcessor.updateConsumerOffset).
+            return None if epoch is None else f"the queue {topic}:{queue_id} is not locked by this client"
+        if lease.connection is not connection or (epoch is not None and epoch != lease.epoch):
+            return f"the queue {topic}:{queue_id} is owned by {lease.client_id} (epoch {lease.epoch})"
+        return None
+
+    @property
+    def former_end(self) -> int | None:
+        """How far the owner can be, if its lease is from before a restart or its topic was deleted, until it has pulled. The
+        messages that it read after this offset were lost, and others get their offsets; it must not skip those."""
+        return None if self.lease is None else self.lease.former_end
+
+    # Reader
+
+    @property
+    def last_reader_id(self) -> str | None:
+        """The id of the foreign member that read the queue last, even before a restart; None if it has released the queue."""
+        if self.lease is not None and self.lease.is_awaited:
+            return self.lease.client_id
+        return self.known_reader.client_id if self.known_reader is not None else self.lost_reader
 
 
 # ------------------------------------------------------------------------------
@@ -35,11 +200,22 @@ _NOBODY: Mapping[Session, Member] = {}
 
 
 class ConsumerGroup:
-    """A group with at least one member."""
+    """All that the broker has of a group.
+
+    Attributes:
+        is_deleted: True if nothing was left of the group. Who holds such an object looks the name up again.
+        queues: the queues with a lease or a reader.
+        awaited_readers: how many queues wait for their foreign readers from before a restart.
+        lost_readers: how many queues had foreign readers whose connections have closed.
+    """
 
     def __init__(self, name: str, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self.name = name
+        self.is_deleted = False
+        self.queues: dict[QueueKey, GroupQueue] = {}
+        self.awaited_readers = 0
+        self.lost_readers = 0
         self.members: dict[Session, Member] = {}
         self.foreign: dict[Session, Member] = {}  # those of the members
         self.topics: Counter[str] = Counter()  # how many members subscribe to each
@@ -64,7 +240,22 @@ class ConsumerGroup:
     @property
     def is_broadcasting(self) -> bool:
         """True if every member gets every message: members keep their own offsets, and the group has none."""
-        return all(member.data.message_model == "BROADCASTING" for member in self.members.values())
+        models = {member.data.message_model for member in self.members.values()}
+        return models == {"BROADCASTING"}
+
+    @property
+    def is_unused(self) -> bool:
+        """True if nothing is known of the group that a new object would not have."""
+        return not self.members and not self.queues
+
+    def queue(self, topic: str, queue_id: int) -> GroupQueue:
+        """Return what the group has of a queue, for reading: `NO_QUEUE` if it has nothing."""
+        return self.queues.get((topic, queue_id), NO_QUEUE)
+
+    @property
+    def misses_readers(self) -> bool:
+        """True if foreign readers, from before a restart or with a connection that has closed, are not back yet."""
+        return bool(self.awaited_readers or self.lost_readers)
 
     def subscription(self, connection: Session | None, topic: str) -> Subscription | None:
         """The subscription of this connection's member to a topic; for a stranger, the newest subscription of the group."""
@@ -227,6 +418,11 @@ class ConsumerGroup:
                     queue, member.client_id
                 )
 
+    def end_membership(self) -> None:
+        """The last member is gone: the next one starts as in a new group."""
+        self.reported = frozenset()
+        self.is_uneven, self._alone = False, set()
+
     def changed(self) -> None:
         """Members, their topics or strategies have changed."""
         for topic in [topic for topic in self._sticky if topic not in self.topics]:
@@ -258,6 +454,21 @@ class ConsumerGroup:
 
     def finding_faults(self, broker_name: str, queues_of: Callable[[str], int]) -> Work[frozenset[str]]:
         return finding_faults(list(self.members.values()), broker_name, queues_of)
+
+
+class _NoQueue(GroupQueue):
+    """A queue of which its group has nothing. Nothing can be stored in it."""
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"{name}: the queue is a placeholder; use ConsumerGroups.obtain_queue")
+
+    def __init__(self) -> None:
+        for name in GroupQueue.__slots__:
+            object.__setattr__(self, name, None)
+        object.__setattr__(self, "given_offset", 0)
+
+
+NO_QUEUE: Final[GroupQueue] = _NoQueue()
 
 
 def _as_many_as_may_be(counts: dict[str, int], left: int) -> dict[str, int]:
@@ -295,7 +506,7 @@ class ConsumerGroups:
         self._logged_since_s = clock.monotonic_s()
         self._groups: dict[str, ConsumerGroup] = {}
         self._names: dict[Session, set[str]] = {}
-        self._of_topic: dict[str, dict[str, None]] = {}  # the groups that subscribe to a topic
+        self._of_topic: dict[str, dict[ConsumerGroup, int]] = {}  # the groups that have anything of a topic, counted
         self._history = history
         self._on_change = on_change
         self.generation = runtime.generation
@@ -303,6 +514,80 @@ class ConsumerGroups:
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(list(self._groups.values()))
+
+    def online(self, name: str) -> ConsumerGroup | None:
+        """Return the group if it has members."""
+        group = self._groups.get(name)
+        return group if group is not None and group.members else None
+
+    def obtain(self, name: str) -> ConsumerGroup:
+        """Return the group, created if the broker has nothing of it. Call `release` if it may stay unused."""
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = ConsumerGroup(name, self._limits)
+        return group
+
+    def release(self, group: ConsumerGroup) -> None:
+        """Delete the group if nothing is left of it."""
+        if group.is_unused and self._groups.get(group.name) is group:
+            del self._groups[group.name]
+            group.is_deleted = True
+
+    def queue(self, name: str, topic: str, queue_id: int) -> GroupQueue:
+        """Return what a group has of a queue, for reading: `NO_QUEUE` if it has nothing."""
+        group = self._groups.get(name)
+        return group.queue(topic, queue_id) if group is not None else NO_QUEUE
+
+    def obtain_queue(self, group: ConsumerGroup, key: QueueKey) -> GroupQueue:
+        """Return the group's queue, created if the group has nothing of it."""
+        queue = group.queues.get(key)
+        if queue is None:
+            queue = group.queues[key] = GroupQueue(group, key)
+            groups = self._of_topic.setdefault(key[0], {})
+            groups[group] = groups.get(group, 0) + 1
+        return queue
+
+    def release_queue(self, queue: GroupQueue) -> None:
+        """Delete the queue if nothing is known of it that a new object would not have, and its group then."""
+        if (
+            queue.lease is not None
+            or queue.reader is not None
+            or queue.previous_reader is not None
+            or queue.known_reader is not None
+            or queue.lost_reader is not None
+            or queue.contest is not None
+        ):
+            return
+        group, key = queue.group, queue.key
+        if group is not None and group.queues.get(key) is queue:
+            del group.queues[key]
+            groups = self._of_topic[key[0]]
+            groups[group] -= 1
+            if not groups[group]:
+                self._forget_topic(group, key[0])
+            if not group.queues:
+                self.release(group)
+
+    def owners(self, name: str) -> dict[QueueKey, str]:
+        """The client ids of the owners of a group's queues."""
+        group = self._groups.get(name)
+        queues = group.queues if group is not None else {}
+        return {key: queue.lease.client_id for key, queue in queues.items() if queue.lease is not None}
+
+    def queues(self) -> list[GroupQueue]:
+        """The queues of all groups."""
+        return [queue for group in self._groups.values() for queue in group.queues.values()]
+
+    def of_topic(self, topic: str) -> list[ConsumerGroup]:
+        """The groups that have anything of a topic."""
+        return list(self._of_topic.get(topic, ()))
+
+    def _forget_topic(self, group: ConsumerGroup, topic: str) -> None:
+        """The group has nothing of the topic any more."""
+        groups = self._of_topic[topic]
+        del groups[group]
+        if not groups:
+            del self._of_topic[topic]
 
     def members_of(self, name: str) -> Mapping[Session, Member]:
         """The members of a group by session; none if there is no such group."""
@@ -329,7 +614,7 @@ class ConsumerGroups:
 
     def heartbeat(self, connection: Session, client_id: str, data: ConsumerData, language: int, version: int) -> None:
         """Registers or refreshes a member that was admitted."""
-        group = self._groups.get(data.group) or ConsumerGroup(data.group, self._limits)
+        group = self.obtain(data.group)
         member = group.members.get(connection)
         now_s = self._clock.monotonic_s()
         if member is not None and member.data is data:  # its last heartbeat once more
@@ -355,7 +640,6 @@ class ConsumerGroups:
         member.update(data, now_s)
         group.members[connection] = member
         group.claimed(member)
-        self._groups[group.name] = group
         self._names.setdefault(connection, set()).add(group.name)
         self._note(group, member, {})
         self._changed(group, "joined", member)
@@ -375,12 +659,13 @@ class ConsumerGroups:
         self._charge(member, 0)
         self._forget_topics(group, member.subscriptions)
         if not group.members:
-            del self._groups[name]
+            group.end_membership()
         self._changed(group, event, member)
+        self.release(group)
 
     def subscribing(self, topic: str) -> list[ConsumerGroup]:
         """The groups with a member that subscribes to the topic."""
-        return [self._groups[name] for name in self._of_topic.get(topic, ())]
+        return [group for group in self._of_topic.get(topic, ()) if topic in group.topics]
 
     def stale_topics(self, name: str, connection: Session) -> list[str]:
         """The topics of which one member sees another number of queues here than there are."""
@@ -408,8 +693,10 @@ class ConsumerGroups:
             return
         for topic in member.subscriptions:
             if topic not in before:
+                if topic not in group.topics:
+                    groups = self._of_topic.setdefault(topic, {})
+                    groups[group] = groups.get(group, 0) + 1
                 group.topics[topic] += 1
-                self._of_topic.setdefault(topic, {})[group.name] = None
         self._forget_topics(group, [topic for topic in before if topic not in member.subscriptions])
 
     def _charge(self, member: Member, size: int) -> None:
@@ -424,10 +711,10 @@ class ConsumerGroups:
             if group.topics[topic]:
                 continue
             del group.topics[topic]
-            names = self._of_topic[topic]
-            del names[group.name]
-            if not names:
-                del self._of_topic[topic]
+            groups = self._of_topic[topic]
+            groups[group] -= 1
+            if not groups[group]:
+                self._forget_topic(group, topic)
 
     def drop(self, connection: Session, event: str = "closed") -> None:
         """The connection is gone, and with it its memberships."""

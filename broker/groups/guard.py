@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from ...protocol.names import TOOLS_GROUP
 from ..config import GUARD_POLL_S, GUARD_QUIET_S, LimitExceeded
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
-from ..runtime import Runtime, Timer
+from ..runtime import Runtime
 from ..sessions import Session
-from .group import ConsumerGroups
-from .leases import Locks
+from .group import ConsumerGroup, ConsumerGroups, Contest, GroupQueue
 from .offsets import Offsets, Watch
 
 # ------------------------------------------------------------------------------
@@ -29,171 +26,146 @@ from .offsets import Offsets, Watch
 # The queue is then free: the first client that pulls it is the next reader, and continues at the committed offset.
 
 
-Key = tuple[str, str, int]  # group, topic, queue id
-
-
-@dataclass(slots=True)
-class _Contest:
-    """A queue that another client wants to read, too.
-
-    Attributes:
-        reader: the client that pulled the queue last.
-        began_s: when another client pulled it first.
-        active_s: when the reader last pulled or committed.
-        returned_s: when the reader last pulled, or its held pull was returned.
-        wanted_s: when another client last pulled.
-        waiting: the pulls of other clients that wait.
-    """
-
-    reader: Session
-    began_s: float
-    active_s: float
-    returned_s: float
-    wanted_s: float
-    waiting: list[HeldPull] = field(default_factory=list)
-    timer: Timer | None = None
-
-
 class ReaderGuard:
     def __init__(
         self,
         runtime: Runtime,
         groups: ConsumerGroups,
         watch: Watch,
-        locks: Locks,
         offsets: Offsets,
         held_pulls: HeldPulls,
     ) -> None:
         self._groups = groups
         self._watch = watch
-        self._locks = locks
         self._offsets = offsets
         self._held_pulls = held_pulls
         self._clock = runtime.clock
         self._limits = runtime.limits
-        self._contests: dict[Key, _Contest] = {}
 
-    def is_contested(self, key: Key) -> bool:
-        """True if another client waits for the queue, so that each pull of its reader is recorded."""
-        return key in self._contests
-
-    def has_to_wait(self, session: Session, key: Key) -> bool:
+    def has_to_wait(self, session: Session, queue: GroupQueue) -> bool:
         """Return True if a pull must wait for the queue's reader."""
-        reader = self._watch.reader(*key)
-        if reader is None or reader is session or not self.is_guarded(reader, key):
+        reader = queue.reader
+        if reader is None or reader is session or not is_guarded(queue, reader):
             return False
-        if not self._shares_queues(session, key[0]) or self._locks.is_owner(*key, session):
+        if not _shares_queues(queue.group, session) or queue.is_owned_by(session):
             return False
         now_s = self._clock.monotonic_s()
-        contest = self._contests.get(key)
+        contest = queue.contest
         if contest is None or contest.reader is not reader:
-            contest = self._begin(key, reader, now_s)
+            contest = self._begin(queue, reader, now_s)
         contest.wanted_s = now_s
         return True
 
-    def wait(self, key: Key, pull: HeldPull) -> None:
+    def wait(self, queue: GroupQueue, pull: HeldPull) -> None:
         """Release a pull, which is about to be held, once the queue is free. Raises LimitExceeded."""
-        contest = self._contests[key]
+        contest = queue.contest
+        assert contest is not None, "the pull has to wait"
         contest.waiting = self._still_held(contest.waiting)
         if len(contest.waiting) >= self._limits.max_gated:
-            raise LimitExceeded(f"{self._limits.max_gated} pulls wait for the reader of {key[1]}:{key[2]}; retry later")
+            topic, queue_id = queue.key
+            raise LimitExceeded(
+                f"{self._limits.max_gated} pulls wait for the reader of {topic}:{queue_id}; retry later"
+            )
         contest.waiting.append(pull)
 
     def _still_held(self, pulls: list[HeldPull]) -> list[HeldPull]:
         return [pull for pull in pulls if self._held_pulls.is_held(pull)]
 
-    def record_pull(self, session: Session, key: Key) -> None:
+    def record_pull(self, session: Session, queue: GroupQueue) -> None:
         """Record that a client pulled the queue."""
-        contest = self._contests.get(key)
+        contest = queue.contest
         if contest is not None and contest.reader is session:
             contest.active_s = contest.returned_s = self._clock.monotonic_s()
 
-    def record_commit(self, session: Session, key: Key) -> None:
+    def record_commit(self, session: Session, queue: GroupQueue) -> None:
         """Record that the reader committed an offset of the queue by a request of its own."""
-        if self._watch.record_commit(session, key):
+        if queue.reader is session and not queue.has_committed:
+            queue.has_committed = True
             self._groups.generation.increment()  # from now on, what it is given is recorded
-        contest = self._contests.get(key)
+        contest = queue.contest
         if contest is not None and contest.reader is session:
             contest.active_s = self._clock.monotonic_s()
 
-    def is_guarded(self, reader: Session, key: Key) -> bool:
-        """Return True if other clients wait for this reader: for Apache's push consumers, and for other clients that have
-        committed offsets of the queue here. A client that keeps its offsets elsewhere would never finish."""
-        if key[0] == TOOLS_GROUP or not self._shares_queues(reader, key[0]):
-            return False
-        group = self._groups.get(key[0])
-        return (group is not None and reader in group.foreign) or self._watch.commits(reader, key)
-
-    def _shares_queues(self, session: Session, name: str) -> bool:
-        """False for broadcasting members, which each read all queues, and for Rocketlet members, which lock queues."""
-        group = self._groups.get(name)
-        member = group.members.get(session) if group is not None else None
-        return member is None or (not member.data.strategy and member.data.message_model == "CLUSTERING")
-
     # A contest
 
-    def _begin(self, key: Key, reader: Session, now_s: float) -> _Contest:
-        former = self._contests.pop(key, None)
+    def _begin(self, queue: GroupQueue, reader: Session, now_s: float) -> Contest:
+        former = queue.contest
         if former is not None and former.timer is not None:
             former.timer.cancel()
-        contest = self._contests[key] = _Contest(reader, now_s, now_s, now_s, now_s)
+        contest = queue.contest = Contest(reader, now_s, now_s, now_s, now_s)
         if former is not None:
             contest.waiting = former.waiting
         self._groups.generation.increment()  # the reader's next pulls are recorded
-        self._return_held(key, contest)
-        self._poll_later(key, contest)
+        self._return_held(queue, contest)
+        self._poll_later(queue, contest)
         return contest
 
-    def _return_held(self, key: Key, contest: _Contest) -> bool:
+    def _return_held(self, queue: GroupQueue, contest: Contest) -> bool:
         """Return the reader's held pulls of the queue, so that a reader that still has it pulls again. True if it had any."""
-        held = [
-            pull
-            for pull in self._held_pulls.of(contest.reader, key[0])
-            if pull.until is Until.MESSAGE and (pull.queue.topic, pull.queue.queue_id) == key[1:]
-        ]
+        held = [pull for pull in self._held_by(queue, contest.reader) if pull.until is Until.MESSAGE]
         for pull in held:
             self._held_pulls.let_go(pull)
         return bool(held)
 
-    def _poll_later(self, key: Key, contest: _Contest) -> None:
-        contest.timer = self._clock.call_later(GUARD_POLL_S, self._poll, key, contest)
+    def _held_by(self, queue: GroupQueue, reader: Session) -> list[HeldPull]:
+        pulls = self._held_pulls.of(reader, queue.group.name)
+        return [pull for pull in pulls if (pull.queue.topic, pull.queue.queue_id) == queue.key]
 
-    def _poll(self, key: Key, contest: _Contest) -> None:
-        if self._contests.get(key) is not contest:
+    def _poll_later(self, queue: GroupQueue, contest: Contest) -> None:
+        contest.timer = self._clock.call_later(GUARD_POLL_S, self._poll, queue, contest)
+
+    def _poll(self, queue: GroupQueue, contest: Contest) -> None:
+        if queue.contest is not contest:
             return
         now_s = self._clock.monotonic_s()
         contest.waiting = self._still_held(contest.waiting)
         if not contest.waiting and contest.wanted_s + GUARD_QUIET_S <= now_s:  # nobody else wants it any more
-            del self._contests[key]
+            self._end(queue)
             return
         if contest.waiting:
             contest.wanted_s = now_s
-        if self._is_over(key, contest, now_s):
-            self._free(key, contest)
+        if self._is_over(queue, contest, now_s):
+            self._free(queue, contest)
             return
-        if contest.returned_s + GUARD_QUIET_S <= now_s and self._return_held(key, contest):
+        if contest.returned_s + GUARD_QUIET_S <= now_s and self._return_held(queue, contest):
             contest.returned_s = now_s
-        self._poll_later(key, contest)
+        self._poll_later(queue, contest)
 
-    def _is_over(self, key: Key, contest: _Contest, now_s: float) -> bool:
+    def _is_over(self, queue: GroupQueue, contest: Contest, now_s: float) -> bool:
         """True if nobody has to wait for the reader any longer."""
         reader = contest.reader
-        if self._watch.reader(*key) is not reader or not self.is_guarded(reader, key):
+        if queue.reader is not reader or not is_guarded(queue, reader):
             return True
         silent_s, max_s = self._limits.guard_silent_s, self._limits.guard_max_s
         if contest.active_s + silent_s <= now_s or contest.began_s + max_s <= now_s:
             return True
-        is_quiet = contest.returned_s + GUARD_QUIET_S <= now_s and not self._is_held(key, contest)
-        return is_quiet and (self._offsets.get(*key) or 0) >= self._watch.given(reader, *key)
+        is_quiet = contest.returned_s + GUARD_QUIET_S <= now_s and not self._held_by(queue, reader)
+        return is_quiet and (self._offsets.get(*queue.place) or 0) >= queue.given_offset
 
-    def _is_held(self, key: Key, contest: _Contest) -> bool:
-        pulls = self._held_pulls.of(contest.reader, key[0])
-        return any((pull.queue.topic, pull.queue.queue_id) == key[1:] for pull in pulls)
-
-    def _free(self, key: Key, contest: _Contest) -> None:
-        del self._contests[key]
-        self._return_held(key, contest)
-        self._watch.let_go(contest.reader, *key)
-        self._offsets.mark(*key)  # the next reader may have loaded its offset before
+    def _free(self, queue: GroupQueue, contest: Contest) -> None:
+        queue.contest = None
+        self._return_held(queue, contest)
+        self._watch.release(contest.reader, queue)
+        self._offsets.mark(*queue.place)  # the next reader may have loaded its offset before
+        self._groups.release_queue(queue)
         for pull in contest.waiting:
             self._held_pulls.let_go(pull)
+
+    def _end(self, queue: GroupQueue) -> None:
+        queue.contest = None
+        self._groups.release_queue(queue)
+
+
+def is_guarded(queue: GroupQueue, reader: Session) -> bool:
+    """Return True if other clients wait for this reader: for Apache's push consumers, and for other clients that have
+    committed offsets of the queue here. A client that keeps its offsets elsewhere would never finish."""
+    group = queue.group
+    if group.name == TOOLS_GROUP or not _shares_queues(group, reader):
+        return False
+    return reader in group.foreign or (queue.reader is reader and queue.has_committed)
+
+
+def _shares_queues(group: ConsumerGroup, session: Session) -> bool:
+    """False for broadcasting members, which each read all queues, and for Rocketlet members, which lock queues."""
+    member = group.members.get(session)
+    return member is None or (not member.data.strategy and member.data.message_model == "CLUSTERING")

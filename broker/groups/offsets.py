@@ -23,10 +23,11 @@ from ..store.files import StoreFull, read_state, replace_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal
 from ..store.store import Store
-from .group import ConsumerGroups
+from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue
 from .leases import Locks
 from .members import Member
 from .settings import History
+from .stages import QueueKey
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -420,7 +421,7 @@ class GroupProgress:
     def noting_lost(self) -> Work[None]:
         """Names the groups that had not committed the messages of deleted segments."""
         for group in self.groups():
-            online = self._groups.get(group)
+            online = self._groups.online(group)
             if online is not None and online.is_broadcasting:
                 continue
             for topic in self._offsets.topics_of(group):
@@ -441,12 +442,12 @@ class GroupProgress:
 
     def groups(self) -> list[str]:
         """The groups with members or offsets."""
-        return sorted({group.name for group in self._groups} | self._offsets.groups())
+        return sorted({group.name for group in self._groups if group.members} | self._offsets.groups())
 
     def topics_of(self, group: str) -> list[str]:
         """Return the topics in which a group has an offset, and those its members subscribe to; none for a broadcasting
         group, whose members keep their own offsets."""
-        online = self._groups.get(group)
+        online = self._groups.online(group)
         if online is not None and online.is_broadcasting:
             return []
         names = dict.fromkeys([*self._offsets.topics_of(group), *(online.topics if online else ())])
@@ -454,19 +455,22 @@ class GroupProgress:
 
 
 # ------------------------------------------------------------------------------
-# Watches who reads which queue, and reports queues that two members read or that nobody reads.
+# Records the reader of each queue, and reports queues that two members read or that no member reads.
 #
-# Rocketlet members cannot read a queue that another one has locked; foreign ones do not lock, and two of them read a
-# queue while they disagree about the members. A member that pulls again soon after another one has pulled is the
-# second reader; one that has the lock has got the queue back, and so has one that comes after longer than a pull is
-# held.
+# Rocketlet members cannot read a queue that another one has locked. Foreign members do not lock, and two of them read
+# a queue while they have different member lists. A member that pulls again soon after another one has pulled is the
+# second reader, unless it has the lock, or comes after longer than a pull is held: then it has got the queue back.
 
 
 _Key = tuple[str, str, int]  # group, topic, queue id
 
 
 class Watch:
-    """is_popped: whether a group's members share a topic's messages, so that no queue has a reader."""
+    """Records readers. `double_readers` counts the times that a queue was read by two members.
+
+    Args:
+        is_popped: True if a group's members share a topic's messages, so that no queue has a reader.
+    """
 
     def __init__(
         self,
@@ -484,11 +488,9 @@ class Watch:
         self._queues_of = queues_of
         self._clock = runtime.clock
         self._is_popped = is_popped
-        # the connection that pulled last, another before it, and since when it is the last
-        self.readers: dict[_Key, tuple[Session | None, Session | None, float]] = {}
-        self._keys: dict[Session, set[_Key]] = {}
-        self._given: dict[Session, dict[_Key, int]] = {}  # up to where each foreign reader got messages
-        self._committing: dict[Session, set[_Key]] = {}  # queues of which each reader has committed offsets
+        self._queues: dict[
+            Session, dict[GroupQueue, None]
+        ] = {}  # of which a connection is the reader, or was before it
         self._unread_s: dict[_Key, float] = {}
         self._named: set[_Key] = set()
         self._due_s = float("-inf")
@@ -496,113 +498,107 @@ class Watch:
         self.orphaned: Counter[tuple[str, str]] = Counter()
         """How many queues nobody reads, by group and topic."""
 
-    def pulled(self, connection: Session, group: str, topic: str, queue_id: int) -> None:
-        key = (group, topic, queue_id)
-        last, before, since_s = self.readers.get(key, (None, None, 0.0))
-        if last is connection:
-            return
-        keys = self._keys.setdefault(connection, set())
-        if len(keys) >= self._limits.max_read_queues:
-            return
-        if key not in keys:
-            keys.add(key)
+    def record_pull(self, connection: Session, group: ConsumerGroup, key: QueueKey) -> GroupQueue:
+        """Record that a connection has pulled a queue, and return the queue; `NO_QUEUE` if the connection reads too many."""
+        queue = group.queues.get(key, NO_QUEUE)
+        if queue.reader is connection:
+            return queue
+        held = self._queues.get(connection)
+        if held is not None and len(held) >= self._limits.max_read_queues:
+            return queue
+        if queue is NO_QUEUE:
+            queue = self._groups.obtain_queue(group, key)
+        if held is None:
+            held = self._queues[connection] = {}
+        if queue not in held:
+            held[queue] = None
             connection.charge(PLACE_BYTES)
+        last, before, since_s = queue.reader, queue.previous_reader, queue.reader_since_s
         now_s = self._clock.monotonic_s()
-        self.readers[key] = (connection, last, now_s)
-        self._locks.note_pull(group, topic, queue_id)
-        found = self._groups.get(group)
-        members = found.members if found else {}
-        if connection in members and members[connection].is_foreign:
-            self._locks.note_reader(group, topic, queue_id, members[connection].client_id)
+        queue.reader, queue.previous_reader, queue.reader_since_s = connection, last, now_s
+        queue.given_offset, queue.has_committed = 0, False
+        if before is not None and before is not connection:
+            self._unlist(before, queue)
+        self._locks.record_pull(queue)
+        member = group.members.get(connection)
+        if member is not None and member.is_foreign:
+            self._locks.record_reader(queue, member.client_id)
         is_back = connection is before and last is not None and now_s - since_s < MAX_HOLD_S
-        if not is_back or self._locks.is_owner(group, topic, queue_id, connection):
-            return
-        if connection in members and last in members and _may_be_two(members[connection], members[last]):
+        if not is_back or queue.is_owned_by(connection):
+            return queue
+        other = group.members.get(last) if last is not None else None
+        if member is not None and other is not None and _may_be_two(member, other):
             self.double_readers += 1
-            both = f"{members[last].client_id} and {members[connection].client_id}"
-            self._name("two readers", group, members[connection].client_id, f"{topic}:{queue_id} is read by {both}")
-
-    def reader(self, group: str, topic: str, queue_id: int) -> Session | None:
-        """The connection that pulled last."""
-        found = self.readers.get((group, topic, queue_id))
-        return found[0] if found else None
+            topic, queue_id = key
+            both = f"{other.client_id} and {member.client_id}"
+            self._name("two readers", group.name, member.client_id, f"{topic}:{queue_id} is read by {both}")
+        return queue
 
     @property
     def is_restarted(self) -> bool:
-        """Whether queues had readers or owners in a run before."""
+        """True if queues had readers or owners before the last restart."""
         return self._locks.is_restarted
 
-    def gave(self, connection: Session, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """A foreign reader was given messages up to there."""
-        key = (group, topic, queue_id)
-        if key in self._keys.get(connection, ()):
-            self._given.setdefault(connection, {})[key] = offset
+    def release(self, connection: Session, queue: GroupQueue) -> None:
+        """The reader has handled everything of a queue that moves away from it, or is not waited for any longer."""
+        if queue.reader is connection:
+            self._clear(queue)
+            self._locks.clear_reader(queue)
+            self._groups.release_queue(queue)
 
-    def given(self, connection: Session, group: str, topic: str, queue_id: int) -> int:
-        """Up to where a foreign reader was given messages."""
-        return self._given.get(connection, {}).get((group, topic, queue_id), 0)
+    def _clear(self, queue: GroupQueue) -> None:
+        for session in (queue.reader, queue.previous_reader):
+            if session is not None:
+                self._unlist(session, queue)
+        queue.reader = queue.previous_reader = None
+        queue.given_offset, queue.has_committed = 0, False
+
+    def release_topic(self, connection: Session, group: str, topic: str) -> None:
+        """The reader does not pull the topic any more."""
+        for queue in self.read_by(connection, group):
+            if queue.key[0] == topic:
+                self.release(connection, queue)
+
+    def read_by(self, connection: Session, group: str) -> list[GroupQueue]:
+        """The queues of a group that this connection pulled last."""
+        queues = self._queues.get(connection, ())
+        return [queue for queue in queues if queue.reader is connection and queue.group.name == group]
+
+    def reads(self, connection: Session, group: ConsumerGroup) -> bool:
+        """True if there are any. Called more often, and for connections with very many."""
+        return any(queue.reader is connection and queue.group is group for queue in self._queues.get(connection, ()))
 
     def topic_deleted(self, topic: str) -> None:
         """The readers have nothing of the next topic of this name."""
-        for given in self._given.values():
-            for key in [key for key in given if key[1] == topic]:
-                del given[key]
+        for group in self._groups.of_topic(topic):
+            for queue in group.queues.values():
+                if queue.key[0] == topic:
+                    queue.given_offset = 0
 
-    def record_commit(self, connection: Session, key: _Key) -> bool:
-        """Record that the reader of a queue has committed an offset of it. Return True if that is news."""
-        keys = self._committing.setdefault(connection, set())
-        is_news = key not in keys and self.reader(*key) is connection
-        if is_news:
-            keys.add(key)
-        return is_news
-
-    def commits(self, connection: Session, key: _Key) -> bool:
-        """True if the reader of a queue has committed an offset of it."""
-        return key in self._committing.get(connection, ())
-
-    def let_go(self, connection: Session, group: str, topic: str, queue_id: int) -> None:
-        """The reader has handled everything of a queue that moves away from it, or is not waited for any longer."""
-        if self.reader(group, topic, queue_id) is connection:
-            self.readers[group, topic, queue_id] = (None, None, self._clock.monotonic_s())
-            self._given.get(connection, {}).pop((group, topic, queue_id), None)
-            self._committing.get(connection, set()).discard((group, topic, queue_id))
-            self._locks.forget_reader(group, topic, queue_id)
-
-    def let_all_go(self, connection: Session, group: str, topic: str) -> None:
-        """The reader does not pull the topic any more."""
-        for key in self._keys.get(connection, ()):
-            if key[:2] == (group, topic):
-                self.let_go(connection, *key)
-
-    def read_by(self, connection: Session, group: str) -> list[tuple[str, int]]:
-        """The queues of a group that this connection pulled last, as topic and queue id."""
-        keys = self._keys.get(connection, ())
-        return [key[1:] for key in keys if key[0] == group and self.reader(*key) is connection]
-
-    def reads(self, connection: Session, group: str) -> bool:
-        """Whether there are any. Asked more often, and of connections with very many."""
-        keys = self._keys.get(connection, ())
-        return any(key[0] == group and self.reader(*key) is connection for key in keys)
-
-    def drop(self, connection: Session) -> None:
+    def connection_gone(self, connection: Session) -> None:
         """The connection is closed and reads nothing any more."""
-        keys = self._keys.pop(connection, set())
-        self._given.pop(connection, None)
-        self._committing.pop(connection, None)
-        connection.charge(-PLACE_BYTES * len(keys))
-        for key in keys:
-            last, before, since_s = self.readers.get(key, (None, None, 0.0))
-            if last is connection:
-                self._locks.lose_reader(*key)
-            last, before = (None if item is connection else item for item in (last, before))
-            if last is None and before is None:
-                self.readers.pop(key, None)
-            else:
-                self.readers[key] = (last, before, since_s)
+        queues = self._queues.pop(connection, {})
+        connection.charge(-PLACE_BYTES * len(queues))
+        for queue in queues:
+            if queue.previous_reader is connection:
+                queue.previous_reader = None
+            if queue.reader is connection:
+                queue.reader = None
+                queue.given_offset, queue.has_committed = 0, False
+                self._locks.lose_reader(queue)
+            self._groups.release_queue(queue)
+
+    def _unlist(self, connection: Session, queue: GroupQueue) -> None:
+        held = self._queues.get(connection)
+        if held is not None and queue in held:
+            del held[queue]
+            connection.charge(-PLACE_BYTES)
+            if not held:
+                del self._queues[connection]
 
     def looking(self) -> Work[None]:
-        """Reports the queues that no member has read or locked for some seconds, although members subscribe to them; 100
-        at a time. After very many queues it rests."""
+        """Report the queues that no member has read or locked for some seconds, although members subscribe to them; 100
+        at a time. After very many queues the next report is delayed."""
         now_s = self._clock.monotonic_s()
         if now_s < self._due_s:
             return
@@ -631,7 +627,7 @@ class Watch:
         return self.orphaned.total()
 
     def _unread(self, now_s: float) -> Work[list[_Key]]:
-        """The queues that nobody reads now, as many as are watched."""
+        """The queues that nobody reads now, up to the limit."""
         unread: list[_Key] = []
         looks = 0
         for group in self._groups:
@@ -639,14 +635,14 @@ class Watch:
                 if self._is_popped(group.name, topic):
                     continue
                 for queue_id in range(self._queues_of(topic)):
-                    key = (group.name, topic, queue_id)
-                    is_unread = not self._locks.is_locked(*key) and self.reader(*key) not in group.members
+                    queue = group.queue(topic, queue_id)
+                    is_unread = queue.lease is None and queue.reader not in group.members
                     if is_unread and len(unread) < self._limits.max_read_queues:
-                        unread.append(key)
+                        unread.append((group.name, topic, queue_id))
                     looks += 1
                     if looks % LOOKS == 0:
                         yield
-            looks += 1
+            looks += bool(group.members)
         self._due_s = now_s + looks / self._limits.watched_per_s
         return unread
 
@@ -656,6 +652,6 @@ class Watch:
 
 
 def _may_be_two(reader: Member, last: Member) -> bool:
-    """Whether the last reader may still be one. A Rocketlet member reads nothing without its lock: a foreign one that reads
-    has got the queue back."""
+    """Return True if the last reader may still read the queue. A Rocketlet member reads nothing without its lock: a foreign
+    one that reads has got the queue back."""
     return reader.data.message_model == "CLUSTERING" and not last.data.strategy

@@ -52,12 +52,12 @@ from ..store.files import StoreError, StoreFull
 from ..store.index import ConsumeQueue
 from ..store.store import Store
 from .drains import Draining, has_handled_all
-from .group import ConsumerGroups
-from .guard import ReaderGuard
+from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue
+from .guard import ReaderGuard, is_guarded
 from .leases import Locks
-from .members import Member
 from .offsets import Offsets, Watch
 from .settings import GroupConfigs
+from .stages import QueueKey
 
 log = structlog.get_logger("rocketlet.pulls")
 broker_log = structlog.get_logger("rocketlet.broker")
@@ -161,9 +161,7 @@ class Pulling:
         self._pops = pops
         self._commits = commits
         self._versions = Versions(groups, clients)
-        self.checked = CheckedPulls(
-            self._store, statistics, groups, offsets, locks, watch, draining, guard, pops, commits
-        )
+        self.checked = CheckedPulls(self._store, statistics, groups, offsets, draining, pops, commits)
 
     def pull(self, pull: Pull, ask_who: Callable[[], None] | None = None, attempt: int = 1) -> Pulled | None:
         """Returns the outcome, or None if it comes later. `ask_who` asks a client that has sent no heartbeat who it is.
@@ -172,8 +170,9 @@ class Pulling:
         try:
             # In the order of Apache's PullMessageProcessor: clients react to the first fault.
             self._check_group_and_topic(header)
-            self._check_member(session, header)
-            subscription = self._subscription(session, header)
+            group = self._groups.obtain(header.consumer_group)
+            self._check_member(session, header, group)
+            subscription = self._subscription(session, header, group)
         except Refusal as refusal:
             if refusal.reason in _SAID_SOON and attempt < SUBSCRIPTION_LOOKS:
                 if refusal.reason is Reason.UNKNOWN_MEMBER and ask_who is not None:
@@ -195,21 +194,22 @@ class Pulling:
             fault = self._pops.pull_fault(session, header.consumer_group, header.topic)
             if fault is not None:
                 raise Refusal(Reason.NOT_PERMITTED, fault)
+        key = header.topic, header.queue_id
         # The offset is kept even if the read finds nothing, as in PullMessageProcessor.
         if header.sys_flag & codes.PULL_COMMIT_OFFSET:
-            self._commits.carried(session, header.consumer_group, (header.topic, header.queue_id), header.commit_offset)
+            self._commits.carried(session, group, key, header.commit_offset)
         if header.sys_flag & codes.PULL_SUSPEND:
-            self._guard.record_pull(session, header[:3])
-            if self._has_to_wait(pull, attempt):
+            self._guard.record_pull(session, group.queue(*key))
+            if self._has_to_wait(pull, group, attempt):
                 return None
-            committed = self._overtaken_by(session, header)
+            committed = self._overtaken_by(session, header, group)
             if committed is not None:
                 return Pulled(Outcome.AT_END, committed, 0, committed)
-        self._watch.pulled(session, *header[:3])
-        if header.sys_flag & codes.PULL_COMMIT_OFFSET:
-            self._watch.record_commit(session, header[:3])
+        group_queue = self._watch.record_pull(session, group, key)
+        if header.sys_flag & codes.PULL_COMMIT_OFFSET and group_queue.reader is session:
+            group_queue.has_committed = True
         queue = self._store.queue(header.topic, header.queue_id)
-        end = self._set_back_to(session, header)
+        end = self._set_back_to(session, header, group_queue)
         if end is not None:
             self._note_moved(header, end)
             return Pulled(Outcome.BEYOND, end, queue.begin, queue.next)
@@ -229,12 +229,14 @@ class Pulling:
             )
             if self._held_pulls.hold(held, min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)):
                 return None
-        return self._read(pull, queue, subscription, matches)
+        return self._read(pull, group_queue, queue, subscription, matches)
 
     def kept(self, pull: Pull, generation: int) -> CheckedPull | None:
         """A pull that has just got messages, to be kept; `generation` was read before. None if the next is checked, too."""
-        header = pull.header
-        return self.checked.of(pull.session, header, pull.limit, self._subscription(pull.session, header), generation)
+        session, header = pull.session, pull.header
+        group = self._groups.obtain(header.consumer_group)
+        subscription = self._subscription(session, header, group)
+        return self.checked.of(session, header, group, pull.limit, subscription, generation)
 
     # Waiting
 
@@ -272,7 +274,7 @@ class Pulling:
         if outcome is not None:
             answer(outcome)
 
-    def _has_to_wait(self, pull: Pull, attempt: int) -> bool:
+    def _has_to_wait(self, pull: Pull, group: ConsumerGroup, attempt: int) -> bool:
         """Whether the queue is not this member's to read now. The pull is answered, or looked at again, later."""
         session, header = pull.session, pull.header
         if self._draining.holds_back(session, header):
@@ -280,7 +282,8 @@ class Pulling:
         wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
         if self._draining.allotment.is_anothers(header.consumer_group, session, header.topic, header.queue_id):
             return self._wait(pull, wait_s, Until.TURN)
-        if self._is_leased_to_another(session, header):
+        group_queue = group.queue(header.topic, header.queue_id)
+        if _is_leased_to_another(session, group_queue):
             return self._wait(pull, OTHERS_QUEUE_WAIT_S)
         if self._draining.is_gated(session, header):
             held = self._waiting(pull, partial(self._go_through, attempt=attempt))
@@ -288,27 +291,14 @@ class Pulling:
             if not self._held_pulls.hold(held, wait_s):
                 held.answer()
             return True
-        if self._guard.has_to_wait(session, header[:3]):
-            was_member = self._member(session, header) is not None
+        if self._guard.has_to_wait(session, group_queue):
+            was_member = session in group.members
             held = self._waiting(pull, partial(self._follow, attempt=attempt, was_member=was_member))
-            self._guard.wait(header[:3], held)
+            self._guard.wait(group_queue, held)
             if not self._held_pulls.hold(held, wait_s):
                 held.answer()
             return True
         return False
-
-    def _is_leased_to_another(self, session: Session, header: PullMessage) -> bool:
-        """True if a Rocketlet member or the pop pool owns the queue, and this client would read it beside the owner. Foreign
-        members learn of changes of the group late. A client without a heartbeat may have been such a member before it lost
-        its connection. Rocketlet members lock a queue before they pull it, and broadcasting members share no queues."""
-        if not self._locks.has_lease(header.consumer_group, header.topic, header.queue_id, session):
-            return False
-        member = self._member(session, header)
-        return member is None or (not member.data.strategy and member.data.message_model == "CLUSTERING")
-
-    def _member(self, session: Session, header: PullMessage) -> Member | None:
-        group = self._groups.get(header.consumer_group)
-        return group.members.get(session) if group is not None else None
 
     def _wait(self, pull: Pull, wait_s: float, until: Until = Until.TIME) -> bool:
         """The pull gets nothing, when its wait is over; at once where it cannot be held."""
@@ -319,8 +309,7 @@ class Pulling:
     def _go_through(self, pull: Pull, answer: PullCallback, attempt: int) -> None:
         """The earlier reader of a queue is done, or the pull's time is. One that has left the group meanwhile must not count
         as the reader."""
-        group = self._groups.get(pull.header.consumer_group)
-        has_left = group is None or pull.session not in group.members
+        has_left = pull.session not in self._groups.members_of(pull.header.consumer_group)
         if has_left or self._draining.is_gated(pull.session, pull.header):
             answer(_nothing_new(pull.header))
         else:
@@ -328,13 +317,14 @@ class Pulling:
 
     def _follow(self, pull: Pull, answer: PullCallback, attempt: int, *, was_member: bool) -> None:
         """Pull a queue that is free now, or answer with nothing because the suspend time has ended."""
-        has_left = was_member and self._member(pull.session, pull.header) is None
-        if has_left or self._guard.has_to_wait(pull.session, pull.header[:3]):
+        session, header = pull.session, pull.header
+        has_left = was_member and session not in self._groups.members_of(header.consumer_group)
+        if has_left or self._guard.has_to_wait(session, self._groups.queue(*header[:3])):
             answer(_nothing_new(pull.header))
         else:
             self._look_again(pull, answer, attempt)
 
-    def _overtaken_by(self, session: Session, header: PullMessage) -> int | None:
+    def _overtaken_by(self, session: Session, header: PullMessage, group: ConsumerGroup) -> int | None:
         """The committed offset that a foreign member must go on from: another member has read the queue since it loaded its
         own. An answer without messages moves Apache's clients at once, 4.9's Java (PullCallback, NO_NEW_MSG) and Go's alike;
         PULL_OFFSET_MOVED would cost them 10 s."""
@@ -343,22 +333,22 @@ class Pulling:
         if committed is None or header.queue_offset >= committed:
             return None
         if self._offsets.is_behind_owner(*place, header.queue_offset):
-            member = self._member(session, header)
+            member = group.members.get(session)
             # Without a heartbeat, only a push consumer pulls without a subscription; others may read from any offset.
             is_push = member.is_foreign if member is not None else not header.sys_flag & codes.PULL_SUBSCRIPTION
             return committed if is_push else None
         return committed if self._draining.allotment.is_new_reader(place[0], session, *place[1:]) else None
 
-    def _set_back_to(self, session: Session, header: PullMessage) -> int | None:
+    def _set_back_to(self, session: Session, header: PullMessage, group_queue: GroupQueue) -> int | None:
         """Where a member goes back to that was ahead when the end of the queue was lost: its offset would be right again as
         soon as others have been stored, and it would never get those. Whatever else is pulled under the lease says that its
         reader knows what this run has: a Spark query, which looks after lost messages itself, pulls without PULL_SUSPEND."""
-        place = (header.consumer_group, header.topic, header.queue_id)
-        end = self._locks.former_end(*place)
+        end = group_queue.former_end
         if end is None:
             return None
+        place = group_queue.place
         if header.sys_flag & codes.PULL_SUSPEND:
-            if not self._locks.is_leased_to(*place, session):
+            if not group_queue.is_leased_to(session):
                 return None
             if header.queue_offset > end:
                 log.warning(
@@ -366,7 +356,7 @@ class Pulling:
                     hint="the member read messages that were lost before this start; their offsets are given again",
                 )  # fmt: skip
                 return end
-        self._locks.forget_former_end(*place)
+        self._locks.clear_former_end(group_queue)
         return None
 
     # Checks
@@ -393,23 +383,23 @@ class Pulling:
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] readQueueNums:[{topic.read_queues}]",
             )
 
-    def _check_member(self, session: Session, header: PullMessage) -> None:
+    def _check_member(self, session: Session, header: PullMessage, group: ConsumerGroup) -> None:
         """A push consumer whose heartbeat has not come yet, on a new connection or after a restart of the broker. Apache's
         broker takes the subscription of any member for it (ConsumerManager.findSubscriptionData); here its queue may be
         another's by now."""
-        if not header.sys_flag & codes.PULL_SUSPEND or self._member(session, header) is not None:
+        if not header.sys_flag & codes.PULL_SUSPEND or session in group.members:
             return
-        place = header[:3]
-        self._locks.heard_reader(*place, session)
+        group_queue = group.queue(header.topic, header.queue_id)
+        self._locks.renew_awaited(group_queue, session)
         if header.sys_flag & codes.PULL_SUBSCRIPTION:
             return  # it waits while the queue is leased (`_has_to_wait`)
-        if self._locks.last_reader(*place) is not None or self._locks.has_lease(*place, session):
+        if group_queue.last_reader_id is not None or group_queue.is_leased_to_another(session):
             raise Refusal(
                 Reason.UNKNOWN_MEMBER,
                 f"the consumer's subscription not exist, send a heartbeat of {header.consumer_group} first",
             )
 
-    def _subscription(self, session: Session, header: PullMessage) -> Subscription | None:
+    def _subscription(self, session: Session, header: PullMessage, group: ConsumerGroup) -> Subscription | None:
         """The filter of a pull; None takes all messages."""
         if header.sys_flag & codes.PULL_SUBSCRIPTION:
             if header.subscription == ALL and header.expression_type in (TAG, None):  # as most that bring their filter
@@ -424,15 +414,14 @@ class Pulling:
             except SubscriptionError as error:
                 raise Refusal(Reason.BAD_EXPRESSION, f"parse the consumer's subscription failed: {error}") from None
         else:
-            found = self._registered_subscription(session, header)
+            found = self._registered_subscription(session, header, group)
         if found.kind not in (TAG, SQL92):
             raise Refusal(Reason.ILLEGAL, f"the broker does not support consumer to filter message by {found.kind}")
         return None if found.takes_all else found
 
-    def _registered_subscription(self, session: Session, header: PullMessage) -> Subscription:
-        name = header.consumer_group
-        group = self._groups.get(name)
-        if group is None:
+    def _registered_subscription(self, session: Session, header: PullMessage, group: ConsumerGroup) -> Subscription:
+        name = group.name
+        if not group.members:
             raise Refusal(
                 Reason.NOT_SUBSCRIBED,
                 f"the consumer's group info not exist, send a heartbeat of {name} first",
@@ -460,20 +449,26 @@ class Pulling:
         place = (header.consumer_group, session, header.topic, header.queue_id)
         if self._draining.holds_back(session, header) or self._draining.allotment.is_anothers(*place):
             return _nothing_new(header)  # it has been drained of the queue since
-        if self._is_leased_to_another(session, header) or self._guard.has_to_wait(session, header[:3]):
+        group_queue = self._groups.queue(*header[:3])
+        if _is_leased_to_another(session, group_queue) or self._guard.has_to_wait(session, group_queue):
             return _nothing_new(header)  # another member has locked or read the queue since
         if self._pops.pools and self._pops.pull_fault(session, header.consumer_group, header.topic) is not None:
             return _nothing_new(header)  # clients have begun to pop; its next pull is told so
         if self._store.queues.get((queue.topic, queue.queue_id)) is not queue:
             return Refusal(Reason.NO_TOPIC, f"topic[{queue.topic}] not exist, it was deleted")
         try:
-            return self._read(pull, queue, subscription, matches)
+            return self._read(pull, group_queue, queue, subscription, matches)
         except (StoreError, MessageError) as error:
             log.error("pull_failed", topic=header.topic, queue=header.queue_id, reason=str(error))
             return error
 
     def _read(
-        self, pull: Pull, queue: ConsumeQueue, subscription: Subscription | None, matches: Filter | None
+        self,
+        pull: Pull,
+        group_queue: GroupQueue,
+        queue: ConsumeQueue,
+        subscription: Subscription | None,
+        matches: Filter | None,
     ) -> Pulled:
         """The outcome of a pull, whatever the offset finds."""
         header = pull.header
@@ -487,8 +482,8 @@ class Pulling:
                 place = header[:3]
                 if place[0] != TOOLS_GROUP:  # a look at messages is no consumption
                     self._statistics.note_got(f"{place[1]}@{place[0]}", found.messages, found.pieces)
-                if self._guard.is_guarded(pull.session, place):
-                    self._watch.gave(pull.session, *place, found.next_offset)
+                if group_queue.reader is pull.session and is_guarded(group_queue, pull.session):
+                    group_queue.given_offset = found.next_offset
                 return _new_tuple(Pulled, (Outcome.FOUND, found.next_offset, begin, end, found.pieces))
             return Pulled(Outcome.NO_MATCH, found.next_offset, begin, end)
         if end == 0:
@@ -517,6 +512,16 @@ class Pulling:
                 self._appender.stage(queue, body, text.encode(), tag_code(text), 0, 0, now_ms, store.store_host)
         except StoreFull as error:
             log.warning("offset_moved_not_noted", group=header.consumer_group, reason=str(error))
+
+
+def _is_leased_to_another(session: Session, queue: GroupQueue) -> bool:
+    """True if a Rocketlet member or the pop pool owns the queue, and this client would read it beside the owner. Foreign
+    members learn of changes of the group late. A client without a heartbeat may have been such a member before it lost
+    its connection. Rocketlet members lock a queue before they pull it, and broadcasting members share no queues."""
+    if not queue.is_leased_to_another(session):
+        return False
+    member = queue.group.members.get(session)
+    return member is None or (not member.data.strategy and member.data.message_model == "CLUSTERING")
 
 
 def _kept(pull: Pull) -> Pull:
@@ -559,17 +564,16 @@ def text_bytes(header: PullMessage) -> int:
 
 
 class CheckedPull(NamedTuple):
-    """`name`: by which messages are counted. is_guarded: whether it is recorded which messages its reader was given."""
+    """`name`: by which messages are counted. is_recorded: whether it is recorded which messages its reader was given."""
 
     generation: int
-    place: tuple[str, str, int]  # group, topic, queue id
-    queue: tuple[str, int]
+    queue: GroupQueue
     flags: int
     limit: int
     max_bytes: int | None
     subscription: Subscription | None
     name: str
-    is_guarded: bool
+    is_recorded: bool
 
 
 class CheckedPulls:
@@ -579,10 +583,7 @@ class CheckedPulls:
         statistics: Statistics,
         groups: ConsumerGroups,
         offsets: Offsets,
-        locks: Locks,
-        watch: Watch,
         draining: Draining,
-        guard: ReaderGuard,
         pops: Pops,
         commits: Commits,
     ) -> None:
@@ -590,55 +591,57 @@ class CheckedPulls:
         self._store = store
         self._statistics = statistics
         self._offsets = offsets
-        self._locks = locks
-        self._watch = watch
         self._draining = draining
-        self._guard = guard
         self._pops = pops
         self._commits = commits
 
     def of(
-        self, session: Session, header: PullMessage, limit: int, subscription: Subscription | None, generation: int
+        self,
+        session: Session,
+        header: PullMessage,
+        group: ConsumerGroup,
+        limit: int,
+        subscription: Subscription | None,
+        generation: int,
     ) -> CheckedPull | None:
         """A pull that has passed every check since the generation was read; None if one of them is made each time: while
         queues of the group move, and for filters that are parsed anew when others need their room."""
-        group, topic, queue_id = place = header[:3]
-        if self._pops.pools or self._draining.is_moving(group, session) or self._guard.is_contested(place):
+        queue = group.queue(header.topic, header.queue_id)
+        if self._pops.pools or self._draining.is_moving(group.name, session) or queue.contest is not None:
             return None
-        if self._locks.awaits_readers(group) or self._locks.former_end(*place) is not None:
+        if queue is NO_QUEUE or group.awaited_readers or queue.former_end is not None:
             return None
         if subscription is not None and subscription.kind == SQL92:
             return None
-        is_guarded = self._guard.is_guarded(session, place)
-        name = f"{topic}@{group}"
+        name = f"{header.topic}@{group.name}"
         flags, max_bytes = header.sys_flag, header.max_msg_bytes
-        return CheckedPull(
-            generation, place, (topic, queue_id), flags, limit, max_bytes, subscription, name, is_guarded
-        )
+        return CheckedPull(generation, queue, flags, limit, max_bytes, subscription, name, is_guarded(queue, session))
 
     def pull(self, session: Session, checked: CheckedPull, offset: int, commit_offset: int) -> Pulled | None:
         """The outcome of a pull that differs in its offsets alone; None if it has to be checked, or may wait. Raises the
         store's errors for damage."""
-        generation, place, key, flags, limit, max_bytes, subscription, name, is_guarded = checked
-        if generation != self._generation.number or self._pops.pools:
+        generation, group_queue, flags, limit, max_bytes, subscription, name, is_recorded = checked
+        if generation != self._generation.number or self._pops.pools or group_queue.reader is not session:
             return None
-        queue, reader = self._store.queues.get(key), self._watch.readers.get(place)
-        if queue is None or not queue.begin <= offset < queue.next or reader is None or reader[0] is not session:
+        key = group_queue.key
+        queue = self._store.queues.get(key)
+        if queue is None or not queue.begin <= offset < queue.next:
             return None
+        group = group_queue.group
         if flags & PULL_SUSPEND:
-            committed = self._offsets.get(*place) or 0
+            committed = self._offsets.get(group.name, *key) or 0
             if offset < committed or (offset < commit_offset and flags & PULL_COMMIT_OFFSET):
                 return None  # another member may have read the queue since
         if flags & PULL_COMMIT_OFFSET:
-            self._commits.carried(session, place[0], key, commit_offset)
+            self._commits.carried(session, group, key, commit_offset)
         begin, end = queue.begin, queue.next
         pieces, messages, next_offset = self._store.fetch(queue, offset, limit, subscription, None, max_bytes)
         if not messages:
             return Pulled(Outcome.NO_MATCH, next_offset, begin, end)
-        if place[0] != TOOLS_GROUP:
+        if group.name != TOOLS_GROUP:
             self._statistics.note_got(name, messages, pieces)
-        if is_guarded:
-            self._watch.gave(session, *place, next_offset)
+        if is_recorded:
+            group_queue.given_offset = next_offset
         return _new_tuple(Pulled, (Outcome.FOUND, next_offset, begin, end, pieces))
 
 
@@ -654,7 +657,6 @@ class Commits:
         groups: ConsumerGroups,
         offsets: Offsets,
         locks: Locks,
-        watch: Watch,
         draining: Draining,
         pops: Pops,
     ) -> None:
@@ -663,15 +665,14 @@ class Commits:
         self._locks = locks
         self._draining = draining
         self._offsets = offsets
-        self._watch = watch
         self._store = store
         self._topics = topics
 
     def fence_fault(
         self,
         session: Session,
-        group: str,
-        queue: tuple[str, int],
+        group: ConsumerGroup,
+        key: QueueKey,
         offset: int,
         epoch: int | None,
         *,
@@ -680,55 +681,62 @@ class Commits:
         """Why this client may not say how far a group is in a queue; None if it may. may_be_tool: an administrator asks like
         that. Members that pull do not: their commits come with pulls, or one-way. They are known by that as long as a
         broker that was started again has no heartbeat of them."""
-        is_member = self._is_member(session, group)
-        if self._pops.pools and self._pops.is_apart(group, queue[0]) and (is_member or not may_be_tool):
-            return f"clients of the group {group} pop {queue[0]}, and only they say how far it has come"
+        topic, queue_id = key
+        is_member = session in group.members
+        if self._pops.pools and self._pops.is_apart(group.name, topic) and (is_member or not may_be_tool):
+            return f"clients of the group {group.name} pop {topic}, and only they say how far it has come"
+        queue = group.queues.get(key, NO_QUEUE)
         if not may_be_tool and not is_member:
-            self._locks.heard_reader(group, *queue, session)
-        fault = self._locks.commit_fault(group, queue, session, epoch)
+            self._locks.renew_awaited(queue, session)
+        fault = queue.commit_fault(session, key, epoch)
         allotment = self._draining.allotment
-        if fault is None and group in allotment.bound and allotment.is_bystander(group, session, *queue):
-            return f"{queue[0]}:{queue[1]} is another's; this member does not read it"
-        goes_back = fault is None and offset < (self._offsets.get(group, queue[0], queue[1]) or 0)
-        if goes_back and (self.is_foreign_member(session, group) or not (is_member or may_be_tool)):
-            return self._stale_fault(session, group, queue, offset)
+        if fault is None and group.name in allotment.bound and allotment.is_bystander(group.name, session, *key):
+            return f"{topic}:{queue_id} is another's; this member does not read it"
+        goes_back = fault is None and offset < (self._offsets.get(group.name, topic, queue_id) or 0)
+        if goes_back and (session in group.foreign or not (is_member or may_be_tool)):
+            return self._stale_fault(session, group, key, offset)
         return fault
 
-    def store(self, session: Session, group: str, queue: tuple[str, int], offset: int, *, by_owner: bool) -> None:
-        topic, queue_id = queue
-        if self._draining.is_pending(group) and offset > (self._offsets.get(group, topic, queue_id) or 0):
-            self._draining.advanced(group, session)
-        end = self._locks.note_commit(group, topic, queue_id, offset)
+    def store(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int, *, by_owner: bool) -> None:
+        topic, queue_id = key
+        if self._draining.is_pending(group.name) and offset > (self._offsets.get(group.name, topic, queue_id) or 0):
+            self._draining.advanced(group.name, session)
+        end = self._locks.record_commit(group.queues.get(key, NO_QUEUE), offset)
         if end != offset:
             broker_log.warning(
-                "offset_set_back", group=group, topic=topic, queue=queue_id, offset=offset, end=end,
+                "offset_set_back", group=group.name, topic=topic, queue=queue_id, offset=offset, end=end,
                 hint="the member read messages that were lost before this start; their offsets are given again",
             )  # fmt: skip
-        self._offsets.put(group, topic, queue_id, end, by_owner=by_owner)
+        self._offsets.put(group.name, topic, queue_id, end, by_owner=by_owner)
         if self._pops.pools:
-            self._pops.offsets_reset(group, topic, queue_id)
+            self._pops.offsets_reset(group.name, topic, queue_id)
 
-    def carried(self, session: Session, group: str, queue: tuple[str, int], offset: int) -> None:
-        """The commit that a pull carries. One that may not be stored is none."""
-        fault = self.fence_fault(session, group, queue, offset, None, may_be_tool=False)
-        fault = fault or self.offset_fault(group, queue, offset)
+    def commit(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int, epoch: int) -> str | None:
+        """Store an offset of a lease's owner, and return None; or return why it may not be stored."""
+        fault = self.fence_fault(session, group, key, offset, epoch) or self.offset_fault(group, key, offset)
         if fault is None:
-            self.store(session, group, queue, offset, by_owner=self._locks.is_leased_to(group, *queue, session))
+            self.store(session, group, key, offset, by_owner=True)
+        return fault
 
-    def _stale_fault(self, session: Session, group: str, queue: tuple[str, int], offset: int) -> str | None:
+    def carried(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int) -> None:
+        """The commit that a pull carries. One that may not be stored is none."""
+        fault = self.fence_fault(session, group, key, offset, None, may_be_tool=False)
+        fault = fault or self.offset_fault(group, key, offset)
+        if fault is None:
+            by_owner = group.queues.get(key, NO_QUEUE).is_leased_to(session)
+            self.store(session, group, key, offset, by_owner=by_owner)
+
+    def _stale_fault(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int) -> str | None:
         """Why a foreign member's commit that goes back is refused; None if it is not. Only who reads the queue may go back:
         others have loaded their offset before somebody else came further, and say it when they drop the queue. An
         administrator is no member and may go back."""
-        if self._offsets.is_behind_owner(group, *queue, offset):
-            return f"{offset} is behind what the last owner of {queue[0]}:{queue[1]} has committed"
-        if self._watch.reader(group, *queue) is not session:
-            committed = f"{self._offsets.get(group, *queue)}, which the group has committed of {queue[0]}:{queue[1]}"
+        topic, queue_id = key
+        if self._offsets.is_behind_owner(group.name, *key, offset):
+            return f"{offset} is behind what the last owner of {topic}:{queue_id} has committed"
+        if group.queues.get(key, NO_QUEUE).reader is not session:
+            committed = f"{self._offsets.get(group.name, *key)}, which the group has committed of {topic}:{queue_id}"
             return f"{offset} is behind {committed}; this member does not read it"
         return None
-
-    def _is_member(self, session: Session, group: str) -> bool:
-        found = self._groups.get(group)
-        return found is not None and session in found.members
 
     def is_foreign_member(self, session: Session, group: str) -> bool:
         """Whether Apache's push consumer is at the other end, as a member of the group."""
@@ -736,22 +744,22 @@ class Commits:
         member = found.members.get(session) if found else None
         return member is not None and member.is_foreign
 
-    def offset_fault(self, group: str, queue: tuple[str, int], offset: int) -> str | None:
+    def offset_fault(self, group: ConsumerGroup, key: QueueKey, offset: int) -> str | None:
         """Why an offset cannot be a group's; None if it can, or is set back. Apache's broker takes any number."""
-        former_end = self._locks.former_end(group, *queue)
+        former_end = group.queues.get(key, NO_QUEUE).former_end
         if former_end is not None:
             offset = min(offset, former_end)
-        found = self._store.queues.get(queue)
+        found = self._store.queues.get(key)
         if found is not None:
             begin, end = found.begin, found.next
         else:
             begin = end = 0
-            topic = self._topics.get(queue[0])
-            if topic is None or not 0 <= queue[1] < max(topic.read_queues, topic.write_queues):
-                return f"there is no queue {queue[0]}:{queue[1]}"
+            topic = self._topics.get(key[0])
+            if topic is None or not 0 <= key[1] < max(topic.read_queues, topic.write_queues):
+                return f"there is no queue {key[0]}:{key[1]}"
         if begin <= offset <= end:
             return None
-        return f"{offset} is not between the start {begin} and the end {end} of {queue[0]}:{queue[1]}"
+        return f"{offset} is not between the start {begin} and the end {end} of {key[0]}:{key[1]}"
 
 
 # ------------------------------------------------------------------------------

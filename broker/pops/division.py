@@ -220,7 +220,7 @@ class Division:
             if leased:
                 self._lease(divided, leased)
             for queue in divided.queues(self._broker_name):  # the pool's own journal says what the last run lost
-                self._locks.forget_former_end(divided.name, queue.topic, queue.queue_id)
+                self._locks.clear_former_end(self._groups.queue(divided.name, queue.topic, queue.queue_id))
             self._groups.heard_from(divided.members.values())
         self.clients_gone()
 
@@ -243,9 +243,11 @@ class Division:
         popping = {
             client.session for client in (*(pool.clients if pool is not None else ()), but) if client is not None
         }
-        if any(self._locks.is_locked(name, topic, queue_id) for queue_id in range(self._topics.queues_of(topic))):
+        if group is None:
+            return False
+        if any(group.queue(topic, queue_id).lease is not None for queue_id in range(self._topics.queues_of(topic))):
             return True
-        return group is not None and any(
+        return any(
             self._pulls(member, topic, popping) for member in group.members.values() if topic in member.subscriptions
         )
 
@@ -263,7 +265,7 @@ class Division:
         """Return the fault if a reader shares with no other member: clients that pop would get the same messages."""
         group = self._groups.get(name)
         for queue_id in range(self._topics.queues_of(topic)):
-            reader = self._watch.reader(name, topic, queue_id)
+            reader = group.queue(topic, queue_id).reader if group is not None else None
             member = group.members.get(reader) if group is not None and reader is not None else None
             if member is not None and not _shares(member):
                 return (

@@ -216,7 +216,7 @@ class Pops:
         """Return why a client may not pop a topic that the group does not pop yet, or that is divided; None if it may."""
         is_used = pool is not None and pool.is_used(now_s)
         if not is_used and request.session is not None and request.count > 0:  # a member that pulled until now
-            self._watch.let_all_go(request.session, request.group, request.topic)
+            self._watch.release_topic(request.session, request.group, request.topic)
         return self._division.admit(request, pool, is_used=is_used)
 
     def _pop(self, pool: Pool, request: PopRequest) -> PopResult:

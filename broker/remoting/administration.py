@@ -95,7 +95,7 @@ acl_log = structlog.get_logger("rocketlet.acl")
 
 def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     name = read(ConsumerGroup, frame.ext).consumer_group
-    group, popping = broker.groups.get(name), broker.pops.clients(name)
+    group, popping = broker.groups.online(name), broker.pops.clients(name)
     if group is None and not popping:
         remark = f"the consumer group[{name}] not online"
         return answer(frame, ResponseCode.CONSUMER_NOT_ONLINE, remark=remark)
@@ -273,7 +273,7 @@ def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[B
             offsets[Queue(header.topic, broker.config.name, queue_id)] = current
         if queue_id % SLICE == SLICE - 1:
             yield
-    group = broker.groups.get(header.group)
+    group = broker.groups.online(header.group)
     is_popped = broker.pops.is_popped(header.group, header.topic)
     if is_popped:
         _reset_popped(broker, header, offsets)
@@ -437,7 +437,7 @@ def _subscribed(group: Group | None) -> list[str]:
 def _owners(broker: Broker, name: str, group: Group | None) -> Work[dict[tuple[str, int], str]]:
     """Client id by topic and queue id: the one that has locked the queue or, for foreign members, which lock nothing, the
     one that reads it."""
-    owners = broker.locks.owners(name)
+    owners = broker.groups.owners(name)
     looks = 0
     for topic in broker.pops.topics_of(name):
         for queue_id in range(broker.topics.queues_of(topic) if broker.pops.is_apart(name, topic) else 0):
@@ -447,7 +447,7 @@ def _owners(broker: Broker, name: str, group: Group | None) -> Work[dict[tuple[s
             looks += 1
             if looks % LOOKS == 0:
                 yield
-            reader = broker.watch.reader(name, topic, queue_id)
+            reader = broker.groups.queue(name, topic, queue_id).reader
             member = group.members.get(reader) if group and reader else None
             if member is not None and member.is_foreign:
                 owners.setdefault((topic, queue_id), member.client_id)

@@ -112,8 +112,10 @@ def _forget_presumed(broker: Broker, connection: Connection, beat: bodies.Heartb
 def _take(broker: Broker, connection: Connection, beat: bodies.Heartbeat, language: int, version: int) -> None:
     for consumer in beat.consumers:
         broker.groups.heartbeat(connection, beat.client_id, consumer, language, version)
-        for place in broker.locks.readers_back(consumer.group, beat.client_id):
-            broker.watch.pulled(connection, consumer.group, *place)  # it handles messages of the queue since before
+        for queue in broker.locks.readers_back(consumer.group, beat.client_id):
+            broker.watch.record_pull(
+                connection, queue.group, queue.key
+            )  # it handles messages of the queue since before
         broker.locks.join(connection, consumer.group)
         broker.notifications.heard(connection, consumer.group)
 
@@ -182,15 +184,15 @@ def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> B
         is_foreign = broker.commits.is_foreign_member(connection, header.consumer_group)
         if is_foreign:
             unfinished = 0
-            for place in broker.watch.read_by(connection, header.consumer_group):
-                broker.offsets.mark(header.consumer_group, *place)  # the next one may have loaded its offset before
-                committed = broker.offsets.get(header.consumer_group, *place) or 0
-                unfinished += max(broker.watch.given(connection, header.consumer_group, *place) - committed, 0)
-                broker.watch.let_go(connection, header.consumer_group, *place)
+            for queue in broker.watch.read_by(connection, header.consumer_group):
+                broker.offsets.mark(*queue.place)  # the next one may have loaded its offset before
+                unfinished += max(queue.given_offset - (broker.offsets.get(*queue.place) or 0), 0)
+                broker.watch.release(connection, queue)
             if unfinished:
                 broker.repeats.note_left(header.consumer_group, header.client_ID, unfinished)
         broker.groups.leave(connection, header.consumer_group)
-        broker.offsets.hand_over(header.consumer_group, broker.locks.owned_by(connection, header.consumer_group))
+        owned = broker.locks.owned_by(connection, header.consumer_group)
+        broker.offsets.hand_over(header.consumer_group, (queue.key for queue in owned))
         broker.offsets.write_handed_over()
         broker.locks.leave(connection, header.consumer_group, is_foreign=is_foreign)
     if header.producer_group:
@@ -223,7 +225,7 @@ def _list_given(broker: Broker, connection: Connection, frame: Frame, name: str)
     """The answer to a member that shares the queues of all its topics out by one list."""
     group = broker.groups.get(name)
     # A reader that is not known again yet would drop its queues, with messages of them in its handlers.
-    if group is None or (connection not in group.members and broker.locks.misses_readers(name)):
+    if group is None or (connection not in group.members and group.misses_readers):
         return _listed(frame, name, [])
     return _listed(frame, name, broker.draining.notices.given(group, connection))
 
@@ -277,16 +279,12 @@ def _commit(
     """Carries out a member's commits, in one request that renews its leases, too. The member asks for the rest queue by
     queue, and is told why not."""
     done: dict[Queue, int] = {}
-    for queue, offset in request.offsets.items():
-        place = (queue.topic, queue.queue_id)
+    group = broker.groups.get(request.group)
+    for queue, offset in request.offsets.items() if group is not None else ():
         epoch = epochs.get(queue)
-        if epoch is None or request.epochs.get(queue) != epoch:
+        if group is None or epoch is None or request.epochs.get(queue) != epoch:
             continue
-        fault = broker.commits.fence_fault(
-            connection, request.group, place, offset, epoch
-        ) or broker.commits.offset_fault(request.group, place, offset)
-        if fault is None:
-            broker.commits.store(connection, request.group, place, offset, by_owner=True)
+        if broker.commits.commit(connection, group, (queue.topic, queue.queue_id), offset, epoch) is None:
             done[queue] = offset
     return done
 
@@ -311,30 +309,26 @@ def _commit_and_unlock(
     """Hands over several queues of a member in one request: the answer names those that were committed and unlocked. The
     member commits the rest queue by queue, and is told why not."""
     ready: list[Queue] = []
-    for queue, offset in request.offsets.items():
-        place, epoch = (queue.topic, queue.queue_id), request.epochs.get(queue)
-        fault = broker.commits.fence_fault(
-            connection, request.group, place, offset, epoch
-        ) or broker.commits.offset_fault(request.group, place, offset)
-        if fault is None and epoch is not None:
-            broker.commits.store(connection, request.group, place, offset, by_owner=True)
+    group = broker.groups.get(request.group)
+    for queue, offset in request.offsets.items() if group is not None else ():
+        epoch = request.epochs.get(queue)
+        if group is None or epoch is None:
+            continue
+        if broker.commits.commit(connection, group, (queue.topic, queue.queue_id), offset, epoch) is None:
             ready.append(queue)
     _unlock(broker, connection, replace(request, queues=tuple(ready)))
-    locks, group = broker.locks, request.group
     done = {
         queue: request.epochs[queue]
         for queue in ready
-        if not locks.is_leased_to(group, queue.topic, queue.queue_id, connection)
+        if not broker.groups.queue(request.group, queue.topic, queue.queue_id).is_leased_to(connection)
     }
     return answer(frame, body=group_bodies.encode_locked(done))
 
 
 def _unlock(broker: Broker, connection: Connection, request: group_bodies.LockRequest) -> list[str]:
     """Free a member's queues. The next owner continues at their offsets, so these are on the disk before."""
-    owned = ((queue.topic, queue.queue_id) for queue in request.queues)
-    broker.offsets.hand_over(
-        request.group, (place for place in owned if broker.locks.is_owner(request.group, *place, connection))
-    )
+    wanted = [broker.groups.queue(request.group, queue.topic, queue.queue_id) for queue in request.queues]
+    broker.offsets.hand_over(request.group, (queue.key for queue in wanted if queue.is_owned_by(connection)))
     broker.offsets.write_handed_over()
     return broker.locks.unlock(request, connection)
 
@@ -398,7 +392,7 @@ Place = tuple[str, str, int]  # group, topic, queue id
 def ask_who(broker: Broker, connection: Connection, frame: Frame, place: Place) -> None:
     """Asks a client that pulls a queue how it runs, unless it is being asked already."""
     if not broker.clients.is_asked(connection):
-        question = RunningWanted(Asked(place[0], broker.locks.last_reader(*place) or "", {}))
+        question = RunningWanted(Asked(place[0], broker.groups.queue(*place).last_reader_id or "", {}))
         answered = partial(_answered, broker, connection, place, frame.language, frame.version)
         with suppress(LimitExceeded):
             broker.clients.ask(connection, question, answered, by=connection)
@@ -408,7 +402,7 @@ def _answered(
     broker: Broker, connection: Connection, place: Place, language: int, version: int, reply: Answer | None
 ) -> None:
     members = broker.groups.members_of(place[0])
-    client_id = broker.locks.last_reader(*place)
+    client_id = broker.groups.queue(*place).last_reader_id
     is_there = client_id is None or any(member.client_id == client_id for member in members.values())
     if reply is None or not reply.is_ok or connection in members or is_there or connection.is_closed:
         return
@@ -577,25 +571,29 @@ def _fix_latest(broker: Broker, group: str, topic: str, queue: ConsumeQueue | No
 
 def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(UpdateOffset, frame.ext)
-    group, queue = header.consumer_group, (header.topic, header.queue_id)
-    fault = broker.commits.fence_fault(
-        connection, group, queue, header.commit_offset, header.epoch, may_be_tool=not frame.is_oneway
+    group, key, offset = (
+        broker.groups.obtain(header.consumer_group),
+        (header.topic, header.queue_id),
+        header.commit_offset,
     )
-    if fault:
-        if connection.is_news("commit_refused"):
-            broker_log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
-        return answer(frame, ResponseCode.NO_PERMISSION, remark=f"the offset is not stored: {fault}")
-    fault = broker.commits.offset_fault(group, queue, header.commit_offset)
-    if fault:
-        if connection.is_news("commit_refused"):
-            broker_log.warning("commit_refused", group=group, peer=connection.peer, reason=fault)
-        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"the offset is not stored: {fault}")
-    if header.sought and header.epoch is not None:
-        broker.locks.forget_former_end(group, *queue)
-    broker.commits.store(connection, group, queue, header.commit_offset, by_owner=header.epoch is not None)
-    if header.epoch is None and broker.watch.readers.get(place := (group, *queue), (None,))[0] is connection:
-        broker.guard.record_commit(connection, place)
-    return answer(frame, ext={})
+    may_be_tool = not frame.is_oneway
+    code = ResponseCode.NO_PERMISSION
+    try:
+        fault = broker.commits.fence_fault(connection, group, key, offset, header.epoch, may_be_tool=may_be_tool)
+        if fault is None:
+            code, fault = ResponseCode.SYSTEM_ERROR, broker.commits.offset_fault(group, key, offset)
+        if fault is None:
+            if header.sought and header.epoch is not None:
+                broker.locks.clear_former_end(group.queue(*key))
+            broker.commits.store(connection, group, key, offset, by_owner=header.epoch is not None)
+            if header.epoch is None:
+                broker.guard.record_commit(connection, group.queue(*key))
+            return answer(frame, ext={})
+    finally:
+        broker.groups.release(group)
+    if connection.is_news("commit_refused"):
+        broker_log.warning("commit_refused", group=group.name, peer=connection.peer, reason=fault)
+    return answer(frame, code, remark=f"the offset is not stored: {fault}")
 
 
 def _queue(broker: Broker, topic: str, queue_id: int) -> ConsumeQueue | None:

@@ -222,7 +222,7 @@ async def test_nothing_is_a_members_after_its_end(node: Node, wire: Wire) -> Non
         leases = leases_of(consumer)
         lease = leases.owned[QUEUE]
     assert (leases.owned, lease.is_over) == ({}, True)
-    assert node.broker.locks.owners("g") == {}
+    assert node.broker.groups.owners("g") == {}
 
 
 def _of_topic(consumer: Consumer) -> set[Queue]:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from rocketlet.broker.groups.group import Lease as BrokerLease
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import ClientLimits, PullLimits
 from rocketlet.client.member.leases import HandOvers
@@ -24,11 +25,17 @@ QUEUE = Queue("t", "broker-a", 0)
 PLACE = ("t", 0)
 
 
+def lease_of(node: Node, queue_id: int = 0) -> BrokerLease:
+    lease = node.broker.groups.queue("g", "t", queue_id).lease
+    assert lease is not None
+    return lease
+
+
 def drop_lease(node: Node) -> None:
     """As if the owner's connection was gone, of which it knows nothing."""
-    connection = node.broker.locks._locks["g", "t", 0].connection
+    connection = lease_of(node).connection
     assert connection is not None
-    node.broker.locks.drop(connection)
+    node.broker.locks.connection_gone(connection)
 
 
 class Gate:
@@ -59,7 +66,7 @@ async def send(node: Node, count: int) -> None:
 
 
 def renewed_s(node: Node, queue_id: int = 0) -> float:
-    return node.broker.locks._locks["g", "t", queue_id].renewed_s
+    return lease_of(node, queue_id).renewed_s
 
 
 async def seen_renewals(node: Node, count: int, queue_id: int = 0) -> None:
@@ -80,7 +87,7 @@ async def test_a_member_that_leaves_renews_its_leases_while_its_handlers_run(nod
         leaving = asyncio.create_task(leaver.__aexit__())
         await eventually(lambda: leaver._membership._has_left)  # type: ignore[union-attr]
         await seen_renewals(node, 3)
-        assert node.broker.locks.owners("g")[PLACE] == leaver.client_id
+        assert node.broker.groups.owners("g")[PLACE] == leaver.client_id
         gate.open.set()
         await leaving
         await eventually(lambda: QUEUE in stays.assignment())
@@ -221,7 +228,7 @@ async def test_a_queue_stays_its_owner_s_when_its_broker_gets_another_address(
     async with Consumer(node.address, "g", "t", gate.handle, start="first") as consumer:
         await send(node, 1)
         await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 1)
-        lock = node.broker.locks._locks["g", "t", 0]
+        lock = lease_of(node)
         former, epoch = lock.connection, lock.epoch
         port = node.address.rpartition(":")[2]
         node.broker.advertise(f"localhost:{port}", None)
@@ -258,7 +265,7 @@ async def test_a_queue_is_taken_again_only_when_its_earlier_handlers_have_ended(
         await eventually(lambda: QUEUE not in consumer.assignment())
         before = passes["t"]
         await eventually(lambda: passes["t"] > before + 2)
-        assert PLACE not in node.broker.locks.owners("g")
+        assert PLACE not in node.broker.groups.owners("g")
         gate.open.set()
         await eventually(lambda: len(gate.begun) == 2)
     assert gate.most_at_once == 1

@@ -231,7 +231,7 @@ async def test_a_stop_that_is_cancelled_ends_the_member_at_apaches_broker(locks:
 
 async def test_a_stop_that_is_cancelled_ends_the_member(node: Node) -> None:
     await stopped_in_vain(node, Access())
-    await eventually(lambda: not node.broker.locks.owners("g"))
+    await eventually(lambda: not node.broker.groups.owners("g"))
     inbox = Inbox()
     async with member(node, inbox, Access()):
         await eventually(lambda: inbox.bodies == [b"0"])
@@ -255,5 +255,5 @@ async def test_a_lock_that_a_restarted_broker_remembers_is_undone(
         await looks_up.wait()
         await guest.stop()
         guest = await restart(nodes, guest, stands=True)
-        assert leaver.client_id in guest.broker.locks.owners("g").values()
-    assert guest.broker.locks.owners("g") == {}
+        assert leaver.client_id in guest.broker.groups.owners("g").values()
+    assert guest.broker.groups.owners("g") == {}

@@ -61,7 +61,7 @@ async def test_a_member_that_leaves_meanwhile_hands_over_at_the_other_address(
         await eventually(lambda: inbox.bodies == [b"here"])
         third = await moved(nodes, first, second)
         assert QUEUE in consumer.assignment()
-    assert third.broker.locks.owners("g") == {}
+    assert third.broker.groups.owners("g") == {}
     assert third.broker.offsets.get("g", "t", 0) == 1
 
 

@@ -132,7 +132,7 @@ async def test_a_long_handler_is_waited_for_before_its_queue_moves(node: Node, w
             await eventually(
                 lambda: Queue("t", "broker-a", QUEUES - 2) in second.assignment() or bool(second.assignment())
             )
-            owners = node.broker.locks.owners("g")
+            owners = node.broker.groups.owners("g")
             stays = [number for (topic, number), owner in owners.items() if topic == "t" and owner != second.client_id]
             release.set()
             await settled_pair(second)
@@ -274,11 +274,11 @@ async def test_a_lease_that_is_not_reclaimed_after_a_restart_ends(nodes: Nodes) 
     guest.broker.locks.lock(request, peer())
     await guest.stop()
     again = await restart(nodes, guest, stands=True)
-    assert again.broker.locks.owners("g") == {("t", 0): "gone"}
+    assert again.broker.groups.owners("g") == {("t", 0): "gone"}
     again.clock.advance(HANDOVER_LEASE_S - LEASE_SWEEP_S)
-    assert again.broker.locks.owners("g") == {("t", 0): "gone"}
+    assert again.broker.groups.owners("g") == {("t", 0): "gone"}
     again.clock.advance(3 * LEASE_SWEEP_S)
-    assert again.broker.locks.owners("g") == {}
+    assert again.broker.groups.owners("g") == {}
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("REBALANCE_SEEDS", "4"))))
@@ -330,4 +330,4 @@ async def test_members_that_are_refused_are_told_when_the_queue_is_free(node: No
         await eventually(lambda: bool(first.assignment()))
     members = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
     assert members.code == ResponseCode.SYSTEM_ERROR
-    assert node.broker.locks.owners("g") == {}
+    assert node.broker.groups.owners("g") == {}

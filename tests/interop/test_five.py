@@ -198,10 +198,10 @@ async def test_one_group_with_members_that_pull(node: Node, official: Official, 
         """Our member and the pool hold leases, and Java's reads a queue."""
         group, readers = (
             node.broker.groups.get("g"),
-            [node.broker.watch.reader("g", "t", number) for number in range(4)],
+            [node.broker.groups.queue("g", "t", number).reader for number in range(4)],
         )
         is_read = group is not None and any(reader in group.foreign for reader in readers)
-        return is_read and len(set(node.broker.locks.owners("g").values())) == 2
+        return is_read and len(set(node.broker.groups.owners("g").values())) == 2
 
     async with official.run("push", endpoint=node.address, topic="t") as popping_peer:
         await popping(node, popping_peer)

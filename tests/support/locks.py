@@ -5,20 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 
 from rocketlet.broker.config import LIMITS, Limits
+from rocketlet.broker.groups.group import ConsumerGroups
 from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.settings import History
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Session
 
 
+def make_groups(runtime: Runtime, history: History, queues: int = 8) -> ConsumerGroups:
+    """Groups alone; each topic has this many queues."""
+    return ConsumerGroups(runtime, history, "a", lambda topic: queues, lambda group: None)
+
+
 def make_locks(
-    folder: Path, clock: MovableClock, told: list[Session] | None = None, end: int = 0, limits: Limits = LIMITS
+    folder: Path,
+    clock: MovableClock,
+    told: list[Session] | None = None,
+    end: int = 0,
+    limits: Limits = LIMITS,
+    groups: ConsumerGroups | None = None,
 ) -> Locks:
-    """Locks alone; who is told of a free queue is in `told`. end: where each queue ends."""
+    """Locks alone; who is notified of a free queue is in `told`. end: where each queue ends."""
     runtime = Runtime(clock, limits)
+    history = History(runtime)
     return Locks(
         runtime,
-        History(runtime),
+        groups if groups is not None else make_groups(runtime, history),
+        history,
         folder / "locks.json",
         on_free=lambda connection, group: told.append(connection) if told is not None else None,
         on_change=lambda: None,
@@ -27,3 +40,9 @@ def make_locks(
         queues_of=lambda topic: 8,
         end_of=lambda topic, queue_id: end,
     )
+
+
+def record_reader(locks: Locks, group: str, topic: str, queue_id: int, client_id: str) -> None:
+    """A foreign member reads a queue."""
+    queue = locks.groups.obtain_queue(locks.groups.obtain(group), (topic, queue_id))
+    locks.record_reader(queue, client_id)

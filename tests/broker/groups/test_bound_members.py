@@ -37,13 +37,12 @@ class World:
         self.spawned: list[Any] = []
         self.moved: list[str] = []
         self.groups = ConsumerGroups(runtime, history, "a", lambda topic: 4, lambda group: None)
-        locks = make_locks(folder, clock)
+        locks = make_locks(folder, clock, groups=self.groups)
         self.watch = Watch(runtime, self.groups, locks, history, lambda topic: 4)
         self.change = 1
         self.allotment = Allotment(
             runtime,
             self.groups,
-            self.watch,
             self._route,
             change_of=lambda name: self.change,
             on_moved=lambda group: self.moved.append(group.name),
@@ -218,7 +217,7 @@ def test_a_reader_is_told_from_a_bystander(world: World) -> None:
     assert not world.allotment.is_new_reader("h", one, "t", 0)
     assert not world.allotment.is_new_reader("g", peer(), "t", 0)
     for number in range(2):
-        world.watch.pulled(one, "g", "t", number)
+        world.watch.record_pull(one, world.groups.obtain("g"), ("t", number))
     assert not world.allotment.is_bystander("g", one, "t", 1), "it has messages of it in its handlers"
     assert not world.allotment.is_bystander("g", one, "t", 0)
     assert not world.allotment.is_new_reader("g", one, "t", 0)
@@ -276,7 +275,7 @@ def test_tools_see_what_a_list_or_new_owners_change(world: World) -> None:
 
 
 def claims_of(world: World, max_claims: int = 100) -> tuple[Claims, dict[int, list[Any]] | None]:
-    claims = Claims("a", world.allotment.given, world.watch, Limits(max_claims=max_claims))
+    claims = Claims("a", world.allotment.given, Limits(max_claims=max_claims))
     return claims, finish(claims.finding(world.group, TopicQueues("t", world.route("t"))))
 
 
@@ -298,13 +297,13 @@ def test_a_reader_without_a_list_claims_what_it_reads(world: World) -> None:
     world.gives(two, ALONE)
     world.gives(three, MemberList(["c1", "c3"]))  # the last two queues
     for number, session in enumerate((one, two, three)):
-        world.watch.pulled(session, "g", "t", number)
+        world.watch.record_pull(session, world.groups.obtain("g"), ("t", number))
     claims, found = claims_of(world)
     assert found == {2: [three], 3: [three]}
     lost = list(claims.losing(world.group, "t", 4, ["c9"] * 4, found))
     assert lost == [(("t", 0), one), (("t", 1), two), (("t", 2), three), (("t", 3), three)]
-    world.watch.pulled(one, "g", "t", 3)
-    world.watch.pulled(three, "g", "t", 0)
+    world.watch.record_pull(one, world.groups.obtain("g"), ("t", 3))
+    world.watch.record_pull(three, world.groups.obtain("g"), ("t", 0))
     lost = list(claims.losing(world.group, "t", 4, ["c9"] * 4, found))
     assert lost == [(("t", 1), two), (("t", 2), three), (("t", 3), three), (("t", 3), one)]
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from rocketlet.broker.config import CHECKED_PULL_BYTES, MAX_CHECKED_PULLS
+from rocketlet.broker.groups.group import ConsumerGroup, GroupQueue
 from rocketlet.broker.groups.members import ALONE
 from rocketlet.broker.groups.pulling import CheckedPull, Pull
 from rocketlet.broker.remoting.connection import KeptPulls
@@ -290,7 +291,9 @@ class Peer:
 def test_a_connection_keeps_the_pulls_of_as_many_queues_as_the_limit_says() -> None:
     pulls, session = KeptPulls(), cast("Session", peer := Peer())
     frames = [asking(queue_id=number) for number in range(MAX_CHECKED_PULLS + 1)]
-    checked = CheckedPull(1, ("g", "t", 0), ("t", 0), SUBSCRIBED, 32, None, None, "t@g", is_guarded=False)
+    checked = CheckedPull(
+        1, GroupQueue(ConsumerGroup("g"), ("t", 0)), SUBSCRIBED, 32, None, None, "t@g", is_recorded=False
+    )
     for frame in frames[:-1]:
         pulls.keep(session, frame, checked)
     assert all(pulls.like(frame) == (checked, 0, 0) for frame in frames[:-1])
@@ -320,7 +323,9 @@ def changed(frame: Frame, **fields: ExtValue) -> Frame:
 
 def test_a_pull_is_like_another_if_all_but_its_offsets_and_signature_is_the_same() -> None:
     pulls, session = KeptPulls(), cast("Session", Peer())
-    checked = CheckedPull(1, ("g", "t", 0), ("t", 0), SUBSCRIBED, 32, None, None, "t@g", is_guarded=False)
+    checked = CheckedPull(
+        1, GroupQueue(ConsumerGroup("g"), ("t", 0)), SUBSCRIBED, 32, None, None, "t@g", is_recorded=False
+    )
     pulls.keep(session, changed(asking(), Signature="s1", extra="e"), checked)
     again = changed(asking(queue_offset=7, commit_offset=5), Signature="s2", extra="e")
     assert pulls.like(again) == (checked, 7, 5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from unittest import mock
 
 import pytest
 from rocketlet.broker.config import DRAIN_ROUNDS, LIMITS
@@ -434,15 +433,12 @@ async def test_rebalanced_tells_the_truth_of_members_that_lock_nothing(
     assert await rebalanced(node.address, "g", members=2) == {"c1": 1, "c2": 1}
 
 
-async def test_whether_a_member_reads_here_takes_a_look_at_one_queue(node: Node, wire: Wire) -> None:
-    """It may read 65,536, and asks for the list of members again and again."""
+async def test_a_member_that_pulls_is_a_reader_in_its_group_alone(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 4)
     await join(wire, "c1")
     for queue in range(4):
         await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=SUBSCRIBED))
-    (connection,) = node.broker.groups.get("g").members  # type: ignore[union-attr]
-    watch = node.broker.watch
-    with mock.patch.object(watch, "reader", side_effect=watch.reader) as reader:
-        assert watch.reads(connection, "g")
-        assert not watch.reads(connection, "other")
-        assert reader.call_count == 1
+    groups, watch = node.broker.groups, node.broker.watch
+    (connection,) = groups.members_of("g")
+    assert watch.reads(connection, groups.obtain("g"))
+    assert not watch.reads(connection, groups.obtain("other"))

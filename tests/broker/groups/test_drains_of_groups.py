@@ -65,7 +65,9 @@ class World:
         self.groups = ConsumerGroups(
             runtime, history, "a", lambda topic: QUEUES, lambda group: self.draining.changed(group)
         )
-        self.watch = Watch(runtime, self.groups, make_locks(folder, clock), history, lambda topic: QUEUES)
+        self.watch = Watch(
+            runtime, self.groups, make_locks(folder, clock, groups=self.groups), history, lambda topic: QUEUES
+        )
         pulls: Any = SimpleNamespace(
             of=lambda session, group: list(self.held.get(session, ())), let_go=self.let_go.append
         )
@@ -121,7 +123,7 @@ class World:
     def reads(self, session: Connection, *numbers: int) -> None:
         self.asks(session)
         for number in numbers:
-            self.watch.pulled(session, "g", "t", number)
+            self.watch.record_pull(session, self.groups.obtain("g"), ("t", number))
 
     def pull(self, number: int, offset: int = 5, committed: int = 0) -> PullMessage:
         return PullMessage("g", "t", number, offset, 32, FLAGS, committed, 0)
@@ -169,7 +171,7 @@ async def test_queues_that_move_are_drained_before_their_reader_is_told(world: W
     assert (world.asks(one), world.asks(two)) == (["c1"], ["c1", "c2"])
     world.handles(one, 2)
     assert world.drained == [(2, one)]
-    assert world.watch.reader("g", "t", 2) is None
+    assert world.groups.queue("g", "t", 2).reader is None
     assert (world.draining.is_draining("g", "t", 2), world.draining.is_draining("g", "t", 3)) == (False, True)
     assert world.is_held_back(one, 2), "it gets nothing of it until it has dropped it"
     assert one not in world.told
@@ -283,7 +285,7 @@ async def test_who_claims_what_its_owner_reads_waits_until_it_is_known_by_which_
 async def test_a_member_from_before_a_restart_waits_until_it_is_known_what_is_its_own(world: World) -> None:
     one = world.comes("c1")
     assert world.draining.is_gated(one, world.pull(0))
-    world.watch.pulled(one, "g", "t", 0)
+    world.watch.record_pull(one, world.groups.obtain("g"), ("t", 0))
     assert not world.draining.is_gated(one, world.pull(0)), "it reads it already"
     await world.found()
     assert not world.draining.is_gated(one, world.pull(1))

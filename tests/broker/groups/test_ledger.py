@@ -93,20 +93,22 @@ def test_where_a_queue_ended_is_known_until_its_owner_has_pulled(
     place = ("g", "t", 0)
     locks = make_locks(tmp_path, clock, limits=limits)
     first = locks.lock(ONE, peer())[QUEUE]
-    assert locks.former_end(*place) is None
+    assert locks.groups.queue(*place).former_end is None
     for end, known in ((7, 7), (5, 5), (9, 5)):
         run(locks.saving(closes=closes))
         locks = make_locks(tmp_path, clock, end=end, limits=limits)
         assert locks.lock(renewal(ONE, first), peer()) == {QUEUE: first}
-        assert locks.former_end(*place) == known
-    locks.forget_former_end(*place)
+        assert locks.groups.queue(*place).former_end == known
+    locks.clear_former_end(locks.groups.queue(*place))
     run(locks.saving(closes=closes))
     locks = make_locks(tmp_path, clock, end=11, limits=limits)
-    assert locks.former_end(*place) == 11
+    assert locks.groups.queue(*place).former_end == 11
     assert locks.unlock(ONE, peer()) == []
     assert locks.lock(TWO, peer())[QUEUE] > first
     run(locks.saving(closes=closes))
-    assert make_locks(tmp_path, clock, end=12, limits=limits).former_end(*place) == 12, "11 was of the owner before"
+    assert make_locks(tmp_path, clock, end=12, limits=limits).groups.queue(*place).former_end == 12, (
+        "11 was of the owner before"
+    )
 
 
 def test_what_was_unlocked_is_free_after_a_kill(tmp_path: Path, clock: MovableClock) -> None:
@@ -119,7 +121,7 @@ def test_what_was_unlocked_is_free_after_a_kill(tmp_path: Path, clock: MovableCl
 def test_an_end_that_is_written_late_ends_no_later_lease(tmp_path: Path, clock: MovableClock) -> None:
     locks, one, two = make_locks(tmp_path, clock), peer(), peer()
     locks.lock(ONE, one)
-    locks.drop(one)
+    locks.connection_gone(one)
     second = locks.lock(TWO, two)[QUEUE]
     run(locks.saving())
     assert restarted(tmp_path, clock).lock(renewal(TWO, second), peer()) == {QUEUE: second}
@@ -128,7 +130,7 @@ def test_an_end_that_is_written_late_ends_no_later_lease(tmp_path: Path, clock: 
 def test_ends_of_leases_are_saved_soon(tmp_path: Path, clock: MovableClock) -> None:
     locks, one = make_locks(tmp_path, clock), peer()
     locks.lock(ONE, one)
-    locks.drop(one)
+    locks.connection_gone(one)
     run(locks.saving())
     assert QUEUE in restarted(tmp_path, clock).lock(TWO, peer())
 

@@ -74,11 +74,11 @@ def test_who_waits_for_locks_is_limited_and_forgotten(tmp_path: Path) -> None:
         locks.lock(LockRequest(f"c{number + 1}", "g", queues(0), True), other)
         locks.lock(LockRequest(f"c{number + 1}", "g", queues(0), True), other)
     assert locks._waiting == 2
-    locks.drop(others[0])
+    locks.connection_gone(others[0])
     assert locks._waiting == 1
-    locks.drop(owner)
+    locks.connection_gone(owner)
     assert (locks._waiting, told) == (0, [others[1]])
-    assert locks._keys == {}, "nothing is kept of who has nothing"
+    assert locks._queues == {}, "nothing is kept of who has nothing"
     assert [item.charged_bytes for item in (owner, *others)] == [0] * 4
 
 

@@ -23,6 +23,7 @@ from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue
 
 from ...conftest import peer
+from ...support.locks import make_groups
 
 QUEUES = [Queue("t", "a", number) for number in range(3)]
 FIRST = QUEUES[0]
@@ -42,6 +43,7 @@ class Table:
         self.generation = runtime.generation
         self.locks = Locks(
             runtime,
+            make_groups(runtime, self.history),
             self.history,
             folder / "locks.json",
             on_free=self._freed,
@@ -104,9 +106,9 @@ def table(tmp_path: Path) -> Table:
 def test_a_lock_lasts_its_time_and_no_longer(table: Table, *, handover: bool, lasts_s: float) -> None:
     table.lock("c1", peer(), handover=handover)
     table.sweeps(lasts_s)
-    assert table.locks.is_locked("g", "t", 0)
+    assert table.locks.groups.queue("g", "t", 0).lease is not None
     table.sweeps(0.5)
-    assert not table.locks.is_locked("g", "t", 0)
+    assert table.locks.groups.queue("g", "t", 0).lease is None
 
 
 def test_what_others_see_of_locks_is_new_with_each_owner_and_connection(table: Table) -> None:
@@ -121,7 +123,7 @@ def test_what_others_see_of_locks_is_new_with_each_owner_and_connection(table: T
     assert table.is_new(before)
     before = table.generation.number
     two.is_left = False
-    table.locks.drop(two)
+    table.locks.connection_gone(two)
     assert table.is_new(before)
     before = table.generation.number
     table.locks.end("g", "t", 0)
@@ -138,7 +140,7 @@ def test_members_in_line_wait_for_the_next_owner_too(table: Table) -> None:
     assert table.events() == ["locked", "lock expired", "locked"]
     table.unlock("c2", two)
     assert (table.told, table.told_groups) == ([three], {"g"})
-    assert (table.locks._waiting, table.locks._keys) == (0, {})
+    assert (table.locks._waiting, table.locks._queues) == (0, {})
     assert [session.charged_bytes for session in (one, two, three)] == [0, 0, 0]
 
 
@@ -184,7 +186,7 @@ def test_a_foreign_member_that_has_left_locks_nothing_until_it_joins(table: Tabl
     table.lock("c1", one, handover=False)
     table.lock("c2", peer(), QUEUES[1], handover=False)
     table.locks.leave(one, "g", is_foreign=True)
-    assert table.locks.owners("g") == {("t", 1): "c2"}
+    assert table.locks.groups.owners("g") == {("t", 1): "c2"}
     assert one.charged_bytes == PLACE_BYTES
     assert table.lock("c1", one, handover=False) == {}
     assert table.lock("c1", one), "ours may"
@@ -203,7 +205,7 @@ def test_so_many_groups_are_kept_that_a_member_has_left(tmp_path: Path) -> None:
         table.locks.leave(one, name, is_foreign=True)
     assert one.charged_bytes == 2 * PLACE_BYTES
     assert table.lock("c1", one, handover=False), "the first is forgotten"
-    table.locks.drop(one)
+    table.locks.connection_gone(one)
     assert one.charged_bytes == 0
 
 
@@ -213,8 +215,8 @@ def test_a_member_that_leaves_frees_its_queues_of_that_group(table: Table) -> No
     table.locks.lock(LockRequest("c1", "h", (FIRST,), True), one)
     table.lock("c2", two, QUEUES[0], QUEUES[2])
     table.locks.leave(one, "g", is_foreign=False)
-    assert table.locks.owners("g") == {("t", 2): "c2"}
-    assert table.locks.owners("h") == {("t", 0): "c1"}
+    assert table.locks.groups.owners("g") == {("t", 2): "c2"}
+    assert table.locks.groups.owners("h") == {("t", 0): "c1"}
     assert table.told == [two]
 
 
@@ -233,11 +235,11 @@ def test_a_connection_that_is_gone_frees_what_its_client_has_ended(table: Table,
     table.lock("c1", one, QUEUES[1])  # it waits
     table.lock("c3", two)  # waits, too
     one.is_left = is_left
-    table.locks.drop(one)
-    assert table.locks.is_locked("g", "t", 0) is not is_left
+    table.locks.connection_gone(one)
+    assert (table.locks.groups.queue("g", "t", 0).lease is None) is is_left
     assert table.told == ([two] if is_left else [])
     assert table.locks._waiting == (0 if is_left else 1)
-    table.locks.drop(one)
+    table.locks.connection_gone(one)
     table.unlock("c2", two)
     assert one.charged_bytes == 0
 
@@ -245,14 +247,14 @@ def test_a_connection_that_is_gone_frees_what_its_client_has_ended(table: Table,
 def test_only_its_foreign_reader_lets_a_queue_go(table: Table) -> None:
     one = peer()
     table.lock("c1", one, handover=False)
-    table.locks.let_go("g", "t", 0, peer())
-    table.locks.let_go("g", "t", 1, one)
-    assert table.locks.is_locked("g", "t", 0)
-    table.locks.let_go("g", "t", 0, one)
-    assert not table.locks.is_locked("g", "t", 0)
+    table.locks.drained(table.locks.groups.queue("g", "t", 0), peer())
+    table.locks.drained(table.locks.groups.queue("g", "t", 1), one)
+    assert table.locks.groups.queue("g", "t", 0).lease is not None
+    table.locks.drained(table.locks.groups.queue("g", "t", 0), one)
+    assert table.locks.groups.queue("g", "t", 0).lease is None
     table.lock("c1", one)
-    table.locks.let_go("g", "t", 0, one)
-    assert table.locks.is_locked("g", "t", 0), "ours unlocks it"
+    table.locks.drained(table.locks.groups.queue("g", "t", 0), one)
+    assert table.locks.groups.queue("g", "t", 0).lease is not None, "ours unlocks it"
 
 
 def test_leases_of_members_that_are_heard_last_anew(table: Table) -> None:
@@ -262,9 +264,9 @@ def test_leases_of_members_that_are_heard_last_anew(table: Table) -> None:
     table.sweeps(HANDOVER_LEASE_S - 1)
     table.locks.renew([one])
     table.sweeps(2)
-    assert table.locks.owners("g") == {("t", 0): "c1"}
+    assert table.locks.groups.owners("g") == {("t", 0): "c1"}
     table.sweeps(HANDOVER_LEASE_S)
-    assert table.locks.owners("g") == {}
+    assert table.locks.groups.owners("g") == {}
 
 
 def test_expired_leases_are_ended_in_pieces(table: Table) -> None:
@@ -283,14 +285,14 @@ def test_a_short_standstill_prolongs_nothing(table: Table) -> None:
     table.sweeps(HANDOVER_LEASE_S - 1)
     table.clock.advance(LEASE_SWEEP_S + STANDSTILL_S)
     finish(table.locks.expiring())
-    assert not table.locks.is_locked("g", "t", 0)
+    assert table.locks.groups.queue("g", "t", 0).lease is None
 
 
 def test_commits_are_fenced_by_the_owner_and_its_epoch(table: Table) -> None:
     one, two = peer(), peer()
 
     def faults(session: Session, epoch: int | None) -> bool:
-        return table.locks.commit_fault("g", ("t", 0), session, epoch) is not None
+        return table.locks.groups.queue("g", "t", 0).commit_fault(session, ("t", 0), epoch) is not None
 
     assert (faults(one, None), faults(one, 1)) == (False, True)
     (epoch,) = table.lock("c1", one).values()
@@ -304,35 +306,34 @@ def test_commits_are_fenced_by_the_owner_and_its_epoch(table: Table) -> None:
 def test_who_has_a_lease_of_a_queue_is_known(table: Table) -> None:
     one, two = peer(), peer()
     locks, place = table.locks, ("g", "t", 0)
-    assert not any(ask(*place, one) for ask in (locks.has_lease, locks.is_leased_to, locks.is_owner))
+    queue = locks.groups.queue(*place)
+    assert not any(ask(one) for ask in (queue.is_leased_to_another, queue.is_leased_to, queue.is_owned_by))
     (epoch,) = table.lock("c1", one).values()
-    assert [locks.has_lease(*place, item) for item in (one, two)] == [False, True]
-    assert [locks.is_leased_to(*place, item) for item in (one, two)] == [True, False]
-    assert [locks.is_owner(*place, item) for item in (one, two)] == [True, False]
+    queue = locks.groups.queue(*place)
+    assert [queue.is_leased_to_another(item) for item in (one, two)] == [False, True]
+    assert [queue.is_leased_to(item) for item in (one, two)] == [True, False]
+    assert [queue.is_owned_by(item) for item in (one, two)] == [True, False]
     assert (locks.leases_of("c1"), locks.leases_of("c2")) == ({place: epoch}, {})
     table.unlock("c1", one)
     table.lock("c1", one, handover=False)
-    assert [locks.has_lease(*place, two), locks.is_leased_to(*place, one), locks.is_owner(*place, one)] == [
-        False,
-        False,
-        True,
-    ]
+    queue = locks.groups.queue(*place)
+    assert (queue.is_leased_to_another(two), queue.is_leased_to(one), queue.is_owned_by(one)) == (False, False, True)
     assert locks.leases_of("c1") == {}
 
 
 def test_the_first_pull_and_commit_of_each_owner_are_history(table: Table) -> None:
     one, place = peer(), ("g", "t", 0)
-    table.locks.note_pull(*place)
-    assert table.locks.note_commit(*place, 7) == 7
+    table.locks.record_pull(table.locks.groups.queue(*place))
+    assert table.locks.record_commit(table.locks.groups.queue(*place), 7) == 7
     table.lock("c1", one)
     for _ in range(2):
-        table.locks.note_pull(*place)
-        assert table.locks.note_commit(*place, 7) == 7
+        table.locks.record_pull(table.locks.groups.queue(*place))
+        assert table.locks.record_commit(table.locks.groups.queue(*place), 7) == 7
     assert table.events() == ["locked", "first pull", "first commit"]
     table.unlock("c1", one)
     table.lock("c1", one, handover=False)
-    table.locks.note_pull(*place)
-    table.locks.note_commit(*place, 7)
+    table.locks.record_pull(table.locks.groups.queue(*place))
+    table.locks.record_commit(table.locks.groups.queue(*place), 7)
     assert table.events() == ["locked", "first pull", "first commit", "unlocked"]
 
 
@@ -357,13 +358,16 @@ def test_an_owner_from_before_a_restart_commits_no_further_than_its_queue_went(t
     (epoch,) = before.lock("c1", peer()).values()
     table, one = Table(tmp_path, before.clock, end=5), peer()
     assert table.lock("c1", one, epoch=epoch) == {FIRST: epoch}
-    assert [table.locks.note_commit(*place, offset) for offset in (4, 5, 6)] == [4, 5, 5]
+    assert [table.locks.record_commit(table.locks.groups.queue(*place), offset) for offset in (4, 5, 6)] == [4, 5, 5]
     changes = table.changes
-    table.locks.forget_former_end(*place)
+    table.locks.clear_former_end(table.locks.groups.queue(*place))
     assert table.changes == changes + 1
-    table.locks.forget_former_end(*place)
+    table.locks.clear_former_end(table.locks.groups.queue(*place))
     assert table.changes == changes + 1
-    assert (table.locks.former_end(*place), table.locks.note_commit(*place, 6)) == (None, 6)
+    assert (
+        table.locks.groups.queue(*place).former_end,
+        table.locks.record_commit(table.locks.groups.queue(*place), 6),
+    ) == (None, 6)
 
 
 def test_owners_of_a_topic_that_was_deleted_begin_it_anew(tmp_path: Path) -> None:
@@ -375,12 +379,12 @@ def test_owners_of_a_topic_that_was_deleted_begin_it_anew(tmp_path: Path) -> Non
     changes = table.changes
     noting = table.locks.topic_deleted("t")
     assert table.changes == changes + 1
-    assert [table.locks.former_end("g", topic, 0) for topic in ("t", "u", "v")] == [0, None, None]
-    assert table.locks.former_end("g", "t", 2) is None
-    table.locks.forget_former_end("g", "t", 1)
+    assert [table.locks.groups.queue("g", topic, 0).former_end for topic in ("t", "u", "v")] == [0, None, None]
+    assert table.locks.groups.queue("g", "t", 2).former_end is None
+    table.locks.clear_former_end(table.locks.groups.queue("g", "t", 1))
     run(noting)
     again = Table(tmp_path, table.clock, end=9)
-    assert [again.locks.former_end("g", "t", number) for number in range(2)] == [0, 9]
+    assert [again.locks.groups.queue("g", "t", number).former_end for number in range(2)] == [0, 9]
 
 
 @pytest.mark.parametrize("closes", [False, True])

@@ -22,7 +22,7 @@ from ...support.requests import QUEUE, SUBSCRIBED, SUSPEND, beat, join, lock, pu
 
 async def free(node: Node) -> None:
     """Returns when nobody owns a queue, and it is known what the change of the members moves: until then nobody gets one."""
-    await eventually(lambda: not node.broker.locks.owners("g") and not node.broker.draining.is_pending("g"))
+    await eventually(lambda: not node.broker.groups.owners("g") and not node.broker.draining.is_pending("g"))
 
 
 async def test_a_queue_has_one_owner_and_the_next_is_told_when_it_is_free(node: Node, connect: Connect) -> None:
@@ -88,13 +88,13 @@ def test_an_owner_that_comes_by_another_connection_proves_itself_by_its_epoch(tm
     assert locks.lock(LockRequest("c1", "g", (QUEUE,), True, {QUEUE: first - 1}), another) == {}
     assert locks.lock(LockRequest("c2", "g", (QUEUE,), True, {QUEUE: first}), another) == {}
     assert locks.lock(renewal, another) == {QUEUE: first}
-    assert locks.commit_fault("g", ("t", 0), another, first) is None
+    assert locks.groups.obtain("g").queue(*("t", 0)).commit_fault(another, ("t", 0), first) is None
     assert locks.lock(renewal, one) == {}, (
         "what comes late on the former connection does not bring the lease back to it"
     )
-    locks.drop(one)
+    locks.connection_gone(one)
     assert locks.lock(LockRequest("c2", "g", (QUEUE,), True), latest) == {}
-    locks.drop(another)
+    locks.connection_gone(another)
     assert locks.lock(LockRequest("c2", "g", (QUEUE,), True), latest)[QUEUE] > first
 
 
@@ -127,7 +127,7 @@ async def test_a_foreign_client_id_locks_and_unlocks_nothing(node: Node, connect
         (stranger, RequestCode.UNLOCK_BATCH_MQ),
     ):
         assert (await lock(wire, "c1", code=code)).code == ResponseCode.SYSTEM_ERROR
-    assert node.broker.locks.owners("g") == {("t", 0): "c1"}
+    assert node.broker.groups.owners("g") == {("t", 0): "c1"}
 
 
 async def test_a_late_commit_is_refused_and_moves_nothing(node: Node, connect: Connect) -> None:
@@ -226,7 +226,7 @@ def test_a_lease_that_is_not_renewed_ends(tmp_path: Path) -> None:
     finish(locks.expiring())
     assert told == [two]
     assert QUEUE in locks.lock(other, two)
-    assert locks.commit_fault("g", ("t", 0), one, 1)
+    assert locks.groups.obtain("g").queue(*("t", 0)).commit_fault(one, ("t", 0), 1)
 
 
 def test_a_broker_that_stood_still_gives_its_members_time_to_renew(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_renewal_takes_nothing_anew(tmp_path: Path) -> None:
     first = locks.lock(ask, one)[QUEUE]
     renewal = LockRequest("c1", "g", (QUEUE,), True, {QUEUE: first})
     assert locks.lock(renewal, one) == {QUEUE: first}
-    locks.drop(one)
+    locks.connection_gone(one)
     assert locks.lock(renewal, again) == {}, "it was free meanwhile"
     second = locks.lock(ask, again)[QUEUE]
     assert second > first
@@ -341,7 +341,7 @@ async def test_what_is_handed_over_together_is_committed_and_unlocked_by_one_req
     give = LockRequest("c1", "g", queues, True, epochs, beyond_its_end)
     done = await one.call(RequestCode.UNLOCK_BATCH_MQ, body=group_bodies.encode_lock_request(give))
     assert set(group_bodies.decode_locked(done.body)) == {queues[0]}, "5 is beyond the end, and the third is another's"
-    assert node.broker.locks.owners("g") == {("t", 1): "c1", ("t", 2): "c2"}
+    assert node.broker.groups.owners("g") == {("t", 1): "c1", ("t", 2): "c2"}
     assert [node.broker.offsets.get("g", "t", number) for number in range(3)] == [1, None, None]
     again = group_bodies.encode_lock_request(LockRequest("c2", "g", queues[:1], True))
     taken = await two.call(RequestCode.LOCK_BATCH_MQ, body=again)
@@ -369,7 +369,7 @@ async def test_a_member_commits_several_queues_at_once_and_only_those_that_are_i
     assert group_bodies.decode_committed(answer.body) == {queues[0]: 1}, "5 is beyond the end"
     assert set(group_bodies.decode_locked(answer.body)) == set(queues[:2])
     assert [node.broker.offsets.get("g", "t", number) for number in range(4)] == [1, None, None, None]
-    assert node.broker.locks.owners("g") == {("t", number): "c1" if number < 3 else "c2" for number in range(4)}
+    assert node.broker.groups.owners("g") == {("t", number): "c1" if number < 3 else "c2" for number in range(4)}
 
 
 @pytest.mark.limits(drain_limit_s=3600.0)

@@ -159,4 +159,4 @@ async def test_a_pull_of_who_has_left_does_not_count_as_the_next_readers(
     assert (await two.answer(gated)).code == ResponseCode.PULL_NOT_FOUND
     group = node.broker.groups.get("g")
     assert group is not None
-    assert node.broker.watch.reader("g", "t", 1) in group.members
+    assert node.broker.groups.queue("g", "t", 1).reader in group.members

@@ -336,5 +336,5 @@ async def test_nothing_is_kept_for_who_hung_up_while_a_pull_waited(nodes: Nodes,
     await eventually(lambda: len(node.server.connections) == 1 and not node.broker.turns.waiting)
     await heartbeat(member, version=11)
     node.clock.advance(1)
-    assert node.broker.watch.reader("g", "t", 0) is None
+    assert node.broker.groups.queue("g", "t", 0).reader is None
     assert not node.broker.held_pulls._held

@@ -43,7 +43,7 @@ async def test_one_of_ours_gets_the_lock_when_the_reader_from_before_has_handled
 
 async def test_clients_pop_nothing_of_what_a_reader_from_before_has_in_its_hands(again: Node, connect: Connect) -> None:
     assert await popped(await connect(again.address), pollTime=0, initMode=0) == []
-    assert again.broker.locks.owners("g") == {("t", 0): "c1", ("t", 1): "c1"}
+    assert again.broker.groups.owners("g") == {("t", 0): "c1", ("t", 1): "c1"}
 
 
 async def test_another_foreign_member_waits_for_the_reader_from_before(again: Node, connect: Connect) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, Limits
-from rocketlet.broker.groups.group import ConsumerGroups
+from rocketlet.broker.groups.group import GroupQueue
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.settings import History
 from rocketlet.broker.remoting.connection import Connection
@@ -17,7 +17,7 @@ from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue, Subscription
 
 from ...conftest import peer
-from ...support.locks import make_locks
+from ...support.locks import make_groups, make_locks
 
 QUEUES = 3
 
@@ -28,8 +28,8 @@ class World:
         runtime = Runtime(clock, Limits(**limits))
         self.history = History(runtime)
         self.popped: set[str] = set()
-        self.locks = make_locks(folder, clock)
-        self.groups = ConsumerGroups(runtime, self.history, "a", lambda topic: QUEUES, lambda group: None)
+        self.groups = make_groups(runtime, self.history, QUEUES)
+        self.locks = make_locks(folder, clock, groups=self.groups)
         self.watch = Watch(
             runtime,
             self.groups,
@@ -50,7 +50,10 @@ class World:
 
     def pulls(self, session: Connection, *numbers: int, topic: str = "t") -> None:
         for number in numbers or (0,):
-            self.watch.pulled(session, "g", topic, number)
+            self.watch.record_pull(session, self.groups.obtain("g"), (topic, number))
+
+    def at(self, queue_id: int, topic: str = "t", group: str = "g") -> GroupQueue:
+        return self.groups.queue(group, topic, queue_id)
 
     def looks(self, after_s: float = 0.0) -> int:
         self.clock.advance(after_s)
@@ -112,15 +115,15 @@ def test_a_member_that_has_the_lock_has_got_the_queue_back(world: World) -> None
 
 def test_the_last_reader_is_known_until_it_is_gone(world: World) -> None:
     one, two = world.joins(), world.joins()
-    assert world.watch.reader("g", "t", 0) is None
+    assert world.at(0).reader is None
     world.pulls(one)
     world.pulls(two, 0, 1)
-    assert world.watch.reader("g", "t", 0) is two
-    world.watch.drop(one)
-    assert world.watch.reader("g", "t", 0) is two
-    world.watch.drop(two)
-    assert world.watch.reader("g", "t", 0) is None
-    assert world.watch.readers == {}
+    assert world.at(0).reader is two
+    world.watch.connection_gone(one)
+    assert world.at(0).reader is two
+    world.watch.connection_gone(two)
+    assert world.at(0).reader is None
+    assert {queue.previous_reader for queue in world.groups.queues()} == {None}
     assert (one.charged_bytes, two.charged_bytes) == (0, 0)
 
 
@@ -128,8 +131,8 @@ def test_a_reader_that_is_gone_is_no_second_one(world: World) -> None:
     one, two, three = world.joins(), world.joins(), world.joins()
     world.pulls(one)
     world.pulls(two)
-    world.watch.drop(two)
-    assert world.watch.readers["g", "t", 0][:2] == (None, one)
+    world.watch.connection_gone(two)
+    assert (world.at(0).reader, world.at(0).previous_reader) == (None, one)
     world.pulls(three)
     world.pulls(one)
     assert world.watch.double_readers == 0
@@ -142,49 +145,49 @@ def test_queues_that_a_connection_reads_count_as_its_own_up_to_a_limit(tmp_path:
     world.pulls(two, 0)
     world.pulls(one, 0)
     assert one.charged_bytes == 2 * PLACE_BYTES
-    assert world.watch.reader("g", "t", 2) is None
-    assert world.watch.reader("g", "t", 0) is two, "it is full"
+    assert world.at(2).reader is None
+    assert world.at(0).reader is two, "it is full"
 
 
 def test_what_a_connection_reads_is_found_by_its_group(world: World) -> None:
     one, two = world.joins(), world.joins()
     world.pulls(one, 0, 1)
-    world.watch.pulled(one, "h", "u", 5)
+    world.watch.record_pull(one, world.groups.obtain("h"), ("u", 5))
     world.pulls(two, 1)
-    assert (world.watch.read_by(one, "g"), world.watch.read_by(one, "h")) == ([("t", 0)], [("u", 5)])
+    assert (world.watch.read_by(one, "g"), world.watch.read_by(one, "h")) == ([world.at(0)], [world.at(5, "u", "h")])
     assert world.watch.read_by(peer(), "g") == []
-    assert (world.watch.reads(one, "g"), world.watch.reads(one, "i"), world.watch.reads(peer(), "g")) == (
-        True,
-        False,
-        False,
-    )
+    g, i = world.groups.obtain("g"), world.groups.obtain("i")
+    assert [world.watch.reads(one, g), world.watch.reads(one, i), world.watch.reads(peer(), g)] == [True, False, False]
     world.pulls(two, 0)
-    assert not world.watch.reads(one, "g")
+    assert not world.watch.reads(one, world.groups.obtain("g"))
 
 
 def test_only_its_reader_lets_a_queue_go(world: World) -> None:
     one, two = world.joins(), world.joins()
     world.pulls(one, 0)
-    world.watch.let_go(two, "g", "t", 0)
-    assert world.watch.reader("g", "t", 0) is one
-    world.watch.let_go(one, "g", "t", 0)
-    assert world.watch.reader("g", "t", 0) is None
+    world.watch.release(two, world.at(0))
+    assert world.at(0).reader is one
+    world.watch.release(one, world.at(0))
+    assert world.at(0).reader is None
     world.pulls(one, 1)
-    world.watch.pulled(one, "g", "u", 0)
-    world.watch.pulled(one, "h", "t", 0)
-    world.watch.let_all_go(one, "g", "t")
-    assert [world.watch.reader(*key) for key in (("g", "t", 1), ("g", "u", 0), ("h", "t", 0))] == [None, one, one]
+    world.watch.record_pull(one, world.groups.obtain("g"), ("u", 0))
+    world.watch.record_pull(one, world.groups.obtain("h"), ("t", 0))
+    world.watch.release_topic(one, "g", "t")
+    assert [world.groups.queue(*key).reader for key in (("g", "t", 1), ("g", "u", 0), ("h", "t", 0))] == [
+        None,
+        one,
+        one,
+    ]
 
 
-def test_a_reader_is_given_messages_of_what_it_reads(world: World) -> None:
-    one = world.joins()
-    world.watch.gave(one, "g", "t", 0, 7)
-    assert world.watch.given(one, "g", "t", 0) == 0
-    world.pulls(one)
-    world.watch.gave(one, "g", "t", 0, 7)
-    assert (world.watch.given(one, "g", "t", 0), world.watch.given(one, "g", "t", 1)) == (7, 0)
-    world.watch.drop(one)
-    assert world.watch.given(one, "g", "t", 0) == 0
+def test_what_a_reader_was_given_and_committed_ends_with_the_reader(world: World) -> None:
+    one, two = world.joins(), world.joins()
+    for reader in (one, two):
+        world.pulls(reader)
+        assert (world.at(0).given_offset, world.at(0).has_committed) == (0, False)
+        world.at(0).given_offset, world.at(0).has_committed = 7, True
+    world.watch.connection_gone(two)
+    assert (world.at(0).given_offset, world.at(0).has_committed) == (0, False)
 
 
 def test_a_queue_that_nobody_reads_is_named_once_after_a_while(world: World) -> None:
@@ -201,7 +204,7 @@ def test_a_queue_that_nobody_reads_is_named_once_after_a_while(world: World) -> 
     assert world.events("orphaned") == named
     world.pulls(one, 1)
     assert world.looks(1) == 3
-    world.watch.let_go(one, "g", "t", 1)
+    world.watch.release(one, world.at(1))
     assert world.looks(1) == 3, "it has been read since"
     assert world.looks(ORPHAN_S) == 4
     assert world.events("orphaned") == [*named, named[0]]

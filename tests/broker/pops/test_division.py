@@ -20,7 +20,7 @@ def world(tmp_path: Path) -> World:
 
 
 def owners(world: World) -> dict[int, str]:
-    return {queue_id: client_id for (_, queue_id), client_id in sorted(world.locks.owners("g").items())}
+    return {queue_id: client_id for (_, queue_id), client_id in sorted(world.locks.groups.owners("g").items())}
 
 
 def send_all(world: World) -> None:

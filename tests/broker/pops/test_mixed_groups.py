@@ -52,7 +52,7 @@ async def send(node: Node, bodies: Iterable[bytes]) -> list[bytes]:
 
 
 def owners(node: Node) -> Counter[str]:
-    return Counter(node.broker.locks.owners("g").values())
+    return Counter(node.broker.groups.owners("g").values())
 
 
 async def test_who_pulls_and_who_pops_share_a_topic_and_hand_queues_over(nodes: Nodes, connect: Connect) -> None:
@@ -145,7 +145,7 @@ async def test_client_without_a_heartbeat_gets_nothing_from_a_queue_of_the_pool(
     await create_topic(wire, "t")
     await popped(wire, initMode=0)
     await join(wire, "c1", strategy="AVG")
-    queues = [queue for (_, queue), owner in node.broker.locks.owners("g").items() if owner == "(shared)"]
+    queues = [queue for (_, queue), owner in node.broker.groups.owners("g").items() if owner == "(shared)"]
     assert queues
     for queue in queues:
         await send_to(wire, queue=queue)

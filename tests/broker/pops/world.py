@@ -113,7 +113,7 @@ class World:
             runtime, history, "b", self.topics.queues_of, on_change=lambda group: self.state.changed(group)
         )
         self.locks = Locks(
-            runtime, history, folder / "locks.json",
+            runtime, self.members, history, folder / "locks.json",
             on_free=lambda session, group: session.tell(GroupChanged(group)), on_change=lambda: None,
             is_held_back=lambda group, topic, _: self.state.is_apart(group, topic),
             is_anothers=lambda *_: False, queues_of=self.topics.queues_of, end_of=lambda *_: 0,

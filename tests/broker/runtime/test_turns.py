@@ -270,7 +270,7 @@ def members_of(node: Node, count: int) -> list[Peer]:
 
 async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     broker, count = node.broker, 300
-    for module in ("groups.leases", "groups.members", "groups.offsets"):
+    for module in ("groups.leases", "groups.group", "groups.offsets"):
         monkeypatch.setattr(f"rocketlet.broker.{module}.LOOKS", SLICE)
     put(node, "t")
     peers = members_of(node, count)
