@@ -159,7 +159,6 @@ POP_JOURNAL_BYTES: Final = 4 * 1024 * 1024  # records of pops and acknowledgemen
 
 MAX_USER_PROPERTIES: Final = 128  # user properties of a message, as Apache's
 MAX_USER_PROPERTY_BYTES: Final = 16_384  # the names and values of user properties, with tag and keys
-MAX_NAMESPACE_CHARS: Final = 255  # a request's namespace, which its answer repeats for each queue
 MAX_ENDPOINTS_BYTES: Final = 1024  # a request's endpoints, which its answer repeats for each queue
 ROUTE_PIECE_BYTES: Final = 32_768  # of the answer to QueryRoute, encoded in one piece of work
 QUEUE_BYTES: Final = 200  # counted for each queue of such an answer beside its own, for the time that it takes

@@ -87,6 +87,24 @@ def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
 
 
+def with_namespace(name: str, namespace: str) -> str:
+    """Return `teamA%name`: a topic or group of a namespace as clients of 4.9 and Apache's proxy name it
+    (NamespaceUtil.wrapNamespace). A prefix of retry topics and dead letters stays in front."""
+    if not namespace or not name:
+        return name
+    prefix = next((prefix for prefix in (RETRY_PREFIX, DLQ_PREFIX) if name.startswith(prefix)), "")
+    bare = name.removeprefix(prefix)
+    return name if bare.startswith(f"{namespace}%") else f"{prefix}{namespace}%{bare}"
+
+
+def without_namespace(name: str, namespace: str) -> str:
+    """Return a topic's or group's name as the clients of its namespace know it."""
+    if not namespace:
+        return name
+    prefix = next((prefix for prefix in (RETRY_PREFIX, DLQ_PREFIX) if name.startswith(prefix)), "")
+    return prefix + name.removeprefix(prefix).removeprefix(f"{namespace}%")
+
+
 def sorted_ids(client_ids: Iterable[str]) -> list[str]:
     """Member ids in Java's order, by UTF-16 units."""
     return sorted(client_ids, key=lambda client_id: client_id.encode("utf-16-be", "surrogatepass"))

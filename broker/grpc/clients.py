@@ -23,7 +23,6 @@ from ..config import (
     LIMITS,
     MAX_ENDPOINTS_BYTES,
     MAX_NAMED_CHARS,
-    MAX_NAMESPACE_CHARS,
     MEMBER_BYTES,
     QUEUE_BYTES,
     REQUEST_TIMEOUT_S,
@@ -299,7 +298,8 @@ class Way(Protocol):
 class Call:
     """`account`: the access key of the account that asks; empty without one. `session`: the client's connection. `aborted` is
     called if the call is over before it was answered; `due_s`: when its client gives up, in the loop's time. `answers`: the
-    way to the client, in which the test kit may stand. `callers`: hears of answers."""
+    way to the client, in which the test kit may stand. `callers`: hears of answers. `namespace`: that of the topics in
+    messages for the client."""
 
     __slots__ = (
         "_aborted",
@@ -311,6 +311,7 @@ class Call:
         "flush_soon",
         "has_request",
         "method",
+        "namespace",
         "reader",
         "session",
         "stream",
@@ -331,7 +332,7 @@ class Call:
         self.method = method
         self.reader = MessageReader()
         self.due_s = due_s
-        self.account = ""
+        self.account = self.namespace = ""
         self._aborted: Callable[[], None] | None = None
         self.has_request = False
         self._has_begun = False
@@ -593,8 +594,6 @@ def _created(hall: Hall, name: str) -> TopicConfig | None:
 
 def _pattern(call: Call, request: Any, holding: Holding) -> Any:
     """A queue of the answer. Raises Fault for what would make each of them long."""
-    if len(request.topic.resource_namespace) > MAX_NAMESPACE_CHARS:
-        raise Fault(Code.BAD_REQUEST, f"the namespace has more than {MAX_NAMESPACE_CHARS} characters")
     if request.endpoints.ByteSize() > MAX_ENDPOINTS_BYTES:
         raise Fault(Code.ILLEGAL_ACCESS_POINT, f"the endpoints have more than {MAX_ENDPOINTS_BYTES} bytes")
     queue = MessageQueue()

@@ -173,7 +173,8 @@ class GrpcReceive(Receive[Call]):
             response = ReceiveMessageResponse()
             spent = inflater.spent_bytes
             try:
-                yield from filling(response.message, record, inflater, delivered.attempt, delivered.handle)
+                attempt, namespace = delivered.attempt, self.reply_to.namespace
+                yield from filling(response.message, record, inflater, attempt, namespace, delivered.handle)
             except Exception as error:  # one message must not keep the others from their client
                 log.exception("message_not_written", group=self.request.group, topic=self.request.topic)
                 self._give_up(delivered, f"it cannot be written for clients of gRPC: {type(error).__name__}: {error}")
@@ -222,6 +223,7 @@ def _receive(hall: Hall, call: Call, request: Any) -> None:
     known = hall.clients.get(call.account, call.client_id)
     wait_ms = _wait_ms(call, request, known.request_timeout_s if known is not None else REQUEST_TIMEOUT_S)
     name, group = topic_of(request.message_queue.topic), group_of(request.group)
+    call.namespace = request.message_queue.topic.resource_namespace
     invisible_ms = _invisible_ms(request)
     subscription = _subscription(name, request.filter_expression)
     broker = hall.broker
@@ -468,6 +470,7 @@ def _settle(hall: Hall, call: Call, settings: Any) -> Any:
     if kind == "publishing":
         topics = tuple(topic_of(topic) for topic in settings.publishing.topics)
         client = hall.clients.hear(call)
+        call.namespace = next((topic.resource_namespace for topic in settings.publishing.topics), "")
         _publish(hall, call, client, topics)
         _for_producer(answer.settings)
     else:

@@ -47,7 +47,9 @@ from .schema import (
     RecallMessageResponse,
     SendMessageResponse,
     TelemetryCommand,
+    full_name,
     has_control,
+    set_resource,
     topic_of,
 )
 
@@ -79,7 +81,7 @@ class Sends:
         if not request.messages or len(request.messages) > MAX_SEND_MESSAGES:
             raise Fault(Code.MESSAGE_CORRUPTED, f"a call sends 1 to {MAX_SEND_MESSAGES} messages")
         name = topic_of(request.messages[0].topic)
-        if any(message.topic.name != name for message in request.messages):
+        if any(full_name(message.topic) != name for message in request.messages):
             raise Fault(Code.MESSAGE_CORRUPTED, "the messages are of different topics")
         now_ms = broker.clock.time_ms()
         max_delay_ms = min(int(broker.config.grpc_max_delay_hours * 3_600_000), MAX_TIMER_DELAY_MS)
@@ -359,22 +361,24 @@ def decompressing(sent: Sent, inflater: Inflater) -> Work[Sent]:
 # To be delivered
 
 
-def filling(message: Any, record: Record, inflater: Inflater, attempt: int, handle: str = "") -> Work[None]:
-    """Fill the message that a consumer gets from a record, which it acknowledges by `handle`. A compressed body takes
-    several pieces."""
+def filling(
+    message: Any, record: Record, inflater: Inflater, attempt: int, namespace: str, handle: str = ""
+) -> Work[None]:
+    """Fill the message that a client of a namespace gets from a record, which it acknowledges by `handle`. A compressed
+    body takes several pieces."""
     found = props.decode(record.properties)
     topic = record.topic
     if topic.startswith(names.RETRY_PREFIX):
         topic = found.get(props.RETRY_TOPIC, topic)
     elif topic == names.HALF_TOPIC:
         topic = found.get(props.REAL_TOPIC, topic)
-    message.topic.name = topic
+    set_resource(message.topic, topic, namespace)
     for name, value in found.items():
         if name not in _HIDDEN:
             message.user_properties[name] = value
     system = message.system_properties
     yield from _filling_body(message, system, record, inflater)
-    _fill_properties(system, found, record)
+    _fill_properties(system, found, record, namespace)
     set_ms(system.born_timestamp, record.born_ms)
     set_ms(system.store_timestamp, record.store_ms)
     system.born_host = found.get(BORN_HOST) or _address(record.born_host)
@@ -399,7 +403,7 @@ def _filling_body(message: Any, system: Any, record: Record, inflater: Inflater)
     system.body_digest.checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
 
 
-def _fill_properties(system: Any, found: dict[str, str], record: Record) -> None:
+def _fill_properties(system: Any, found: dict[str, str], record: Record, namespace: str) -> None:
     system.message_id = found.get(props.UNIQUE_KEY) or record.offset_id
     if tag := found.get(props.TAGS):
         system.tag = tag
@@ -413,7 +417,7 @@ def _fill_properties(system: Any, found: dict[str, str], record: Record) -> None
     if context := found.get(TRACE_CONTEXT):
         system.trace_context = context
     if origin := found.get(DEAD_TOPIC):
-        system.dead_letter_queue.topic = origin
+        system.dead_letter_queue.topic = names.without_namespace(origin, namespace)
         system.dead_letter_queue.message_id = found.get(DEAD_MESSAGE_ID, "")
     is_half = found.get(props.TRANSACTION) == "true"
     is_timed = due != "" or props.DELAY in found
@@ -477,8 +481,7 @@ def asking(call: Call, half: Record) -> Work[None]:
     """Ask a producer on its stream for the outcome of a half message."""
     command = TelemetryCommand()
     asked = command.recover_orphaned_transaction_command
-    yield from filling(asked.message, half, Inflater(), 1)
-    asked.message.topic.name = props.find(half.properties, props.REAL_TOPIC) or ""
+    yield from filling(asked.message, half, Inflater(), 1, call.namespace)
     asked.transaction_id = f"{half.physical_offset:016X}{half.queue_offset:016X}"
     if not call.is_over:
         call.send(command)

@@ -155,27 +155,27 @@ PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 
 
 def knows(request: Any) -> list[Need]:
-    return [topic(request.topic.name, ANY)]
+    return [topic(full_name(request.topic), ANY)]
 
 
 def publishes(request: Any) -> list[Need]:
-    return [topic(request.topic.name, PUB)]
+    return [topic(full_name(request.topic), PUB)]
 
 
 def sends(request: Any) -> list[Need]:
-    return [topic(name, PUB) for name in {message.topic.name for message in request.messages}]
+    return [topic(name, PUB) for name in {full_name(message.topic) for message in request.messages}]
 
 
 def consumes(request: Any) -> list[Need]:
-    return [group(request.group.name), topic(request.topic.name, SUB)]
+    return [group(full_name(request.group)), topic(full_name(request.topic), SUB)]
 
 
 def receives(request: Any) -> list[Need]:
-    return [group(request.group.name), topic(request.message_queue.topic.name, SUB)]
+    return [group(full_name(request.group)), topic(full_name(request.message_queue.topic), SUB)]
 
 
 def is_of_group(request: Any) -> list[Need]:
-    return [group(request.group.name)] if request.HasField("group") and request.group.name else []
+    return [group(full_name(request.group))] if request.HasField("group") and request.group.name else []
 
 
 def check_count(settings: Any) -> None:
@@ -189,41 +189,60 @@ def settles(command: Any) -> list[Need]:
     """The needs of telemetry: each topic that a producer names, or a consumer's group with each of its topics."""
     settings = command.settings
     check_count(settings)
-    found = [topic(resource.name, PUB) for resource in settings.publishing.topics]
+    found = [topic(full_name(resource), PUB) for resource in settings.publishing.topics]
     if settings.HasField("subscription"):
-        found.append(group(settings.subscription.group.name))
-        found += [topic(entry.topic.name, SUB) for entry in settings.subscription.subscriptions]
+        found.append(group(full_name(settings.subscription.group)))
+        found += [topic(full_name(entry.topic), SUB) for entry in settings.subscription.subscriptions]
     return found
 
 
 # ------------------------------------------------------------------------------
-# Names in requests, checked.
+# Names in requests, checked. A resource of the namespace `teamA` is named `teamA%name` everywhere in the broker, so that two
+# namespaces share nothing. Answers have the names without it, as the client gave them.
 
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]").search
 _SYSTEM_PREFIX: Final = "RMQ_SYS_"
 
 
+def full_name(resource: Any) -> str:
+    return names.with_namespace(resource.name, resource.resource_namespace)
+
+
 def topic_of(resource: Any) -> str:
-    """Raises Fault."""
-    name: str = resource.name
-    fault = names.topic_fault(name)
+    """Return the topic's name with its namespace. Raises Fault."""
+    name = full_name(resource)
+    fault = _namespace_fault(resource) or names.topic_fault(resource.name) or names.topic_fault(name)
     if fault:
         raise Fault(Code.ILLEGAL_TOPIC, fault)
-    if names.is_system_topic(name) or name.startswith(_SYSTEM_PREFIX):
-        raise Fault(Code.ILLEGAL_TOPIC, f"cannot access system topic: {name}")
+    for known in (name, resource.name):
+        if names.is_system_topic(known) or known.startswith(_SYSTEM_PREFIX):
+            raise Fault(Code.ILLEGAL_TOPIC, f"cannot access system topic: {known}")
     return name
 
 
 def group_of(resource: Any) -> str:
-    """Raises Fault."""
-    name: str = resource.name
-    fault = names.group_fault(name)
+    """Return the group's name with its namespace. Raises Fault."""
+    name = full_name(resource)
+    fault = _namespace_fault(resource) or names.group_fault(resource.name) or names.group_fault(name)
     if fault:
         raise Fault(Code.ILLEGAL_CONSUMER_GROUP, fault)
-    if names.is_system_group(name):
-        raise Fault(Code.ILLEGAL_CONSUMER_GROUP, f"cannot access system group: {name}")
+    for known in (name, resource.name):
+        if names.is_system_group(known):
+            raise Fault(Code.ILLEGAL_CONSUMER_GROUP, f"cannot access system group: {known}")
     return name
+
+
+def _namespace_fault(resource: Any) -> str | None:
+    """A percent sign would let two namespaces have one name."""
+    return "the namespace has a percent sign" if "%" in resource.resource_namespace else None
+
+
+def set_resource(resource: Any, name: str, namespace: str) -> None:
+    """Fill in a topic for a client of this namespace."""
+    resource.name = names.without_namespace(name, namespace)
+    if resource.name != name:
+        resource.resource_namespace = namespace
 
 
 def has_control(text: str) -> bool:
