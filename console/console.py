@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, Self
 
-from ..client.admin.admin_client import AdminClient
+from ..client.admin.admin_client import AdminClient, Masters
+from ..client.admin.dead_letters import Marks, all_marks, dead_letters
+from ..client.admin.diagnosis import Examiner, Finding, findings_of_brokers
+from ..client.errors import RocketletError, get_logger
 from ..client.producer import Producer
-from .config import MAX_NOTICES, MAX_WATCHES
+from ..protocol import names
+from ..protocol.admin_bodies import GroupConnections, Progress
+from ..protocol.names import Queue
+from .config import BROKERS_INTERVAL_S, MARKS_INTERVAL_S, MAX_NOTICES, MAX_WATCHES
 from .group_watch import GroupWatch
 from .oldest import Oldest
 from .rotation import Rotation
-from .samples import GroupSample, TopicSample, sample_group, sample_topic
+from .samples import GroupSample, TopicSample, group_sample, sample_topic
+
+log = get_logger("rocketlet.console")
 
 
 class Console:
@@ -28,7 +37,8 @@ class Console:
         self.producer: Final = producer
         self.cluster: Final = cluster
         self.read_only: Final = read_only
-        self.groups = Rotation[GroupSample](self._group_names, partial(sample_group, admin))
+        self.examiner = Examiner(admin)
+        self.groups = Rotation[GroupSample](self._group_names, self._sample_group)
         self.topics = Rotation[TopicSample](partial(admin.topics, system=True), partial(sample_topic, admin))
         self.oldest = Oldest(admin)
         self.examining = asyncio.Lock()  # one look at the whole cluster at a time
@@ -37,9 +47,13 @@ class Console:
         self._watches: OrderedDict[str, GroupWatch] = OrderedDict()
         self._notices: OrderedDict[str, str] = OrderedDict()
         self._tasks: list[asyncio.Task[None]] = []
+        self._of_brokers: list[Finding] = []
+        self._marks: Marks = {}
+        self._marks_read_s = float("-inf")
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(item.run(), name="samples") for item in (self.groups, self.topics)]
+        running = (self.groups.run(), self.topics.run(), self._examine_brokers())
+        self._tasks = [asyncio.create_task(item, name="samples") for item in running]
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -49,7 +63,56 @@ class Console:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _group_names(self) -> list[str]:
-        return await self.admin.groups(system=True)
+        configs = self.examiner.configs = await self.admin.all_group_configs()
+        self.examiner.keep(configs)
+        return sorted(configs)
+
+    async def _sample_group(self, name: str, before: GroupSample | None) -> GroupSample:
+        masters = await self.admin.masters()
+        progress, connections = await asyncio.gather(
+            self.admin.progress(name, masters=masters, times=False), self.admin.connections(name, masters)
+        )
+        return await self.sample(name, masters, progress, connections, before)
+
+    async def sample(
+        self,
+        name: str,
+        masters: Masters,
+        progress: Mapping[Queue, Progress],
+        connections: Mapping[str, GroupConnections],
+        before: GroupSample | None,
+    ) -> GroupSample:
+        """A sample of a group from its progress and members, which the caller has queried."""
+        findings = None
+        if not names.is_system_group(name):
+            findings = await self.examiner.examine(name, masters, connections, progress)
+        return group_sample(name, progress, connections, before, findings, await self._dead(name))
+
+    async def _dead(self, group: str) -> int:
+        """The number of dead letters that were neither replayed nor discarded."""
+        if names.dlq_topic(group) not in await self.topics.list():
+            return 0
+        if time.monotonic() - self._marks_read_s >= MARKS_INTERVAL_S:
+            self._marks_read_s = time.monotonic()
+            self._marks = await all_marks(self.admin)
+        return (await dead_letters(self.admin, group, self._marks)).new
+
+    async def _examine_brokers(self) -> None:
+        while True:
+            try:
+                self._of_brokers = await findings_of_brokers(self.admin, self.examiner.skews)
+            except RocketletError as error:
+                log.debug("console_sample_failed", subject="brokers", reason=str(error))
+            await asyncio.sleep(BROKERS_INTERVAL_S)
+
+    def findings(self) -> list[Finding]:
+        """What is wrong in the cluster by the last looks at its brokers, topics and groups, worst first."""
+        found = list(self._of_brokers)
+        for topic in self.topics.found.values():
+            found += () if names.is_made_by_brokers(topic.name) else topic.findings
+        for group in self.groups.found.values():
+            found += group.findings or ()
+        return sorted(set(found))
 
     def watch(self, group: str) -> GroupWatch:
         """The close look at a group, shared by all pages that show it; the one that was not looked at for longest goes."""

@@ -1,4 +1,4 @@
-"""A group that somebody looks at: its queues, members, owners, events, and what is wrong with it.
+"""A group that a page shows: its queues, members, owners and events.
 
 All pages that show a group share one watch, which asks at most once a second. Rocketlet's brokers tell the events; on
 Apache's the watch makes them itself, from the queues that members say they read: coarser, and only while somebody looks.
@@ -15,15 +15,14 @@ from typing import Any
 
 import orjson
 
-from ..client.admin.admin_client import AdminClient, Event, Group, Masters, Topic, are_broadcasting, changes, locked
-from ..client.admin.diagnosis import Finding, Observed, findings_of_group
+from ..client.admin.admin_client import AdminClient, Event, Masters, Topic, are_broadcasting, changes, locked
 from ..client.errors import BrokerRefused, ConfigError, RocketletError
 from ..client.wire.connection import side_by_side
-from ..protocol.admin_bodies import GroupConnections, Progress, Running
+from ..protocol.admin_bodies import GroupConnections, Progress
 from ..protocol.bodies import GroupConfig
 from ..protocol.codes import ResponseCode
 from ..protocol.names import Queue
-from .config import FINDINGS_INTERVAL_S, MAX_EVENTS, QUEUE_POINTS, WATCH_INTERVAL_S
+from .config import DESCRIPTION_INTERVAL_S, MAX_EVENTS, QUEUE_POINTS, WATCH_INTERVAL_S
 from .samples import now_ms
 
 
@@ -50,7 +49,6 @@ class Look:
     progress: Mapping[Queue, Progress] = field(default_factory=dict)
     owners: Mapping[Queue, str] = field(default_factory=dict)
     members: tuple[MemberRow, ...] = ()
-    disagreements: tuple[str, ...] = ()
     tells_events: bool = True
     is_draining: bool = False
 
@@ -75,13 +73,9 @@ class GroupWatch:
         self.total: deque[tuple[int, int]] = deque(maxlen=QUEUE_POINTS)
         self.topics: dict[str, Topic] = {}
         self.config: Mapping[str, GroupConfig] = {}
-        self.findings: list[Finding] = []
-        self._running: Mapping[str, Running] = {}
-        self._before = Look()
         self._colours: dict[str, int] = {}
-        self._epoch = 0
-        self._masters: Masters = {}
-        self._looked_s = self._judged_s = float("-inf")
+        self.masters: Masters = {}
+        self._looked_s = self._described_s = float("-inf")
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> None:
@@ -90,9 +84,9 @@ class GroupWatch:
             if time.monotonic() - self._looked_s >= WATCH_INTERVAL_S:
                 await self._look()
                 self._looked_s = time.monotonic()
-            if time.monotonic() - self._judged_s >= FINDINGS_INTERVAL_S:
-                await self._judge()
-                self._judged_s = time.monotonic()
+            if time.monotonic() - self._described_s >= DESCRIPTION_INTERVAL_S:
+                await self._describe()
+                self._described_s = time.monotonic()
 
     def colour(self, client_id: str) -> int:
         """The number of a member's colour, which it keeps."""
@@ -107,7 +101,7 @@ class GroupWatch:
         return sorted(found)
 
     async def _look(self) -> None:
-        masters = self._masters = await self._admin.masters()
+        masters = self.masters = await self._admin.masters()
         progress, connections = await asyncio.gather(
             self._admin.progress(self.group, masters=masters), self._admin.connections(self.group, masters)
         )
@@ -129,7 +123,7 @@ class GroupWatch:
     async def _report(self, broker: str) -> dict[str, Any]:
         """A broker's events that are new to us by its own clock."""
         newest_ms, _ = self._heard.get(broker, (0, frozenset()))
-        (report,) = await self._admin.history(self.group, {broker: self._masters[broker]}, since_ms=newest_ms)
+        (report,) = await self._admin.history(self.group, {broker: self.masters[broker]}, since_ms=newest_ms)
         return report
 
     def _keep_events(self, reports: list[dict[str, Any]]) -> None:
@@ -151,9 +145,9 @@ class GroupWatch:
     async def _look_at_foreign(
         self, progress: Mapping[Queue, Progress], connections: Mapping[str, GroupConnections]
     ) -> None:
-        self._running = await self._admin.running(self.group, self._masters, connections)
+        running = await self._admin.running(self.group, self.masters, connections)
         owners: dict[Queue, str] = {}
-        for client_id, member in sorted(self._running.items()):
+        for client_id, member in sorted(running.items()):
             for queue in member.commit_offsets:
                 owners.setdefault(queue, client_id)
         ms, before = now_ms(), self.look
@@ -166,13 +160,13 @@ class GroupWatch:
                 item.language,
                 item.version,
                 "",
-                self._running[client_id].subscriptions if client_id in self._running else {},
+                running[client_id].subscriptions if client_id in running else {},
                 False,
                 counts[client_id],
             )
             for client_id, item in sorted(known.items())
         )
-        self.look = Look(ms, connections, progress, owners, members, (), tells_events=False)
+        self.look = Look(ms, connections, progress, owners, members, tells_events=False)
         if before.ms:
             self._note_changes(before, self.look)
         else:
@@ -202,22 +196,13 @@ class GroupWatch:
             del self.lags[queue]
         self.total.append((ms, self.look.lag or 0))
 
-    async def _judge(self) -> None:
-        """Finds what `rocketlet doctor` would find in the group, from two looks some seconds apart."""
+    async def _describe(self) -> None:
+        """Query what seldom changes: the topics that the group reads, and its settings."""
         names = {topic for member in self.look.members for topic in member.subscriptions}
         names |= {queue.topic for queue in self.look.progress}
         found = await side_by_side(self._topic, sorted(name for name in names if not name.startswith("%")))
-        topics = self.topics = {topic.name: topic for topic in found if topic is not None}
-        self.config = await self._admin.group_configs(self.group, self._masters)
-        if self.look.tells_events:
-            self._running = await self._admin.running(self.group, self._masters, self.look.connections)
-        if self._before.ms:
-            before = self._before
-            group = Group(self.group, self.config, self.look.connections, before.progress, self.look.owners)
-            seconds = max(self.look.ms - before.ms, 1) / 1000
-            seen = Observed(group, self.look.progress, topics, self._running, self.look.disagreements, seconds)
-            self.findings = sorted(set(findings_of_group(seen)))
-        self._before = self.look
+        self.topics = {topic.name: topic for topic in found if topic is not None}
+        self.config = await self._admin.group_configs(self.group, self.masters)
 
     async def _topic(self, name: str) -> Topic | None:
         try:
@@ -252,6 +237,5 @@ def _look_of(
         )
         for client_id, member in sorted(told.items())
     )
-    faults = tuple(sorted({text for report in reports for text in report["disagreements"]}))
     is_draining = any(report.get("draining") for report in reports)
-    return Look(now_ms(), connections, progress, owners, members, faults, is_draining=is_draining)
+    return Look(now_ms(), connections, progress, owners, members, is_draining=is_draining)

@@ -18,6 +18,7 @@ from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
+from ..client.admin.diagnosis import Harm
 from ..client.errors import (
     AnswerUnreadable,
     ConfigError,
@@ -122,6 +123,7 @@ def _values(request: Request, found: Page) -> dict[str, Any]:
         "token": token(request),
         "path": text.own_path(request.scope["raw_path"]),
         "section": request.url.path.split("/")[1],
+        "troubles": sum(finding.harm < Harm.RISK for finding in console.findings()),
         "notice": console.notice_of(request.query_params.get("notice", "")),
         "typed": typed_of(request),
         "faults": {},

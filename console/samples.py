@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..client.admin.admin_client import AdminClient, are_broadcasting
+from ..client.admin.diagnosis import Finding, Harm, findings_of_dead_letters, findings_of_topic
 from ..client.config import SHORT_LAG_S
 from ..client.errors import TopicNotFound
 from ..protocol import names
@@ -24,8 +24,13 @@ def now_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class GroupSample:
-    """`lags`: time (ms) and messages that are not consumed, oldest first; `reads`: time and the sum of `queues` offsets.
-    Both are shared with the samples before."""
+    """A group at one moment.
+
+    lags: the time (ms) and the number of messages that are not consumed, oldest first.
+    reads: the time and the sum of the offsets of `queues` queues.
+    findings: what `rocketlet doctor` finds in the group, worst first; None until it was looked at twice.
+    dead: the dead letters that were neither replayed nor discarded.
+    """
 
     name: str
     ms: int
@@ -36,6 +41,8 @@ class GroupSample:
     broadcasts: bool = False  # its members keep their own offsets, and its lag is not known
     lags: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LAG_POINTS))
     reads: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=LAG_POINTS))
+    findings: tuple[Finding, ...] | None = None
+    dead: int = 0
 
     @property
     def rate(self) -> float | None:
@@ -47,14 +54,14 @@ class GroupSample:
 
     @property
     def caught_up(self) -> str:
-        """When it will have no lag if it goes on as in the last CATCH_UP_S. A lag read in a moment is that of messages
-        under way."""
+        """When the group will have no lag if it continues as in the last CATCH_UP_S. A lag that it reads in a moment is that
+        of messages in flight."""
         if self.broadcasts:
             return "–"
         if self.lag <= SHORT_LAG_S * (self.rate or 0):
             return "now"
         recent = [point for point in self.lags if point[0] >= self.lags[-1][0] - CATCH_UP_S * 1000]
-        if len(recent) < 2:
+        if len(recent) < 2 or self.rate is None:
             return "–"
         took_ms, shrunk = recent[-1][0] - recent[0][0], recent[0][1] - recent[-1][1]
         if shrunk <= 0 or took_ms <= 0:
@@ -62,12 +69,29 @@ class GroupSample:
         return f"in {duration(int(self.lag / shrunk * took_ms))}"
 
     @property
+    def worst(self) -> Finding | None:
+        """The worst finding that affects messages now."""
+        return next((finding for finding in self.findings or () if finding.harm < Harm.RISK), None)
+
+    @property
     def state(self) -> str:
+        """The worst finding in a word or two; without one, how the group does."""
+        if self.worst is not None:
+            return self.worst.kind.replace("_", " ")
+        if self.findings is None:
+            return "checking"
+        if not self.members:
+            return "idle"
         if self.broadcasts:
             return "broadcasting"
-        if not self.members:
-            return "no members" if self.lag else "idle"
-        return "consuming" if self.lag else "up to date"
+        return "up to date" if self.lag <= SHORT_LAG_S * (self.rate or 0) else "behind"
+
+    @property
+    def tone(self) -> str:
+        """How bad the state is: `bad`, `warn`, `good`, or empty."""
+        if self.worst is not None:
+            return "warn" if self.worst.harm is Harm.SLOW else "bad"
+        return "good" if self.state in ("up to date", "broadcasting") else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +107,7 @@ class TopicSample:
     last_ms: int
     rate: float | None = None
     rates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LAG_POINTS))
-
-
-async def sample_group(admin: AdminClient, name: str, before: GroupSample | None) -> GroupSample:
-    masters = await admin.masters()
-    progress, connections = await asyncio.gather(
-        admin.progress(name, masters=masters, times=False), admin.connections(name, masters)
-    )
-    return group_sample(name, progress, connections, before)
+    findings: tuple[Finding, ...] = ()
 
 
 def group_sample(
@@ -98,6 +115,8 @@ def group_sample(
     progress: Mapping[Queue, Progress],
     connections: Mapping[str, GroupConnections],
     before: GroupSample | None,
+    findings: tuple[Finding, ...] | None = None,
+    dead: int = 0,
 ) -> GroupSample:
     topics = {queue.topic for queue in progress} | {
         item for known in connections.values() for item in known.subscriptions
@@ -108,7 +127,11 @@ def group_sample(
     progress = {} if broadcasts else progress
     lag = sum(max(item.lag, 0) for item in progress.values())
     offsets = [item.consumer_offset for item in progress.values() if item.consumer_offset > 0]
-    sample = GroupSample(name, now_ms(), len(members), mine, lag, len(offsets), broadcasts)
+    if findings is not None:
+        findings = tuple(sorted((*findings, *findings_of_dead_letters(name, dead))))
+    sample = GroupSample(
+        name, now_ms(), len(members), mine, lag, len(offsets), broadcasts, findings=findings, dead=dead
+    )
     if before is not None:
         sample.lags.extend(before.lags)
         if before.queues == sample.queues:  # a queue's first offset may be anywhere: nothing that was read
@@ -128,7 +151,17 @@ async def sample_topic(admin: AdminClient, name: str, before: TopicSample | None
     if before is not None and ms > before.ms and end >= before.end:
         rate = (end - before.end) * 1000 / (ms - before.ms)
     last_ms = max((span.last_ms for span in topic.ranges.values()), default=0)
-    sample = TopicSample(name, ms, tuple(sorted(topic.config)), len(topic.ranges), topic.messages, end, last_ms, rate)
+    sample = TopicSample(
+        name,
+        ms,
+        tuple(sorted(topic.config)),
+        len(topic.ranges),
+        topic.messages,
+        end,
+        last_ms,
+        rate,
+        findings=tuple(findings_of_topic(topic)),
+    )
     if before is not None:
         sample.rates.extend(before.rates)
     if rate is not None:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import orjson
 
 from ...protocol import names
-from ...protocol.admin_bodies import Departed, Progress, Running
+from ...protocol.admin_bodies import Departed, GroupConnections, Progress, Running
 from ...protocol.bodies import BrokerData, GroupConfig
 from ...protocol.codes import PERM_READ, PERM_WRITE
 from ...protocol.group_bodies import SHARED_OWNER
@@ -367,6 +367,17 @@ class _Packed(NamedTuple):
         }
 
 
+def _packed(progress: Mapping[Queue, Progress], known: dict[tuple[Queue, ...], tuple[Queue, ...]]) -> _Packed:
+    """known: the queues of other groups, which equal ones share."""
+    queues, items = tuple(progress), progress.values()
+    return _Packed(
+        known.setdefault(queues, queues),
+        array("q", [item.broker_offset for item in items]),
+        array("q", [item.consumer_offset for item in items]),
+        array("q", [item.in_hand for item in items]),
+    )
+
+
 class _Watch:
     """Groups that are looked at twice. Many wait for their second look concurrently, and a few are queried."""
 
@@ -400,7 +411,7 @@ class _Watch:
             began_s = asyncio.get_running_loop().time()
         packed, at = None, dict[Queue, int]()
         if group.members and group.progress:  # otherwise no offset changes
-            packed = self._packed(group.progress)
+            packed = _packed(group.progress, self._queues)
             group = replace(group, progress={})
             at = await self._until_it_moves(group, packed, began_s)
         async with self._places:
@@ -418,15 +429,6 @@ class _Watch:
         async with self._places:
             lasting = [finding for finding in found if finding.kind not in OF_A_MOMENT]
             return lasting + confirmed(found, _of_a_moment(await self._once_more(seen)))
-
-    def _packed(self, progress: Mapping[Queue, Progress]) -> _Packed:
-        queues, items = tuple(progress), progress.values()
-        return _Packed(
-            self._queues.setdefault(queues, queues),
-            array("q", [item.broker_offset for item in items]),
-            array("q", [item.consumer_offset for item in items]),
-            array("q", [item.in_hand for item in items]),
-        )
 
     async def _until_it_moves(self, group: Group, packed: _Packed, began_s: float) -> dict[Queue, int]:
         """Wait until each queue with messages makes progress, or until `watch_s` has passed. Return the offsets that members
@@ -568,6 +570,106 @@ def _waiting_of(message: Message, seconds: float, seen: Observed) -> BlockedMess
     )
     attempt, reason = failed if failed is not None else (message.attempt, message.failure)
     return BlockedMessage(seconds, message.message_id, message.queue_offset, attempt, reason)
+
+
+class Examiner:
+    """Examines groups again and again, as the console does, with the checks of `rocketlet doctor`.
+
+    A look at a group is compared with one that is `watch_s` older. In between, the last findings stay.
+    """
+
+    def __init__(self, admin: AdminClient, *, watch_s: float = WATCH_S, stuck_s: float = STUCK_S) -> None:
+        self._admin = admin
+        self._watch_s = watch_s
+        self._stuck_s = stuck_s
+        self._groups: dict[str, _Examination] = {}
+        self._queues: dict[tuple[Queue, ...], tuple[Queue, ...]] = {}
+        self.configs: Mapping[str, Mapping[str, GroupConfig]] = {}
+        self.skews: dict[str, float] = {}
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Drop what is known about other groups."""
+        kept = set(names)
+        for name in self._groups.keys() - kept:
+            del self._groups[name]
+        self._queues.clear()
+
+    async def examine(
+        self,
+        name: str,
+        masters: Masters,
+        connections: Mapping[str, GroupConnections],
+        progress: Mapping[Queue, Progress],
+    ) -> tuple[Finding, ...] | None:
+        """Return the findings about a group as it is now, or None if they need another look, some seconds later."""
+        known = self._groups.setdefault(name, _Examination())
+        progress = {} if are_broadcasting(connections) else progress
+        now_s = asyncio.get_running_loop().time()
+        before = known.before
+        if before is None:
+            before = known.before = _packed(progress, self._queues)
+            known.before_s = now_s
+            if connections:
+                return None
+        elif now_s - known.before_s < self._watch_s:
+            return known.findings
+        seconds = max(now_s - known.before_s, 0.001)
+        known.before, known.before_s = _packed(progress, self._queues), now_s
+        found = await self._found(name, masters, connections, before.unpacked(), progress, seconds, known)
+        known.findings = tuple(sorted(set(confirmed(known.found, found))))
+        known.found = found
+        return known.findings
+
+    async def _found(
+        self,
+        name: str,
+        masters: Masters,
+        connections: Mapping[str, GroupConnections],
+        before: Mapping[Queue, Progress],
+        progress: Mapping[Queue, Progress],
+        seconds: float,
+        known: _Examination,
+    ) -> list[Finding]:
+        reports, running = list[dict[str, Any]](), dict[str, Running]()
+        if connections:
+            reports = await self._admin.told(name, masters)
+            running = await self._admin.running(name, masters, connections)
+        subscribed = {topic for told in connections.values() for topic in told.subscriptions}
+        subscribed |= {topic for member in running.values() for topic in member.subscriptions}
+        subscribed |= {queue.topic for queue in progress}
+        found = await side_by_side(self._topic, sorted(topic for topic in subscribed if not topic.startswith("%")))
+        topics = {topic.name: topic for topic in found if topic is not None}
+        seen = Observed(
+            Group(name, self.configs.get(name, {}), connections, before, locked(reports)),
+            without_deleted(progress, topics),
+            topics,
+            running,
+            tuple(sorted({text for report in reports for text in report["disagreements"]})),
+            seconds,
+            full=tuple(sorted({text for report in reports for text in report["full"]})),
+            moving=_advanced(known.at, running),
+        )
+        known.at = {queue: offset for member in running.values() for queue, offset in member.commit_offsets.items()}
+        blocked = BlockedMessages(self._admin, self.skews, self._stuck_s)
+        return list(findings_of_group(replace(seen, waiting=await blocked.waiting(seen))))
+
+    async def _topic(self, name: str) -> Topic | None:
+        try:
+            return await self._admin.topic(name)
+        except RocketletError:  # its members wait for it
+            return None
+
+
+@dataclass(slots=True)
+class _Examination:
+    """What is known of one group: an older look, the offsets that its members reported then, and the last findings, with
+    those of a moment and without."""
+
+    before: _Packed | None = None
+    before_s: float = 0.0
+    at: Mapping[Queue, int] = field(default_factory=dict)
+    found: list[Finding] = field(default_factory=list)
+    findings: tuple[Finding, ...] | None = None
 
 
 def confirmed(before: Iterable[Finding], again: Iterable[Finding]) -> list[Finding]:

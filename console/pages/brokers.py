@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from ...client.admin.diagnosis import Finding, diagnose
+from ...client.admin.diagnosis import HEADINGS, diagnose
 from ...client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
+from ...protocol import names
 from ...protocol.bodies import BrokerData
 from ..console import Console
 from ..form import query_of
-from ..page import Page, console_of
+from ..page import Page, console_of, is_load
 
 _SECRET = re.compile("secret|password|passwd|token|accesskey|credential", re.IGNORECASE)
 HIDDEN = "(not shown)"
@@ -117,10 +118,15 @@ async def shown(request: Request) -> Page:
 
 
 async def doctor(request: Request) -> Page:
-    """The findings for the whole cluster. It looks only when the user asks, because it asks about everything."""
+    """The findings for the whole cluster: those of the console's looks, or when the user asks, of one look at everything."""
     console = console_of(request)
-    findings: list[Finding] | None = None
-    if query_of(request).text("look"):
+    groups = [name for name in await console.groups.list(now=is_load(request)) if not names.is_system_group(name)]
+    known = (console.groups.found.get(name) for name in groups)
+    checked = sum(sample is not None and sample.findings is not None for sample in known)
+    findings = console.findings()
+    if query_of(request).text("look") and is_load(request):
         async with console.examining:
-            findings = await diagnose(console.admin)
-    return Page("doctor.html", {"findings": findings})
+            findings, checked = await diagnose(console.admin), len(groups)
+    found = [(heading, [finding for finding in findings if finding.harm is harm]) for harm, heading in HEADINGS.items()]
+    values = {"found": [item for item in found if item[1]], "checked": checked, "unchecked": len(groups) - checked}
+    return Page("doctor.html", values)

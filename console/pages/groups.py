@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from ...client.admin.admin_client import CAUSES, Event, HandOver, hand_overs, ownerships
-from ...client.admin.dead_letters import all_marks, dead_letters
-from ...client.wire.connection import side_by_side
 from ...protocol import names
 from ...protocol.names import Queue
 from .. import charts
@@ -18,7 +16,7 @@ from ..console import Console
 from ..form import Form, query_of
 from ..group_watch import GroupWatch
 from ..page import Page, console_of, is_load
-from ..samples import GroupSample, group_sample, now_ms
+from ..samples import GroupSample, now_ms
 from ..text import duration, short
 from .listing import listing
 from .paging import Part, part_of
@@ -50,7 +48,6 @@ _ENDINGS = {
 class Row:
     name: str
     sample: GroupSample | None
-    dead: int
     spark: str
 
 
@@ -83,44 +80,26 @@ async def listed(request: Request) -> Page:
         figures={
             "lag": lambda name: known[name].lag if name in known else -1,
             "members": lambda name: known[name].members if name in known else -1,
-            "dead": lambda name: _dead(console, name),
+            "dead": lambda name: known[name].dead if name in known else -1,
         },
     )
     await console.groups.show(groups.part.items, now=now)
-    dead = {names.dlq_topic(name) for name in groups.part.items} & set(console.topics.names)
-    await console.topics.show(sorted(dead), now=now)
-    new = await new_dead(console, groups.part.items)
     samples = [known[name] for name in groups.names if name in known]
     return Page(
         "groups.html",
         {
             "groups": groups,
-            "rows": [_row(console, name, new.get(name, 0)) for name in groups.part.items],
+            "rows": [_row(console, name) for name in groups.part.items],
             "lag": sum(item.lag for item in samples),
             "members": sum(item.members for item in samples),
-            "standing": sum(item.state == "no members" for item in samples),
+            "abandoned": sum(not item.members and item.lag > 0 for item in samples),
         },
     )
 
 
-def _dead(console: Console, group: str) -> int:
-    found = console.topics.found.get(names.dlq_topic(group))
-    return found.messages if found else 0
-
-
-async def new_dead(console: Console, groups: Iterable[str]) -> Mapping[str, int]:
-    """How many dead letters nobody has dealt with, of groups that have any."""
-    some = [name for name in groups if _dead(console, name)]
-    if not some:
-        return {}
-    marks = await all_marks(console.admin)
-    found = await side_by_side(lambda name: dead_letters(console.admin, name, marks), some)
-    return {letters.group: letters.new for letters in found}
-
-
-def _row(console: Console, name: str, dead: int) -> Row:
+def _row(console: Console, name: str) -> Row:
     sample = console.groups.found.get(name)
-    return Row(name, sample, dead, charts.spark(tuple(sample.lags)) if sample else "")
+    return Row(name, sample, charts.spark(tuple(sample.lags)) if sample else "")
 
 
 async def shown(request: Request) -> Page:
@@ -132,9 +111,9 @@ async def shown(request: Request) -> Page:
     look = watch.look
     sample = console.groups.found.get(group)
     if sample is None or look.ms - sample.ms >= SHOWN_INTERVAL_S * 1000:
-        sample = group_sample(group, look.progress, look.connections, sample)
+        sample = await console.sample(group, watch.masters, look.progress, look.connections, sample)
     console.groups.take(group, sample)
-    await console.topics.show({names.dlq_topic(group)} & set(await console.topics.list(now=now)), now=now)
+    await console.topics.list(now=now)
     rows = _queue_rows(watch, form)
     part = part_of(rows, form.number("page", 1))
     window_s = form.number("window", TIMELINE_S[0], least=1, most=TIMELINE_S[-1])
@@ -156,7 +135,6 @@ async def shown(request: Request) -> Page:
             "pictures": _pictures(watch, part, window_s),
             "hand_overs": _hand_over_rows(watch.events),
             "events": [_told(event) for event in watch.events[: -SHOWN_EVENTS - 1 : -1]],
-            "dead": (await new_dead(console, [group])).get(group, 0),
             "unowned": sum(row.owner == "" and not row.queue.topic.startswith("%") for row in rows),
             "strict": any(item.strict for item in watch.config.values()),
         },

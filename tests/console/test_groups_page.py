@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
+import httpx
 import pytest
-from rocketlet.client import AdminClient, Consumer, Producer, Reject, rebalanced
+from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, rebalanced
+from rocketlet.client.admin.diagnosis import Examiner, Harm, Patience, diagnose
 from rocketlet.client.wire.connection import Connection
 from rocketlet.console.group_watch import GroupWatch
+from rocketlet.console.server import ConsoleServer
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.testing import Cluster
 
-from ..conftest import Node, eventually
+from ..conftest import PATIENCE_S, Node, eventually
 from ..support.handlers import Inbox
 from .conftest import Site, plain
 
@@ -165,4 +171,66 @@ async def test_a_broadcasting_group_shows_no_lag_and_no_queue_without_an_owner(s
         assert "messages waiting –" in page
         assert "queues without an owner 0" in page
         assert "every member" in page
-        assert "news broadcasting 1 orders –" in await site.text("/groups")
+        assert "news checking 1 orders –" in await site.text("/groups")
+
+
+@pytest.fixture
+async def quick_site(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    """A console that finds a queue stuck after a moment."""
+    monkeypatch.setattr("rocketlet.console.console.Examiner", partial(Examiner, watch_s=0.3, stuck_s=0.0))
+    async with ConsoleServer(node.address) as server, httpx.AsyncClient(timeout=PATIENCE_S) as http:
+        yield Site(server.url, http)
+
+
+async def text_with(site: Site, path: str, *wanted: str) -> str:
+    """The text of a page as soon as it has all of these."""
+    text = ""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(words in text for words in wanted):
+                text = await site.text(path)
+    except TimeoutError:
+        pytest.fail(f"{path} does not show {wanted}: {text}")
+    return text
+
+
+async def test_every_page_has_the_findings_of_doctor_when_a_handler_hangs(quick_site: Site, node: Node) -> None:
+    never = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        await never.wait()
+
+    async with (
+        Producer(node.address) as producer,
+        Consumer(node.address, "hangs", "orders", handle, start="first"),
+        Consumer(node.address, "news", "orders", Inbox(), start="first", broadcasting=True),
+        Consumer(node.address, "well", "orders", Inbox(), start="first", commit_interval_s=0.05),
+        AdminClient(node.address) as admin,
+    ):
+        sent = await producer.send("orders", b"x", queue_key="k")
+        blocked = f"the oldest is message {sent.message_id} at offset 0 of {sent.queue}"
+        for group in ("hangs", "well"):
+            await rebalanced(node.address, group, members=1)
+        page = await text_with(quick_site, "/groups/hangs", blocked)
+        assert "[stuck_queue]" in page
+        assert "Nothing that can be seen from here" in await text_with(quick_site, "/groups/well", "up to date")
+        assert "Nothing that can be seen from here" in await text_with(quick_site, "/groups/news", "broadcasting")
+        for path in ("/overview", "/groups"):
+            await text_with(quick_site, path, "hangs stuck queue 1", "news broadcasting 1", "well up to date 1")
+        doctor = await text_with(quick_site, "/doctor", blocked)
+        assert "Messages wait without progress" in doctor
+        assert '<a href="/groups/hangs">hangs</a>' in await quick_site.get("/doctor")
+        assert 'title="findings that affect messages now">' in await quick_site.get("/groups")
+        by_doctor = [item for item in await diagnose(admin, Patience(0.0, 0.1, 0.0)) if item.harm < Harm.RISK]
+        assert [(item.subject, item.kind) for item in by_doctor if item.kind != "disk"] == [("hangs", "stuck_queue")]
+        never.set()
+
+
+async def test_group_page_says_checking_when_the_group_was_looked_at_once(site: Site, node: Node) -> None:
+    async with AdminClient(node.address) as admin:
+        await admin.create_topic("orders")
+    async with Consumer(node.address, "g", "orders", Inbox()):
+        await rebalanced(node.address, "g", members=1)
+        page = await site.text("/groups/g")
+    assert "Checking: a second look follows" in page
+    assert "Nothing that can be seen from here" not in page

@@ -74,7 +74,14 @@ def test_a_hand_over_says_what_it_waited_for() -> None:
 def test_a_group_is_caught_up_when_its_lag_goes_on_shrinking(lags: list[tuple[int, int]], told: str) -> None:
     sample = GroupSample("g", lags[-1][0], 1, (), lags[-1][1])
     sample.lags.extend(lags)
+    sample.reads.extend([(lags[-1][0] - 1000, 0), (lags[-1][0], 1)])
     assert sample.caught_up == told
+
+
+def test_group_is_not_said_to_never_catch_up_when_its_rate_is_unknown() -> None:
+    sample = GroupSample("g", 60_000, 1, (), 100)
+    sample.lags.extend([(0, 100), (60_000, 100)])
+    assert sample.caught_up == "–"
 
 
 @pytest.mark.parametrize(("lag", "told"), [(50, "now"), (51, "not at this rate")])
