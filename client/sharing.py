@@ -50,6 +50,7 @@ from .config import (
     ACK_PATIENCE_S,
     DEAD_LETTER_LEVEL,
     DELAY_LEVELS_S,
+    INVISIBLE_S,
     MAX_RECONSUME_TIMES,
     OFFSET_TIMEOUT_S,
     POP_MESSAGES,
@@ -75,7 +76,7 @@ from .consuming.handling import (
 from .errors import AnswerUnreadable, BrokerRefused, ConfigError, ConnectionFailed, RocketletError, get_logger
 from .message import Lease, Message, clock_s
 from .wire.cluster import Cluster
-from .wire.connection import Connection, cancelled
+from .wire.connection import Connection, cancelled, header_of
 from .wire.late_queues import LateQueues
 
 log = get_logger("rocketlet.sharing")
@@ -1050,13 +1051,25 @@ class Settling:
             self._close(1)
 
     async def _reject(self, delivery: SharedDelivery, reason: str, done: Callable[[], None]) -> None:
-        async def bury() -> None:
-            await self.bury(delivery, reason)
+        async def reject() -> None:
+            if await self._reject_at_once(delivery, reason):
+                return
+            await self.dead_letter(delivery, reason)
             done()
             self.ack(delivery)
 
-        await self._until_heard(delivery, bury)
+        await self._until_heard(delivery, reject)
         done()
+
+    async def _reject_at_once(self, delivery: SharedDelivery, reason: str) -> bool:
+        """Have the broker store the dead letter and acknowledge the message in one request. Returns False if the broker does
+        not support that. Raises RocketletError."""
+        connection = await self._cluster.broker(delivery.receipt.broker_name)
+        if not connection.speaks_msgpack:  # it is Apache's
+            return False
+        ext = change_ext(self._group, delivery, INVISIBLE_S, reject=shown(reason))
+        answer = await connection.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, timeout_s=OFFSET_TIMEOUT_S)
+        return bool(header_of(answer, ChangedInvisibleTime).rejected)
 
     async def _until_heard(self, delivery: SharedDelivery, say: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
@@ -1081,8 +1094,8 @@ class Settling:
         ext = change_ext(self._group, delivery, delay_s, suspend=suspend)
         await connection.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, timeout_s=OFFSET_TIMEOUT_S)
 
-    async def bury(self, delivery: SharedDelivery, reason: str) -> None:
-        """Keeps a copy in the group's dead-letter topic. Raises RocketletError."""
+    async def dead_letter(self, delivery: SharedDelivery, reason: str) -> None:
+        """Have an Apache broker store a copy in the group's dead-letter topic. Raises RocketletError."""
         message = delivery.message
         connection = await self._cluster.broker(delivery.receipt.broker_name)
         header = SendBack(
@@ -1099,13 +1112,19 @@ class Settling:
 
 
 def change_ext(
-    group: str, delivery: SharedDelivery, delay_s: float, *, suspend: bool = False, renews: bool = False
+    group: str,
+    delivery: SharedDelivery,
+    delay_s: float,
+    *,
+    suspend: bool = False,
+    renews: bool = False,
+    reject: str | None = None,
 ) -> dict[str, Any]:
     receipt = delivery.receipt
     topic = receipt.topic(group, delivery.message.topic)
     delay_ms = round(delay_s * 1000)
     place = topic, receipt.queue_id, receipt.text, receipt.offset
-    return write(ChangeInvisibleTime(group, *place, delay_ms, suspend, renews))
+    return write(ChangeInvisibleTime(group, *place, delay_ms, suspend, renews, reject))
 
 
 def _by_pop(deliveries: Sequence[SharedDelivery], *, is_ours: bool) -> Sequence[tuple[str, Receipt, Sequence[int]]]:

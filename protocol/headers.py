@@ -654,8 +654,13 @@ class AckMessage(NamedTuple):
 
 
 class ChangeInvisibleTime(NamedTuple):
-    """CHANGE_MESSAGE_INVISIBLETIME. `suspend`, of 5.5 and later: it was no try. `renews`, our own: the message is still being
-    handled, and is not to be redelivered then."""
+    """CHANGE_MESSAGE_INVISIBLETIME.
+
+    Attributes:
+        suspend: of 5.5 and later: True if the delivery does not count as an attempt.
+        renews: our own: True if the message is still being handled, so that it is not to be redelivered then.
+        reject: our own: the reason to make the message a dead letter instead.
+    """
 
     consumer_group: str
     topic: str
@@ -665,14 +670,16 @@ class ChangeInvisibleTime(NamedTuple):
     invisible_time: int
     suspend: bool = False
     renews: bool = False
+    reject: str | None = None
 
 
 class ChangedInvisibleTime(NamedTuple):
-    """Its answer: `invisible_time` counts from `pop_time`."""
+    """Its response: `invisible_time` counts from `pop_time`. `rejected`: the message is stored as a dead letter."""
 
     pop_time: int
     invisible_time: int
     revive_qid: int
+    rejected: bool | None = None
 
 
 class Notification(NamedTuple):

@@ -455,12 +455,15 @@ def _has_room(group: str, text: str, level: int) -> bool:
     return len(whole.encode()) <= MAX_PROPERTY_BYTES
 
 
+GIVEN_UP: Final = "its consumer gave it up"  # the reason of a dead letter without another one
+
+
 def _reason(header: SendBack, record: Record, *, given_up: bool) -> str:
     """Why the message was not handled, as its consumer says. Apache's clients do not say it."""
     shown = (header.reason or "")[:MAX_REASON_CHARS]
     said = "".join(char if char.isprintable() else " " for char in shown)
     if header.delay_level < 0:
-        return said or "its consumer gave it up"
+        return said or GIVEN_UP
     if given_up:
         tried = f"tried {record.reconsume_times + 1} times"
         return f"{tried}; {said}" if said else tried

@@ -38,7 +38,9 @@ from ..config import (
     MAX_NAMED_CHARS,
     MAX_POLL_S,
     MAX_POP_MESSAGES,
+    MAX_REASON_CHARS,
 )
+from ..messages.sending import GIVEN_UP
 from ..pops.deliveries import TOPIC_MARK, AckStatus, PopClient, PopRequest, PopResult, Why, encode_handle
 from ..pops.pool import Receive
 from ..sessions import Refusal
@@ -229,6 +231,16 @@ def _answer_acks(connection: Connection, frame: Frame, outcomes: Sequence[AckSta
         connection.write(answer(frame))
 
 
+def _answer_rejection(connection: Connection, frame: Frame, outcomes: Sequence[AckStatus]) -> None:
+    (outcome,) = outcomes
+    if outcome.is_done:
+        connection.write(answer(frame, ext=write(ChangedInvisibleTime(0, 0, 0, rejected=True))))
+    elif outcome is AckStatus.NOT_KEPT:
+        _answer_acks(connection, frame, outcomes)
+    else:
+        connection.write(answer(frame, ResponseCode.NO_MESSAGE, remark=outcome.value))
+
+
 def batch_ack_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
     """BATCH_ACK_MESSAGE: messages of several pops. Acknowledgements for a queue that is not there are skipped."""
     acks = decode_batch_acks(frame.body)
@@ -256,8 +268,9 @@ def _handles(broker_name: str, ack: BatchAck) -> list[str]:
     ]
 
 
-def change_invisible_time(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """CHANGE_MESSAGE_INVISIBLETIME. The handle stays as it is: the answer has its pop time."""
+def change_invisible_time(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    """CHANGE_MESSAGE_INVISIBLETIME. The handle stays as it is: the response has its pop time. If our client rejects the
+    message by it, responds when the dead letter and the acknowledgement are on the disk."""
     header = read(ChangeInvisibleTime, frame.ext)
     queue = _queue(broker, header.topic, header.queue_id)
     if not (queue is not None and queue.begin <= header.offset < queue.next):
@@ -265,6 +278,11 @@ def change_invisible_time(broker: Broker, connection: Connection, frame: Frame) 
     if not 0 <= header.invisible_time <= MAX_INVISIBLE_MS:
         remark = f"the invisible time {header.invisible_time} ms is not between 0 and {MAX_INVISIBLE_MS}"
         return answer(frame, ResponseCode.INVALID_PARAMETER, remark=remark)
+    if header.reject is not None:
+        answered = partial(_answer_rejection, connection, small(frame))
+        reason = header.reject[:MAX_REASON_CHARS] or GIVEN_UP
+        broker.pops.to_dead_letters(header.consumer_group, header.topic, header.extra_info, reason, answered)
+        return None
     changed = broker.pops.change(
         header.consumer_group,
         header.topic,

@@ -27,6 +27,7 @@ from rocketlet.client import (
 from rocketlet.client.consuming.handling import Outcome
 from rocketlet.client.message import clock_s
 from rocketlet.client.sharing import Handout, SharedDelivery
+from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.accounts import ADMIN, AccountsFile, access
@@ -174,6 +175,8 @@ async def test_outcomes_are_carried_out_again_after_any_time_and_given_up_with_a
         (b"1", "no such customer"),
         (b"3", "its consumer gave it up"),
     }
+    sent_back = node.broker.request_times[RequestCode.CONSUMER_SEND_MSG_BACK]
+    assert not any(sent_back.counts), "the broker that delivered a message dead-letters and acknowledges it in one step"
 
 
 async def test_tries_end_where_the_member_or_the_group_says(node: Node, wire: Wire) -> None:

@@ -142,6 +142,22 @@ async def test_what_fails_comes_again_with_its_count_and_the_same_handle_until_t
     assert late.code == ResponseCode.NO_MESSAGE
 
 
+async def test_a_rejected_message_is_a_dead_letter_and_acknowledged_when_it_is_answered(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await send(wire, b"m")
+    (record,) = await popped(wire)
+    fields = ack(record, invisibleTime=30_000, reject="no such customer")
+    for _ in range(2):  # a client repeats what was not answered
+        rejected = await wire.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields)
+        assert (rejected.code, rejected.ext["rejected"]) == (ResponseCode.SUCCESS, "true")
+        assert node.broker.pops.unfinished("g") == 0
+    dead = node.broker.store.queue("%DLQ%g", 0)
+    assert dead.next == 1
+    assert find(node.broker.store.message(dead, 0).properties, "DLQ_REASON") == "no such customer"
+    void = await wire.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, {**fields, "extraInfo": "0 1 2 0 0 b 0 0"})
+    assert void.code == ResponseCode.NO_MESSAGE
+
+
 async def test_acknowledgements_of_what_is_not_there_are_refused_as_apache_s(wire: Wire) -> None:
     await create_topic(wire, "t")
     await send(wire, b"a")
