@@ -151,7 +151,7 @@ async def test_permissions_are_those_of_the_name_with_its_namespace(
                     await client.call("QueryRoute", schema.QueryRouteRequest(topic=asked.message_queue.topic))
                 ).status.code,
                 (await client.call("SendMessage", sending(sent))).status.code,
-                (await received(begin(client, asked)))[0],
+                (await begin(client, asked).all())[0].status.code,
                 (await settle(client, settings))[1].status.code,
             }
             assert codes == {OK if is_allowed else UNAUTHORIZED}
