@@ -78,6 +78,15 @@ priorities are not.
 | SendMessage, EndTransaction, RecallMessage | producers |
 | ReceiveMessage, AckMessage, ChangeInvisibleDuration | push and simple consumers |
 | ForwardMessageToDeadLetterQueue | push consumers in order |
+
+Two things differ from Apache's proxy on purpose:
+
+- QueryRoute creates a topic that does not exist, so that a developer's first program works. Apache's proxy returns
+  40402, even if its broker may create topics. With `autoCreateTopicEnable=false` (`mqadmin updateBrokerConfig`) this
+  broker returns 40402, too.
+- In an ordered group, a message that was acknowledged while an earlier one was not is redelivered with it. Such a
+  message keeps its delivery attempt: its consumer has handled it, so the redelivery brings it no nearer to the dead
+  letters. Apache's broker counts another attempt.
 """
 
 

@@ -403,6 +403,19 @@ async def test_acknowledgement_is_refused_when_the_visibility_timeout_has_expire
     assert again.system_properties.delivery_attempt == 2
 
 
+async def test_acknowledged_message_keeps_its_attempt_when_it_is_redelivered_with_an_earlier_one(
+    node: Node, client: GrpcClient
+) -> None:
+    node.broker.group_configs.put(GroupConfig("g", consume_orderly=True))
+    await joined(client)
+    await send(client, b"1", b"2", b"3", message_group="mg")
+    _, middle, _ = handles(await receive(client))
+    assert (await ack(client, middle)).status.code == OK
+    node.clock.advance(31)
+    found = [(item.body, item.system_properties.delivery_attempt) for item in await receive(client)]
+    assert found == [(b"1", 2), (b"2", 1), (b"3", 2)]
+
+
 async def test_a_call_acknowledges_some_and_not_too_many(client: GrpcClient) -> None:
     assert (await ack(client)).status.code == 40000
     assert (await ack(client, *["x"] * MAX_ACKS)).status.code == ILLEGAL_HANDLE
