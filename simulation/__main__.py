@@ -8,16 +8,16 @@ import argparse
 import gc
 import hashlib
 import logging
-import os
 import sys
 import time
 import traceback
 
 import structlog
 
+from .loop import fix_hashes
 from .patches import Violation
-from .scenarios import SCENARIOS, SHARED
-from .world import World, simulate
+from .scenarios import SCENARIOS, SHARED, simulate
+from .world import World
 
 
 def main() -> int:
@@ -62,10 +62,5 @@ def _run(seed: int, scenario: str | None, *, shares: bool) -> tuple[World | None
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.execve(
-            sys.executable,
-            [sys.executable, "-m", "simulation", *sys.argv[1:]],
-            {**os.environ, "PYTHONHASHSEED": "0"},
-        )
+    fix_hashes("simulation")
     sys.exit(main())

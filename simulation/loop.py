@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+import os
 import random
 import selectors
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +27,13 @@ MAX_TURNS = 20_000
 _Handle = list[asyncio.Handle]
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+def fix_hashes(module: str) -> None:
+    """Start a program again with hashes that are the same in each run, unless they are: sets would differ in order."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        command = [sys.executable, "-m", module, *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
 
 
 def running() -> Process | None:

@@ -11,7 +11,8 @@ import statistics
 import structlog
 
 from .patches import Violation
-from .world import World, simulate
+from .scenarios import simulate
+from .world import World
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What happens in a run: the plan of a seed, single faults of brokers and members, and situations that chance makes rarely.
+"""What happens in a run: single faults of brokers and members, situations that chance makes rarely, and which a seed plays.
 
 `world.crashed()` notes that messages may be delivered again: they were in handlers of a process that was killed or cut off.
 Half of the seeds string events together by chance, the others play a situation. `python -m simulation 0 100 --scenario NAME`
@@ -9,87 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rocketlet.client import Producer
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import Queue
 
-from .members import ForeignMember
-from .patches import raise_later
+from .loop import Transport
+from .members import AnyMember, ForeignMember
+from .patches import Violation, raise_later
+from .plan import LONGEST_HANDLER_S, Plan
+from .world import CHAOS_S, Node, World, simulated
 
-if TYPE_CHECKING:
-    from .loop import Transport
-    from .members import AnyMember
-    from .world import Node, World
-
-LONGEST_HANDLER_S = 60.0
 LOOK_S = 0.05
 WATCHED_S = 80.0
 ROLLED = 6  # members
 BACKLOG = 5000  # messages
 SOME = 1000  # messages that quick handlers get through while members come and go
-
-
-@dataclass
-class Plan:
-    """A seed's decisions. long_handlers: the share of messages whose handlers run for 5 to 60 s. apache: brokers keep locks
-    as Apache's do. unread_limit_s: how soon a queue has a reader. turns: brokers do long work in pieces, between which time
-    passes, and tell two members of a group in each. peers_delay_s: how much later what brokers tell each other may arrive.
-    backlog_limit_s: how long a queue with a backlog is in nobody's hands at most. kinds: of members, where some share
-    messages. expression: the tags that members want."""
-
-    brokers: int
-    topics: int
-    queues: int
-    members: int
-    gentle: bool
-    mixed: bool
-    orderly: bool
-    sticky: bool
-    handler_s: float
-    long_handlers: float
-    drain_s: float
-    lost_notifications: float
-    events: int
-    scenario: str = ""
-    apache: bool = False
-    unread_limit_s: float = 2.0
-    turns: bool = False
-    peers_delay_s: float = 0.0
-    backlog_limit_s: float = math.inf
-    kinds: tuple[str, ...] = ("ours",)
-    expression: str = "*"
-
-    @property
-    def is_calm(self) -> bool:
-        """Whether every hand-over should be a matter of moments."""
-        return self.gentle and not self.long_handlers and not self.lost_notifications
-
-    @classmethod
-    def of(cls, rng: random.Random) -> Plan:
-        long_handlers = rng.choice((0.0, 0.0, 0.03))
-        return cls(
-            brokers=rng.choice((1, 1, 2)),
-            topics=rng.choice((1, 2)),
-            queues=rng.choice((1, 3, 4, 8)),
-            members=rng.randint(1, 4),
-            gentle=rng.random() < 0.5,
-            mixed=rng.random() < 0.3,
-            orderly=rng.random() < 0.3,
-            sticky=rng.random() < 0.3,
-            handler_s=rng.choice((0.001, 0.02, 0.2)),
-            long_handlers=long_handlers,
-            drain_s=rng.choice((30.0, LONGEST_HANDLER_S + 5.0)) if long_handlers else 30.0,
-            lost_notifications=rng.choice((0.0, 0.0, 0.3)),
-            events=rng.randint(2, 8),
-        )
 
 
 # Events
@@ -305,7 +246,7 @@ async def cut_member(world: World, member: AnyMember, transport: Transport) -> N
     world.crashed()
 
 
-Event = Callable[["World"], Awaitable[None]]
+Event = Callable[[World], Awaitable[None]]
 GENTLE: tuple[Event, ...] = (join, someone_leaves, several, restart, grow, broker_stands)
 HARSH: tuple[Event, ...] = (kill, freeze, silence, cut, kill_broker, broker_stands_long)
 
@@ -677,14 +618,56 @@ SHARED: dict[str, Scenario] = {
             "gentle": True,
             "members": 2,
             "queues": 8,
+            "orderly": False,
             "expression": "wanted",
             "kinds": ("pops", "five"),
-            "orderly": False,
         },
         _queues_leave_the_pool,
     ),
 }
 
 
-def scenario_of(name: str, plan: Plan) -> Plan:
-    return replace(plan, scenario=name, **(SCENARIOS | SHARED)[name].plan)
+def plan_of(rng: random.Random, scenario: str | None, *, shares: bool) -> Plan:
+    """Return a seed's plan: events by chance, or a situation.
+
+    Args:
+        rng: The seed's random numbers.
+        scenario: The situation instead of the one that the seed chooses; "" for events by chance.
+        shares: True if members share messages, or some do.
+    """
+    plan, known = Plan.of(rng), SCENARIOS
+    if shares:
+        is_mixed = rng.random() < 0.5
+        kinds = ("pops", "pops", "ours", "foreign") if is_mixed else ("pops",)
+        is_orderly = not is_mixed and rng.random() < 0.4
+        plan = replace(plan, mixed=False, long_handlers=0.0, drain_s=30.0, orderly=is_orderly, kinds=kinds)
+        known = SHARED
+    played = rng.choice((*known, *[""] * len(known))) if scenario is None else scenario
+    return replace(plan, scenario=played, **(SCENARIOS | SHARED)[played].plan) if played else plan
+
+
+async def play(world: World) -> None:
+    """Start the situation of the plan, or let events happen by chance."""
+    if world.plan.scenario:
+        world.spawn((SCENARIOS | SHARED)[world.plan.scenario].play(world))
+        return
+    moments_s = sorted(world.loop.time() + world.rng.uniform(1, CHAOS_S) for _ in range(world.plan.events))
+    await by_chance(world, moments_s)
+
+
+def simulate(seed: int, scenario: str | None = None, *, shares: bool = False) -> World:
+    """Run one seed. scenario: instead of the one that the seed chooses; "" for events by chance.
+
+    Raises:
+        Violation: if something did not hold; its `world` is the run.
+    """
+    with simulated(seed) as (loop, folder):
+        rng = random.Random(seed)
+        world = World(rng, plan_of(rng, scenario, shares=shares), loop, folder, shares=shares)
+        with world.patched():
+            try:
+                loop.run_until_complete(world.run(play))
+            except Violation as violation:
+                violation.world = world  # type: ignore[attr-defined]
+                raise
+    return world

@@ -13,20 +13,19 @@ import asyncio
 import gc
 import json
 import logging
-import os
 import random
-import shutil
 import sys
-import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 from rocketlet.client import Producer, RocketletError
 
 from . import scenarios
-from .loop import SimLoop, virtual_time
-from .world import World
+from .loop import fix_hashes
+from .plan import Plan
+from .world import World, simulated
 
 HOUR_S = 3600.0
 EVENT_S = 600.0
@@ -126,29 +125,20 @@ def grown(samples: list[dict[str, int]]) -> list[str]:
 
 
 def simulate(hours: float, count: int, seed: int, *, stormy: bool) -> list[dict[str, int]]:
-    """The samples, in their order."""
-    loop = SimLoop(seed)
-    folder = Path(tempfile.mkdtemp(prefix="rocketlet-sim-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    state, real_sync = random.getstate(), os.fdatasync
-    random.seed(seed)
-    asyncio.set_event_loop(loop)
-    os.fdatasync = lambda fd: None
-    try:
-        with virtual_time(loop):
-            world = Weeks(seed, loop, folder, "")
-            world.nodes, world.topics = world.nodes[:1], ["t0"]
-            world.plan.brokers, world.plan.queues, world.plan.lost_notifications = 1, 4, 0.0
-            world.plan.mixed, world.plan.long_handlers, world.plan.gentle = False, 0.0, False
-            try:
-                return loop.run_until_complete(world.live(hours, count, stormy=stormy))
-            finally:
-                loop.cancel_all()
-    finally:
-        os.fdatasync = real_sync
-        random.setstate(state)
-        asyncio.set_event_loop(None)
-        loop.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    """Return the samples, in their order."""
+    with simulated(seed) as (loop, folder):
+        rng = random.Random(seed)
+        plan = replace(
+            Plan.of(rng),
+            brokers=1,
+            topics=1,
+            queues=4,
+            lost_notifications=0.0,
+            mixed=False,
+            long_handlers=0.0,
+            gentle=False,
+        )
+        return loop.run_until_complete(Weeks(rng, plan, loop, folder).live(hours, count, stormy=stormy))
 
 
 def main() -> int:
@@ -170,7 +160,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        command = [sys.executable, "-m", "simulation.weeks", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
+    fix_hashes("simulation.weeks")
     sys.exit(main())

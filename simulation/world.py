@@ -27,14 +27,14 @@ import asyncio
 import inspect
 import os
 import random
-import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig, Limits
@@ -50,7 +50,6 @@ from rocketlet.protocol.names import Queue
 
 from tests.support.apache_locks import ApacheLocks
 
-from . import scenarios
 from .loop import Process, SimLoop, virtual_time
 from .members import AnyMember, FiveMember, ForeignMember, Member, Place, PoppedDelivery, PoppingMember
 from .patches import (
@@ -63,7 +62,7 @@ from .patches import (
     pieces,
     raise_later,
 )
-from .scenarios import LONGEST_HANDLER_S, SCENARIOS, SHARED, Plan, scenario_of
+from .plan import LONGEST_HANDLER_S, Plan
 
 GROUP = "g"
 NAME_SERVER_PORT = 9876
@@ -106,11 +105,9 @@ class World:
     group = GROUP
     name_server = f"127.0.0.1:{NAME_SERVER_PORT}"
 
-    def __init__(
-        self, seed: int, loop: SimLoop, folder: Path, scenario: str | None = None, *, shares: bool = False
-    ) -> None:
-        self.rng = random.Random(seed)
-        self.plan = Plan.of(self.rng)
+    def __init__(self, rng: random.Random, plan: Plan, loop: SimLoop, folder: Path, *, shares: bool = False) -> None:
+        self.rng = rng
+        self.plan = plan
         self.shares = shares
         self.loop = loop
         self.members: list[AnyMember] = []
@@ -136,25 +133,11 @@ class World:
         self._sent_s: dict[bytes, float] = {}
         self._sent_at: dict[Place, tuple[str, bytes]] = {}
         self._stirred_s = 0.0
-        self._choose(scenario)
         self.nodes = [
             Node(f"broker-{letter}", port, folder / letter, runs_name_server=port == NAME_SERVER_PORT)
             for letter, port in list(zip("ab", (NAME_SERVER_PORT, 10_911), strict=True))[: self.plan.brokers]
         ]
         self.topics = [f"t{number}" for number in range(self.plan.topics)]
-
-    def _choose(self, scenario: str | None) -> None:
-        """Complete the plan: a situation, or the kinds of the members that share messages."""
-        if not self.shares:
-            played = self.rng.choice((*SCENARIOS, *[""] * len(SCENARIOS))) if scenario is None else scenario
-            self.plan = scenario_of(played, self.plan) if played else self.plan
-            return
-        is_mixed = self.rng.random() < 0.5
-        kinds = ("pops", "pops", "ours", "foreign") if is_mixed else ("pops",)
-        is_orderly = not is_mixed and self.rng.random() < 0.4
-        plan = replace(self.plan, mixed=False, long_handlers=0.0, drain_s=30.0, orderly=is_orderly, kinds=kinds)
-        played = self.rng.choice((*SHARED, *[""] * len(SHARED))) if scenario is None else scenario
-        self.plan = scenario_of(played, plan) if played else plan
 
     # Notes and checks while it runs
 
@@ -469,7 +452,8 @@ class World:
 
     # Chaos
 
-    async def run(self) -> None:
+    async def run(self, play: Callable[[World], Awaitable[None]]) -> None:
+        """Run the group with what `play` lets happen, and check in the end that all is well."""
         for node in self.nodes:
             await self.start_node(node)
         await asyncio.sleep(1)
@@ -482,11 +466,7 @@ class World:
         )
         settling = asyncio.create_task(self._watch_rebalanced())
         began_s = self.loop.time()
-        if self.plan.scenario:
-            self.spawn((SCENARIOS | SHARED)[self.plan.scenario].play(self))
-        else:
-            moments_s = sorted(began_s + self.rng.uniform(1, CHAOS_S) for _ in range(self.plan.events))
-            await scenarios.by_chance(self, moments_s)
+        await play(self)
         await asyncio.sleep(max(began_s + CHAOS_S - self.loop.time(), 0))
         producing.cancel()
         watching.cancel()
@@ -539,6 +519,27 @@ class World:
                 except RocketletError as error:
                     self.note(f"not sent: {type(error).__name__}")
                 await asyncio.sleep(self.rng.expovariate(8))
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        """Patch brokers and clients as the plan wants them."""
+        real_tell = Connection.tell
+
+        def tell(connection: Connection, event: Event) -> None:
+            if not isinstance(event, GroupChanged) or self.rng.random() >= self.plan.lost_notifications:
+                real_tell(connection, event)
+
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(Connection, "tell", tell))
+            # it is in the clients' ids, and sets of them are in the order of their hashes
+            stack.enter_context(mock.patch.object(os, "getpid", lambda: 1))
+            if self.plan.apache:
+                stack.enter_context(ApacheLocks(self.in_threads).installed())
+            if self.plan.turns:
+                stack.enter_context(pieces())
+            stack.enter_context(freezing_requests())
+            stack.enter_context(noting_defects())
+            yield
 
     # The end
 
@@ -654,47 +655,27 @@ async def _done_or_dead(task: asyncio.Task[None], process: Process) -> None:
         coroutine.close()  # the process ended before the task began
 
 
-def simulate(seed: int, scenario: str | None = None, *, shares: bool = False) -> World:
-    """Run one seed. scenario: instead of the one that the seed chooses; "" for events by chance.
-
-    Raises:
-        Violation: if something did not hold; its `world` is the run.
-    """
+@contextmanager
+def simulated(seed: int) -> Iterator[tuple[SimLoop, Path]]:
+    """A loop on a virtual clock, and a folder for brokers; random numbers and ids of processes are those of the seed."""
     forget_raised()
     loop = SimLoop(seed)
     loop.set_exception_handler(note_raised)
-    folder = Path(tempfile.mkdtemp(prefix="rocketlet-sim-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-    real_tell, real_sync, real_pid = Connection.tell, os.fdatasync, os.getpid
+    shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
     state = random.getstate()
     random.seed(seed)
     asyncio.set_event_loop(loop)
     try:
-        with virtual_time(loop):
-            world = World(seed, loop, folder, scenario, shares=shares)
-
-            def tell(connection: Connection, event: Event) -> None:
-                is_told = not isinstance(event, GroupChanged) or world.rng.random() >= world.plan.lost_notifications
-                if is_told:
-                    real_tell(connection, event)
-
-            Connection.tell = tell  # type: ignore[method-assign, assignment]
-            os.fdatasync = lambda fd: None
-            apache = ApacheLocks(world.in_threads).installed() if world.plan.apache else nullcontext()
-            os.getpid = lambda: 1  # it is in the clients' ids, and sets of them are in the order of their hashes
+        with (
+            tempfile.TemporaryDirectory(prefix="rocketlet-sim-", dir=shared, ignore_cleanup_errors=True) as folder,
+            virtual_time(loop),
+            mock.patch.object(os, "fdatasync", lambda fd: None),
+        ):
             try:
-                turns = pieces() if world.plan.turns else nullcontext()
-                with apache, turns, freezing_requests(), noting_defects():
-                    loop.run_until_complete(world.run())
-            except Violation as violation:
-                violation.world = world  # type: ignore[attr-defined]
-                raise
+                yield loop, Path(folder)
             finally:
                 loop.cancel_all()
     finally:
-        Connection.tell = real_tell  # type: ignore[method-assign]
-        os.fdatasync, os.getpid = real_sync, real_pid
         random.setstate(state)
         asyncio.set_event_loop(None)
         loop.close()
-        shutil.rmtree(folder, ignore_errors=True)
-    return world
