@@ -11,8 +11,8 @@ cpu, cpu_paths, steps   the cost of each path, against a table
 ways   the functions and files of each path, and how state is spread
 spark, spark_job   the Spark source and sink
 versus      the demo with Java members on Apache's broker
-peers, kafka_broker, proxy, five_client   the systems beside which we measure, as processes
-common, processes   options and tables, memory and processor time
+runner      what all of them do: options, alternating rounds, medians and ratios, tables, the JSON line
+peers, five_client   the systems beside which we measure, as processes
 readme      writes the figures into README.md
 __main__    all programs, one after the other
 """

@@ -6,7 +6,7 @@ import argparse
 import subprocess
 import sys
 
-from . import common, drain, sends, spark, start
+from . import drain, runner, sends, spark, start
 
 PROGRAMS = {"sends": sends.NAMES, "drain": drain.NAMES, "start": start.NAMES, "spark": spark.NAMES}
 
@@ -14,7 +14,7 @@ PROGRAMS = {"sends": sends.NAMES, "drain": drain.NAMES, "start": start.NAMES, "s
 def main() -> int:
     known = list(dict.fromkeys(name for names in PROGRAMS.values() for name in names))
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--only", type=common.among(known), default=",".join(known), help=f"of {', '.join(known)}")
+    parser.add_argument("--only", type=runner.among(known), default=",".join(known), help=f"of {', '.join(known)}")
     options, others = parser.parse_known_args()
     worst = 0
     for program, names in PROGRAMS.items():

@@ -6,24 +6,27 @@ compared."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import subprocess
+import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-import uvloop
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.command.plumbing.numbers import whole
+from rocketlet.demo.processes import Child
 from rocketlet.protocol.bodies import decode_cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 
-from . import common
+from . import runner
 from .peers import Peer, compiled, java_options
 
 NAMES = ("rocketlet", "apache", "java-on-rocketlet")
@@ -49,12 +52,6 @@ class Run:
     sent: set[str] = field(default_factory=set)
     sent_ms: list[float] = field(default_factory=list)
     moments: list[tuple[str, str, float]] = field(default_factory=list)
-
-
-class Members(Protocol):
-    async def join(self, name: str, topic: str = TOPIC) -> None: ...
-
-    async def leave(self, name: str) -> None: ...
 
 
 class PythonMembers:
@@ -84,30 +81,28 @@ class PythonMembers:
 
 
 class JavaMembers:
-    def __init__(self, process: asyncio.subprocess.Process, run: Run) -> None:
-        self._process = process
+    def __init__(self, child: Child, run: Run) -> None:
+        self._child = child
         self._run = run
-        self._done: set[str] = set()
+        self._done: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            words = line.decode().split()
+        async for line in self._child.lines():
+            words = line.split()
             if words[:1] == ["HANDLED"]:
                 _, name, queue, body, begin_ms, end_ms = words
                 self._run.handled.append(Handled(name, int(queue), body, float(begin_ms), float(end_ms)))
             elif words[:1] == ["DONE"]:
-                self._done.add(" ".join(words[1:]))
+                self._done[" ".join(words[1:])].set()
 
     async def _command(self, command: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{command}\n".encode())
-        async with asyncio.timeout(30):
-            while command not in self._done:
-                if self._process.returncode is not None:
-                    raise RuntimeError(f"the Java members have ended at {command!r}; see the output above")
-                await asyncio.sleep(0.001)
+        await self._child.tell(command)
+        done = asyncio.create_task(self._done[command].wait())
+        await asyncio.wait((done, self._reader), timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        done.cancel()
+        if not self._done[command].is_set():
+            raise RuntimeError(f"the Java members did not {command} within 30 s: {self._child.last_words()}")
 
     async def join(self, name: str, topic: str = TOPIC) -> None:
         await self._command(f"join {name} {topic}")
@@ -116,31 +111,26 @@ class JavaMembers:
         await self._command(f"leave {name}")
 
     async def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        await self._process.wait()
+        await self._child.close()
         await self._reader
 
 
 @asynccontextmanager
-async def members_of(peer: Peer, run: Run, options: Any) -> AsyncIterator[Members]:
-    if peer.name in ("rocketlet", "python-on-apache"):
-        python = PythonMembers(peer.address, run, options.handler_ms / 1000, options.threads)
+async def members_of(peer: Peer, run: Run, options: argparse.Namespace) -> AsyncIterator[PythonMembers | JavaMembers]:
+    with tempfile.TemporaryDirectory(prefix="rocketlet-bench-") as folder:
+        members: PythonMembers | JavaMembers
+        if peer.name == "rocketlet":
+            members = PythonMembers(peer.address, run, options.handler_ms / 1000, options.threads)
+        else:
+            command = (
+                "java", *java_options(), "-cp", await compiled("Churn.java"), "Churn", peer.address, "churn", TOPIC,
+                str(options.handler_ms), str(options.threads),
+            )  # fmt: skip
+            members = JavaMembers(await Child.start(command, Path(folder, "members.log")), run)
         try:
-            yield python
+            yield members
         finally:
-            await python.close()
-        return
-    process = await asyncio.create_subprocess_exec(
-        "java", *java_options(), "-cp", await compiled("Churn.java"), "Churn", peer.address, "churn", TOPIC,
-        str(options.handler_ms), str(options.threads),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    java = JavaMembers(process, run)
-    try:
-        yield java
-    finally:
-        await java.close()
+            await members.close()
 
 
 async def make_topic(address: str, topic: str, queues: int) -> None:
@@ -171,7 +161,7 @@ async def send_forever(producer: Producer, run: Run, rate: float) -> None:
         await asyncio.sleep(0.005)
 
 
-async def churn(peer: Peer, options: Any) -> Run:
+async def churn(peer: Peer, options: argparse.Namespace) -> Run:
     """Joins and leaves, each followed by a stay in which it is settled."""
     run = Run()
     await make_topic(peer.address, TOPIC, options.queues)
@@ -230,7 +220,7 @@ def settle_ms(run: Run) -> list[float]:
         if firsts:
             waits.append(max(firsts) - at)
         else:
-            common.console.print(f"nothing moved when {name} did {kind}")
+            runner.console.print(f"nothing moved when {name} did {kind}")
     return waits
 
 
@@ -268,30 +258,33 @@ def figures(run: Run) -> dict[str, float]:
         "duplicates": sum(counts.values()) - len(counts),
         "missing": len(run.sent - counts.keys()),
         "double_owner_ms": round(double_owner_ms(run), 1),
-        "settle_ms_p50": round(common.median(waits), 1),
+        "settle_ms_p50": round(runner.median(waits), 1),
         "settle_ms_max": round(max(waits, default=float("nan")), 1),
     }
 
 
-async def run() -> None:
-    parser = common.parser(__doc__ or "", NAMES)
-    parser.add_argument("--churns", type=whole(1), default=20)
-    parser.add_argument("--queues", type=whole(1), default=8)
-    parser.add_argument("--rate", type=common.positive, default=1000.0, help="messages a second")
-    parser.add_argument("--handler-ms", type=whole(0), default=50)
-    parser.add_argument("--members", type=whole(1), default=2, help="members that stay; one more comes and goes")
-    parser.add_argument("--threads", type=whole(1), default=40, help="handlers at once in each member")
-    options = parser.parse_args()
-    names = common.chosen(options.only, NAMES)
-    async with AsyncExitStack() as stack:
-        peers = await stack.enter_async_context(common.started(names))
-        found = {name: figures(await churn(peer, options)) for name, peer in peers.items()}
-    rows = [[key, *(item[key] for item in found.values())] for key in next(iter(found.values()))]
+def parser() -> argparse.ArgumentParser:
+    made = runner.parser(__doc__, NAMES, rounds=1)
+    made.add_argument("--churns", type=whole(1), default=20)
+    made.add_argument("--queues", type=whole(1), default=8)
+    made.add_argument("--rate", type=runner.positive, default=1000.0, help="messages a second")
+    made.add_argument("--handler-ms", type=whole(0), default=50)
+    made.add_argument("--members", type=whole(1), default=2, help="members that stay; one more comes and goes")
+    made.add_argument("--threads", type=whole(1), default=40, help="handlers at once in each member")
+    return made
+
+
+async def run(options: argparse.Namespace) -> Mapping[str, Any]:
+    async def measure(peer: Peer) -> runner.Values:
+        return figures(await churn(peer, options))
+
+    async with runner.started(runner.chosen(options.only, NAMES)) as peers:
+        cases = {name: {"": partial(measure, peer)} for name, peer in peers.items()}
+        found = (await runner.alternate(options.rounds, cases)).only_case()
     load = f"{options.rate:.0f} messages/s, {options.queues} queues, {options.handler_ms} ms handlers"
-    title = f"{load}, {options.members} members and a guest"
-    common.show(title, ("", *found), rows)
-    common.finish(options, "churn", found)
+    runner.show_by_value(f"{load}, {options.members} members and a guest", found)
+    return found
 
 
 if __name__ == "__main__":
-    uvloop.run(run())
+    runner.main("churn", parser(), run)

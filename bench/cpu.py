@@ -8,11 +8,8 @@ Steps differ by version of Python: each has its own table, and one without is co
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import json
 import math
-import os
 import struct
 import sys
 import tempfile
@@ -21,12 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketlet.command.plumbing import logs
+from simulation.loop import SimLoop, fix_hashes
 
-from simulation.loop import SimLoop, virtual_time
-
-from . import common
-from .cpu_paths import CodePath, paths
+from . import runner
+from .cpu_paths import CodePath, on_virtual_time, paths
 from .steps import Meter
 
 TABLE = Path(__file__).with_name("cpu.json")
@@ -141,28 +136,23 @@ def write_table(found: Mapping[str, Measured]) -> None:
 
 
 def run() -> int:
-    logs.configure("error")
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = runner.parser(__doc__, rounds=0)
     parser.add_argument("--exact", action="store_true", help="count steps only")
     parser.add_argument(
         "--write", action="store_true", help=f"make the figures the table {TABLE.name}, with --exact the steps"
     )
     options = parser.parse_args()
     known = read_tables().get(VERSION, {})
-    loop = SimLoop(1)
-    asyncio.set_event_loop(loop)
-    with virtual_time(loop):
-        found = loop.run_until_complete(measure(options.exact, {} if options.write else known))
+    found = on_virtual_time(SimLoop(1), measure(options.exact, {} if options.write else known))
     show(found, known)
     if not known and not options.write:
-        common.console.print(f"{TABLE.name} has no table of Python {VERSION}: nothing is compared")
+        runner.console.print(f"{TABLE.name} has no table of Python {VERSION}: nothing is compared")
     said = faults(found, known) if known and not options.write else []
     for line in said:
-        common.console.print(line)
+        runner.console.print(line)
     if options.write:
         write_table(found)
-    common.finish(options, "cpu", {"faults": said, "paths": {name: _measured(item) for name, item in found.items()}})
+    runner.finish(options, "cpu", {"faults": said, "paths": {name: _measured(item) for name, item in found.items()}})
     return 1 if said else 0
 
 
@@ -178,11 +168,9 @@ def show(found: Mapping[str, Measured], known: Table) -> None:
             value / before.get(what, float("nan")) for what, value in (("steps", item.steps), ("cost", item.cost))
         ]
         rows.append([name, *item, *ratios])
-    common.show("By message", ("", "steps", "cost", "us", "steps / table", "cost / table"), rows)
+    runner.show("By message", ("", "steps", "cost", "us", "steps / table", "cost / table"), rows)
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets would differ from run to run
-        command = [sys.executable, "-m", "bench.cpu", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
+    fix_hashes("bench.cpu")
     sys.exit(run())

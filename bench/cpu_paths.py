@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig
@@ -24,10 +24,10 @@ from rocketlet.protocol.headers import UpdateOffset, write
 from rocketlet.protocol.message import encode_batch
 from rocketlet.protocol.names import Queue, parse_subscription
 
-from simulation.loop import Process
+from simulation.loop import Process, SimLoop, virtual_time
 
 from . import foreign
-from .common import BODY
+from .runner import BODY
 from .steps import Meter
 
 PORT = 9876
@@ -38,6 +38,7 @@ IN_A_READ = 16
 PULLED = 32
 
 Run = Callable[[], Awaitable[None]]
+Result = TypeVar("Result")
 
 
 class CodePath(NamedTuple):
@@ -127,18 +128,8 @@ def commit(offset: int) -> bytes:
 def batch(topic: str = TOPIC, count: int = BATCH) -> bytes:
     body = encode_batch([(0, BODY, f"UNIQ_KEY\x01{number:032X}") for number in range(count)])
     ext: dict[str, ExtValue] = {
-        "a": "bench",
-        "b": topic,
-        "c": "TBW102",
-        "d": 4,
-        "e": 0,
-        "f": 0,
-        "g": 1,
-        "h": 0,
-        "i": "",
-        "j": 0,
-        "m": True,
-    }
+        "a": "bench", "b": topic, "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0, "m": True,
+    }  # fmt: skip
     return request(RequestCode.SEND_BATCH_MESSAGE, ext, body)
 
 
@@ -201,6 +192,15 @@ def of_spark(broker: Broker) -> list[CodePath]:
         assert len(Rows(data, queue, 0, count).batch(tuple(options.OURS))) == count
 
     return [CodePath("Spark: decode", count, decode)]
+
+
+def on_virtual_time(loop: SimLoop, work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of a coroutine that runs alone on the loop, with the loop's clock."""
+    asyncio.set_event_loop(loop)
+    with virtual_time(loop):
+        found = loop.run_until_complete(work)
+    loop.close()
+    return found
 
 
 async def started(folder: Path, stack: AsyncExitStack, taps: Taps | None = None) -> tuple[Server, Broker]:

@@ -4,13 +4,15 @@ nats-py. Handlers only count. Starting and stopping a `Consumer` counts, the sta
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import itertools
 import subprocess
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 import nats
-import uvloop
 from nats.js.api import ConsumerConfig
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import PullLimits
@@ -20,9 +22,9 @@ from rocketlet.protocol.allocation import subscribe_queues
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
 from rocketlet.protocol.headers import PullMessage, PullMessageResult, read, write
 
-from . import common
-from .common import BODY
+from . import runner
 from .peers import Peer, compiled, java_options
+from .runner import BODY, Arrivals
 
 NAMES = ("rocketlet", "apache", "jetstream")
 BACKLOG = 200_000
@@ -80,7 +82,7 @@ async def raw_pulls(peer: Peer, count: int, run: int) -> None:
 
 async def in_batches(peer: Peer, count: int, run: int) -> None:
     """Handed to a batch handler that only counts, acknowledged, committed."""
-    arrivals = common.Arrivals(count)
+    arrivals = Arrivals(count)
     group = f"batches{run}"
     async with Consumer(peer.address, group, "backlog", arrivals, batch_size=FETCH, start="first", pull=LIMITS):
         await arrivals.done.wait()
@@ -89,27 +91,17 @@ async def in_batches(peer: Peer, count: int, run: int) -> None:
 
 async def singly(peer: Peer, count: int, run: int) -> None:
     """The same with a handler for one message."""
-    arrivals = common.Arrivals(count)
+    arrivals = Arrivals(count)
 
     async def handle(message: Message) -> None:
-        arrivals.seen += 1
-        if arrivals.seen >= count:
-            arrivals.done.set()
+        arrivals.add(1)
 
     async with Consumer(peer.address, f"singly{run}", "backlog", handle, start="first", pull=LIMITS):
         await arrivals.done.wait()
     assert arrivals.seen == count, f"{arrivals.seen} of {count} were handled"
 
 
-async def java_batches(peer: Peer, count: int, run: int) -> float:
-    return await _java(peer, count, run, FETCH)
-
-
-async def java_singly(peer: Peer, count: int, run: int) -> float:
-    return await _java(peer, count, run, 1)
-
-
-async def _java(peer: Peer, count: int, run: int, batch: int) -> float:
+async def java(peer: Peer, count: int, run: int, batch: int) -> float:
     """Apache's push consumer: the seconds from the first message to the last."""
     classpath = await compiled("Drain.java")
     child = await asyncio.create_subprocess_exec(
@@ -136,61 +128,46 @@ async def fetch_and_acknowledge(peer: Peer, count: int, run: int) -> None:
 
 
 BATCHES, SINGLY = "Consumer, batch handler", "Consumer, handler per message"
-OURS: list[tuple[str, Drain]] = [("raw pulls", raw_pulls), (BATCHES, in_batches), (SINGLY, singly)]
-JAVA: list[tuple[str, Drain]] = [("Java, batch listener", java_batches), ("Java, listener per message", java_singly)]
-WAYS: dict[str, list[tuple[str, Drain]]] = {
+JAVA_BATCHES, JAVA_SINGLY, FETCHED = "Java, batch listener", "Java, listener per message", "fetched and acknowledged"
+OURS: Mapping[str, Drain] = {"raw pulls": raw_pulls, BATCHES: in_batches, SINGLY: singly}
+WAYS: Mapping[str, Mapping[str, Drain]] = {
     "rocketlet": OURS,
-    "apache": OURS + JAVA,
-    "jetstream": [("fetched and acknowledged", fetch_and_acknowledge)],
+    "apache": {**OURS, JAVA_BATCHES: partial(java, batch=FETCH), JAVA_SINGLY: partial(java, batch=1)},
+    "jetstream": {FETCHED: fetch_and_acknowledge},
 }
-AS_OURS = {JAVA[0][0]: BATCHES, JAVA[1][0]: SINGLY, "fetched and acknowledged": BATCHES}
+AS_OURS = {JAVA_BATCHES: BATCHES, JAVA_SINGLY: SINGLY, FETCHED: BATCHES}
 
 
-async def timed(drain: Drain, peer: Peer, count: int, run: int) -> tuple[float, float]:
-    """Messages per second, and the processor time of this process for a message, us."""
-    began_s, client_s = time.perf_counter(), time.process_time()
-    took_s = await drain(peer, count, run)
-    client_us = (time.process_time() - client_s) / count * 1e6
-    return count / (took_s or time.perf_counter() - began_s), client_us if took_s is None else float("nan")
+async def measure(drain: Drain, peer: Peer, count: int, runs: Iterator[int]) -> runner.Values:
+    """`client_us` is the processor time of this process per message."""
+    watch = runner.Stopwatch()
+    other_s = await drain(peer, count, next(runs))
+    clock_s, client_s, _ = watch.read_s()
+    client_us = client_s / count * 1e6 if other_s is None else float("nan")
+    return {"messages_per_s": count / (other_s or clock_s), "client_us": client_us}
 
 
-async def run() -> None:
-    parser = common.parser(__doc__ or "", NAMES)
-    parser.add_argument("--messages", type=whole(1), default=BACKLOG)
-    options = parser.parse_args()
-    names = common.chosen(options.only, NAMES)
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {
-        name: {way: [] for way, _ in WAYS[name]} for name in names
-    }
-    async with common.started(names) as peers:
+def parser() -> argparse.ArgumentParser:
+    made = runner.parser(__doc__, NAMES)
+    made.add_argument("--messages", type=whole(1), default=BACKLOG)
+    return made
+
+
+async def run(options: argparse.Namespace) -> Mapping[str, Any]:
+    names, runs = runner.chosen(options.only, NAMES), itertools.count()
+    async with runner.started(names) as peers:
         for peer in peers.values():
             await fill(peer, options.messages)
-        for number in range(options.rounds):
-            for name, peer in peers.items():
-                for way, drain in WAYS[name]:
-                    found[name][way].append(await timed(drain, peer, options.messages, number))
-    report(found)
-    result = {
-        name: {way: common.median([rate for rate, _ in runs]) for way, runs in ways.items()}
-        for name, ways in found.items()
+        cases = {
+            name: {way: partial(measure, drain, peer, options.messages, runs) for way, drain in WAYS[name].items()}
+            for name, peer in peers.items()
+        }
+        figures = await runner.alternate(options.rounds, cases)
+    figures.show("A backlog consumed", "messages_per_s", as_case=AS_OURS)
+    return {
+        name: {way: values["messages_per_s"] for way, values in ways.items()} for name, ways in figures.medians.items()
     }
-    common.finish(options, "drain", result)
-
-
-def report(found: dict[str, dict[str, list[tuple[float, float]]]]) -> None:
-    ours = found.get("rocketlet", {})
-    rows: list[list[object]] = []
-    for name, ways in found.items():
-        for way, runs in ways.items():
-            rates = [rate for rate, _ in runs]
-            ratios = sorted(
-                mine[0] / rate for mine, rate in zip(ours.get(AS_OURS.get(way, way), []), rates, strict=False)
-            )
-            ratio = f"{common.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else "-"
-            rows.append([f"{name}, {way}", common.median(rates), common.median([us for _, us in runs]), ratio])
-    common.show("A backlog consumed", ("", "messages/s", "client us", "rocketlet / this"), rows)
-    common.console.print("medians of alternating runs; Java and JetStream are compared with our Consumer")
 
 
 if __name__ == "__main__":
-    uvloop.run(run())
+    runner.main("drain", parser(), run)

@@ -4,37 +4,35 @@ acknowledgements, and how late a message comes again; processor time of the serv
 from __future__ import annotations
 
 import argparse
-import asyncio
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from rocketlet.client import AdminClient
 from rocketlet.command.plumbing.numbers import whole
+from rocketlet.demo.processes import Child
 
-from . import common
-from .common import console
-from .peers import CACHE, POM, Peer, apache_fault, compiled_with, fetch, maven_jars, rocketlet
-from .proxy import Proxy
+from . import runner
+from .peers import CACHE, POM, Peer, Proxy, apache_fault, compiled, fetch_python, maven_jars, rocketlet
 
 CLIENTS = ("java", "python")
 COUNTS = {"java": 20_000, "python": 3_000}
 THREADS = {"java": 16, "python": 8}
 REDELIVERIES = 5
 PYTHON_CLIENT = "rocketmq-python-client==5.1.2"
+PHASES = {"send": "server_us_of_a_send", "consume": "server_us_of_a_consumed"}
 _numbers = count(1)
 
 
 @dataclass(slots=True)
-class System:
-    """A running server, what clients are given, and how long it took to be ready."""
+class Server:
+    """A running server, the endpoint for clients, and how long its start took."""
 
     peer: Peer
     endpoint: str
@@ -42,73 +40,57 @@ class System:
     idle_mib: float = 0.0
 
 
-@dataclass(slots=True)
-class Round:
-    """One client's run on one server: seconds by phase, seconds of the server's processor, ms that messages were late."""
-
-    took_s: dict[str, float] = field(default_factory=dict)
-    server_s: dict[str, float] = field(default_factory=dict)
-    late_ms: list[float] = field(default_factory=list)
-
-
 @asynccontextmanager
-async def systems(folder: Path) -> AsyncIterator[dict[str, System]]:
-    began_s = time.perf_counter()
+async def servers(folder: Path) -> AsyncIterator[dict[str, Server]]:
+    watch = runner.Stopwatch()
     async with rocketlet(folder) as peer:
-        ours = System(peer, peer.address, time.perf_counter() - began_s)
+        ours = Server(peer, peer.address, watch.read_s()[0])
         proxy = Proxy(folder)
         await proxy.jars()
-        began_s = time.perf_counter()
+        watch = runner.Stopwatch()
         async with proxy:
             peer = Peer("apache", proxy.address, proxy.pid)
-            yield {"ours": ours, "apache": System(peer, proxy.endpoint, time.perf_counter() - began_s)}
+            yield {"ours": ours, "apache": Server(peer, proxy.endpoint, watch.read_s()[0])}
 
 
 async def command_of(client: str) -> tuple[str, ...]:
     if client == "java":
         jars = await maven_jars(CACHE / "five-client-5.2.0", "rocketmq-client-java-*.jar", POM.parent / "five.xml")
-        classes = await compiled_with(jars, "Five.java")
+        classes = await compiled("Five.java", jars)
         return ("java", f"-Duser.home={tempfile.gettempdir()}", "-cp", classes, "Five")
-    folder = CACHE / "five-client-python"
-    if not any(folder.glob("rocketmq*")):
-        wanted = (sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), PYTHON_CLIENT)
-        fault = await asyncio.to_thread(fetch, wanted)
-        if fault:
-            raise RuntimeError(f"pip could not fetch {PYTHON_CLIENT}: {fault[-2000:]}")
+    folder = await fetch_python(CACHE / "five-client-python", "rocketmq*", PYTHON_CLIENT)
     program = Path(__file__).parent / "five_client.py"
     return ("env", f"PYTHONPATH={folder}", "GRPC_VERBOSITY=NONE", sys.executable, str(program))
 
 
-async def measure(system: System, client: str, command: Sequence[str], messages: int, redeliveries: int) -> Round:
+async def run_client(
+    server: Server, client: str, command: Sequence[str], messages: int, redeliveries: int, log: Path
+) -> tuple[runner.Values, list[float]]:
+    """Return the rates and the server's processor time of each phase, and how many ms each redelivery was late."""
     topic, group = f"t{next(_numbers)}", f"g{next(_numbers)}"
-    async with AdminClient(system.peer.address) as admin:
+    async with AdminClient(server.peer.address) as admin:
         await admin.create_topic(topic, queues=4)
-    arguments = (system.endpoint, topic, group, str(messages), str(THREADS[client]), str(redeliveries))
-    errors = tempfile.TemporaryFile()  # noqa: SIM115 (it ends with this function)
-    child = await asyncio.create_subprocess_exec(
-        *command, *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-    )
-    assert child.stdout is not None
-    assert child.stdin is not None
-    found, name, before_s = Round(), "", 0.0
-    async for line in child.stdout:
-        word, _, text = line.decode().strip().partition(" ")
+    arguments = (server.endpoint, topic, group, str(messages), str(THREADS[client]), str(redeliveries))
+    child = await Child.start((*command, *arguments), log)
+    found: dict[str, float] = {}
+    late_ms: list[float] = []
+    name, watch = "", runner.Stopwatch(server.peer)
+    async for line in child.lines():
+        word, _, text = line.partition(" ")
         if word == "phase":
-            name = text
-            system.idle_mib = system.idle_mib or system.peer.resident_mib()
-            before_s = system.peer.cpu_s()
-            child.stdin.write(b"\n")
-        elif word == "took":
-            found.took_s[name], found.server_s[name] = float(text), system.peer.cpu_s() - before_s
+            name, watch = text, runner.Stopwatch(server.peer)
+            server.idle_mib = server.idle_mib or server.peer.resident_mib()
+            await child.tell("")
+        elif word == "took" and name in PHASES:
+            found[name] = messages / float(text)
+            found[PHASES[name]] = watch.read_s()[2] / messages * 1e6
         elif word == "late":
-            found.late_ms.append(float(text))
+            late_ms.append(float(text))
         elif word == "failed":
-            raise RuntimeError(f"the {client} client on {system.peer.name}: {text}")
-    if await child.wait() or len(found.took_s) < 3:
-        errors.seek(0)
-        said = errors.read()[-2000:].decode(errors="replace")
-        raise RuntimeError(f"the {client} client on {system.peer.name} ended with {child.returncode}: {said}")
-    return found
+            raise RuntimeError(f"the {client} client on {server.peer.name}: {text}")
+    if status := await child.close():
+        raise RuntimeError(f"the {client} client on {server.peer.name} ended with {status}: {child.last_words()}")
+    return found, late_ms
 
 
 def compared(ours: float, apache: float, *, more_is_better: bool = False) -> dict[str, float]:
@@ -117,68 +99,44 @@ def compared(ours: float, apache: float, *, more_is_better: bool = False) -> dic
     return {"ours": round(ours, 3), "apache": round(apache, 3), "ratio": round(better, 2)}
 
 
-def result_of(rounds: Mapping[str, Sequence[Round]], messages: int) -> dict[str, Any]:
-    def rate(name: str, phase: str) -> float:
-        return messages / common.median([item.took_s[phase] for item in rounds[name]])
+async def measure(options: argparse.Namespace, running: Mapping[str, Server], client: str, log: Path) -> dict[str, Any]:
+    command, threads = await command_of(client), THREADS[client]
+    messages = (options.messages or COUNTS[client]) // threads * threads
 
-    def server_us(name: str, phase: str) -> float:
-        return common.median([item.server_s[phase] for item in rounds[name]]) / messages * 1e6
+    async def round_of(server: Server) -> runner.Values:
+        return (await run_client(server, client, command, messages, 0, log))[0]
 
-    late = {name: [ms for item in rounds[name] for ms in item.late_ms] for name in rounds}
+    cases = {name: {"": partial(round_of, server)} for name, server in running.items()}
+    found = (await runner.alternate(options.rounds, cases, warm_ups=1)).only_case()
+    late = {
+        name: (await run_client(server, client, command, threads, REDELIVERIES, log))[1]
+        for name, server in running.items()
+    }
     return {
-        "send": compared(rate("ours", "send"), rate("apache", "send"), more_is_better=True),
-        "consume": compared(rate("ours", "consume"), rate("apache", "consume"), more_is_better=True),
-        "redelivery": compared(common.median(late["ours"]), common.median(late["apache"])),
+        **{phase: compared(found["ours"][phase], found["apache"][phase], more_is_better=True) for phase in PHASES},
+        "redelivery": compared(runner.median(late["ours"]), runner.median(late["apache"])),
         "redelivery_worst": compared(max(late["ours"]), max(late["apache"])),
-        "server_us_of_a_send": compared(server_us("ours", "send"), server_us("apache", "send")),
-        "server_us_of_a_consumed": compared(server_us("ours", "consume"), server_us("apache", "consume")),
+        **{key: compared(found["ours"][key], found["apache"][key]) for key in PHASES.values()},
     }
 
 
-async def run() -> None:
-    parser = common.parser(__doc__ or "", CLIENTS)
-    parser.add_argument("--messages", type=whole(100), help="of each phase; default: " + str(COUNTS))
-    options = parser.parse_args()
-    fault = apache_fault()
-    if fault:
+async def run(options: argparse.Namespace) -> Mapping[str, Any]:
+    if fault := apache_fault():
         raise SystemExit(f"Apache's proxy cannot run here: {fault}")
     clients = options.only.split(",") if options.only else CLIENTS
-    commands = {client: await command_of(client) for client in clients}
     with tempfile.TemporaryDirectory(prefix="rocketlet-bench-") as folder:
-        async with systems(Path(folder)) as running:
-            found = {client: await rounds_of(options, running, client, commands[client]) for client in clients}
+        async with servers(Path(folder)) as running:
+            found = {client: await measure(options, running, client, Path(folder, "client.log")) for client in clients}
     ours, apache = running["ours"], running["apache"]
-    found["ready_s"] = compared(ours.ready_s, apache.ready_s)
-    found["idle_mib"] = compared(ours.idle_mib, apache.idle_mib)
-    show(found)
-    common.finish(options, "five", {**found.pop(clients[0]), "client": clients[0], **found})
-
-
-async def rounds_of(
-    options: argparse.Namespace, running: Mapping[str, System], client: str, command: Sequence[str]
-) -> dict[str, Any]:
-    messages = options.messages or COUNTS[client]
-    messages -= messages % THREADS[client]
-    rounds: dict[str, list[Round]] = {name: [] for name in running}
-    for number in range(options.rounds + 1):
-        for name, system in running.items():
-            late = REDELIVERIES if number == options.rounds else 0
-            measured = await measure(system, client, command, messages, late)
-            if number:  # the first round warms both servers
-                rounds[name].append(measured)
-    return result_of(rounds, messages)
-
-
-def show(found: Mapping[str, Any]) -> None:
-    rows: list[list[object]] = []
-    for name, value in found.items():
-        of_client = value if name in CLIENTS else {name: value}
-        for what, numbers in of_client.items():
-            client = name if name in CLIENTS else ""
-            rows.append([client, what, numbers["ours"], numbers["apache"], numbers["ratio"]])
-    common.show("Official clients of 5.x", ("client", "", "rocketlet", "apache 5.3.3", "times better"), rows)
-    console.print("rates: messages/s, medians of alternating rounds; redelivery: ms behind its time")
+    of_both = {key: compared(getattr(ours, key), getattr(apache, key)) for key in ("ready_s", "idle_mib")}
+    rows = [(client, what, *values.values()) for client in clients for what, values in found[client].items()]
+    rows += [("", what, *values.values()) for what, values in of_both.items()]
+    runner.show("Official clients of 5.x", ("client", "", "rocketlet", "apache 5.3.3", "times better"), rows)
+    runner.console.print("rates: messages/s, medians of alternating rounds; redelivery: ms behind its time")
+    return {**found.pop(clients[0]), "client": clients[0], **found, **of_both}
 
 
 if __name__ == "__main__":
-    asyncio.run(run())
+    made = runner.parser(__doc__, CLIENTS)
+    made.add_argument("--messages", type=whole(100), help="of each phase; default: " + str(COUNTS))
+    runner.main("five", made, run)

@@ -4,22 +4,23 @@ nearly all of the time is the broker's."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import time
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, cast
+from functools import partial
+from typing import Any, cast
 
-import uvloop
 from rocketlet.client import Producer
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, VERSION, Language, RequestCode
 from rocketlet.protocol.frame import JSON, ROCKETMQ, ExtValue, Frame, encode
 from rocketlet.protocol.headers import PullMessage, write
 
-from . import common
-from .common import BODY, console
+from . import runner
 from .peers import Peer
+from .runner import BODY
 
 NAMES = ("rocketlet", "apache")
 IN_FLIGHT = (1, 16, 128)
@@ -29,11 +30,6 @@ BACKLOG = 32_000
 ENCODINGS = {"JSON": JSON, "binary": ROCKETMQ}
 # as Apache's Java client writes them
 PROPERTIES = "KEYS\x01order-4711\x02UNIQ_KEY\x017F0000010000251A69D7000000000000\x02WAIT\x01true\x02TAGS\x01new"
-
-
-class Measured(NamedTuple):
-    requests_per_s: float
-    broker_us: float
 
 
 def sends(serialize_type: int) -> list[bytes]:
@@ -101,15 +97,14 @@ class Load(asyncio.Protocol):
             self.done.set_exception(error) if error else self.done.set_result(None)
 
 
-async def measure(peer: Peer, address: str, frames: list[bytes], in_flight: int, seconds: float) -> Measured:
+async def measure(peer: Peer, address: str, frames: list[bytes], in_flight: int, seconds: float) -> runner.Values:
     host, _, port = address.rpartition(":")
-    began_s, broker_s = time.perf_counter(), peer.cpu_s()
-    loop = asyncio.get_running_loop()
+    watch, loop = runner.Stopwatch(peer), asyncio.get_running_loop()
     transport, load = await loop.create_connection(lambda: Load(frames, in_flight, seconds), host, int(port))
     await load.done
-    found = Measured(load.answered / (time.perf_counter() - began_s), (peer.cpu_s() - broker_s) / load.answered * 1e6)
+    clock_s, _, broker_s = watch.read_s()
     transport.close()
-    return found
+    return {"requests_per_s": load.answered / clock_s, "broker_us": broker_s / load.answered * 1e6}
 
 
 async def prepared(peer: Peer) -> str:
@@ -125,55 +120,32 @@ async def prepared(peer: Peer) -> str:
     return address
 
 
-async def run() -> None:
-    parser = common.parser(__doc__ or "", NAMES)
-    parser.add_argument("--seconds", type=common.positive, default=SECONDS)
-    options = parser.parse_args()
-    names = common.chosen(options.only, NAMES)
-    cases = {
-        (what, encoding, count): frames
+def parser() -> argparse.ArgumentParser:
+    made = runner.parser(__doc__, NAMES)
+    made.add_argument("--seconds", type=runner.positive, default=SECONDS)
+    return made
+
+
+async def run(options: argparse.Namespace) -> Mapping[str, Any]:
+    loads = {
+        f"{what} {encoding} {count}": (frames, count)
         for encoding, kind in ENCODINGS.items()
         for what, frames in (("sends", sends(kind)), ("pulls of 32", pulls(kind)))
         for count in IN_FLIGHT
     }
-    found: dict[str, dict[tuple[str, str, int], list[Measured]]] = {
-        name: {case: [] for case in cases} for name in names
-    }
-    async with common.started(names) as peers:
+    async with runner.started(runner.chosen(options.only, NAMES)) as peers:
         addresses = {name: await prepared(peer) for name, peer in peers.items()}
-        for number in range(options.rounds + 1):
-            for case, frames in cases.items():
-                for name, peer in peers.items():
-                    measured = await measure(peer, addresses[name], frames, case[2], options.seconds)
-                    if number:  # the first round warms the JVM
-                        found[name][case].append(measured)
-    report(found)
-    result = {
-        name: {
-            " ".join(map(str, case)): Measured(*map(common.median, zip(*runs, strict=True)))._asdict()
-            for case, runs in of_cases.items()
+        cases = {
+            name: {
+                case: partial(measure, peer, addresses[name], frames, count, options.seconds)
+                for case, (frames, count) in loads.items()
+            }
+            for name, peer in peers.items()
         }
-        for name, of_cases in found.items()
-    }
-    common.finish(options, "foreign", result)
-
-
-def report(found: Mapping[str, Mapping[tuple[str, str, int], list[Measured]]]) -> None:
-    rows: list[list[object]] = []
-    ours = found.get("rocketlet", {})
-    for name, cases in found.items():
-        for case, runs in cases.items():
-            ratios = sorted(
-                mine.requests_per_s / other.requests_per_s
-                for mine, other in zip(ours.get(case, []), runs, strict=False)
-            )
-            ratio = f"{common.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else "-"
-            rate, broker_us = map(common.median, zip(*runs, strict=True))
-            rows.append([name, case[0], case[1], str(case[2]), f"{rate:,.0f}", f"{broker_us:.1f}", ratio])
-    columns = ("", "", "headers", "in flight", "requests/s", "broker us", "rocketlet / this")
-    common.show("Requests of foreign clients", columns, rows)
-    console.print("medians of alternating runs; ratios of the runs of one round: median (least to most)")
+        figures = await runner.alternate(options.rounds, cases, warm_ups=1)  # the JVM's
+    figures.show("Requests of foreign clients: kind, headers, in flight", "requests_per_s")
+    return figures.medians
 
 
 if __name__ == "__main__":
-    uvloop.run(run())
+    runner.main("foreign", parser(), run)

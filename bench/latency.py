@@ -10,27 +10,28 @@ other."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import nats
-import uvloop
 from nats.js.api import StreamConfig
 from rocketlet.client import Producer
 from rocketlet.command.plumbing.numbers import whole
+from rocketlet.demo.processes import Child
 
-from . import common
+from . import runner
 from .churn import make_topic
-from .common import console
 from .drain import fill
 from .latency_reader import HEAD, NAME, PADDING
 from .peers import Peer
@@ -48,56 +49,24 @@ WARM_UP = (1_000, 2.0)
 Send = Callable[[bytes], Coroutine[Any, Any, object]]
 
 
-class Measured(NamedTuple):
-    """`late_ms`: how late the last message was handed to `send`; a sender that cannot keep up is late by much.
-    `broker_us` is processor time per message."""
-
-    p50_ms: float
-    p99_ms: float
-    p999_ms: float
-    late_ms: float
-    broker_us: float
-    seconds: float
-
-
 class Reader:
-    """The process at the other end."""
+    """The process at the other end (`latency_reader`)."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self, child: Child) -> None:
+        self.order = child.ask
 
     @classmethod
     async def start(cls, peer: Peer, stack: AsyncExitStack) -> Reader:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "bench.latency_reader", peer.name, peer.address,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        reader = cls(process)
-        stack.push_async_callback(reader._stop)
-        return reader
-
-    async def order(self, text: str) -> None:
-        await self._ask(text)
+        command = (sys.executable, "-m", "bench.latency_reader", peer.name, peer.address)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketlet-bench-")))
+        child = await Child.start(command, folder / "reader.log")
+        stack.push_async_callback(child.close)
+        return cls(child)
 
     async def samples(self, run: int) -> array[int]:
         found: array[int] = array("q")
-        _, count = (await self._ask(f"samples {run}")).split()
-        assert self._process.stdout is not None
-        found.frombytes(await self._process.stdout.readexactly(int(count) * 16))
+        found.frombytes(bytes.fromhex((await self.order(f"samples {run}")).partition(" ")[2]))
         return found
-
-    async def _ask(self, text: str) -> str:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{text}\n".encode())
-        line = await self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the reading process ended; see its output above")
-        return line.decode()
-
-    async def _stop(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        await self._process.wait()
 
 
 class Load:
@@ -160,12 +129,12 @@ class System:
         await system._reader.order("members 1")
         return system
 
-    async def at(self, rate: float, seconds: float) -> Measured:
+    async def at(self, rate: float, seconds: float) -> runner.Values:
         end_ns = time.monotonic_ns() + round(seconds * 1e9)
         return await self._measure(rate, lambda due_ns: due_ns >= end_ns)
 
-    async def beside(self, orders: Sequence[str]) -> Measured:
-        """While the guests carry out orders."""
+    async def beside(self, *orders: str) -> runner.Values:
+        """Measure while the guests carry out orders."""
 
         async def carry_out() -> None:
             for order in orders:
@@ -176,16 +145,23 @@ class System:
         await meanwhile
         return measured
 
-    async def _measure(self, rate: float, over: Callable[[int], bool]) -> Measured:
+    async def _measure(self, rate: float, over: Callable[[int], bool]) -> runner.Values:
+        """`late_ms`: how late the last message was handed to `send`; a sender that cannot keep up is late by much.
+        `broker_us` is processor time per message."""
         run = next(self._runs)
         load = Load(self._send, run, rate)
-        began_s, broker_s = time.monotonic(), self._peer.cpu_s()
+        watch = runner.Stopwatch(self._peer)
         await load.until(over)
-        seconds = time.monotonic() - began_s
-        waits_ms = [ns / 1e6 for ns in (await self._arrived(run, load.sent)).values()]
-        p50_ms, p99_ms, p999_ms = (common.percentile(waits_ms, part) for part in (0.5, 0.99, 0.999))
-        broker_us = (self._peer.cpu_s() - broker_s) / load.sent * 1e6
-        return Measured(p50_ms, p99_ms, p999_ms, load.late_ns / 1e6, broker_us, seconds)
+        seconds = watch.read_s()[0]
+        latencies_ms = [ns / 1e6 for ns in (await self._arrived(run, load.sent)).values()]
+        return {
+            "p50_ms": runner.percentile(latencies_ms, 0.5),
+            "p99_ms": runner.percentile(latencies_ms, 0.99),
+            "p999_ms": runner.percentile(latencies_ms, 0.999),
+            "late_ms": load.late_ns / 1e6,
+            "broker_us": watch.read_s()[2] / load.sent * 1e6,
+            "seconds": seconds,
+        }
 
     async def _arrived(self, run: int, count: int) -> dict[int, int]:
         """By number the ns of each message until it was handled for the first time."""
@@ -218,59 +194,39 @@ async def jetstream(peer: Peer, stack: AsyncExitStack) -> Send:
     return send
 
 
-Case = Callable[[System], Awaitable[Measured]]
-
-
-def cases(rates: Sequence[float], seconds: float, backlog: int) -> dict[str, Case]:
-    found: dict[str, Case] = {f"{rate:.0f}": partial(System.at, rate=rate, seconds=seconds) for rate in rates}
-    if backlog:
-        found[BACKLOG_CASE] = lambda system: system.beside([f"drain {backlog}"])
-        found[MEMBERS_CASE] = lambda system: system.beside([f"members {MEMBERS}", "members 0"])
+def cases_of(system: System, options: argparse.Namespace) -> dict[str, runner.Measure]:
+    found: dict[str, runner.Measure] = {
+        f"{rate:.0f}": partial(system.at, rate, options.seconds) for rate in options.rates
+    }
+    if options.backlog:
+        found[BACKLOG_CASE] = partial(system.beside, f"drain {options.backlog}")
+        found[MEMBERS_CASE] = partial(system.beside, f"members {MEMBERS}", "members 0")
     return found
 
 
-async def run() -> None:
-    parser = common.parser(__doc__ or "", NAMES)
-    parser.add_argument("--rates", type=common.positives, default=list(RATES), help="messages/s, separated by commas")
-    parser.add_argument(
-        "--seconds", type=common.positive, default=SECONDS, help="of each run; the other cases end by themselves"
+def parser() -> argparse.ArgumentParser:
+    made = runner.parser(__doc__, NAMES)
+    made.add_argument("--rates", type=runner.positives, default=list(RATES), help="messages/s, separated by commas")
+    made.add_argument(
+        "--seconds", type=runner.positive, default=SECONDS, help="of each run; the other cases end by themselves"
     )
-    parser.add_argument("--backlog", type=whole(0), default=BACKLOG, help="0 leaves out the cases beside the rates")
-    options = parser.parse_args()
-    names = common.chosen(options.only, NAMES)
-    chosen = cases(options.rates, options.seconds, options.backlog)
-    found: dict[str, dict[str, list[Measured]]] = {name: {case: [] for case in chosen} for name in names}
-    async with common.started(names) as peers, AsyncExitStack() as stack:
+    made.add_argument("--backlog", type=whole(0), default=BACKLOG, help="0 leaves out the cases beside the rates")
+    return made
+
+
+async def run(options: argparse.Namespace) -> Mapping[str, Any]:
+    names = runner.chosen(options.only, NAMES)
+    async with runner.started(names) as peers, AsyncExitStack() as stack:
         systems = {name: await System.start(peer, stack, options.backlog) for name, peer in peers.items()}
         for system in systems.values():
             await system.at(*WARM_UP)
-        for _ in range(options.rounds):
-            for case, measure in chosen.items():
-                for name, system in systems.items():
-                    found[name][case].append(await measure(system))
-    medians = {
-        name: {case: Measured(*map(common.median, zip(*runs, strict=True))) for case, runs in of_cases.items()}
-        for name, of_cases in found.items()
-    }
-    report(medians, found)
-    result = {name: {case: values._asdict() for case, values in rows.items()} for name, rows in medians.items()}
-    common.finish(options, "latency", result)
-
-
-def report(medians: Mapping[str, Mapping[str, Measured]], found: Mapping[str, Mapping[str, list[Measured]]]) -> None:
-    rows: list[list[object]] = []
-    ours = found.get("rocketlet", {})
-    for case in next(iter(medians.values())):
-        for name, values in medians.items():
-            ratios = sorted(
-                other.p99_ms / mine.p99_ms for mine, other in zip(ours.get(case, []), found[name][case], strict=False)
-            )
-            ratio = f"{common.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else "-"
-            rows.append([case, name, *values[case], ratio])
-    columns = ("messages/s", "", "p50 ms", "p99 ms", "p99.9 ms", "late ms", "broker us", "s", "p99 / rocketlet")
-    common.show("From the time a message was due to the handler of another process", columns, rows)
-    console.print("medians of alternating runs; ratios of p99 to ours of one round: median (least to most)")
+        figures = await runner.alternate(
+            options.rounds, {name: cases_of(system, options) for name, system in systems.items()}
+        )
+    title = "From the time a message was due to the handler of another process, by messages/s"
+    figures.show(title, "p99_ms", less_is_better=True)
+    return figures.medians
 
 
 if __name__ == "__main__":
-    uvloop.run(run())
+    runner.main("latency", parser(), run)

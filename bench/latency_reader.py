@@ -4,8 +4,8 @@
 
     members N       lets members join or leave, one after the other with a pause, until there are N: DONE
     drain COUNT     reads a backlog of so many messages with a group of its own: DONE
-    samples RUN     SAMPLES and their count, then two int64 for each handled message of that run: its number, and the ns from
-                    the time for which it was scheduled. The run is forgotten then.
+    samples RUN     SAMPLES, and in hex two int64 for each handled message of that run: its number, and the ns from the time
+                    for which it was scheduled. The run is forgotten then.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from rocketlet.client import Consumer, Message
 from rocketlet.command.plumbing import logs
 
 from . import drain
-from .common import BODY_BYTES
 from .peers import Peer
+from .runner import BODY_BYTES
 
 NAME = "latency"  # names the topic, the group, the stream
 HEAD = struct.Struct(
     ">qII"
-)  # when a message was due (CLOCK_MONOTONIC, which all processes share, ns), the run, its number
+)  # when a message was due (ns of CLOCK_MONOTONIC, shared by all processes), the run, its number
 PADDING = b"." * (BODY_BYTES - HEAD.size)
 PAUSE_S = 0.1  # between members that join or leave one after the other
 Join = Callable[[AsyncExitStack], Awaitable[None]]
@@ -98,18 +98,16 @@ async def run(system: str, address: str) -> None:
     drained = 0
     while line := (await lines.readline()).decode():
         order, number = line.split()
+        answer = "DONE"
         if order == "samples":
-            samples = reader.take(int(number))
-            sys.stdout.buffer.write(b"SAMPLES %d\n" % (len(samples) // 2) + samples.tobytes())
+            answer = f"SAMPLES {reader.take(int(number)).tobytes().hex()}"
+        elif order == "members":
+            await members.be(int(number))
         else:
-            if order == "members":
-                await members.be(int(number))
-            else:
-                drained += 1
-                way = drain.fetch_and_acknowledge if system == "jetstream" else drain.in_batches
-                await way(peer, int(number), drained)
-            sys.stdout.buffer.write(b"DONE\n")
-        sys.stdout.buffer.flush()
+            drained += 1
+            way = drain.fetch_and_acknowledge if system == "jetstream" else drain.in_batches
+            await way(peer, int(number), drained)
+        print(answer, flush=True)
     await members.be(0)
 
 

@@ -1,39 +1,75 @@
-"""The systems that are measured: each started as real processes on free ports, stopped at the end."""
+"""The systems that are measured, each a real process on free ports; and the processes of other tests and campaigns."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.client.wire.connection import Access
+from rocketlet.demo.processes import Child
 from rocketlet.protocol.bodies import decode_cluster
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing.ports import free_port
 
 APACHE_VERSION = "4.9.7"  # the newest 4.9 whose broker and name server are on Maven Central
+PROXY_VERSION = "5.3.3"
+KAFKA_VERSION = "4.1.1"
 APACHE_START_S = 90.0  # it takes 3 s on a machine with nothing else to do
 APACHE_TRIES = 3
 FETCH_S = 600.0  # it takes seconds, or a minute with an empty cache
 APACHE_HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=2g")
+CLUSTER_HEAP = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512m")
+PROXY_HEAP = ("-Xms512m", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxDirectMemorySize=1g")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rocketlet"
 POM = Path(__file__).parent / "apache" / "pom.xml"
+KAFKA_POMS = Path(__file__).parent / "kafka"
+LOGGING = '<configuration><root level="OFF"/></configuration>\n'
+ACCOUNT = Access(access_key="bench-key", secret_key="a-long-secret")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Used(NamedTuple):
+    """What one process has used: CPU seconds of its own and of its ended children, and resident memory."""
+
+    pid: int
+    parent: int
+    name: str
+    cpu_s: float
+    children_s: float
+    resident_bytes: int
+
+
+def used(pid: int) -> Used | None:
+    """Return what a process has used, from /proc; None if the process has ended."""
+    try:
+        head, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return None
+    fields = rest.split()
+    user, system, children_user, children_system = (int(field) / _TICKS_PER_S for field in fields[11:15])
+    resident = int(fields[21]) * _PAGE_BYTES
+    return Used(pid, int(fields[1]), head.partition("(")[2], user + system, children_user + children_system, resident)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A running system. `pid` is the process that stores messages; `access` is how to show who asks, if it wants to know."""
+    """A running system. `pid` is the process that stores messages; `access` authenticates its clients."""
 
     name: str
     address: str
@@ -41,40 +77,26 @@ class Peer:
     access: Access | None = None
 
     def resident_mib(self) -> float:
-        """The broker's resident memory (VmRSS), MiB."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS"):
-                return int(line.split()[1]) / 1024
-        return 0.0
+        found = used(self.pid)
+        return found.resident_bytes / (1 << 20) if found else 0.0
 
     def cpu_s(self) -> float:
-        """Processor time of the broker's process, s."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        found = used(self.pid)
+        return found.cpu_s if found else float("nan")
 
 
 @asynccontextmanager
 async def process(arguments: Sequence[str], log: Path, **environment: str) -> AsyncIterator[int]:
-    """A child process, ended by its own id."""
-    with log.open("ab") as output:
-        child = await asyncio.create_subprocess_exec(
-            *arguments, stdout=output, stderr=output, env={**os.environ, **environment}
-        )
+    """A child process whose output is in `log`, ended by its own id."""
+    child = await Child.start(arguments, log, reads=False, environment=environment)
     try:
         yield child.pid
     finally:
-        if child.returncode is None:
-            child.send_signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(20):
-                    await child.wait()
-            except TimeoutError:
-                child.kill()
-                await child.wait()
+        await child.stop(20)
 
 
 async def listening(port: int, timeout_s: float = 180.0, *, pid: int | None = None) -> None:
-    """Returns when something accepts connections on the port. Raises ProcessLookupError when the process `pid` has ended."""
+    """Return when something accepts connections on the port. Raises ProcessLookupError when the process `pid` has ended."""
     async with asyncio.timeout(timeout_s):
         while True:
             try:
@@ -89,82 +111,43 @@ async def listening(port: int, timeout_s: float = 180.0, *, pid: int | None = No
 
 
 @asynccontextmanager
-async def rocketlet(folder: Path, *options: str) -> AsyncIterator[Peer]:
-    port = free_port()
+async def rocketlet(
+    folder: Path, *options: str, name: str = "rocketlet", signs: bool = False, tls: bool = False
+) -> AsyncIterator[Peer]:
+    """Our broker.
+
+    Args:
+        folder: Where a folder of the system's name is made.
+        options: More options of `rocketlet start`.
+        name: The name of the peer.
+        signs: True if clients need an account.
+        tls: True if the broker takes only connections over TLS.
+    """
+    home, port, access = folder / name, free_port(), Access()
+    home.mkdir()
+    if signs:
+        account = f"accessKey: {ACCOUNT.access_key}, secretKey: {ACCOUNT.secret_key}, topicPerms: [bench=PUB]"
+        (home / "plain_acl.yml").write_text(f"accounts: [{{{account}}}]")
+        options, access = (*options, "--acl", str(home / "plain_acl.yml")), ACCOUNT
+    if tls:
+        import trustme
+
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(home / "ca.pem"))
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(home / "server.pem"))
+        options = (*options, "--tls", "enforcing", "--tls-cert", str(home / "server.pem"))
+        access = replace(access, tls=True, ca_file=str(home / "ca.pem"))
     arguments = (
         sys.executable, "-m", "rocketlet.command.cli", "start", "--host", "127.0.0.1", "--port", str(port),
-        "--data", str(folder / "rocketlet"), "--log-level", "warning", *options,
+        "--data", str(home / "data"), "--log-level", "warning", *options,
     )  # fmt: skip
-    async with process(arguments, folder / "rocketlet.log") as pid:
+    async with process(arguments, home / "log") as pid:
         await listening(port)
-        yield Peer("rocketlet", f"127.0.0.1:{port}", pid)
-
-
-@asynccontextmanager
-async def rocketlet_signed(folder: Path) -> AsyncIterator[Peer]:
-    """Our broker once more, with accounts: each request is signed, and checked."""
-    home = folder / "signed"
-    home.mkdir()
-    async with rocketlet(home, *_accounts(home)) as peer:
-        yield replace(peer, name="rocketlet-signed", access=ACCOUNT)
-
-
-@asynccontextmanager
-async def rocketlet_tls(folder: Path, name: str = "rocketlet-tls", *, signs: bool = False) -> AsyncIterator[Peer]:
-    """Our broker once more, over TLS."""
-    import trustme
-
-    home = folder / name
-    home.mkdir()
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(home / "ca.pem"))
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(home / "server.pem"))
-    options = ("--tls", "enforcing", "--tls-cert", str(home / "server.pem"), *(_accounts(home) if signs else ()))
-    async with rocketlet(home, *options) as peer:
-        access = replace(ACCOUNT if signs else Access(), tls=True, ca_file=str(home / "ca.pem"))
-        yield replace(peer, name=name, access=access)
-
-
-def rocketlet_tls_signed(folder: Path) -> AbstractAsyncContextManager[Peer]:
-    """Over TLS and with accounts: the client shows once for each connection who it is."""
-    return rocketlet_tls(folder, "rocketlet-tls-signed", signs=True)
-
-
-ACCOUNT = Access(access_key="bench-key", secret_key="a-long-secret")
-
-
-def _accounts(folder: Path) -> tuple[str, str]:
-    path = folder / "plain_acl.yml"
-    account = f"accessKey: {ACCOUNT.access_key}, secretKey: {ACCOUNT.secret_key}, topicPerms: [bench=PUB]"
-    path.write_text(f"accounts: [{{{account}}}]")
-    return "--acl", str(path)
-
-
-@asynccontextmanager
-async def rocketlet_synced(folder: Path) -> AsyncIterator[Peer]:
-    """Our broker once more; it acknowledges what is on the device."""
-    async with rocketlet(folder, "--flush", "sync") as peer:
-        yield peer
-
-
-@asynccontextmanager
-async def java_on_rocketlet(folder: Path) -> AsyncIterator[Peer]:
-    """Our broker once more, for Apache's clients."""
-    (folder / "java").mkdir()
-    async with rocketlet(folder / "java") as peer:
-        yield replace(peer, name="java-on-rocketlet")
-
-
-@asynccontextmanager
-async def python_on_apache(folder: Path) -> AsyncIterator[Peer]:
-    """Apache's broker once more, for our clients."""
-    (folder / "python").mkdir()
-    async with apache(folder / "python") as peer:
-        yield replace(peer, name="python-on-apache")
+        yield Peer(name, f"127.0.0.1:{port}", pid, access if signs or tls else None)
 
 
 def apache_fault() -> str | None:
-    """Why Apache's broker cannot be measured here; None if it can."""
+    """Return why Apache's broker cannot be measured here; None if it can."""
     if shutil.which("java") is None:
         return "java is missing"
     if not any(CACHE.glob("apache-*/rocketmq-broker-*.jar")) and shutil.which("mvn") is None:
@@ -173,12 +156,12 @@ def apache_fault() -> str | None:
 
 
 def fetch(command: Sequence[str], folder: Path | None = None) -> str:
-    """Runs a command that fetches something. Returns its last words if it failed, and nothing if it did not.
+    """Run a command that fetches something. Return the end of its output if it failed, and nothing if it did not.
 
     One runs at a time on this machine, because Maven's repository and the caches of Go and npm are not made for several
-    that fill them. A failed one is tried once more, because networks have hiccups."""
+    that fill them. A failed one is retried once, because networks have hiccups."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    said = ""
+    output = ""
     with (CACHE / "fetching.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for _ in range(2):
@@ -188,13 +171,22 @@ def fetch(command: Sequence[str], folder: Path | None = None) -> str:
                 return f"not within {FETCH_S:.0f} s"
             if not done.returncode:
                 return ""
-            said = (done.stdout + done.stderr).strip() or f"it ended with {done.returncode}"
-    return said
+            output = (done.stdout + done.stderr).strip() or f"it ended with {done.returncode}"
+    return output
+
+
+async def fetch_python(folder: Path, needed: str, requirement: str) -> Path:
+    """Return the folder with a package of PyPI, which is fetched unless the folder has `needed`."""
+    if not any(folder.glob(needed)):
+        command = (sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), requirement)
+        if fault := await asyncio.to_thread(fetch, command):
+            raise RuntimeError(f"pip could not fetch {requirement}: {fault[-2000:]}")
+    return folder
 
 
 async def maven_jars(folder: Path, needed: str, pom: Path, *options: str) -> Path:
-    """The folder with the jars of a pom, fetched from Maven Central if none that is `needed` is there. It comes into being
-    with all of them: others may be looking for it, too."""
+    """Return the folder with the jars of a pom, which are fetched from Maven Central unless the folder has `needed`. The
+    folder appears with all jars, because other processes may be waiting for it."""
     if any(folder.glob(needed)):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +197,7 @@ async def maven_jars(folder: Path, needed: str, pom: Path, *options: str) -> Pat
             raise RuntimeError(f"Maven could not fetch {folder.name}: {fault[-2000:]}")
         try:
             Path(coming, "jars").rename(folder)
-        except OSError:  # somebody else was faster
+        except OSError:  # another process was faster
             if not any(folder.glob(needed)):
                 raise
     return folder
@@ -216,7 +208,7 @@ async def apache_jars(version: str) -> Path:
 
 
 async def fetch_fault(version: str) -> str | None:
-    """Why Apache's jars of a version are not here and cannot be fetched; None once they are here."""
+    """Return why Apache's jars of a version are not here and cannot be fetched; None once they are here."""
     try:
         await apache_jars(version)
     except RuntimeError as error:
@@ -224,12 +216,9 @@ async def fetch_fault(version: str) -> str | None:
     return None
 
 
-async def compiled(program: str) -> str:
-    """The classpath of one of our Java programs beside Apache's client."""
-    return await compiled_with(await apache_jars(APACHE_VERSION), program)
-
-
-async def compiled_with(jars: Path, program: str) -> str:
+async def compiled(program: str, jars: Path | None = None) -> str:
+    """Return the classpath of one of our Java programs beside jars: by default those of Apache's client of 4.9."""
+    jars = jars or await apache_jars(APACHE_VERSION)
     classes = jars / "programs"
     source = POM.parent / program
     child = await asyncio.create_subprocess_exec("javac", "-cp", f"{jars}/*", "-d", str(classes), str(source))
@@ -239,46 +228,18 @@ async def compiled_with(jars: Path, program: str) -> str:
 
 
 def java_options() -> tuple[str, ...]:
-    """A client's options: quiet."""
+    """Return the options of a client that logs nothing."""
     quiet = CACHE / "logback.xml"
     quiet.write_text(LOGGING)
     return ("-Drocketmq.client.logUseSlf4j=true", f"-Dlogback.configurationFile={quiet}")
 
 
-LOGGING = '<configuration><root level="OFF"/></configuration>\n'
-
-
-@asynccontextmanager
-async def apache(folder: Path) -> AsyncIterator[Peer]:
-    """Name server and broker with their defaults, but for addresses, folders and the heap."""
-    async with Apache(folder, APACHE_VERSION, APACHE_HEAP) as system:
-        yield Peer("apache", system.address, system.pid)
-
-
-@asynccontextmanager
-async def apache_cluster(folder: Path, names: Sequence[str]) -> AsyncIterator[str]:
-    """Brokers of these names with one name server, whose address this is."""
-    heap = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=512m")
-    async with AsyncExitStack() as stack:
-        address: str | None = None
-        for name in names:
-            system = Apache(folder / name, APACHE_VERSION, heap, name_server=address, brokerName=name)
-            await stack.enter_async_context(system)
-            address = system.address
-        yield str(address)
-
-
-@asynccontextmanager
-async def apache_synced(folder: Path) -> AsyncIterator[Peer]:
-    """Apache's broker; it acknowledges what is on the device."""
-    async with Apache(folder, APACHE_VERSION, APACHE_HEAP, flushDiskType="SYNC_FLUSH") as system:
-        yield Peer("apache", system.address, system.pid)
-
-
 class Apache:
-    """Apache's name server and broker as processes. `address` is the name server's, `broker_address` the broker's, whose
-    name is `apache`; settings are of broker.conf, options of both virtual machines. `name_server`: the address of one that
-    runs; then only a broker is started."""
+    """Apache's name server and broker as processes.
+
+    `address` is the name server's, `broker_address` the broker's, whose name is `apache`. With `name_server`, the address of
+    a running one, only a broker is started. `heap` is for the broker, `options` for both virtual machines; other settings
+    are of broker.conf."""
 
     def __init__(
         self,
@@ -303,7 +264,7 @@ class Apache:
         self._configure()
 
     def _configure(self) -> None:
-        """Writes what both read, with ports that are free."""
+        """Write what both processes read, with free ports."""
         name_port, self._port = free_port(), free_port()
         self.address = self._name_server or f"127.0.0.1:{name_port}"
         self.broker_address = f"127.0.0.1:{self._port}"
@@ -313,7 +274,7 @@ class Apache:
             for file in (f"logback_{name}.xml", f"rmq.{name}.logback.xml"):
                 (home / "conf" / file).write_text(LOGGING)
         (home / "namesrv.properties").write_text(f"listenPort={name_port}\n")
-        lines = {
+        settings = {
             "brokerName": "apache",
             "brokerIP1": "127.0.0.1",
             "listenPort": self._port,
@@ -324,7 +285,7 @@ class Apache:
             "defaultTopicQueueNums": 8,
             **self._settings,
         }
-        (home / "broker.properties").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+        write_properties(home / "broker.properties", settings)
 
     async def __aenter__(self) -> Apache:
         self._jars = await self.jars()
@@ -335,9 +296,9 @@ class Apache:
             except (TimeoutError, OSError) as error:
                 await self.__aexit__()
                 if not tries_left:
-                    said = (self.home / "log").read_text(errors="replace")[-2000:]
+                    output = (self.home / "log").read_text(errors="replace")[-2000:]
                     raise RuntimeError(
-                        f"Apache {self._version} does not start ({error!r}); it printed {said!r}"
+                        f"Apache {self._version} does not start ({error!r}); it printed {output!r}"
                     ) from error
                 self._configure()
         return self
@@ -350,7 +311,7 @@ class Apache:
         await self._stack.aclose()
 
     async def restart_broker(self) -> None:
-        """Ends the broker in order and starts it again on the same address and data."""
+        """End the broker in order and start it again on the same address and data."""
         await self._broker.aclose()
         await self._start_broker()
 
@@ -367,12 +328,14 @@ class Apache:
         await listening(int(self.address.rpartition(":")[2]), APACHE_START_S, pid=pid)
 
     async def _start_broker(self) -> None:
-        arguments = self._java("broker.BrokerStartup", "broker.properties", *self._heap)
+        await self._run(self._java("broker.BrokerStartup", "broker.properties", *self._heap), self._port)
+
+    async def _run(self, arguments: Sequence[str], port: int) -> None:
+        """Run the broker's process, and return when it listens on the port and is registered."""
         self._broker = AsyncExitStack()
-        self.pid = await self._broker.enter_async_context(
-            process(arguments, self.home / "log", ROCKETMQ_HOME=str(self.home))
-        )
-        await listening(self._port, APACHE_START_S, pid=self.pid)
+        homes = {"ROCKETMQ_HOME": str(self.home), "RMQ_PROXY_HOME": str(self.home)}
+        self.pid = await self._broker.enter_async_context(process(arguments, self.home / "log", **homes))
+        await listening(port, APACHE_START_S, pid=self.pid)
         await _registered(self.address)
 
     def _java(self, main: str, properties: str, *heap: str) -> tuple[str, ...]:
@@ -385,8 +348,45 @@ class Apache:
         )  # fmt: skip
 
 
+class Proxy(Apache):
+    """Apache's proxy 5.3 with its broker inside (local mode), and its name server. `endpoint` is for clients of 5.x."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoint = ""
+        super().__init__(folder, PROXY_VERSION, PROXY_HEAP, recallMessageEnable="true")
+
+    async def jars(self) -> Path:
+        pom = POM.parent / "proxy.xml"
+        version = f"-Drocketmq.version={PROXY_VERSION}"
+        return await maven_jars(CACHE / f"apache-proxy-{PROXY_VERSION}", "rocketmq-proxy-*.jar", pom, version)
+
+    def _configure(self) -> None:
+        super()._configure()
+        self._endpoint_port = free_port()
+        self.endpoint = f"127.0.0.1:{self._endpoint_port}"
+        (self.home / "conf" / "rmq.proxy.logback.xml").write_text(LOGGING)
+        settings = {
+            "rocketMQClusterName": "DefaultCluster",
+            "grpcServerPort": self._endpoint_port,
+            "remotingListenPort": free_port(),
+            "namesrvAddr": self.address,
+        }
+        (self.home / "rmq-proxy.json").write_text(json.dumps(settings))
+
+    async def _start_broker(self) -> None:
+        arguments = (
+            *self._java("proxy.ProxyStartup", "unused", *self._heap)[:-2], "-pm", "local", "-n", self.address,
+            "-bc", str(self.home / "broker.properties"), "-pc", str(self.home / "rmq-proxy.json"),
+        )  # fmt: skip
+        await self._run(arguments, self._endpoint_port)
+
+
+def write_properties(path: Path, settings: Mapping[str, object]) -> None:
+    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+
 async def _registered(name_server: str) -> None:
-    """Returns when the name server knows a broker."""
+    """Return when the name server has a broker."""
     cluster = Cluster(name_server)
     try:
         async with asyncio.timeout(60):
@@ -397,6 +397,25 @@ async def _registered(name_server: str) -> None:
                 await asyncio.sleep(0.02)
     finally:
         await cluster.close()
+
+
+@asynccontextmanager
+async def apache(folder: Path, flush: str = "ASYNC_FLUSH") -> AsyncIterator[Peer]:
+    """Apache's name server and broker with their defaults, but for addresses, folders and the heap."""
+    async with Apache(folder, APACHE_VERSION, APACHE_HEAP, flushDiskType=flush) as system:
+        yield Peer("apache", system.address, system.pid)
+
+
+@asynccontextmanager
+async def apache_cluster(folder: Path, names: Sequence[str]) -> AsyncIterator[str]:
+    """Apache's brokers of these names with one name server, whose address this is."""
+    async with AsyncExitStack() as stack:
+        address: str | None = None
+        for name in names:
+            system = Apache(folder / name, APACHE_VERSION, CLUSTER_HEAP, name_server=address, brokerName=name)
+            await stack.enter_async_context(system)
+            address = system.address
+        yield str(address)
 
 
 def jetstream_fault() -> str | None:
@@ -411,11 +430,9 @@ def _nats() -> str | None:
 def jetstream_synced_fault() -> str | None:
     if jetstream_fault():
         return jetstream_fault()
-    version = subprocess.run((str(_nats()), "--version"), capture_output=True, text=True, check=True).stdout
+    version = subprocess.run((str(_nats()), "--version"), capture_output=True, text=True, check=True).stdout.strip()
     numbers = [int(number) for number in re.findall(r"\d+", version)]
-    return (
-        None if numbers >= [2, 10] else f"{version.strip()} cannot sync always; set NATS_SERVER to one of 2.10 or later"
-    )
+    return None if numbers >= [2, 10] else f"{version} cannot sync always; set NATS_SERVER to one of 2.10 or later"
 
 
 @asynccontextmanager
@@ -430,6 +447,61 @@ async def jetstream(folder: Path, *, syncs: bool = False) -> AsyncIterator[Peer]
         yield Peer("jetstream", f"127.0.0.1:{port}", pid)
 
 
-def jetstream_synced(folder: Path) -> AbstractAsyncContextManager[Peer]:
-    """JetStream; it acknowledges what is on the device."""
-    return jetstream(folder, syncs=True)
+async def kafka_jars(pom: str, version: str, needed: str, setting: str) -> Path:
+    """Return the folder with the jars of one of Kafka's parts."""
+    options = (f"-D{setting}={version}", "-DincludeScope=runtime")
+    return await maven_jars(CACHE / f"{pom}-{version}", needed, KAFKA_POMS / f"{pom}.xml", *options)
+
+
+def kafka_fault() -> str | None:
+    return None if shutil.which("mvn") and shutil.which("java") else "Java or Maven is missing, which fetches Kafka"
+
+
+@asynccontextmanager
+async def kafka(folder: Path) -> AsyncIterator[Peer]:
+    """A Kafka broker with its defaults, which is its own controller."""
+    jars = await kafka_jars("broker", KAFKA_VERSION, "kafka_*.jar", "kafka.version")
+    port, controller = free_port(), free_port()
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": folder / "kafka",
+        "offsets.topic.replication.factor": 1,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+    }
+    properties, log = folder / "kafka.properties", folder / "kafka.log"
+    write_properties(properties, settings)
+    java = ("java", "-Xms1g", "-Xmx1g", "-cp", f"{jars}/*")
+    storage = (*java, "kafka.tools.StorageTool", "format", "-t", str(uuid.uuid4()), "-c", str(properties))
+    if await (await Child.start(storage, log, reads=False)).wait(60):
+        raise RuntimeError(f"Kafka's storage could not be formatted: {log.read_text()[-2000:]}")
+    async with process((*java, "kafka.Kafka", str(properties)), log) as pid:
+        await listening(port)
+        yield Peer("kafka", f"127.0.0.1:{port}", pid)
+
+
+class System(NamedTuple):
+    """How a system is started with its data in a folder, and why it cannot be started here."""
+
+    start: Callable[[Path], AbstractAsyncContextManager[Peer]]
+    fault: Callable[[], str | None] = lambda: None
+
+
+SYSTEMS: Mapping[str, System] = {
+    "rocketlet": System(rocketlet),
+    "rocketlet-signed": System(partial(rocketlet, name="rocketlet-signed", signs=True)),
+    "rocketlet-synced": System(lambda folder: rocketlet(folder, "--flush", "sync")),
+    "rocketlet-tls": System(partial(rocketlet, name="rocketlet-tls", tls=True)),
+    "rocketlet-tls-signed": System(partial(rocketlet, name="rocketlet-tls-signed", tls=True, signs=True)),
+    "java-on-rocketlet": System(partial(rocketlet, name="java-on-rocketlet"), apache_fault),
+    "apache": System(apache, apache_fault),
+    "apache-synced": System(partial(apache, flush="SYNC_FLUSH"), apache_fault),
+    "jetstream": System(jetstream, jetstream_fault),
+    "jetstream-synced": System(partial(jetstream, syncs=True), jetstream_synced_fault),
+    "kafka": System(kafka, kafka_fault),
+}

@@ -4,27 +4,24 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.runtime import Runtime
 from rocketlet.broker.store.store import Store
-from rocketlet.command.plumbing import logs
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.message import encode_host
 
-from . import common
+from . import runner
 
 QUEUES = 1000
 QUEUES_PER_TOPIC = 10
@@ -80,24 +77,18 @@ def fill_and_die(folder: Path, messages: int) -> None:
 
 
 def start(folder: Path) -> tuple[subprocess.Popen[bytes], float]:
-    """A broker over the folder, and how long it took until it said that it is ready, ms."""
-    began_s = time.perf_counter()
-    child, _ = start_at(folder)
-    return child, (time.perf_counter() - began_s) * 1000
-
-
-def start_at(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """A broker over the folder that is ready, and its address."""
+    """Return a broker over the folder, and how long it took until it said that it is ready, ms."""
+    watch = runner.Stopwatch()
     child = subprocess.Popen(
         [sys.executable, "-m", "rocketlet.command.cli", "start", "--host", "127.0.0.1", "--port", "0", "--no-vip",
          "--log-level", "error", "--data", str(folder)],
         stdout=subprocess.PIPE,
     )  # fmt: skip
     assert child.stdout is not None
-    while not (found := re.search(rb"ready on (\S+:\d+):", child.stdout.readline())):
+    while b"ready on" not in child.stdout.readline():
         if child.poll() is not None:
             raise RuntimeError("the broker ended before it was ready")
-    return child, found[1].decode()
+    return child, watch.read_s()[0] * 1000
 
 
 def end(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -120,17 +111,10 @@ def measure(folder: Path, present: int, wanted: int, rounds: int) -> dict[str, f
         child, taken_ms = start(folder)
         killed_ms.append(taken_ms)
         end(child, signal.SIGTERM)
-    return {"messages": wanted, "clean_ms": statistics.median(clean_ms), "killed_ms": statistics.median(killed_ms)}
+    return {"messages": wanted, "clean_ms": runner.median(clean_ms), "killed_ms": runner.median(killed_ms)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--rounds", type=whole(1), default=3)
-    parser.add_argument("--messages", type=whole(1), default=GROWTH[-1])
-    parser.add_argument("--folder", type=common.folder, help="where 2.5 GB are written; default: a temporary folder")
-    options = parser.parse_args()
-    logs.configure("error")
+async def run(options: argparse.Namespace) -> Mapping[str, Any]:
     growth: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="rocketlet-restart-", dir=options.folder) as name:
         folder = Path(name)
@@ -139,14 +123,13 @@ def main() -> None:
         for wanted in [size for size in GROWTH if size < options.messages] + [options.messages]:
             growth.append(measure(folder, present, wanted, options.rounds))
             present = wanted
-            text = (
-                "{messages:>10,} messages: ready {clean_ms:.0f} ms after a clean end, {killed_ms:.0f} ms after SIGKILL"
-            )
-            print(text.format(**growth[-1]), flush=True)
-    if options.json:
-        machine = common.machine()
-        print(json.dumps({"bench": "restart", "machine": machine, "queues": QUEUES, **growth[-1], "growth": growth}))
+    columns = ("messages", "ready after a clean end, ms", "after SIGKILL, ms")
+    runner.show("A broker over stored messages", columns, [list(found.values()) for found in growth])
+    return {"queues": QUEUES, **growth[-1], "growth": growth}
 
 
 if __name__ == "__main__":
-    main()
+    made = runner.parser(__doc__)
+    made.add_argument("--messages", type=whole(1), default=GROWTH[-1])
+    made.add_argument("--folder", type=runner.folder, help="where 2.5 GB are written; default: a temporary folder")
+    runner.main("restart", made, run)

@@ -1,9 +1,10 @@
-"""The common part of the programs: options, alternating rounds, medians, tables, JSON."""
+"""The runner of all benches: options, systems, alternating rounds, medians and ratios, the table, the JSON line."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -11,11 +12,13 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import uvloop
 from rich.console import Console
 from rich.table import Table
 from rocketlet.client import Message
@@ -23,36 +26,26 @@ from rocketlet.command.plumbing import logs
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.protocol.fast import MODULE
 
-from .kafka_broker import kafka, kafka_fault
-from .peers import (
-    Peer,
-    apache,
-    apache_fault,
-    apache_synced,
-    java_on_rocketlet,
-    jetstream,
-    jetstream_fault,
-    jetstream_synced,
-    jetstream_synced_fault,
-    python_on_apache,
-    rocketlet,
-    rocketlet_signed,
-    rocketlet_synced,
-    rocketlet_tls,
-    rocketlet_tls_signed,
-)
+from .peers import SYSTEMS, Peer
 
 BODY_BYTES = 1024
 BODY = os.urandom(BODY_BYTES // 2).hex().encode()
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
+Values = Mapping[str, float]
+Measure = Callable[[], Awaitable[Values]]
+Run = Callable[[argparse.Namespace], Coroutine[Any, Any, Mapping[str, Any]]]
 
-def parser(description: str, names: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """names: what `--only` chooses from."""
+# Options
+
+
+def parser(description: str | None, names: Iterable[str] = (), *, rounds: int = 3) -> argparse.ArgumentParser:
+    """Return a parser of the options that benches share. `--only` chooses from names; `--rounds` is absent if rounds is 0."""
     logs.configure("error")
-    made = argparse.ArgumentParser(description=description)
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    made.add_argument("--rounds", type=whole(1), default=3)
+    if rounds:
+        made.add_argument("--rounds", type=whole(1), default=rounds)
     if names := tuple(names):
         text = f"what to measure, separated by commas, of {', '.join(names)}; default: all that can run here"
         made.add_argument("--only", type=among(names), metavar="NAMES", help=text)
@@ -60,7 +53,7 @@ def parser(description: str, names: Iterable[str] = ()) -> argparse.ArgumentPars
 
 
 def among(names: Sequence[str]) -> Callable[[str], str]:
-    """For `--only` and its like: names separated by commas."""
+    """Return a type of options: names separated by commas."""
 
     def checked(text: str) -> str:
         for name in text.split(","):
@@ -98,73 +91,10 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
-def chosen(only: str | None, names: Sequence[str]) -> list[str]:
-    """The peers that are asked for and can run; says which are left out and why. Exits if none is left."""
-    wanted = only.split(",") if only else list(names)
-    faults = {name: FAULTS[name]() for name in wanted if name in FAULTS}
-    for name, fault in faults.items():
-        if fault:
-            console.print(f"{name} is left out: {fault}")
-    left = [name for name in wanted if not faults.get(name)]
-    if not left:
-        raise SystemExit("nothing is left to measure")
-    return left
-
-
-FAULTS: Mapping[str, Callable[[], str | None]] = {
-    "apache": apache_fault,
-    "apache-synced": apache_fault,
-    "java-on-rocketlet": apache_fault,
-    "jetstream": jetstream_fault,
-    "jetstream-synced": jetstream_synced_fault,
-    "kafka": kafka_fault,
-}
-STARTERS: Mapping[str, Callable[[Path], AbstractAsyncContextManager[Peer]]] = {
-    "rocketlet": rocketlet,
-    "rocketlet-signed": rocketlet_signed,
-    "rocketlet-synced": rocketlet_synced,
-    "rocketlet-tls": rocketlet_tls,
-    "rocketlet-tls-signed": rocketlet_tls_signed,
-    "apache": apache,
-    "apache-synced": apache_synced,
-    "jetstream": jetstream,
-    "jetstream-synced": jetstream_synced,
-    "java-on-rocketlet": java_on_rocketlet,
-    "kafka": kafka,
-    "python-on-apache": python_on_apache,
-}
-
-
-@asynccontextmanager
-async def started(names: Sequence[str]) -> AsyncIterator[dict[str, Peer]]:
-    """The peers, running; their data in a temporary folder (`TMPDIR`)."""
-    with tempfile.TemporaryDirectory(prefix="rocketlet-bench-") as folder:
-        async with AsyncExitStack() as stack:
-            yield {name: await stack.enter_async_context(STARTERS[name](Path(folder))) for name in names}
-
-
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values) if values else float("nan")
-
-
-def percentile(values: list[float], part: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(int(len(ordered) * part), len(ordered) - 1)] if ordered else float("nan")
-
-
-def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    table = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row))
-    console.print(table)
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
-    return str(value)
+def main(name: str, options: argparse.ArgumentParser, run: Run) -> None:
+    """Run a bench, and print the JSON object with its result if the options want it."""
+    chosen = options.parse_args()
+    finish(chosen, name, uvloop.run(run(chosen)))
 
 
 def finish(options: argparse.Namespace, name: str, result: Mapping[str, Any]) -> None:
@@ -177,12 +107,50 @@ def machine() -> dict[str, object]:
     return {"cores": os.cpu_count(), "python": platform.python_version(), "module": MODULE}
 
 
-def ratio(ours: float, theirs: float | None) -> str:
-    return f"{ours / theirs:.2f}" if theirs else "-"
+# Systems
+
+
+def chosen(only: str | None, names: Sequence[str]) -> list[str]:
+    """Return the wanted systems that can run, and print why others cannot. Exits if none is left."""
+    wanted = only.split(",") if only else list(names)
+    faults = {name: SYSTEMS[name].fault() for name in wanted if name in SYSTEMS}
+    for name, fault in faults.items():
+        if fault:
+            console.print(f"{name} is left out: {fault}")
+    left = [name for name in wanted if not faults.get(name)]
+    if not left:
+        raise SystemExit("nothing is left to measure")
+    return left
+
+
+@asynccontextmanager
+async def started(names: Sequence[str]) -> AsyncIterator[dict[str, Peer]]:
+    """The systems, running; their data is in a temporary folder (`TMPDIR`)."""
+    with tempfile.TemporaryDirectory(prefix="rocketlet-bench-", ignore_cleanup_errors=True) as path:
+        async with AsyncExitStack() as stack:
+            yield {name: await stack.enter_async_context(SYSTEMS[name].start(Path(path))) for name in names}
+
+
+# Measurements
+
+
+class Stopwatch:
+    """Seconds since it was made: of the clock, and of the processor in this process and in a peer's."""
+
+    def __init__(self, peer: Peer | None = None) -> None:
+        self._peer = peer
+        self._began = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        return time.perf_counter(), time.process_time(), self._peer.cpu_s() if self._peer else 0.0
+
+    def read_s(self) -> tuple[float, float, float]:
+        clock_s, client_s, peer_s = (now - began for now, began in zip(self._now(), self._began, strict=True))
+        return clock_s, client_s, peer_s
 
 
 class Arrivals:
-    """A batch handler that counts, and says when `count` messages have come."""
+    """A handler of batches that counts, and sets `done` when `count` messages have come."""
 
     def __init__(self, count: int) -> None:
         self.done = asyncio.Event()
@@ -190,6 +158,104 @@ class Arrivals:
         self._count = count
 
     async def __call__(self, messages: Sequence[Message]) -> None:
-        self.seen += len(messages)
+        self.add(len(messages))
+
+    def add(self, count: int) -> None:
+        self.seen += count
         if self.seen >= self._count:
             self.done.set()
+
+
+class Figures:
+    """Measured values: by system and case, a mapping for each round. All are compared with the first system."""
+
+    def __init__(self, runs: Mapping[str, Mapping[str, list[Values]]]) -> None:
+        self.runs = runs
+        self.medians = {
+            system: {case: medians(found) for case, found in cases.items()} for system, cases in runs.items()
+        }
+        self.first = next(iter(runs))
+
+    def only_case(self) -> dict[str, dict[str, float]]:
+        """Return the medians by system, where there is one case."""
+        return {system: next(iter(cases.values())) for system, cases in self.medians.items()}
+
+    def ratios(self, key: str, system: str, case: str, first_case: str, *, less_is_better: bool = False) -> str:
+        """Return how many times better the first system is, round by round: the median, then the least and the most."""
+        pairs = zip(self.runs[self.first].get(first_case, []), self.runs[system][case], strict=False)
+        values = [(one[key], other[key]) for one, other in pairs]
+        found = sorted(other / one if less_is_better else one / other for one, other in values if one and other)
+        return f"{median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})" if found else "-"
+
+    def show(
+        self, title: str, key: str, *, less_is_better: bool = False, as_case: Mapping[str, str] | None = None
+    ) -> None:
+        """Print a row for each case and system.
+
+        Args:
+            title: The title of the table.
+            key: The value that is compared.
+            less_is_better: True if a lower value is better.
+            as_case: The first system's case with which another case is compared, by the other case.
+        """
+        rows: list[list[object]] = []
+        columns: list[str] = []
+        for case in dict.fromkeys(itertools.chain(*self.runs.values())):
+            for system, cases in self.medians.items():
+                if case in cases:
+                    first_case = (as_case or {}).get(case, case)
+                    ratio = self.ratios(key, system, case, first_case, less_is_better=less_is_better)
+                    columns = [column.replace("_per_s", "/s").replace("_", " ") for column in cases[case]]
+                    rows.append([case, system, *cases[case].values(), ratio])
+        show(title, ("", "", *columns, f"{self.first} better by"), rows)
+        console.print(f"medians of alternating rounds; by {key}, round by round: median (least to most)")
+
+
+async def alternate(rounds: int, cases: Mapping[str, Mapping[str, Measure]], *, warm_ups: int = 0) -> Figures:
+    """Measure the cases of all systems in turn, in each round; those of the first rounds, the warm-ups, do not count."""
+    runs: dict[str, dict[str, list[Values]]] = {system: {case: [] for case in found} for system, found in cases.items()}
+    for number in range(-warm_ups, rounds):
+        for case in dict.fromkeys(itertools.chain(*cases.values())):
+            for system, of_system in cases.items():
+                if case in of_system:
+                    values = await of_system[case]()
+                    if number >= 0:
+                        runs[system][case].append(values)
+    return Figures(runs)
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else float("nan")
+
+
+def medians(runs: Sequence[Values]) -> dict[str, float]:
+    return {key: median([run[key] for run in runs]) for key in runs[0]} if runs else {}
+
+
+def percentile(values: list[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * part), len(ordered) - 1)] if ordered else float("nan")
+
+
+# Tables
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    console.print(table)
+
+
+def show_by_value(title: str, found: Mapping[str, Mapping[str, object]]) -> None:
+    """Print a row for each value, and a column for each system."""
+    rows = [[key, *(of_system[key] for of_system in found.values())] for key in next(iter(found.values()))]
+    show(title, ("", *found), rows)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
+    return str(value)

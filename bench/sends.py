@@ -8,19 +8,20 @@ took, and the processor time of both processes for a message.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import NamedTuple
+from functools import partial
+from typing import Any
 
 import nats
-import uvloop
 from rocketlet.client import Producer
 
-from . import common
-from .common import BODY, console
+from . import runner
 from .peers import Peer
+from .runner import BODY
 
 IN_FLIGHT = (1, 16, 128)
 SECONDS = 3.0
@@ -28,25 +29,7 @@ Send = Callable[[], Awaitable[object]]
 Connect = Callable[[Peer, AsyncExitStack], Awaitable[Send]]
 
 
-class Measured(NamedTuple):
-    """`client_us` and `broker_us` are processor time per message."""
-
-    sends_per_s: float
-    p50_ms: float
-    p99_ms: float
-    client_us: float
-    broker_us: float
-
-
-async def batches(peer: Peer, stack: AsyncExitStack) -> Send:
-    return await _ours(peer, stack, batching=True)
-
-
-async def alone(peer: Peer, stack: AsyncExitStack) -> Send:
-    return await _ours(peer, stack, batching=False)
-
-
-async def _ours(peer: Peer, stack: AsyncExitStack, *, batching: bool) -> Send:
+async def ours(peer: Peer, stack: AsyncExitStack, *, batching: bool = True) -> Send:
     made = Producer(peer.address, "bench", timeout_s=10, access=peer.access, batching=batching)
     producer = await stack.enter_async_context(made)
     await producer.send("bench", BODY)
@@ -113,25 +96,26 @@ async def confluent(peer: Peer, stack: AsyncExitStack) -> Send:
     return send
 
 
-SYSTEMS: Mapping[str, tuple[str, Connect]] = {
-    "rocketlet": ("rocketlet", batches),
-    "rocketlet-alone": ("rocketlet", alone),
-    "rocketlet-signed": ("rocketlet-signed", batches),
-    "rocketlet-tls": ("rocketlet-tls", batches),
-    "rocketlet-tls-signed": ("rocketlet-tls-signed", batches),
-    "apache": ("apache", batches),
-    "apache-alone": ("apache", alone),
+CLIENTS: Mapping[str, tuple[str, Connect]] = {
+    "rocketlet": ("rocketlet", ours),
+    "rocketlet-alone": ("rocketlet", partial(ours, batching=False)),
+    "rocketlet-signed": ("rocketlet-signed", ours),
+    "rocketlet-tls": ("rocketlet-tls", ours),
+    "rocketlet-tls-signed": ("rocketlet-tls-signed", ours),
+    "apache": ("apache", ours),
+    "apache-alone": ("apache", partial(ours, batching=False)),
     "jetstream": ("jetstream", jetstream),
     "aiokafka": ("kafka", aiokafka),
     "confluent-kafka": ("kafka", confluent),
 }
-NAMES = tuple(SYSTEMS)
+NAMES = tuple(CLIENTS)
 USUAL = ("rocketlet", "apache", "jetstream", "aiokafka", "confluent-kafka")
 SYNCED = ("rocketlet", "apache", "jetstream")
 
 
-async def measure(peer: Peer, send: Send, in_flight: int, seconds: float) -> Measured:
-    waits_s: list[float] = []
+async def measure(peer: Peer, send: Send, in_flight: int, seconds: float) -> runner.Values:
+    """`client_us` and `broker_us` are processor time per message."""
+    latencies_s: list[float] = []
     end_s = time.perf_counter() + seconds
 
     async def worker() -> None:
@@ -139,73 +123,45 @@ async def measure(peer: Peer, send: Send, in_flight: int, seconds: float) -> Mea
         while began_s < end_s:
             await send()
             now_s = time.perf_counter()
-            waits_s.append(now_s - began_s)
+            latencies_s.append(now_s - began_s)
             began_s = now_s
 
-    began_s, client_s, broker_s = time.perf_counter(), time.process_time(), peer.cpu_s()
+    watch = runner.Stopwatch(peer)
     await asyncio.gather(*(worker() for _ in range(in_flight)))
-    took_s, client_s, broker_s = time.perf_counter() - began_s, time.process_time() - client_s, peer.cpu_s() - broker_s
-    count = len(waits_s)
-    return Measured(
-        count / took_s,
-        common.percentile(waits_s, 0.5) * 1000,
-        common.percentile(waits_s, 0.99) * 1000,
-        client_s / count * 1e6,
-        broker_s / count * 1e6,
-    )
+    took_s, client_s, broker_s = watch.read_s()
+    count = len(latencies_s)
+    return {
+        "sends_per_s": count / took_s,
+        "p50_ms": runner.percentile(latencies_s, 0.5) * 1000,
+        "p99_ms": runner.percentile(latencies_s, 0.99) * 1000,
+        "client_us": client_s / count * 1e6,
+        "broker_us": broker_s / count * 1e6,
+    }
 
 
-Runs = dict[str, dict[int, list[Measured]]]
+def parser() -> argparse.ArgumentParser:
+    made = runner.parser(__doc__, NAMES)
+    made.add_argument("--seconds", type=runner.positive, default=SECONDS)
+    made.add_argument("--sync", action="store_true")
+    return made
 
 
-async def run() -> None:
-    parser = common.parser(__doc__ or "", NAMES)
-    parser.add_argument("--seconds", type=common.positive, default=SECONDS)
-    parser.add_argument("--sync", action="store_true")
-    options = parser.parse_args()
+async def run(options: argparse.Namespace) -> Mapping[str, Any]:
     suffix = "-synced" if options.sync else ""
-    asked = options.only.split(",") if options.only else list(SYNCED if options.sync else USUAL)
-    usable = common.chosen(",".join(dict.fromkeys(SYSTEMS[name][0] + suffix for name in asked)), ())
-    names = [name for name in asked if SYSTEMS[name][0] + suffix in usable]
-    found: Runs = {name: {count: [] for count in IN_FLIGHT} for name in names}
-    async with common.started(usable) as peers, AsyncExitStack() as stack:
-        of = {name: peers[SYSTEMS[name][0] + suffix] for name in names}
-        sends = {name: await SYSTEMS[name][1](of[name], stack) for name in names}
-        for name, send in sends.items():
-            await measure(of[name], send, IN_FLIGHT[-1], 2.0)  # warms the JVM, too
-        for _ in range(options.rounds):
-            for count in IN_FLIGHT:
-                for name, send in sends.items():
-                    found[name][count].append(await measure(of[name], send, count, options.seconds))
-    medians = {
-        name: {count: Measured(*map(common.median, zip(*runs, strict=True))) for count, runs in counts.items()}
-        for name, counts in found.items()
-    }
-    report(medians, found, options.sync)
-    result = {
-        name: {str(count): values._asdict() for count, values in counts.items()} for name, counts in medians.items()
-    }
-    common.finish(options, "sends", result)
-
-
-def report(medians: Mapping[str, Mapping[int, Measured]], found: Runs, syncs: bool) -> None:
-    rows: list[list[object]] = []
-    for count in IN_FLIGHT:
-        for name, counts in medians.items():
-            values = [f"{value:,.2f}" if value < 100 else f"{value:,.0f}" for value in counts[count]]
-            rows.append([name, str(count), *values, _ratios(found, name, count)])
-    title = "Acknowledged sends of 1 KB" + (", on the device" if syncs else "")
-    columns = ("", "in flight", "sends/s", "p50 ms", "p99 ms", "client us", "broker us", f"{next(iter(found))} / this")
-    common.show(title, columns, rows)
-    console.print("medians of alternating runs; ratios of the runs of one round: median (least to most)")
-
-
-def _ratios(found: Runs, name: str, count: int) -> str:
-    """The first system's rate by another's, round by round."""
-    first, theirs = next(iter(found.values()))[count], found[name][count]
-    ratios = sorted(mine.sends_per_s / other.sends_per_s for mine, other in zip(first, theirs, strict=True))
-    return f"{common.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    wanted = options.only.split(",") if options.only else list(SYNCED if options.sync else USUAL)
+    peer_names = {name: CLIENTS[name][0] + suffix for name in wanted}
+    usable = runner.chosen(",".join(dict.fromkeys(peer_names.values())), ())
+    async with runner.started(usable) as peers, AsyncExitStack() as stack:
+        cases: dict[str, dict[str, runner.Measure]] = {}
+        for name in (name for name in wanted if peer_names[name] in usable):
+            peer = peers[peer_names[name]]
+            send = await CLIENTS[name][1](peer, stack)
+            await measure(peer, send, IN_FLIGHT[-1], 2.0)  # warms the JVM, too
+            cases[name] = {str(count): partial(measure, peer, send, count, options.seconds) for count in IN_FLIGHT}
+        figures = await runner.alternate(options.rounds, cases)
+    figures.show("Acknowledged sends of 1 KB" + (", on the device" if options.sync else ""), "sends_per_s")
+    return figures.medians
 
 
 if __name__ == "__main__":
-    uvloop.run(run())
+    runner.main("sends", parser(), run)

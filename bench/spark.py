@@ -3,28 +3,27 @@ from a Kafka broker, with 4, 16 and 64 queues; and how long a row of a trickle t
 
 from __future__ import annotations
 
-import asyncio
+import argparse
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyspark
-import uvloop
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.command.plumbing.numbers import whole
+from rocketlet.demo.processes import Child
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
 
-from . import common, readme
-from .kafka_broker import kafka, kafka_fault, kafka_jars
-from .peers import CACHE, Peer, rocketlet
-from .processes import spark_use
+from . import readme, runner
+from .peers import CACHE, Peer, Used, fetch_python, kafka_jars, used
 
 NAMES = ("rocketlet", "kafka")
 PARTS = ("read", "write", "trickle")
@@ -47,64 +46,60 @@ CONNECTOR_VERSION = "4.0.0"  # runs with PySpark of the same version: the connec
 NEEDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")  # Spark has the others
 
 
-async def _pyspark(version: str) -> Path:
-    """The folder with a PySpark of a version, fetched from PyPI if it is not there."""
-    folder = CACHE / f"pyspark-{version}"
-    if not (folder / "pyspark").exists():
-        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), f"pyspark=={version}")
-        child = await asyncio.create_subprocess_exec(*pip)
-        if await child.wait():
-            raise RuntimeError(f"PySpark {version} could not be fetched; see the output above")
-    return folder
+class SparkUse(NamedTuple):
+    """What the processes of a Spark session have used: the JVM, and the Python processes that it started."""
+
+    jvm_s: float
+    python_s: float
+
+
+def spark_use(driver_pid: int) -> SparkUse:
+    """driver_pid: the Python program that started the JVM."""
+    jvm = next(item for item in below(driver_pid) if item.name == "java")
+    return SparkUse(jvm.cpu_s, jvm.children_s + sum(item.cpu_s + item.children_s for item in below(jvm.pid)))
+
+
+def below(pid: int) -> Iterator[Used]:
+    """Yield the descendants of a process."""
+    found = [item for item in (used(int(name)) for name in os.listdir("/proc") if name.isdigit()) if item is not None]
+    parents = {pid}
+    while parents:
+        children = [item for item in found if item.parent in parents]
+        yield from children
+        parents = {item.pid for item in children}
 
 
 class Session:
     """A Spark session in a process of its own (`spark_job`)."""
 
-    def __init__(self, child: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, child: Child) -> None:
         self._child = child
-        self._log = log
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
+        self.pid = child.pid
 
     async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
-        return await self.answer()
-
-    async def answer(self) -> dict[str, Any]:
-        assert self._child.stdout is not None
-        line = await self._child.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the Spark session ended:\n{self._log.read_text()[-6000:]}")
-        found: dict[str, Any] = json.loads(line)
+        found: dict[str, Any] = json.loads(await self._child.ask(json.dumps({"do": do, **arguments})))
         return found
 
 
 @asynccontextmanager
 async def session(peer: Peer, folder: Path) -> AsyncIterator[Session]:
-    jars, environment = "", {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    jars, environment = "", {"SPARK_LOCAL_IP": "127.0.0.1"}
     if peer.name == "kafka":
         found = await kafka_jars("connector", CONNECTOR_VERSION, "spark-sql-kafka-*.jar", "spark.version")
         jars = ":".join(str(jar) for jar in sorted(found.glob("*.jar")) if jar.name.startswith(NEEDED))
-        environment["PYTHONPATH"] = str(await _pyspark(CONNECTOR_VERSION))
-    log = folder / f"{peer.name}-spark.log"
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.spark_job", peer.name, peer.address, jars,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        stderr=log.open("ab"),
-        env=environment, limit=64 * 1024 * 1024,
-    )  # fmt: skip
-    made = Session(child, log)
+        pyspark = CACHE / f"pyspark-{CONNECTOR_VERSION}"
+        environment["PYTHONPATH"] = str(await fetch_python(pyspark, "pyspark", f"pyspark=={CONNECTOR_VERSION}"))
+    command = (sys.executable, "-m", "bench.spark_job", peer.name, peer.address, jars)
+    child = await Child.start(command, folder / f"{peer.name}-spark.log", environment=environment)
     try:
-        await made.answer()
-        yield made
+        await child.wait_for()
+        yield Session(child)
     finally:
-        assert child.stdin is not None
-        child.stdin.close()
-        await child.wait()
+        await child.close()
+
+
+Sessions = list[tuple[Peer, Session]]
+Result = dict[str, dict[str, float]]
 
 
 async def create_topic(peer: Peer, spark: Session | None, topic: str, queues: int) -> None:
@@ -119,86 +114,74 @@ async def create_topic(peer: Peer, spark: Session | None, topic: str, queues: in
     await cluster.close()
 
 
-async def run() -> None:
-    parser = common.parser(__doc__ or "", NAMES)
-    parser.add_argument("--rows", type=whole(1), default=ROWS)
-    parser.add_argument("--queues", type=common.counts, default="4,16,64")
-    parser.add_argument("--trickle-seconds", type=common.positive, default=20.0)
-    parser.add_argument(
-        "--keep", choices=readme.MACHINES, help="write the figures to bench/results and both pages, as of this machine"
-    )
-    parser.add_argument("--parts", type=common.among(PARTS), default=",".join(PARTS), help="what to measure")
-    options = parser.parse_args()
+def parser() -> argparse.ArgumentParser:
+    made = runner.parser(__doc__, NAMES)
+    made.add_argument("--rows", type=whole(1), default=ROWS)
+    made.add_argument("--queues", type=runner.counts, default="4,16,64")
+    made.add_argument("--trickle-seconds", type=runner.positive, default=20.0)
+    made.add_argument("--parts", type=runner.among(PARTS), default=",".join(PARTS), help="what to measure")
+    text = f"write the figures of {ROWS:,} rows to bench/results and both pages, as of this machine"
+    made.add_argument("--keep", choices=readme.MACHINES, help=text)
+    return made
+
+
+async def run(options: argparse.Namespace) -> Mapping[str, Any]:
     if options.keep and options.rows != ROWS:
-        parser.error(f"figures that are kept are those of {ROWS:,} rows")
-    parts = options.parts.split(",")
-    names = [
-        name for name in (options.only.split(",") if options.only else NAMES) if name != "kafka" or not kafka_fault()
-    ]
-    if "kafka" not in names and kafka_fault():
-        common.console.print(f"kafka is left out: {kafka_fault()}")
+        raise SystemExit(f"--keep: got {options.rows:,} rows; figures that are kept are those of {ROWS:,}")
+    names, parts = runner.chosen(options.only, NAMES), options.parts.split(",")
     result: dict[str, dict[str, float]] = {name: {} for name in names}
     async with AsyncExitStack() as stack:
-        folder = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketlet-bench-", ignore_cleanup_errors=True))
-        )
-        starters = {"rocketlet": rocketlet, "kafka": kafka}
-        peers = [await stack.enter_async_context(starters[name](folder)) for name in names]
-        sessions = [(peer, await stack.enter_async_context(session(peer, folder))) for peer in peers]
-        counts = options.queues
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rocketlet-bench-", ignore_cleanup_errors=True))
+        peers = await stack.enter_async_context(runner.started(names))
+        sessions = [(peer, await stack.enter_async_context(session(peer, Path(folder)))) for peer in peers.values()]
+        topics = (("trickle", 4), ("written", 4), *((f"t{queues}", queues) for queues in options.queues))
         for peer, spark in sessions:
-            topics = (("trickle", 4), ("written", 4), *((f"t{queues}", queues) for queues in counts))
             for topic, queues in topics:
                 await create_topic(peer, spark, topic, queues)
-        if "read" in parts:
-            for queues in counts:
-                await drains(sessions, queues, options, result)
+        for queues in options.queues if "read" in parts else ():
+            await drains(sessions, queues, options, result)
         if "write" in parts:
             await writes(sessions, options, result)
         if "trickle" in parts:
             await trickles(sessions, options, result)
-    report(result)
+    first = result[names[0]]
+    rows = [[name, key, result[name][key], ratio(first[key], result[name][key])] for key in first for name in names]
+    runner.show("Spark reads", ("", "", "", f"{names[0]} / this"), rows)
     if options.keep:
         keep_figures(result, options.keep)
-    common.finish(
-        options,
-        "spark",
-        {"rows": options.rows, "spark": pyspark.__version__, "kafka_spark": CONNECTOR_VERSION, **result},
-    )
+    return {"rows": options.rows, "spark": pyspark.__version__, "kafka_spark": CONNECTOR_VERSION, **result}
 
 
-async def drains(
-    sessions: list[tuple[Peer, Session]], queues: int, options: Any, result: dict[str, dict[str, float]]
-) -> None:
+def ratio(ours: float, theirs: float) -> str:
+    return f"{ours / theirs:.2f}" if theirs else "-"
+
+
+async def drains(sessions: Sessions, queues: int, options: argparse.Namespace, result: Result) -> None:
     """Each system in turn, `rounds` times after one that warms."""
     topic = f"t{queues}"
-    runs: dict[tuple[str, str], list[dict[str, float]]] = {}
+
+    async def drained(peer: Peer, spark: Session, properties: bool) -> runner.Values:
+        found = await measured(peer, spark, "drain", topic=topic, properties=properties)
+        assert found["rows"] == options.rows, f"{peer.name}: {found['rows']} of {options.rows} rows were read"
+        return found
+
     for _, spark in sessions:
         await spark.ask("fill", topic=topic, rows=options.rows, parts=8)
-        for properties in (False, True):
-            await spark.ask("drain", topic=topic, properties=properties)
-    for _ in range(options.rounds):
-        for properties in (False, True):
-            for peer, spark in sessions:
-                found = await measured(peer, spark, "drain", topic=topic, properties=properties)
-                assert found["rows"] == options.rows, f"{peer.name}: {found['rows']} of {options.rows} rows were read"
-                runs.setdefault((peer.name, f"{queues}_with_properties" if properties else f"{queues}"), []).append(
-                    found
-                )
-    for (name, what), found_all in runs.items():
-        keep(result[name], f"read_{what}", options.rows, found_all)
+    cases = {
+        peer.name: {
+            f"read_{queues}": partial(drained, peer, spark, False),
+            f"read_{queues}_with_properties": partial(drained, peer, spark, True),
+        }
+        for peer, spark in sessions
+    }
+    keep(await runner.alternate(options.rounds, cases, warm_ups=1), options.rows, result)
 
 
-async def writes(sessions: list[tuple[Peer, Session]], options: Any, result: dict[str, dict[str, float]]) -> None:
+async def writes(sessions: Sessions, options: argparse.Namespace, result: Result) -> None:
     """Each system in turn into one topic, `rounds` times after one that warms."""
-    runs: dict[str, list[dict[str, float]]] = {peer.name: [] for peer, _ in sessions}
-    for number in range(options.rounds + 1):
-        for peer, spark in sessions:
-            found = await measured(peer, spark, "fill", topic="written", rows=options.rows, parts=8)
-            if number:
-                runs[peer.name].append(found)
-    for name, found_all in runs.items():
-        keep(result[name], "write", options.rows, found_all)
+    fill = partial(measured, do="fill", topic="written", rows=options.rows, parts=8)
+    cases = {peer.name: {"write": partial(fill, peer, spark)} for peer, spark in sessions}
+    keep(await runner.alternate(options.rounds, cases, warm_ups=1), options.rows, result)
 
 
 async def measured(peer: Peer, spark: Session, do: str, **arguments: Any) -> dict[str, float]:
@@ -213,14 +196,16 @@ async def measured(peer: Peer, spark: Session, do: str, **arguments: Any) -> dic
     return found
 
 
-def keep(result: dict[str, float], what: str, rows: int, runs: list[dict[str, float]]) -> None:
-    """Rates, as medians: per second, and per second of CPU; and the CPU by process, in µs per row."""
-    result[f"{what}_rows_per_s"] = rows / common.median([run["seconds"] for run in runs])
-    for name in ("cpu", "jvm_cpu", "python_cpu", "broker_cpu"):
-        result[f"{what}_{name}_us_per_row"] = common.median([run[f"{name}_s"] for run in runs]) / rows * 1e6
+def keep(figures: runner.Figures, rows: int, result: Result) -> None:
+    """Add the rates of each case, and the processor time by process, in µs per row."""
+    for system, cases in figures.medians.items():
+        for case, values in cases.items():
+            result[system][f"{case}_rows_per_s"] = rows / values["seconds"]
+            for name in ("cpu", "jvm_cpu", "python_cpu", "broker_cpu"):
+                result[system][f"{case}_{name}_us_per_row"] = values[f"{name}_s"] / rows * 1e6
 
 
-async def trickles(sessions: list[tuple[Peer, Session]], options: Any, result: dict[str, dict[str, float]]) -> None:
+async def trickles(sessions: Sessions, options: argparse.Namespace, result: Result) -> None:
     """Each system in turn, `rounds` times: how long a row takes, and what a trigger spends its time on."""
     latencies: dict[str, list[float]] = {peer.name: [] for peer, _ in sessions}
     steps: dict[str, dict[str, list[float]]] = {peer.name: {} for peer, _ in sessions}
@@ -232,13 +217,13 @@ async def trickles(sessions: list[tuple[Peer, Session]], options: Any, result: d
             for step, spent_ms in found["steps_ms"].items():
                 steps[peer.name].setdefault(step, []).extend(spent_ms)
     for name, found_ms in latencies.items():
-        result[name]["latency_ms_p50"] = common.percentile(found_ms, 0.5)
-        result[name]["latency_ms_p99"] = common.percentile(found_ms, 0.99)
+        result[name]["latency_ms_p50"] = runner.percentile(found_ms, 0.5)
+        result[name]["latency_ms_p99"] = runner.percentile(found_ms, 0.99)
         for step, spent_ms in sorted(steps[name].items()):
-            result[name][f"trigger_{step}_ms"] = common.median(spent_ms)
+            result[name][f"trigger_{step}_ms"] = runner.median(spent_ms)
 
 
-def keep_figures(result: dict[str, dict[str, float]], machine: str) -> None:
+def keep_figures(result: Result, machine: str) -> None:
     """Writes what was measured of both systems into results/spark.json, and the pages that are made of it."""
     ours, theirs = result.get("rocketlet", {}), result.get("kafka", {})
     found = {
@@ -247,22 +232,12 @@ def keep_figures(result: dict[str, dict[str, float]], machine: str) -> None:
         if key in ours and key in theirs
     }
     for reason in readme.renew("spark", machine, time.strftime("%Y-%m-%d"), found):
-        common.console.print(f"read again, or change in bench/results/spark.json: {reason}")
+        runner.console.print(f"read again, or change in bench/results/spark.json: {reason}")
 
 
 def _rounded(value: float) -> float:
     return round(value) if value >= 100 else float(f"{value:.3g}")
 
 
-def report(result: dict[str, dict[str, float]]) -> None:
-    ours = result.get("rocketlet", {})
-    rows: list[list[object]] = [
-        [name, key, value, common.ratio(ours.get(key, float("nan")), value)]
-        for key in next(iter(result.values()))
-        for name, value in ((name, result[name][key]) for name in result)
-    ]
-    common.show("Spark reads", ("", "", "", "rocketlet / this"), rows)
-
-
 if __name__ == "__main__":
-    uvloop.run(run())
+    runner.main("spark", parser(), run)

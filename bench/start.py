@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
+from functools import partial
+from typing import Any
 
-import uvloop
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import PullLimits
 from rocketlet.command.plumbing.numbers import whole
 
-from . import common
-from .common import BODY
-from .peers import Peer, apache, rocketlet
+from . import runner
+from .peers import Peer
+from .runner import BODY
 
 NAMES = ("rocketlet", "apache")
 MESSAGES = 1_000_000
 BATCH = 50
-STARTERS = {"rocketlet": rocketlet, "apache": apache}
 
 
 async def first_message(peer: Peer) -> None:
@@ -44,7 +44,7 @@ async def first_message(peer: Peer) -> None:
 
 async def load(peer: Peer, count: int) -> None:
     """Sends and consumes at the same time."""
-    arrivals = common.Arrivals(count)
+    arrivals = runner.Arrivals(count)
 
     async def send(producer: Producer) -> None:
         for _ in range(count // BATCH // 8):
@@ -58,40 +58,31 @@ async def load(peer: Peer, count: int) -> None:
             await arrivals.done.wait()
 
 
-async def measure(name: str, count: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix="rocketlet-bench-") as folder:
-        began_s = time.perf_counter()
-        async with STARTERS[name](Path(folder)) as peer:
-            ready_s = time.perf_counter() - began_s
-            await first_message(peer)
-            first_s = time.perf_counter() - began_s
-            idle_mib = peer.resident_mib()
-            await load(peer, count)
-            return {
-                "ready_s": ready_s,
-                "first_message_s": first_s,
-                "idle_mib": idle_mib,
-                "loaded_mib": peer.resident_mib(),
-            }
+async def measure(name: str, count: int) -> runner.Values:
+    began_s = time.perf_counter()
+    async with runner.started([name]) as peers:
+        peer, ready_s = peers[name], time.perf_counter() - began_s
+        await first_message(peer)
+        first_s, idle_mib = time.perf_counter() - began_s, peer.resident_mib()
+        await load(peer, count)
+        loaded_mib = peer.resident_mib()
+    return {"ready_s": ready_s, "first_message_s": first_s, "idle_mib": idle_mib, "loaded_mib": loaded_mib}
 
 
-async def run() -> None:
-    parser = common.parser(__doc__ or "", NAMES)
-    parser.add_argument("--messages", type=whole(1), default=MESSAGES)
-    options = parser.parse_args()
-    names = common.chosen(options.only, NAMES)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for _ in range(options.rounds):
-        for name in names:
-            found[name].append(await measure(name, options.messages))
-    medians = {
-        name: {key: common.median([item[key] for item in items]) for key in items[0]} for name, items in found.items()
-    }
-    columns = ("", "ready, s", "first message, s", "idle, MiB", f"after {options.messages:,} messages, MiB")
-    common.show("Start and memory", columns, [[name, *values.values()] for name, values in medians.items()])
-    common.console.print("ready: the port answers, and the name server knows the broker; MiB: resident memory (VmRSS)")
-    common.finish(options, "start", medians)
+def parser() -> argparse.ArgumentParser:
+    made = runner.parser(__doc__, NAMES)
+    made.add_argument("--messages", type=whole(1), default=MESSAGES)
+    return made
+
+
+async def run(options: argparse.Namespace) -> Mapping[str, Any]:
+    names = runner.chosen(options.only, NAMES)
+    cases = {name: {"": partial(measure, name, options.messages)} for name in names}
+    figures = await runner.alternate(options.rounds, cases)
+    figures.show(f"Start, and memory: idle, and after {options.messages:,} messages", "ready_s", less_is_better=True)
+    runner.console.print("ready: the port answers, and the name server has the broker; MiB: resident memory")
+    return figures.only_case()
 
 
 if __name__ == "__main__":
-    uvloop.run(run())
+    runner.main("start", parser(), run)

@@ -12,27 +12,28 @@ takes new ones.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import nats
 import redis.asyncio
-import uvloop
 from fakeredis import TcpFakeServer
 from rocketlet.client import AdminClient, Consumer, Message, Producer
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.testing import Broker, RemoteBroker
 from rocketlet.testing.ports import free_port
 
-from . import common, peers
-from .common import BODY
+from . import peers, runner
+from .runner import BODY
 
 TESTS = 100
 CLEANINGS = 10
@@ -194,7 +195,7 @@ async def milliseconds(work: Awaitable[None]) -> float:
     return (time.perf_counter() - began_s) * 1000
 
 
-async def measure(name: str, tests: int) -> dict[str, float]:
+async def measure(name: str, tests: int) -> runner.Values:
     with tempfile.TemporaryDirectory(prefix="rocketlet-bench-") as folder:
         async with AsyncExitStack() as stack:
             system = SYSTEMS[name](Path(folder), stack)
@@ -208,7 +209,7 @@ async def measure(name: str, tests: int) -> dict[str, float]:
                 async with AsyncExitStack() as stays:
                     await system.test(number, stays)
                     cleanings.append(await milliseconds(system.clean(number)))
-            found["clean_ms"] = common.median(cleanings)
+            found["clean_ms"] = runner.median(cleanings)
             began_s = time.perf_counter()
             for number in range(CLEANINGS + 1, CLEANINGS + 1 + tests):
                 await system.test(number)
@@ -217,24 +218,21 @@ async def measure(name: str, tests: int) -> dict[str, float]:
             return found
 
 
-async def run() -> None:
-    parser = common.parser(__doc__ or "", SYSTEMS)
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    made = runner.parser(__doc__, SYSTEMS)
+    made.add_argument(
         "--tests", type=whole(1), default=TESTS, help="how many tests to run; the result is scaled to a hundred"
     )
-    options = parser.parse_args()
-    names = common.chosen(options.only, tuple(SYSTEMS))
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for _ in range(options.rounds):
-        for name in names:
-            rounds[name].append(await measure(name, options.tests))
-    medians = {
-        name: {key: common.median([item[key] for item in items]) for key in items[0]} for name, items in rounds.items()
-    }
-    columns = ("", "start, ms", "first message, ms", "clean, ms", "100 tests, s")
-    common.show("A broker for tests", columns, [[name, *values.values()] for name, values in medians.items()])
-    common.finish(options, "testkit", medians)
+    return made
+
+
+async def run(options: argparse.Namespace) -> Mapping[str, Any]:
+    names = runner.chosen(options.only, tuple(SYSTEMS))
+    cases = {name: {"": partial(measure, name, options.tests)} for name in names}
+    figures = await runner.alternate(options.rounds, cases)
+    figures.show("A broker for tests", "hundred_tests_s", less_is_better=True)
+    return figures.only_case()
 
 
 if __name__ == "__main__":
-    uvloop.run(run())
+    runner.main("testkit", parser(), run)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import bisect
 from collections import defaultdict
-from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,7 @@ from typing import Final
 from rocketlet.demo.page import Gap, Moment, Panel, Span, Twice, write_page
 from rocketlet.demo.timeline import Sample, strips_of
 
-from . import common
+from . import runner
 from .churn import Handled, Run, churn, double_owner_ms
 from .peers import APACHE_VERSION, apache_fault
 
@@ -34,14 +33,13 @@ async def compare(output: Path) -> int:
     """Writes `versus.html`. Returns 1 if Apache's broker cannot be started here."""
     fault = apache_fault()
     if fault is not None:
-        common.console.print(f"--versus needs Java and Maven, for Apache's broker: {fault}", style="red")
+        runner.console.print(f"--versus needs Java and Maven, for Apache's broker: {fault}", style="red")
         return 1
     panels: list[Panel] = []
     counts: dict[str, int] = {}
-    async with AsyncExitStack() as stack:
-        peers = await stack.enter_async_context(common.started(tuple(SYSTEMS)))
+    async with runner.started(tuple(SYSTEMS)) as peers:
         for name, peer in peers.items():
-            common.console.print(f"{SYSTEMS[name]}: {LOAD.churns} members join and leave ...")
+            runner.console.print(f"{SYSTEMS[name]}: {LOAD.churns} members join and leave ...")
             run = await churn(peer, LOAD)
             panels.append(panel_of(SYSTEMS[name], run))
             counts[name] = len(seconds_of(run))
@@ -52,8 +50,8 @@ async def compare(output: Path) -> int:
     summary = "\n".join([title, *(f"{panel.title}: {panel.note}" for panel in panels)])
     output.mkdir(parents=True, exist_ok=True)
     write_page(output / "versus.html", title, panels, f"{summary}\n{_load()}")
-    common.console.print(summary, highlight=False, soft_wrap=True)
-    common.console.print(f"page: {output / 'versus.html'}", soft_wrap=True)
+    runner.console.print(summary, highlight=False, soft_wrap=True)
+    runner.console.print(f"page: {output / 'versus.html'}", soft_wrap=True)
     return 0
 
 

@@ -27,12 +27,10 @@ generator count as functions. A switch is a call in another file than the call b
 
 from __future__ import annotations
 
-import argparse
 import ast
 import asyncio
 import itertools
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -43,14 +41,13 @@ from typing import Any, NamedTuple
 
 from rocketlet.broker.grpc import schema
 from rocketlet.client import Consumer, Message, Producer, SharedConsumer
-from rocketlet.command.plumbing import logs
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import JSON, Frame, FrameReader
 
-from simulation.loop import SimLoop, virtual_time
+from simulation.loop import SimLoop, fix_hashes
 
-from . import common
-from .cpu_paths import ADDRESS, PORT, request, started
+from . import runner
+from .cpu_paths import ADDRESS, PORT, on_virtual_time, request, started
 from .steps import ROOT
 
 SIDES = ("broker", "client", "protocol")
@@ -153,18 +150,8 @@ class JavaClient:
 
     async def send(self, queue: int) -> None:
         ext = {
-            "a": "p",
-            "b": "t",
-            "c": "TBW102",
-            "d": 4,
-            "e": queue,
-            "f": 0,
-            "g": 1,
-            "h": 0,
-            "i": "",
-            "j": 0,
-            "k": False,
-        }
+            "a": "p", "b": "t", "c": "TBW102", "d": 4, "e": queue, "f": 0, "g": 1, "h": 0, "i": "", "j": 0, "k": False,
+        }  # fmt: skip
         await self.ask(RequestCode.SEND_MESSAGE_V2, ext)
 
     async def pull(self, queue: int, offset: int) -> None:
@@ -387,11 +374,7 @@ async def measure(path: Way) -> Recorder:
 def recorded() -> dict[str, Recorder]:
     found = {}
     for name, way in WAYS.items():
-        loop = EvenLoop(1)
-        asyncio.set_event_loop(loop)
-        with virtual_time(loop):
-            found[name] = loop.run_until_complete(measure(way))
-        loop.close()
+        found[name] = on_virtual_time(EvenLoop(1), measure(way))
     return found
 
 
@@ -400,18 +383,7 @@ def recorded() -> dict[str, Recorder]:
 
 MAPS = ("dict", "set", "Counter", "defaultdict", "OrderedDict")
 STATE = ("groups", "consuming", "pops")
-RECORDS = (
-    "NamedTuple",
-    "dataclass",
-    "Enum",
-    "IntEnum",
-    "StrEnum",
-    "Flag",
-    "IntFlag",
-    "Exception",
-    "Error",
-    "TypedDict",
-)
+RECORDS = ("NamedTuple", "dataclass", "Enum", "Flag", "Exception", "Error", "TypedDict")
 
 
 class Source:
@@ -538,9 +510,7 @@ def _is_map(annotation: ast.expr) -> bool:
 
 
 def main() -> int:
-    logs.configure("error")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = runner.parser(__doc__, rounds=0)
     parser.add_argument("--shape", action="store_true", help="count how state is spread instead, by reading the source")
     parser.add_argument("--list", action="store_true", help="print what was counted, too")
     options = parser.parse_args()
@@ -548,8 +518,8 @@ def main() -> int:
         shape = Source(ROOT / "broker").shape()
         for line in (line for name, found in shape.items() if options.list for line in (f"{name}:", *found)):
             print(line)
-        common.show("The broker's source", ("", "count"), [[name, str(len(found))] for name, found in shape.items()])
-        common.finish(options, "ways", {name: len(found) for name, found in shape.items()})
+        runner.show("The broker's source", ("", "count"), [[name, str(len(found))] for name, found in shape.items()])
+        runner.finish(options, "ways", {name: len(found) for name, found in shape.items()})
         return 0
     rows: list[list[object]] = []
     result: dict[str, Counted] = {}
@@ -559,15 +529,13 @@ def main() -> int:
                 print(key, line)
             counts = result[key] = recorder.counted(side)
             rows.append([key, *map(str, (counts.functions, counts.files, counts.switches))])
-    common.show("By path", ("", "functions", "files", "switches"), rows)
-    common.finish(
+    runner.show("By path", ("", "functions", "files", "switches"), rows)
+    runner.finish(
         options, "ways", {key: {"functions": item.functions, "files": item.files} for key, item in result.items()}
     )
     return 0
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets would differ from run to run
-        command = [sys.executable, "-m", "bench.ways", *sys.argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
+    fix_hashes("bench.ways")
     sys.exit(main())

@@ -88,7 +88,9 @@ class Job:
     # Children
 
     async def child(self, name: str, module: str, *arguments: str) -> Child:
-        child = await Child.start(name, self.folder, f"rocketlet.{module}", arguments)
+        command = (sys.executable, "-m", f"rocketlet.{module}", *arguments)
+        environment = {"PYTHONUNBUFFERED": "1", "PYSPARK_PYTHON": sys.executable}
+        child = await Child.start(command, self.folder / f"{name}.log", environment=environment)
         self.children.append(child)
         return child
 

@@ -1,4 +1,4 @@
-"""The demo's children: each a real process, ended by its own id."""
+"""Child processes, each ended by its own id."""
 
 from __future__ import annotations
 
@@ -7,67 +7,78 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+
+PIPE_BYTES = 1 << 30  # kept of a child's unread output; a full pipe would block the child
 
 
 class Child:
-    """A process of this Python, its output kept in a file. `wait_for` finds a line of its stdout."""
+    """A child process. The parent reads each line of its stdout once; `log` has its stderr."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
-        self.name = name
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = log.stem
         self._process = process
         self._log = log
-        self._lines: list[str] = []
-        self._news = asyncio.Condition()
-        self._reader = asyncio.create_task(self._read(), name=f"output of {name}")
 
     @classmethod
-    async def start(cls, name: str, folder: Path, module: str, arguments: Sequence[str]) -> Child:
-        log = folder / f"{name}.log"
-        with log.open("wb") as stderr:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                module,
-                *arguments,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYSPARK_PYTHON": sys.executable},
-            )
-        return cls(name, process, log)
+    async def start(
+        cls, command: Sequence[str], log: Path, *, reads: bool = True, environment: Mapping[str, str] | None = None
+    ) -> Child:
+        """Start a process.
 
-    async def _read(self) -> None:
+        Args:
+            command: The program and its arguments.
+            log: The file to which the output is appended.
+            reads: True if the parent reads stdout; otherwise stdout goes to the log, too.
+            environment: Variables besides those of this process.
+        """
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if reads else output,
+                stderr=output,
+                env={**os.environ, **(environment or {})},
+                limit=PIPE_BYTES,
+            )
+        return cls(process, log)
+
+    async def lines(self) -> AsyncIterator[str]:
+        """Yield the unread lines of stdout until the process closes it."""
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            async with self._news:
-                self._lines.append(line.decode(errors="replace").rstrip())
-                self._news.notify_all()
-        async with self._news:
-            self._news.notify_all()
+            yield line.decode(errors="replace").rstrip()
 
-    async def wait_for(self, text: str, timeout_s: float = 180.0) -> str:
-        """The first line that holds the text. Raises RuntimeError with the end of its log if none comes in time."""
+    async def wait_for(self, text: str = "", timeout_s: float = 180.0) -> str:
+        """Read up to the first line that contains the text, and return that line.
+
+        Raises:
+            RuntimeError: The process ended or the timeout expired before such a line; the message has the end of the log.
+        """
         try:
-            async with asyncio.timeout(timeout_s), self._news:
-                while (line := next((line for line in self._lines if text in line), None)) is None:
-                    if self._reader.done() or self._process.returncode is not None:
-                        raise RuntimeError(f"{self.name} ended early: {self.last_words()}")
-                    await self._news.wait()
-                return line
+            async with asyncio.timeout(timeout_s):
+                async for line in self.lines():
+                    if text in line:
+                        return line
         except TimeoutError:
-            late = f"{self.name} did not say {text!r} within {timeout_s:.0f} s; is the machine busy?"
+            late = f"{self.name} did not print {text!r} within {timeout_s:.0f} s; is the machine busy?"
             raise RuntimeError(f"{late} {self.last_words()}") from None
+        raise RuntimeError(f"{self.name} ended early: {self.last_words()}")
 
     def last_words(self) -> str:
         return self._log.read_text(errors="replace")[-2000:] or "(nothing in its log)"
 
-    async def tell(self, command: str) -> None:
+    async def tell(self, line: str) -> None:
+        """Write a line to stdin."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{command}\n".encode())
+        self._process.stdin.write(f"{line}\n".encode())
         await self._process.stdin.drain()
+
+    async def ask(self, line: str) -> str:
+        """Write a line to stdin, and return the next line of stdout."""
+        await self.tell(line)
+        return await self.wait_for()
 
     @property
     def pid(self) -> int:
@@ -84,8 +95,14 @@ class Child:
         async with asyncio.timeout(timeout_s):
             return await self._process.wait()
 
+    async def close(self) -> int:
+        """Close stdin, at which the program ends, and return the exit status."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return await self._process.wait()
+
     async def stop(self, timeout_s: float = 15.0) -> None:
-        """SIGTERM; SIGKILL if that is not enough."""
+        """Send SIGTERM, and SIGKILL if the process has not ended by the timeout."""
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -93,7 +110,6 @@ class Child:
             except TimeoutError:
                 self.kill()
                 await self._process.wait()
-        await asyncio.gather(self._reader, return_exceptions=True)
 
 
 def java_fault() -> str | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rocketlet.command.plumbing import logs
 
-from bench import common, restart
+from bench import peers, restart, runner
 
 
 @pytest.fixture(autouse=True)
@@ -33,30 +32,33 @@ def logs_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_makes_no_sense_is_refused_in_a_sentence(
     arguments: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = common.parser("A program.", ("rocketlet", "apache"))
-    parser.add_argument("--sizes", type=common.counts)
-    parser.add_argument("--seconds", type=common.positive)
-    parser.add_argument("--rates", type=common.positives)
-    parser.add_argument("--folder", type=common.folder)
+    parser = runner.parser("A program.", ("rocketlet", "apache"))
+    parser.add_argument("--sizes", type=runner.counts)
+    parser.add_argument("--seconds", type=runner.positive)
+    parser.add_argument("--rates", type=runner.positives)
+    parser.add_argument("--folder", type=runner.folder)
     with pytest.raises(SystemExit):
         parser.parse_args(arguments.split())
     assert said in capsys.readouterr().err
 
 
 def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
-    parser = common.parser("A program.", ("rocketlet", "apache"))
-    parser.add_argument("--sizes", type=common.counts, default="10,100")
-    parser.add_argument("--folder", type=common.folder)
+    parser = runner.parser("A program.", ("rocketlet", "apache"))
+    parser.add_argument("--sizes", type=runner.counts, default="10,100")
+    parser.add_argument("--folder", type=runner.folder)
     options = parser.parse_args(["--only", "apache,rocketlet", "--rounds", "1", "--folder", str(tmp_path)])
     assert (options.only, options.rounds, options.sizes, options.folder) == ("apache,rocketlet", 1, [10, 100], tmp_path)
 
 
 def test_without_a_system_that_can_run_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    faults: dict[str, Callable[[], str | None]] = {"apache": lambda: "Java is missing", "rocketlet": lambda: None}
-    monkeypatch.setattr(common, "FAULTS", faults)
-    assert common.chosen("rocketlet,apache", ()) == ["rocketlet"]
+    systems = {
+        "apache": peers.System(peers.apache, lambda: "Java is missing"),
+        "rocketlet": peers.System(peers.rocketlet),
+    }
+    monkeypatch.setattr(runner, "SYSTEMS", systems)
+    assert runner.chosen("rocketlet,apache", ()) == ["rocketlet"]
     with pytest.raises(SystemExit, match="nothing is left"):
-        common.chosen("apache", ())
+        runner.chosen("apache", ())
 
 
 @pytest.mark.parametrize(("present", "wanted", "rounds"), [

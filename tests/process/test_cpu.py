@@ -13,7 +13,7 @@ import pytest
 from rocketlet.protocol.fast import MODULE
 from rocketlet.protocol.properties import appended
 
-from bench import common, cpu, ways
+from bench import cpu, runner, ways
 from bench.cpu import Measured
 from bench.steps import Meter
 
@@ -61,7 +61,7 @@ def test_each_call_of_ours_counts_the_same_and_what_is_paused_does_not() -> None
 
 
 def test_result_of_a_benchmark_names_the_module(capsys: pytest.CaptureFixture[str]) -> None:
-    common.finish(argparse.Namespace(json=True), "sends", {})
+    runner.finish(argparse.Namespace(json=True), "sends", {})
     assert json.loads(capsys.readouterr().out)["machine"]["module"] == MODULE
 
 
