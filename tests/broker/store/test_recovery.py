@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import orjson
 import pytest
-from rocketlet.broker.store.files import read_state, write_state
+from rocketlet.broker.store import files, recovery
+from rocketlet.broker.store.files import StoreError, read_state, write_state
 from rocketlet.broker.store.log import Damage
-from rocketlet.broker.store.recovery import Lost, Recovered
+from rocketlet.broker.store.recovery import Lost, Recovered, inspect
+from rocketlet.broker.store.store import Store
+from rocketlet.client import Consumer, Producer
+from rocketlet.command.tools.backup import copied
+from rocketlet.command.tools.fsck import fsck
+from rocketlet.protocol.config import MAX_BODY_BYTES
+from rocketlet.protocol.message import BEGIN_BYTES, BEGIN_MARK, CHECKSUM_BYTES, MAX_RECORD_BYTES
 
+from ...conftest import Nodes, eventually
+from ...support import forged
+from ...support.handlers import Inbox
 from ...support.stores import TOPICS, bodies, filled, kill, open_store, put, reopened
 
 Change = Callable[[bytearray, random.Random], object]
@@ -424,3 +439,452 @@ def test_damaged_bytes_are_not_kept_behind_a_link(tmp_path: Path, is_folder: boo
         (data / "damaged" / f"commitlog-{torn:020d}").symlink_to(outside / "file")
     reopened(data)[0].close()
     assert list(outside.iterdir()) == []
+
+
+# Bodies full of records: no recovery, repair or look at a folder takes what a client wrote for a record of its own.
+
+
+VICTIMS = [b"u-%d" % number for number in range(100)]
+
+
+def unrecovered(folder: Path) -> Store:
+    return open_store(folder, 1 << 25)
+
+
+def opened(folder: Path) -> Store:
+    store = unrecovered(folder)
+    store.recover(TOPICS)
+    return store
+
+
+def forget_indexes(folder: Path) -> None:
+    """All that is derived from the log is gone."""
+    for path in [*folder.glob("checkpoint.*"), *(folder / "consumequeue").rglob("0000*")]:
+        path.unlink()
+
+
+def log_of(folder: Path) -> Path:
+    (segment,) = (folder / "commitlog").iterdir()
+    return segment
+
+
+def changed(folder: Path, at: int, with_: bytes) -> None:
+    data = bytearray(log_of(folder).read_bytes())
+    data[at : at + len(with_)] = with_
+    log_of(folder).write_bytes(data)
+
+
+def attacked(folder: Path, body_of: forged.BodyOf, *, is_indexed: bool) -> int:
+    """Messages of a victim around one whose body is forged; where that one begins."""
+    store = opened(folder)
+    for body in VICTIMS[:50]:
+        put(store, body, topic="u")
+    at, _ = put(store, body_of(store.end))
+    for body in VICTIMS[50:]:
+        put(store, body, topic="u")
+    if is_indexed:
+        store.checkpoint()
+    kill(store)
+    if not is_indexed:
+        forget_indexes(folder)
+    return at
+
+
+def with_marks_of_others(position: int) -> bytes:
+    """Forged records that have the mark of a record, as everybody can read it, and checksums that fit."""
+    mark = BEGIN_MARK.decode() + "A" * (BEGIN_BYTES - 2)
+    return forged.record(position + forged.HEAD_BYTES, b"FORGED", offset=50, properties=mark)
+
+
+BODIES: dict[str, forged.BodyOf] = {
+    "records that go on": lambda at: forged.body_at(at, b"FORGED", b"FORGED", offset=50),
+    "a record far away": lambda at: forged.body_at(at, b"FORGED", offset=2**40),
+    "a record with a mark": with_marks_of_others,
+    "a record of 4 MiB": lambda at: forged.body_at(at, bytes(4_000_000), offset=50),
+    "heads": lambda at: forged.heads_at(at, 100_000),
+    "bare heads": lambda at: (MAX_RECORD_BYTES.to_bytes(4, "big") + forged.MAGIC_BYTES + b"\0") * 438_889,
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("is_indexed", [False, True])
+@pytest.mark.parametrize("damage", ["head", "body", "tail", "nothing"])
+def test_what_is_in_a_damaged_body_is_no_record(tmp_path: Path, name: str, is_indexed: bool, damage: str) -> None:
+    body_of = BODIES[name]
+    at = attacked(tmp_path, body_of, is_indexed=is_indexed)
+    size = len(body_of(at)) + forged.HEAD_BYTES
+    places = {"head": at + 4, "body": at + forged.HEAD_BYTES, "tail": at + size + 3, "nothing": at}
+    if damage != "nothing":
+        changed(tmp_path, places[damage], b"\xff")
+    began_s = time.process_time()
+    store = unrecovered(tmp_path)
+    found = store.recover(TOPICS, rebuilds=is_indexed)
+    assert time.process_time() - began_s < 10, "438,889 heads took more than 90 s"
+    assert bodies(store, "u") == VICTIMS
+    assert bodies(store, "t") == ([] if damage != "nothing" else [body_of(at)])
+    assert all(lost.topic == "t" for lost in found.lost)
+    store.close()
+    assert sum(path.stat().st_size for path in tmp_path.rglob("consumequeue/*/*/*")) < 10_000
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_whole_log_full_of_records_is_whole_to_fsck(tmp_path: Path, name: str) -> None:
+    attacked(tmp_path, BODIES[name], is_indexed=True)
+    assert [finding for finding in inspect(tmp_path) if finding.fault] == []
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_fsck_repairs_only_what_is_damaged(tmp_path: Path, name: str) -> None:
+    at = attacked(tmp_path, BODIES[name], is_indexed=True)
+    changed(tmp_path, at + 4, b"\xff")
+    assert fsck(tmp_path, repairs=True, is_json=True) == 0
+    store = opened(tmp_path)
+    assert bodies(store, "u") == VICTIMS
+    assert bodies(store, "t") == []
+    store.close()
+
+
+@pytest.mark.parametrize("cut", [1, 50, 5000])
+def test_what_is_in_a_torn_body_is_no_record(tmp_path: Path, cut: int) -> None:
+    store = opened(tmp_path)
+    put(store, b"u-0", topic="u")
+    at, _ = put(store, forged.body_at(store.end, *[b"FORGED"] * 200, offset=1))
+    end = store.end
+    kill(store)
+    log_of(tmp_path).write_bytes(log_of(tmp_path).read_bytes()[: end - cut])
+    store = unrecovered(tmp_path)
+    found = store.recover(TOPICS)
+    assert (found.torn_bytes, found.damage, bodies(store, "u")) == (end - cut - at, (), [b"u-0"])
+    store.close()
+
+
+def test_a_reply_of_an_earlier_release_that_is_too_long_is_passed_over(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    put(store, b"u-0", topic="u")
+    begin = store.end
+    inner = forged.body_at(begin, b"FORGED", offset=1)
+    record = forged.record(begin, inner + bytes(MAX_BODY_BYTES * 3), topic="t")
+    store._log.append(record)
+    store._next = store.end + len(record)
+    put(store, b"u-1", topic="u")
+    kill(store)
+    forget_indexes(tmp_path)
+    store = unrecovered(tmp_path)
+    found = store.recover(TOPICS)
+    assert found.damage == (Damage(begin, len(record)),)
+    assert (bodies(store, "u"), found.lost) == ([b"u-0", b"u-1"], ())
+    store.close()
+
+
+def test_what_recovery_would_not_take_is_not_stored(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    with pytest.raises(StoreError, match="are stored at most"):
+        put(store, bytes(MAX_RECORD_BYTES))
+    assert (store.staged, store.end, store.queue("t", 0).next) == (0, 0, 0)
+    put(store, b"next")
+    assert bodies(store) == [b"next"]
+    store.close()
+
+
+def test_a_folder_of_an_earlier_release_goes_on_with_marks(tmp_path: Path) -> None:
+    at = attacked(tmp_path, BODIES["records that go on"], is_indexed=True)
+    (tmp_path / "marks.json").unlink()
+    for damage in (at + 4, at + 2):
+        changed(tmp_path, damage, b"\xff")
+        store = opened(tmp_path)
+        assert bodies(store, "u") == VICTIMS
+        store.close()
+    store = unrecovered(tmp_path)
+    store.recover(TOPICS, rebuilds=True)  # no index names anything: the forged records are none, whatever else is lost
+    assert b"FORGED" not in bodies(store, "u")
+    assert bodies(store, "u")[:50] == VICTIMS[:50]
+    store.close()
+
+
+def test_a_mark_is_of_one_place_and_of_one_start(tmp_path: Path) -> None:
+    """A lost end of the log: who has read its marks cannot use them for what is written there next."""
+    store = opened(tmp_path)
+    put(store, b"u-0", topic="u")
+    begin = store.end
+    put(store, b"x" * 200)
+    known = store.read_log(begin, store.end - begin)[-BEGIN_BYTES - CHECKSUM_BYTES : -CHECKSUM_BYTES]
+    assert store._marks.is_mark(known, begin)
+    assert not store._marks.is_mark(known, begin + 1)
+    kill(store)
+    log_of(tmp_path).write_bytes(log_of(tmp_path).read_bytes()[:begin])
+    store = opened(tmp_path)
+    assert not store._marks.is_mark(known, begin)
+    kill(store)
+
+
+def test_keys_of_what_has_expired_are_forgotten(tmp_path: Path) -> None:
+    for number in range(30):
+        store = open_store(tmp_path, 1000)
+        store.recover(TOPICS)
+        put(store, b"%d" % number + bytes(400))
+        store.expire(older_than_s=0, total_bytes=3000)
+        begin = store.begin
+        kill(store)
+    epochs = read_state(tmp_path / "marks.json")["epochs"]
+    assert len(epochs) < 12
+    assert epochs[0][0] <= begin
+    assert (tmp_path / "marks.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"[]", b'{"epochs":[[1]]}', b'{"epochs":[["x","zz"]]}'])
+def test_lost_keys_are_made_anew(tmp_path: Path, content: bytes | None) -> None:
+    attacked(tmp_path, BODIES["records that go on"], is_indexed=True)
+    for path in tmp_path.glob("marks.*"):
+        path.unlink()
+    if content is not None:
+        (tmp_path / "marks.json").write_bytes(content)
+    for _ in range(2):
+        store = opened(tmp_path)
+        assert bodies(store, "u") == VICTIMS
+        put(store, b"new")
+        kill(store)
+
+
+def test_offsets_that_no_log_can_have_are_not_given_entries(tmp_path: Path) -> None:
+    """An index takes 20 bytes for each lost message: 2**40 of them once filled the disk, at each start."""
+    store = opened(tmp_path)
+    put(store, b"u-0", topic="u")
+    store._log.append(forged.record(store.end, b"far", offset=2**40))
+    store._next = store._log.end
+    put(store, b"u-1", topic="u")
+    kill(store)
+    store = unrecovered(tmp_path)
+    found = store.recover(TOPICS)
+    assert bodies(store, "u") == [b"u-0", b"u-1"]
+    assert found.lost == ()
+    store.checkpoint()
+    state = read_state(tmp_path / "checkpoint.json")
+    kill(store)
+    state["queues"]["u@0"][1] = 2**40
+    write_state(tmp_path / "checkpoint.json", state)
+    store = unrecovered(tmp_path)
+    found = store.recover(TOPICS)
+    assert (found.lost, store.queue("u", 0).next) == ((), 2)
+    put(store, b"u-2", topic="u")
+    assert bodies(store, "u") == [b"u-0", b"u-1", b"u-2"]
+    store.close()
+
+
+# `rocketlet fsck`: says what is whole and what is not, changes nothing unless it is told to repair.
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 16
+    path.write_bytes(data)
+
+
+def segment(folder: Path) -> Path:
+    return max((folder / "commitlog").iterdir())
+
+
+def index(folder: Path) -> Path:
+    return next((folder / "consumequeue" / "t" / "1").iterdir())
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def flip_body(folder: Path) -> None:
+    flip(segment(folder), segment(folder).stat().st_size // 2)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit of a body": (
+        lambda folder: flip(segment(folder), segment(folder).stat().st_size // 2),
+        "no whole message",
+    ),
+    "a cut log": (lambda folder: cut(segment(folder)), "bytes at its end are gone"),
+    "a flipped bit of an index": (lambda folder: flip(index(folder), 100), "1 message is not where the index says"),
+    "a lost index": (lambda folder: index(folder).unlink(), "100 messages are not where the index says"),
+    "a damaged checkpoint": (lambda folder: flip(folder / "checkpoint.json", 5), "checksum"),
+    "a lost log": (lambda folder: segment(folder).unlink(), "are not in the commit log"),
+}
+
+
+def test_a_whole_folder_is_said_to_be_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    filled(tmp_path)
+    before = snapshot(tmp_path)
+    assert fsck(tmp_path, repairs=False, is_json=False) == 0
+    assert "whole    commit log, 300 messages" in capsys.readouterr().out
+    assert snapshot(tmp_path) == before
+
+
+def test_messages_behind_the_checkpoint_are_no_damage(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.recover([("t", 0)])
+    for number in range(10):
+        put(store, b"%d" % number)
+    kill(store)
+    assert fsck(tmp_path, repairs=False, is_json=False) == 0
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_named_and_repaired(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    expected = filled(tmp_path)
+    damage, words = DAMAGE[name]
+    damage(tmp_path)
+    before = snapshot(tmp_path)
+    assert fsck(tmp_path, repairs=False, is_json=False) == 1
+    out = capsys.readouterr().out
+    assert words in out
+    assert "repair:" in out
+    assert snapshot(tmp_path) == before
+    assert fsck(tmp_path, repairs=True, is_json=True) == 0
+    assert orjson.loads(capsys.readouterr().out.splitlines()[-1])["repaired"] is True
+    store, found = reopened(tmp_path)
+    assert (found.rebuilt, found.lost) == ((), ())
+    left = [bodies(store, queue=queue) for queue in range(3)]
+    if name in ("a lost log", "a cut log", "a flipped bit of a body"):
+        assert all(set(some) <= set(all_) for some, all_ in zip(left, expected, strict=True))
+    else:
+        assert left == expected
+    store.close()
+
+
+def test_a_folder_that_is_none_or_in_use_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rocketlet.command.cli", "fsck", str(tmp_path / "nothing")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert (done.returncode, "is not a data folder" in done.stderr) == (1, True)
+    assert not (tmp_path / "nothing").exists()
+    filled(tmp_path)
+    store, _ = reopened(tmp_path)
+    with pytest.raises(StoreError, match="another broker uses"):
+        list(inspect(tmp_path))
+    store.close()
+
+
+def test_what_is_odd_in_a_folder_is_named_as_text_and_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(tmp_path)
+    os.mkfifo(tmp_path / "groups.json")
+    os.mkfifo(tmp_path / "commitlog" / ("9" * 18))
+    for name in (b"\x1b[2J", b"\xff"):
+        queue = os.fsencode(tmp_path / "consumequeue") + b"/" + name + b"/0"
+        os.makedirs(queue)
+        Path(os.fsdecode(queue), "0" * 20).write_bytes(bytes(40))
+    (tmp_path / "consumequeue" / "t" / "\u00b2").mkdir()
+    (tmp_path / "\x1b[2J.json").write_bytes(b"{")
+    for is_json in (False, True):
+        assert fsck(tmp_path, repairs=False, is_json=is_json) == 1
+        out = capsys.readouterr().out
+        assert "\x1b" not in out
+        assert "x1b[2J" in out
+        assert "groups.json" in out
+    (tmp_path / "groups.json").unlink()
+    store, _ = reopened(tmp_path)
+    store.close()
+    assert len(list(tmp_path.rglob("consumequeue/*/0/0*"))) == 3
+
+
+# `rocketlet backup` of a data folder whose broker works, and `rocketlet restore`.
+
+
+async def run(source: Path, target: Path) -> int:
+    """As both commands do."""
+    return await asyncio.to_thread(copied, source, target)
+
+
+async def test_a_backup_of_a_running_broker_has_all_that_was_acknowledged_before(nodes: Nodes, tmp_path: Path) -> None:
+    node = await nodes.start(segment_bytes=20_000)
+    copy, target = tmp_path / "copy", tmp_path / "target"
+    inbox = Inbox()
+    async with Producer(node.address) as producer, Consumer(node.address, "g", "t", inbox, start="first") as consumer:
+        for number in range(300):
+            await producer.send("t", b"%d" % number)
+        await eventually(lambda: len(inbox.messages) == 300)
+        await consumer.commit()
+        node.clock.advance(10)  # state that is saved from time to time is saved
+        backup = asyncio.create_task(run(node.config.data_dir, copy))
+        number = 300
+        while not backup.done():
+            await producer.send("t", b"%d" % number)
+            number += 1
+        assert await backup == 0
+    await node.stop()
+    assert await run(copy, target) == 0
+    assert [finding for finding in inspect(target) if finding.fault] == []
+    assert not list(target.glob("locks.*"))
+    restored = await nodes.start(data_dir=target)
+    again = Inbox()
+    before = {b"%d" % n for n in range(300)}
+    async with Consumer(restored.address, "h", "t", again, start="first"):
+        await eventually(lambda: {message.body for message in again.messages} >= before)
+    taken = len(inbox.messages)
+    async with Consumer(restored.address, "g", "t", inbox):
+        await asyncio.sleep(0)
+    assert not before & {message.body for message in inbox.messages[taken:]}, "the group goes on where it was"
+    assert len(again.messages) == len({message.body for message in again.messages})
+
+
+async def test_a_segment_that_retention_deletes_meanwhile_is_no_hole(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await nodes.start(segment_bytes=2_000)
+    async with Producer(node.address) as producer:
+        for _ in range(40):
+            await producer.send("t", b"x" * 100)
+    node.broker.persist()
+    states = recovery._Copy.states
+    rounds: list[int] = []
+
+    def deleting(copy: recovery._Copy) -> object:
+        yield from states(copy)
+        if not rounds:
+            node.broker.store.expire(older_than_s=float("inf"), total_bytes=None)
+        rounds.append(node.broker.store.begin)
+
+    monkeypatch.setattr(recovery._Copy, "states", deleting)
+    assert copied(node.config.data_dir, tmp_path / "copy") == 0
+    assert len(rounds) == 2
+    assert rounds[1] > 0
+    assert [finding for finding in inspect(tmp_path / "copy") if finding.fault] == []
+
+
+async def test_what_is_not_whole_gets_no_name(nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = await nodes.start()
+    async with Producer(node.address) as producer:
+        for _ in range(10):
+            await producer.send("t", b"x" * 100)
+    await node.stop()
+    (segment,) = (node.config.data_dir / "commitlog").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    assert await run(node.config.data_dir, tmp_path / "copy") == 1
+    assert "hold no whole message" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == [".partial"]
+    for source, target, words in (
+        (tmp_path / "copy", tmp_path / "target", "is not a data folder"),
+        (tmp_path / "nothing", tmp_path / "target", "is not a data folder"),
+        (node.config.data_dir, node.config.data_dir, "is not empty"),
+    ):
+        assert await run(source, target) == 1
+        assert words in capsys.readouterr().err
+
+
+async def test_a_folder_of_a_later_release_is_not_taken_for_damaged(
+    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = await nodes.start()
+    await node.stop()
+    folder = node.config.data_dir
+    assert orjson.loads((folder / "format.json").read_text().splitlines()[0])["format"] == files.FORMAT
+    write_state(folder / "format.json", {"format": files.FORMAT + 1, "by": "99.0"})
+    with pytest.raises(StoreError, match=r"was written by a newer Rocketlet \(99\.0\)"):
+        await nodes.start(data_dir=folder)
+    assert await run(folder, tmp_path / "copy") == 1
+    assert "newer Rocketlet" in capsys.readouterr().err
+    with pytest.raises(StoreError, match="newer Rocketlet"):
+        list(inspect(folder))

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import random
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rocketlet.broker import config
+from rocketlet.broker.config import MAX_CLOCK_DOUBT_S, RETENTION_JUMP_S, RETENTION_SWEEP_S
+from rocketlet.broker.metrics import Collector
 from rocketlet.broker.runtime import run
+from rocketlet.broker.store import disk
+from rocketlet.broker.store import index as reading
+from rocketlet.broker.store import log as written
 from rocketlet.broker.store.files import (
     Folder,
     OpenFiles,
@@ -24,11 +33,20 @@ from rocketlet.broker.store.files import (
     read_state,
     write_state,
 )
-from rocketlet.broker.store.log import Buffer, CommitLog, SegmentedFile
+from rocketlet.broker.store.journals import Journal
+from rocketlet.broker.store.log import Buffer, CommitLog, SegmentedFile, Written
 from rocketlet.broker.store.recovery import Lost
-from rocketlet.broker.store.store import Store
-from rocketlet.protocol.message import encode_batch, split
+from rocketlet.broker.store.store import RetentionTime, Store
+from rocketlet.client import AdminClient
+from rocketlet.client.admin.diagnosis import Patience, diagnose
+from rocketlet.protocol.checksum import crc32
+from rocketlet.protocol.message import MessageError, decode_records, encode_batch, split
+from rocketlet.protocol.names import tag_code
+from structlog.testing import capture_logs
 
+from ...conftest import Connect, Node, Nodes, create_topic, eventually
+from ...support.clocks import WallClock
+from ...support.requests import bodies_of, send
 from ...support.stores import HOST, TOPICS, bodies, kill, open_store, put
 
 
@@ -497,3 +515,457 @@ def test_what_was_just_read_is_gone_when_it_expires(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         store._reader._read_records([position], [size])
     store.close()
+
+
+# A batch is one piece to the store, and on disk the same as its messages one by one.
+
+
+Entries = list[tuple[int, bytes, str]]
+ENTRIES = st.lists(
+    st.tuples(st.integers(0, 9), st.binary(max_size=30), st.sampled_from(["", "TAGS\x01A", "K\x01\u00e9\x02"])),
+    min_size=1,
+    max_size=8,
+)
+
+
+def new_store(folder: Path) -> Store:
+    store = open_store(folder, time_ms=lambda: 7)
+    with mock.patch("rocketlet.broker.store.log.secrets.token_bytes", bytes):  # stores with the same key
+        store.recover(TOPICS)
+    store.begin_batch()
+    return store
+
+
+def stage_batch(store: Store, entries: Entries, queue: int = 0) -> tuple[list[int], int]:
+    return store.stage_batch(store.queue("t", queue), split(encode_batch(entries), b"C\x01c"), 0, 5, HOST, 3)
+
+
+def stage_singly(store: Store, entries: Entries, queue: int) -> None:
+    for flag, body, text in entries:
+        whole = f"{text}C\x01c" if not text or text.endswith("\x02") else f"{text}\x02C\x01c"
+        store.stage(store.queue("t", queue), body, whole.encode(), tag_code(whole), flag, 0, 5, HOST, 3)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    paths = [path for kind in ("commitlog", "consumequeue") for path in (folder / kind).rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(ENTRIES, st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
+def test_log_and_indexes_are_the_same(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[tuple[Entries, int, bool]]
+) -> None:
+    folders = [tmp_path_factory.mktemp("store") for _ in range(2)]
+    stores = [new_store(folder) for folder in folders]
+    for entries, queue, is_kept in batches:
+        stage_batch(stores[0], entries, queue)
+        stage_singly(stores[1], entries, queue)
+        for store in stores:
+            if is_kept:
+                store.commit()
+            else:
+                store.roll_back()
+    for store in stores:
+        store.checkpoint()
+        store.close()
+    assert content(folders[0]) == content(folders[1])
+
+
+def test_a_batch_is_staged_and_forgotten_whole(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    three = [(0, b"%d" % number, "") for number in range(3)]
+    positions, offset = stage_batch(store, three)
+    assert (len(positions), offset, store.staged) == (3, 0, 1)
+    with pytest.raises(MessageError):
+        store.stage_batch(store.queue("t", 0), split(b"garbage"), 0, 5, HOST)
+    with pytest.raises(Exception, match="format requires"):
+        store.stage_batch(store.queue("t", 0), split(encode_batch(three)), 2**40, 5, HOST)
+    assert (store.staged, store.queue("t", 0).next) == (1, 3)
+    assert stage_batch(store, three)[1] == 3
+    store.roll_back(kept=1)
+    assert store.queue("t", 0).next == 3
+    assert store.commit() == [store.queue("t", 0)]
+    assert bodies(store) == [b"0", b"1", b"2"]
+    store.close()
+
+
+# Bytes that the disk gives back changed are not delivered, also while the process runs that wrote them.
+
+
+Harm = Callable[[bytearray, int], object]
+HARMS: dict[str, Harm] = {
+    "a flipped bit": lambda data, at: data.__setitem__(at, data[at] ^ 4),
+    "a zeroed sector": lambda data, at: data.__setitem__(slice(at - 100, at + 412), bytes(512)),
+    "the rest zeroed": lambda data, at: data.__setitem__(slice(at, None), bytes(len(data) - at)),
+    "the rest cut off": lambda data, at: data.__delitem__(slice(at, None)),
+}
+SHAPES = {"singly": 1, "in one append": 300}
+READS: dict[str, Callable[[Store, int], list[bytes]]] = {
+    "all": lambda store, queue: bodies(store, queue=queue),
+    "by tag": lambda store, queue: bodies(store, queue=queue, tags="a"),
+    "by properties": lambda store, queue: by_properties(store, queue),
+    "one by one": lambda store, queue: one_by_one(store, queue),
+}
+
+
+def by_properties(store: Store, number: int) -> list[bytes]:
+    found: list[bytes] = []
+    queue, offset = store.queue("t", number), 0
+    while offset < queue.next:
+        fetched = store.fetch(queue, offset, 32, matches=lambda text: True)
+        found += [record.body for record in decode_records(b"".join(fetched.pieces))]
+        offset = fetched.next_offset
+    return found
+
+
+def one_by_one(store: Store, number: int) -> list[bytes]:
+    found: list[bytes] = []
+    queue = store.queue("t", number)
+    for offset in range(queue.next):
+        found += [record.body for record in decode_records(b"".join(store.fetch(queue, offset, 1).pieces))]
+    return found
+
+
+def filled(folder: Path, at_once: int, run: int = 1) -> tuple[Store, list[list[bytes]]]:
+    """Three queues take turns: each gets `run` messages that lie side by side."""
+    store = open_store(folder)
+    store.recover(TOPICS)
+    expected: list[list[bytes]] = [[], [], []]
+    for number in range(300):
+        body = b"body-%d" % number + bytes(number % 90)
+        queue = number // run % 3
+        expected[queue].append(body)
+        put(store, body, queue=queue, tag="a", commits=number % at_once == at_once - 1)
+    return store, expected
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("read", READS)
+def test_what_is_damaged_after_it_was_written_is_skipped_and_said(
+    tmp_path: Path, harm: str, shape: str, read: str
+) -> None:
+    store, expected = filled(tmp_path, SHAPES[shape])
+    assert [READS[read](store, queue) for queue in range(3)] == expected
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    data = bytearray(segment.read_bytes())
+    before = bytes(data)
+    HARMS[harm](data, data.index(b"body-150"))
+    segment.write_bytes(data)
+    store._reader._latest = (0, 0, b"")  # as of another read between
+    entries = [(queue, offset, *store.queue("t", queue).entry(offset)) for queue in range(3) for offset in range(100)]
+    whole = {(q, o) for q, o, at, size, _ in entries if data[at : at + size] == before[at : at + size]}
+    assert 0 < len(whole) < 300
+    for queue in range(3):
+        left = [body for offset, body in enumerate(expected[queue]) if (queue, offset) in whole]
+        assert READS[read](store, queue) == left
+    assert {(queue, offset) for _, queue, offset in store.damaged} == {(q, o) for q, o, *_ in entries} - whole
+    store.close()
+
+
+def test_times_are_those_of_whole_messages(tmp_path: Path) -> None:
+    store, _ = filled(tmp_path, 1)
+    queue = store.queue("t", 0)
+    time_ms = store.store_time_ms(queue, 50)
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[queue.entry(50)[0] + 57] ^= 1  # 2**48 ms
+    segment.write_bytes(data)
+    assert store.store_time_ms(queue, 50) == pytest.approx(time_ms, abs=60_000)
+    store.close()
+
+
+@pytest.mark.parametrize("bit", [40, 60, 63, 80, 95])
+def test_times_are_those_of_the_messages_that_an_index_means(tmp_path: Path, bit: int) -> None:
+    store, _ = filled(tmp_path, 1)
+    store.checkpoint()
+    queue = store.queue("t", 1)
+    time_ms = store.store_time_ms(queue, 50)
+    (index,) = (tmp_path / "consumequeue" / "t" / "1").iterdir()
+    data = bytearray(index.read_bytes())
+    data[50 * 20 + bit // 8] ^= 0x80 >> bit % 8
+    index.write_bytes(data)
+    assert store.store_time_ms(queue, 50) == pytest.approx(time_ms, abs=60_000)
+    assert ("t", 1, 50) in store.damaged
+    store.close()
+
+
+@pytest.mark.parametrize("harm", ["none", "head", "body", "topic"])
+def test_after_a_restart_the_time_of_a_large_message_is_told_without_reading_its_body(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    times = iter(range(1000, 2000, 100))
+    store = open_store(tmp_path, time_ms=lambda: next(times))
+    store.recover(TOPICS)
+    for _ in range(3):
+        put(store, bytes(500_000))
+    position = store.queue("t", 0).entry(1)[0]
+    store.checkpoint(closes=True)
+    store.close()
+    (segment,) = (tmp_path / "commitlog").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[position + {"none": 0, "head": 57, "body": 300, "topic": 88 + 500_000 + 1}[harm]] ^= harm != "none"
+    segment.write_bytes(data)
+    store = open_store(tmp_path)
+    store.recover(TOPICS)
+    read, sizes = disk.read_at, list[int]()
+
+    def counted(descriptor: int, size: int, at: int) -> bytes:
+        sizes.append(size)
+        return read(descriptor, size, at)
+
+    monkeypatch.setattr(disk, "read_at", counted)
+    is_told = harm in ("none", "body")  # a checksum of its own says what is before and behind the body
+    assert store.store_time_ms(store.queue("t", 0), 1) == (1100 if is_told else 1200)
+    assert (sum(sizes) < 1000) == is_told
+    store.close()
+
+
+def test_what_is_left_after_segments_expire_is_read(tmp_path: Path) -> None:
+    store = open_store(tmp_path, 3000)
+    store.recover(TOPICS)
+    for number in range(40):
+        put(store, b"%d" % number + bytes(700))
+        store.expire(older_than_s=0, total_bytes=8000)
+        assert bodies(store)[-1] == b"%d" % number + bytes(700)
+        assert store.damaged == frozenset()
+    assert 8 <= len(bodies(store)) <= 15
+    store.close()
+
+
+@given(
+    st.integers(0, 1000),
+    st.lists(st.one_of(st.integers(1, 40), st.integers(1, 2000)), min_size=1, max_size=60),
+    st.data(),
+)
+def test_a_part_has_what_is_asked_for_and_its_sums(begin: int, sizes: list[int], data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(written, "SUMMED_BYTES", 100)
+        patch.setattr(written, "SUMMED_AT_ONCE_BYTES", 300)
+        patch.setattr(written, "MAX_SUMS", 20)
+        log = b""
+        sums = Written(begin)
+        for number, size in enumerate(sizes):
+            log += bytes((number % 251,)) * size
+            sums.add(log[-size:])
+        dropped = data.draw(st.integers(begin, begin + len(log)))
+        sums.forget_before(dropped)
+        assert len(sums._places) <= 20 + len(log) // 300
+        assert sums.begin >= dropped or dropped == begin + len(log)
+        end = begin + len(log)
+        if sums.begin == end:
+            return
+        at = data.draw(st.integers(sums.begin, end - 1))
+        to = data.draw(st.integers(at + 1, end))
+        low, high, before, behind = sums.part(at, to)
+        assert sums.begin <= low <= at < to <= high <= end
+        assert crc32(log[low - begin : high - begin], before) == behind
+        assert high - low <= (to - at) + 2 * max(300, 100 + max(min(size, 300) for size in sizes))
+
+
+def test_sums_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data without a sum is checked record by record."""
+    monkeypatch.setattr(written, "SUMMED_BYTES", 100)
+    monkeypatch.setattr(written, "MAX_SUMS", 50)
+    store, expected = filled(tmp_path, 1)
+    sums = store._log.written
+    assert 0 < sums.begin < store.end
+    assert len(sums._places) <= 50
+    assert [bodies(store, queue=queue) for queue in range(3)] == expected
+    store.close()
+
+
+@pytest.mark.parametrize("gap", [config.CHECKED_GAP_BYTES, 0])
+def test_messages_that_lie_side_by_side_are_read_as_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: int
+) -> None:
+    monkeypatch.setattr(reading, "CHECKED_GAP_BYTES", gap)
+    store, expected = filled(tmp_path, 300, run=10)
+    fetched = store.fetch(store.queue("t", 1), 5, 32)
+    assert len(fetched.pieces) == 4
+    assert [record.body for record in decode_records(b"".join(fetched.pieces))] == expected[1][5:37]
+    store.close()
+
+
+@pytest.mark.parametrize(("read", "run"), [*((read, 1) for read in READS), ("all", 10)])
+@pytest.mark.parametrize("bit", [0, 40, 50, 56, 60, 62, 63, 64, 80, 88, 90, 95])
+def test_a_bit_flipped_in_an_index_while_the_broker_runs_hides_one_message(
+    tmp_path: Path, read: str, run: int, bit: int
+) -> None:
+    """The log is as it was written; only the index points elsewhere."""
+    store, expected = filled(tmp_path, 1, run)
+    store.checkpoint()
+    (index,) = (tmp_path / "consumequeue" / "t" / "1").iterdir()
+    for offset in (0, 50, 99):
+        data = bytearray(index.read_bytes())
+        data[offset * 20 + bit // 8] ^= 0x80 >> bit % 8
+        index.write_bytes(data)
+        store._reader._latest = (0, 0, b"")
+        left = expected[1][:offset] + expected[1][offset + 1 :]
+        assert READS[read](store, 1) in (left, expected[1])
+        data[offset * 20 + bit // 8] ^= 0x80 >> bit % 8
+        index.write_bytes(data)
+    assert {(queue, offset) for _, queue, offset in store.damaged} <= {(1, 0), (1, 50), (1, 99)}
+    store.close()
+
+
+def test_a_sum_that_cannot_be_kept_undoes_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes are in the log: a message that is refused then would shift the places of all that follow."""
+    store = open_store(tmp_path)
+    store.recover(TOPICS)
+    put(store, b"before")
+    with monkeypatch.context() as patch:
+        patch.setattr(written, "crc32", no_memory)
+        put(store, b"without")
+    put(store, b"after")
+    assert bodies(store) == [b"before", b"without", b"after"]
+    assert store.damaged == frozenset()
+    store.close()
+    store = open_store(tmp_path)
+    assert store.recover(TOPICS).damage == ()
+    assert bodies(store) == [b"before", b"without", b"after"]
+    store.close()
+
+
+def no_memory(*arguments: object) -> int:
+    raise MemoryError
+
+
+# A wall clock that jumps ahead does not have everything expire at once.
+
+
+DAY_S = 86_400.0
+
+
+def test_time_that_goes_by_counts_at_once() -> None:
+    clock = WallClock(stands=True)
+    time = RetentionTime(clock)
+    for seconds in (1, 30, 30 * DAY_S):
+        clock.advance(seconds)
+        assert time.now_s() == clock.time_s()
+
+
+def test_a_small_jump_counts_at_once() -> None:
+    clock = WallClock(stands=True)
+    time = RetentionTime(clock)
+    clock.set_s = RETENTION_JUMP_S
+    assert time.now_s() == clock.time_s()
+
+
+def test_a_jump_counts_after_as_long_as_it_is_wide_and_a_day_at_most() -> None:
+    for jump_s in (RETENTION_JUMP_S + 1, 3600.0, MAX_CLOCK_DOUBT_S, 30 * DAY_S):
+        clock = WallClock(stands=True)
+        time = RetentionTime(clock)
+        clock.set_s = jump_s
+        with capture_logs() as logs:
+            assert time.now_s() == clock.time_s() - jump_s
+        wait_s = min(jump_s, MAX_CLOCK_DOUBT_S)
+        assert [(log["event"], log["ahead_s"], log["wait_s"]) for log in logs] == [
+            ("clock_set_ahead", round(jump_s), round(wait_s))
+        ]
+        clock.advance(wait_s - 1)
+        assert time.now_s() == clock.time_s() - jump_s
+        clock.advance(1)
+        assert time.now_s() == clock.time_s()
+
+
+def test_a_clock_that_is_set_right_again_counts_at_once() -> None:
+    clock = WallClock(stands=True)
+    time = RetentionTime(clock)
+    clock.set_s = 30 * DAY_S
+    time.now_s()
+    clock.advance(60)
+    clock.set_s = 10.0  # nearly
+    assert 0 <= clock.time_s() - time.now_s() <= RETENTION_JUMP_S
+    clock.set_s = 30 * DAY_S
+    assert time.now_s() < clock.time_s() - 29 * DAY_S
+
+
+async def metric(node: Node, name: str) -> float:
+    families = await Collector(node.broker, node.server.memory, ()).snapshot()
+    (sample,) = (sample for family in families for sample in family.samples if sample.name == name)
+    return sample.value
+
+
+async def test_a_clock_that_is_30_days_ahead_deletes_nothing(nodes: Nodes, connect: Connect) -> None:
+    clock = WallClock(stands=True)
+    node = await nodes.start(clock=clock, segment_bytes=1000)
+    wire = await connect(node.address)
+    await create_topic(wire, "t", 1)
+    for _ in range(10):
+        await send(wire, bytes(900))
+    segments = node.broker.store._log.segments
+    clock.set_s = 30 * DAY_S
+    clock.advance(RETENTION_SWEEP_S)
+    await node.broker.expire_segments()
+    assert node.broker.store._log.segments == segments
+    assert len(await bodies_of(wire)) == 10
+    assert await metric(node, "rocketlet_clock_ahead_seconds") == 30 * DAY_S
+    async with AdminClient(node.address) as admin:
+        findings = [found for found in await diagnose(admin, Patience(0, 0, 0)) if found.kind == "clock_set_ahead"]
+    assert ["2592000 s ahead" in found.text for found in findings] == [True]
+    clock.set_s = 0.0
+    clock.advance(RETENTION_SWEEP_S)
+    await node.broker.expire_segments()
+    assert node.broker.store._log.segments == segments
+    assert await metric(node, "rocketlet_clock_ahead_seconds") == 0
+    clock.advance(node.broker.config.retain_hours * 3600 + DAY_S)
+    await eventually(lambda: node.broker.store._log.segments < segments)
+
+
+# Changes of a state file, a line each: whole or not at all.
+
+
+def test_changes_come_back_in_order(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "x.json")
+    assert journal.read() == []
+    for value in ({"a": 1}, ["b\n"], None):
+        journal.append(value)
+    assert Journal(tmp_path / "x.json").read() == [{"a": 1}, ["b\n"], None]
+    journal.clear()
+    assert Journal(tmp_path / "x.json").read() == []
+    assert journal.lines == 0
+
+
+@given(cut=st.integers(0, 200))
+def test_a_journal_that_is_cut_off_keeps_its_whole_lines_and_goes_on(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "x.journal"
+    path.unlink(missing_ok=True)
+    journal = Journal(tmp_path / "x.json")
+    for number in range(5):
+        journal.append({"number": number})
+    data = path.read_bytes()[:cut]
+    path.write_bytes(data)
+    again = Journal(tmp_path / "x.json")
+    kept = again.read()
+    assert kept == [{"number": number} for number in range(data.count(b"\n"))]
+    again.append("next")
+    assert Journal(tmp_path / "x.json").read() == [*kept, "next"]
+
+
+def test_a_damaged_line_and_what_follows_it_is_left_out(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "x.json")
+    for number in range(3):
+        journal.append(number)
+    path = tmp_path / "x.journal"
+    path.write_bytes(path.read_bytes().replace(b" 1\n", b" 7\n"))
+    assert Journal(tmp_path / "x.json").read() == [0]
+
+
+def test_a_change_that_the_disk_refuses_is_not_kept_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "x.json")
+    journal.append("first")
+    write = disk.write
+
+    def full(descriptor: int, data: Any) -> int:
+        if len(data) <= 12:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:-12])
+
+    monkeypatch.setattr(disk, "write", full)
+    with pytest.raises(StoreFull, match="No space"):
+        journal.append("second")
+    monkeypatch.undo()
+    journal.append("third")
+    assert Journal(tmp_path / "x.json").read() == ["first", "third"]
