@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rocketlet.broker.config import (
+    ASKED_BYTES,
+    BATCH_TURN_BYTES,
+    BATCH_TURN_MESSAGES,
+    CLIENT_ANSWER_S,
+    MAX_CHECKED_SENDS,
+)
+from rocketlet.broker.messages.sending import LongBatch, _short
 from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.sessions import Refusal
 from rocketlet.protocol import bodies
-from rocketlet.protocol.bodies import GroupConfig
+from rocketlet.protocol.bodies import GroupConfig, Heartbeat, TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.config import MAX_PROPERTY_BYTES, SENT_PROPERTY_BYTES
-from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ
-from rocketlet.protocol.headers import SendBack, write
+from rocketlet.protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES, SENT_PROPERTY_BYTES
+from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame
+from rocketlet.protocol.headers import SendBack, SendMessage, write
 from rocketlet.protocol.message import BatchEntry, Record, decode_records, encode_batch
 from rocketlet.protocol.properties import decode, shortened
 from structlog.testing import capture_logs
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ...support.requests import heartbeat, pull, send
+from ...support.requests import heartbeat, pull, reply, send
 
 
 async def records(wire: Wire, topic: str = "t", queue: int = 0) -> list[Record]:
@@ -341,3 +352,225 @@ async def test_a_delayed_message_survives_a_restart_and_comes_once(nodes: Nodes,
     await eventually(lambda: again.broker.store.queue("t", 0).next == 2)
     found = await records(await connect(again.address))
     assert [record.body for record in found] == [b"soon", b"late"]
+
+
+# A queue that takes messages is checked again only when something has changed that its checks have looked at.
+
+
+HOST = bytes(8)
+TOPICS = ("t", "u", "%RETRY%g", "SCHEDULE_TOPIC_XXXX", "OFFSET_MOVED_EVENT", "no such name!")
+
+
+class Checks:
+    """Counts the sends whose queue is checked."""
+
+    def __init__(self, node: Node) -> None:
+        self.count = 0
+        self._check = node.broker.sending._queue_id
+        node.broker.sending._queue_id = self._counted  # type: ignore[method-assign]
+
+    def _counted(self, header: SendMessage) -> int:
+        self.count += 1
+        return self._check(header)
+
+
+def sent(node: Node, topic: str = "t", queue: int = 0) -> tuple[str, int] | str:
+    """Where a message has come, or why it was refused."""
+    header = SendMessage("p", topic, "TBW102", 4, queue, 0, 1, 0)
+    try:
+        placed = node.broker.sending.stage(header, b"x", HOST)
+    except Refusal as refusal:
+        return str(refusal)
+    node.broker.sending.commit()
+    return node.broker.store.message(
+        node.broker.store.queues[topic, placed.queue_id], placed.queue_offset
+    ).topic, placed.queue_id
+
+
+def _topic_shrunk(node: Node) -> None:
+    node.broker.topics.put(TopicConfig("t", 1, 1), 0)
+
+
+def _topic_deleted(node: Node) -> None:
+    node.broker.topics.delete("t", node.broker.store.end)
+    node.broker.store.delete_topic("t")
+
+
+def _another_topic_made(node: Node) -> None:
+    node.broker.topics.put(TopicConfig("another", 1, 1), 0)
+
+
+def _settings_changed(node: Node) -> None:
+    node.broker.settings.change(node.broker.settings.now)
+
+
+CHANGES: dict[str, Callable[[Node], None]] = {
+    "a topic has fewer queues": _topic_shrunk,
+    "a topic is deleted": _topic_deleted,
+    "another topic is made": _another_topic_made,
+    "settings change": _settings_changed,
+}
+
+
+async def test_the_next_sends_to_a_queue_are_not_checked_again(node: Node) -> None:
+    node.broker.topics.put(TopicConfig("t", 2, 2), 0)
+    checks = Checks(node)
+    assert [sent(node, queue=queue) for queue in (0, 1, 0, 1, 0)] == [("t", queue) for queue in (0, 1, 0, 1, 0)]
+    assert checks.count == 2
+
+
+async def test_a_choice_that_is_left_to_the_broker_is_made_each_time(node: Node) -> None:
+    node.broker.topics.put(TopicConfig("t", 8, 8), 0)
+    checks = Checks(node)
+    assert len({sent(node, queue=-1) for _ in range(50)}) > 1
+    assert checks.count == 50
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_change_raises_the_number_and_the_next_send_is_checked(node: Node, change: str) -> None:
+    node.broker.topics.put(TopicConfig("t", 2, 2), 0)
+    checks = Checks(node)
+    for _ in range(3):
+        assert sent(node, queue=1) == ("t", 1)
+    generation = node.broker.generation.number
+    assert checks.count == 1
+    CHANGES[change](node)
+    assert node.broker.generation.number > generation
+    sent(node, queue=1)
+    assert checks.count == 2
+
+
+async def test_a_broker_remembers_as_many_queues_as_the_limit_says(node: Node) -> None:
+    checks = Checks(node)
+    for topic in "tu":
+        node.broker.topics.put(TopicConfig(topic, 1, MAX_CHECKED_SENDS), 0)
+    sending = node.broker.sending
+    for queue in range(MAX_CHECKED_SENDS):
+        sending._queue_id(SendMessage("p", "t", "TBW102", 4, queue, 0, 1, 0))
+    assert len(sending._checked) == MAX_CHECKED_SENDS
+    assert sent(node, queue=0) == ("t", 0)
+    assert checks.count == MAX_CHECKED_SENDS, "the first one is remembered"
+    assert sent(node, "u") == ("u", 0)
+    assert sending._checked == {("u", 0)}
+
+
+class Anew(set[Any]):
+    """Remembers nothing."""
+
+    def add(self, element: Any) -> None: ...
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_what_is_remembered_changes_no_answer(nodes: Nodes, seed: int) -> None:
+    """The same changes and sends, in any order, on a broker that remembers and on one that checks each send."""
+    chance = random.Random(seed)
+    both = [await nodes.start(name="broker-a"), await nodes.start(name="broker-a", data_dir=nodes.folder / "other")]
+    both[1].broker.sending._checked = Anew()
+    checks = [Checks(node) for node in both]
+    for _ in range(300):
+        topic, queue = chance.choice(TOPICS), chance.choice((0, 0, 1, 2, 7))
+        act = chance.randrange(20)
+        if act == 0 and topic in "tu":
+            config = TopicConfig(topic, chance.randrange(1, 4), chance.randrange(1, 4))
+            for node in both:
+                node.broker.topics.put(config, node.broker.store.end)
+        elif act == 1 and both[0].broker.topics.get(topic) and topic in "tu":
+            for node in both:
+                node.broker.topics.delete(topic, node.broker.store.end)
+                node.broker.store.delete_topic(topic)
+        else:
+            found = [sent(node, topic, queue) for node in both]
+            assert found[0] == found[1]
+    assert checks[0].count < checks[1].count
+
+
+# A batch that is too long for one turn is known as such before any of its records is made.
+
+
+def batch(messages: int, body: bytes = b"x") -> bytes:
+    return encode_batch([(0, body, "")] * messages)
+
+
+def test_a_batch_of_the_most_messages_is_short() -> None:
+    pieces = _short(batch(BATCH_TURN_MESSAGES), b"")
+    assert sum(len(piece.flags) for piece in pieces) == BATCH_TURN_MESSAGES
+
+
+@pytest.mark.parametrize("body", [batch(BATCH_TURN_MESSAGES + 1), batch(1, bytes(BATCH_TURN_BYTES))])
+def test_a_longer_one_is_refused_at_once(body: bytes) -> None:
+    with pytest.raises(LongBatch):
+        _short(body, b"")
+
+
+# Request-reply: a reply reaches the client that waits for it, or its sender learns that it did not.
+
+
+async def test_a_reply_is_pushed_to_who_waits_and_kept(node: Node, wire: Wire, connect: Connect) -> None:
+    waiting = await connect(node.address)
+    body = bodies.encode_heartbeat(Heartbeat("me", producer_groups=("p",)))
+    await waiting.call(RequestCode.HEART_BEAT, body=body)
+    opaque = wire.send(RequestCode.SEND_REPLY_MESSAGE_V2, reply("me"), b"pong")
+    pushed = await waiting.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
+    assert pushed.body == b"pong"
+    assert "CORRELATION_ID\x01c1" in str(pushed.ext["properties"])
+    assert str(pushed.ext["storeHost"]) == node.address
+    waiting.write_answer(pushed)
+    answer = await wire.answer(opaque)
+    assert (answer.code, len(str(answer.ext["msgId"]))) == (0, 32)
+    assert node.broker.store.queue("DefaultCluster_REPLY_TOPIC", 0).next == 1
+
+
+async def test_the_sender_learns_that_nobody_took_the_reply(node: Node, wire: Wire, connect: Connect) -> None:
+    answer = await wire.call(RequestCode.SEND_REPLY_MESSAGE_V2, reply("nobody"), b"x")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "nobody" in (answer.remark or "")
+    waiting = await connect(node.address)
+    body = bodies.encode_heartbeat(Heartbeat("me", producer_groups=("p",)))
+    await waiting.call(RequestCode.HEART_BEAT, body=body)
+    opaque = wire.send(RequestCode.SEND_REPLY_MESSAGE_V2, reply("me"), b"x")
+    await waiting.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
+    await waiting.close()
+    gone: Frame = await wire.answer(opaque)
+    assert gone.code == ResponseCode.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+async def test_a_reply_is_limited_as_any_message(node: Node, wire: Wire, excess: int) -> None:
+    body = bytes(MAX_BODY_BYTES + excess)
+    answer = await wire.call(RequestCode.SEND_REPLY_MESSAGE_V2, reply("nobody"), body)
+    assert answer.code == (ResponseCode.MESSAGE_ILLEGAL if excess else ResponseCode.SYSTEM_ERROR)
+    assert node.broker.store.end == 0 or not excess
+    long = {"i": f"REPLY_TO_CLIENT\x01nobody\x02A\x01{'x' * MAX_PROPERTY_BYTES}"}
+    assert (
+        await wire.call(RequestCode.SEND_REPLY_MESSAGE_V2, reply("nobody") | long)
+    ).code == ResponseCode.MESSAGE_ILLEGAL
+
+
+@pytest.mark.limits(max_asked=3)
+async def test_replies_to_a_client_that_never_answers_take_nobody_elses_places(
+    node: Node, wire: Wire, connect: Connect
+) -> None:
+    """One account without rights took all 10,000 places for 10 s."""
+    silent, waiting, hostile = [await connect(node.address) for _ in range(3)]
+    for client, name in ((silent, "silent"), (waiting, "me")):
+        body = bodies.encode_heartbeat(Heartbeat(name, producer_groups=("p",)))
+        await client.call(RequestCode.HEART_BEAT, body=body)
+    connections = list(node.server._connections)
+    held = {connection: connection.charged_bytes for connection in connections}
+    for _ in range(3):
+        hostile.send(RequestCode.SEND_REPLY_MESSAGE_V2, reply("silent"), b"x")
+    refused = await hostile.call(RequestCode.SEND_REPLY_MESSAGE_V2, reply("me"), b"x")
+    assert (refused.code, "of this client are waiting" in (refused.remark or "")) == (1, True)
+    refused = await wire.call(RequestCode.SEND_REPLY_MESSAGE_V2, reply("silent"), b"x")
+    assert (refused.code, "has not answered" in (refused.remark or "")) == (1, True)
+    more = [connection.charged_bytes - held.get(connection, 0) for connection in connections]
+    assert sorted(more) == [0, 0, 0, 3 * ASKED_BYTES]
+    opaque = wire.send(RequestCode.SEND_REPLY_MESSAGE_V2, reply("me"), b"pong")
+    waiting.write_answer(await waiting.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT))
+    assert (await wire.answer(opaque)).code == 0
+    node.clock.advance(CLIENT_ANSWER_S)
+    await eventually(lambda: not node.broker.clients._asking)
+    assert {connection: connection.charged_bytes for connection in connections} == held
+    opaque = hostile.send(RequestCode.SEND_REPLY_MESSAGE_V2, reply("me"), b"pong")
+    waiting.write_answer(await waiting.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT))
+    assert (await hostile.answer(opaque)).code == 0

@@ -8,16 +8,24 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import MAX_TIMER_DELAY_MS
-from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.runtime import MovableClock, run
+from rocketlet.broker.store import disk
+from rocketlet.broker.store.files import StoreFull
+from rocketlet.protocol import names
 from rocketlet.protocol import properties as props
+from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.message import HandleError, RecallHandle, Record, decode_handle, decode_records, encode_batch
 from rocketlet.protocol.names import TIMER_TOPIC
+from structlog.testing import capture_logs
 
-from ...conftest import Connect, Node, Nodes, Wire, create_topic
-from ...support.requests import HALF_PROPERTIES, SUBSCRIBED, SUSPEND, bodies_of, pull, send
+from campaigns.store import open_broker, put
+
+from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ...support.requests import COMMIT, HALF_PROPERTIES, ROLLBACK, SUBSCRIBED, SUSPEND, bodies_of, end, half, pull, send
 
 DAY_MS = 86_400_000
 
@@ -332,3 +340,235 @@ async def test_recalls_are_limited(standing: Node, line: Wire) -> None:
     assert (answer.code, "1 messages were recalled" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
     answer = await recall(line, handles[2])  # behind as many of the same ms as are looked at
     assert (answer.code, "more than 2 messages" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+
+
+# Delayed and half messages whose topic is another one by the time they are due: deleted, or made anew with fewer
+# queues.
+
+
+QUEUE = 3
+
+
+async def wait(node: Node, wire: Wire, kind: str) -> Any:
+    """Stores a message that waits to come to queue 3 of t."""
+    if kind == "half":
+        return await half(wire, queue=QUEUE)
+    return await send(wire, b"pay", queue=QUEUE, properties="DELAY\x011")
+
+
+async def come(node: Node, wire: Wire, kind: str, sent: Any) -> None:
+    if kind == "half":
+        await wire.call(RequestCode.END_TRANSACTION, end(sent, COMMIT))
+        assert node.broker.transactions.waiting == 0
+    else:
+        node.clock.advance(1.0)
+        await eventually(lambda: node.broker.delays.progress.get(1) == 1)
+
+
+@pytest.mark.parametrize("kind", ["half", "delayed"])
+async def test_a_message_of_a_deleted_topic_does_not_bring_it_back(node: Node, wire: Wire, kind: str) -> None:
+    await create_topic(wire, "t")
+    sent = await wait(node, wire, kind)
+    assert (await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})).code == 0
+    with capture_logs() as logs:
+        await come(node, wire, kind, sent)
+    assert node.broker.topics.get("t") is None
+    assert [queue for topic, queue in node.broker.store.queues if topic == "t"] == []
+    events = {entry["event"]: entry["hint"] for entry in logs if "hint" in entry}
+    event = {"half": "transaction_set_aside", "delayed": "delayed_message_dropped"}[kind]
+    assert events[event] == "its topic was deleted"
+    if kind == "half":
+        answer = await wire.call(RequestCode.PULL_MESSAGE, pull(names.CHECK_MAX_TIME_TOPIC))
+        assert [record.body for record in decode_records(answer.body)] == [b"pay"]
+    else:
+        assert node.broker.delays.set_aside == 1
+
+
+async def test_who_commits_for_a_deleted_topic_is_told_and_may_roll_back(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    one, two = await half(wire), await half(wire)
+    await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})
+    refused = await wire.call(RequestCode.END_TRANSACTION, end(one, COMMIT))
+    assert (refused.code, "was deleted" in (refused.remark or "")) == (1, True)
+    assert (await wire.call(RequestCode.END_TRANSACTION, end(two, ROLLBACK))).code == 0
+    assert node.broker.store.queue(names.CHECK_MAX_TIME_TOPIC, 0).next == 1
+
+
+@pytest.mark.parametrize("kind", ["half", "delayed"])
+@pytest.mark.parametrize(("queues", "expected"), [(4, 3), (2, 1), (1, 0)])
+async def test_a_message_for_a_queue_that_is_gone_comes_to_another_one(
+    node: Node, wire: Wire, kind: str, queues: int, expected: int
+) -> None:
+    """It was acknowledged, and lay in a queue that nobody could read."""
+    await create_topic(wire, "t")
+    sent = await wait(node, wire, kind)
+    await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})
+    await create_topic(wire, "t", queues)
+    with capture_logs() as logs:
+        await come(node, wire, kind, sent)
+    answer = await wire.call(RequestCode.PULL_MESSAGE, pull("t", queue=expected))
+    assert [record.body for record in decode_records(answer.body)] == [b"pay"]
+    assert [entry["queue"] for entry in logs if entry["event"] == "message_in_another_queue"] == [expected] * (
+        queues < 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "queue", "expected"),
+    [(4, 4, 3, 3), (8, 4, 7, 7), (4, 8, 7, 7), (4, 4, 4, 0), (0, 4, 6, 2), (4, 0, 6, 2), (0, 0, 5, 0)],
+)
+async def test_a_queue_that_may_be_read_or_written_is_there(
+    node: Node, read: int, write: int, queue: int, expected: int
+) -> None:
+    node.broker.topics.put(TopicConfig("t", read, write), 0)
+    assert node.broker.topics.queue_now("t", queue) == expected
+    assert node.broker.topics.queue_now("u", queue) is None
+
+
+# A topic that was deleted stays so, wherever a kill comes between the journal's line and the next checkpoint.
+
+
+def filled(folder: Path, *, is_saved: bool) -> Broker:
+    broker = open_broker(folder)
+    for name in ("gone", "kept"):
+        broker.topics.put(TopicConfig(name, 1, 1), broker.store.end)
+        for number in range(3):
+            put(broker, broker.store.queue(name, 0), b"%s %d" % (name.encode(), number))
+    if is_saved:
+        broker.persist()
+    return broker
+
+
+def killed(broker: Broker, folder: Path) -> Broker:
+    """The broker after the next start. Nothing is saved."""
+    broker.store.close()
+    return open_broker(folder)
+
+
+def bodies(broker: Broker, topic: str) -> list[bytes]:
+    queue = broker.store.queue(topic, 0)
+    return [broker.store.message(queue, offset).body for offset in range(queue.begin, queue.next)]
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+@pytest.mark.parametrize("loses", ["nothing", "checkpoint", "topics"])
+def test_a_deleted_topic_stays_away_after_a_kill(tmp_path: Path, is_saved: bool, loses: str) -> None:
+    broker = filled(tmp_path, is_saved=is_saved)
+    if loses == "topics":  # the journal is short again, and the state file has what it had
+        broker.topics._save()
+    broker.topics.delete("gone", broker.store.end)
+    if loses == "topics":
+        broker.topics._save()
+    if loses == "checkpoint":
+        for path in tmp_path.glob("checkpoint.*"):
+            path.unlink()
+    broker = killed(broker, tmp_path)
+    assert broker.topics.get("gone") is None
+    assert ("gone", 0) not in broker.store.queues
+    assert bodies(broker, "kept") == [b"kept 0", b"kept 1", b"kept 2"]
+    assert broker.recovered.lost == ()
+    broker = killed(broker, tmp_path)
+    assert broker.topics.get("gone") is None
+    broker.store.close()
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_topic_that_was_made_anew_has_only_what_came_then(tmp_path: Path, is_removed: bool) -> None:
+    broker = filled(tmp_path, is_saved=True)
+    broker.topics.delete("gone", broker.store.end)
+    removing = broker.store.deleting("gone")
+    broker.topics.put(TopicConfig("gone", 1, 1), broker.store.end)
+    put(broker, broker.store.queue("gone", 0), b"new")
+    if not is_removed:  # the folder's new name was lost
+        (tmp_path / "removed" / "0").rename(tmp_path / "consumequeue" / "gone")
+    removing.close()
+    broker = killed(broker, tmp_path)
+    assert bodies(broker, "gone") == [b"new"]
+    assert broker.recovered.lost == ()
+    broker.store.close()
+
+
+def test_deletions_are_forgotten_with_the_part_of_the_log_that_they_are_about(tmp_path: Path) -> None:
+    broker = filled(tmp_path, is_saved=True)
+    at = broker.store.end
+    broker.topics.delete("gone", at)
+    assert broker.topics.deleted == {"gone": at}
+    broker.topics.forget_deletions(at - 1)
+    assert broker.topics.deleted == {"gone": at}
+    broker.topics.forget_deletions(at)
+    assert broker.topics.deleted == {}
+    broker.store.close()
+
+
+@pytest.mark.parametrize("is_made_anew", [True, False])
+def test_offsets_in_a_deleted_topic_are_forgotten_although_nothing_was_saved(
+    tmp_path: Path, is_made_anew: bool
+) -> None:
+    broker = filled(tmp_path, is_saved=False)
+    for topic in ("gone", "kept"):
+        broker.offsets.put("g", topic, 0, 2)
+        broker.offsets.put("g", topic, 0, 1)
+    broker.persist()
+    broker.topics.delete("gone", broker.store.end)
+    broker.offsets.forget_topic("gone")
+    if is_made_anew:
+        broker.topics.put(TopicConfig("gone", 1, 1), broker.store.end)
+        for number in range(3):
+            put(broker, broker.store.queue("gone", 0), b"new %d" % number)
+    broker = killed(broker, tmp_path)
+    assert broker.offsets.get("g", "gone", 0) is None, "the group has read nothing of this topic"
+    assert (broker.offsets.get("g", "kept", 0), broker.offsets.rewinds("g", "kept")) == (1, 1)
+    assert broker.offsets.rewinds("g", "gone") == 0
+    broker.offsets.put("g", "kept", 0, 3)
+    broker.persist()
+    broker = killed(broker, tmp_path)
+    assert broker.offsets.get("g", "kept", 0) == 3
+    assert broker.offsets.get("g", "gone", 0) is None
+    broker.store.close()
+
+
+def test_offsets_that_an_earlier_version_has_saved_are_kept(tmp_path: Path) -> None:
+    broker = filled(tmp_path, is_saved=True)
+    broker.store.close()
+    (tmp_path / "offsets.json").write_bytes(b'{"kept@g":{"0":2},"rewinds":{}}')
+    broker = open_broker(tmp_path)
+    assert broker.offsets.get("g", "kept", 0) == 2
+    broker.store.close()
+
+
+def not_permitted(source: Path, target: Path) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
+def test_a_topic_made_anew_does_not_open_index_files_that_could_not_be_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = filled(tmp_path, is_saved=True)
+    monkeypatch.setattr(disk, "rename_folder", not_permitted)
+    broker.topics.delete("gone", broker.store.end)
+    removing = broker.store.deleting("gone")
+    broker.topics.put(TopicConfig("gone", 1, 1), broker.store.end)
+    remove_folder = disk.remove_folder
+    monkeypatch.setattr(disk, "remove_folder", lambda path: None)
+    with pytest.raises(StoreFull, match="cannot be removed"):
+        broker.store.queue("gone", 0)
+    monkeypatch.setattr(disk, "remove_folder", remove_folder)
+    put(broker, broker.store.queue("gone", 0), b"new")
+    run(removing)
+    broker.persist()
+    assert bodies(broker, "gone") == [b"new"]
+    broker = killed(broker, tmp_path)
+    assert bodies(broker, "gone") == [b"new"]
+    assert broker.recovered.lost == ()
+    broker.store.close()
+
+
+def test_index_files_that_could_not_be_taken_away_are_removed_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = filled(tmp_path, is_saved=True)
+    monkeypatch.setattr(disk, "rename_folder", not_permitted)
+    broker.topics.delete("gone", broker.store.end)
+    broker.store.delete_topic("gone")
+    assert not (tmp_path / "consumequeue" / "gone").exists()
+    broker.store.close()
