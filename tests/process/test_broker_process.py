@@ -8,14 +8,16 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from rocketlet.client import AdminClient, BrokerRefused, Consumer, Message, Producer, RocketletError
+from rocketlet.client import Access, AdminClient, BrokerRefused, Consumer, Message, Producer, RocketletError
 from rocketlet.command.cli import parser
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -24,6 +26,8 @@ from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
 from rocketlet.testing.ports import free_port
 
 from ..conftest import PATIENCE_S, Connect
+from ..support.certificates import Certificates
+from ..support.grpc_client import grpc_client, message, route, sending
 from ..support.requests import QUEUE, join, lock
 from .conftest import Start
 
@@ -369,3 +373,108 @@ async def test_delayed_messages_come_once_through_kills(start: Start) -> None:
         await producer.send("t", b"the last", delay_level=1)
         assert await stored(admin, "t", 2 * count + 1) == 2 * count + 1
     assert len(await consume_all(broker.address, "t", 2 * count + 1)) == 2 * count + 1
+
+
+# TLS and accounts from the command line.
+
+
+async def run(*arguments: str, **environment: str) -> tuple[int | None, str, str]:
+    """Status, output and errors of a command."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rocketlet.command.cli", *arguments,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment},
+    )  # fmt: skip
+    async with asyncio.timeout(PATIENCE_S):
+        out, err = await child.communicate()
+    return child.returncode, out.decode(), err.decode()
+
+
+async def test_tls_is_set_up_by_options(start: Start, certificates: Certificates) -> None:
+    folder = certificates.folder
+    options = (
+        "--tls-cert",
+        f"{folder}/server.pem",
+        "--tls-key",
+        f"{folder}/server.key",
+        "--tls-ca",
+        f"{folder}/ca.pem",
+    )
+    broker = await start("--tls", "enforcing", *options)
+    secured = Access(tls=True, ca_file=f"{folder}/ca.pem", cert_file=f"{folder}/client.pem")
+    async with Producer(broker.address, access=secured) as producer:
+        await producer.send("t", b"x")
+    shown = ("--tls", "--tls-ca", f"{folder}/ca.pem", "--tls-cert", f"{folder}/client.pem")
+    status, _, err = await run("groups", "show", "g", "--nameserver", broker.address, *shown)
+    assert (status, "no broker knows the group g" in err) == (1, True)
+    status, _, err = await run("groups", "show", "g", "--nameserver", broker.address)
+    assert status == 1
+    assert "turn TLS on" in err
+
+
+async def test_accounts_are_set_up_by_options(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "plain_acl.yml"
+    file.write_text("accounts: [{accessKey: admin-key, secretKey: its-secret, admin: true}]")
+    file.chmod(0o600)
+    broker = await start("--acl", str(file))
+    async with Producer(broker.address, access=Access(access_key="admin-key", secret_key="its-secret")) as producer:
+        await producer.send("t", b"x")
+    keys = {"ROCKETLET_ACCESS_KEY": "admin-key", "ROCKETLET_SECRET_KEY": "its-secret"}
+    status, _, err = await run("groups", "show", "g", "--nameserver", broker.address, **keys)
+    assert (status, "no broker knows the group g" in err) == (1, True)
+    secret = tmp_path / "secret"
+    secret.write_text("its-secret\n")
+    shown = ("--access-key", "admin-key", "--secret-key-file", str(secret))
+    status, _, err = await run("groups", "show", "g", "--nameserver", broker.address, *shown)
+    assert (status, "no broker knows the group g" in err) == (1, True)
+    status, _, err = await run("groups", "show", "g", "--nameserver", broker.address)
+    assert (status, "No accessKey is configured" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--tls", "enforcing"], "give --tls-cert"),
+        (["--tls-key", "x.key"], "--tls-cert is not"),
+        (["--tls-cert", "/no/such.pem"], "cannot be used"),
+        (["--acl", "/no/such.yml"], "cannot read /no/such.yml"),
+    ],
+)
+async def test_options_that_contradict_each_other_are_refused(options: list[str], reason: str, tmp_path: Path) -> None:
+    arguments = ["start", "--host", "127.0.0.1", "--port", str(free_port()), "--data", str(tmp_path / "data"), *options]
+    status, _, err = await run(*arguments)
+    assert (status, reason in err) == (1, True), err
+    assert not (tmp_path / "data").exists()
+
+
+# `rocketlet start` for official clients of 5.x: its options, and the certificate that it signs.
+
+
+@pytest.fixture
+async def ports(tmp_path: Path) -> AsyncIterator[tuple[int, int]]:
+    """The broker's port, and the one of its own that gRPC has."""
+    port, grpc_port = free_port(), free_port()
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rocketlet.command.cli", "start", "--port", str(port), "--grpc-port", str(grpc_port),
+        "--data", str(tmp_path / "data"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert child.stdout is not None
+    async with asyncio.timeout(PATIENCE_S):
+        lines = [(await child.stdout.readline()).decode() for _ in range(3)]
+    assert f'for gRPC clients: setEndpoints("127.0.0.1:{port}")' in lines[2]
+    yield port, grpc_port
+    child.send_signal(signal.SIGTERM)
+    await child.communicate()
+    assert child.returncode == 0
+
+
+async def test_both_ports_take_grpc_with_tls_and_without(ports: tuple[int, int]) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    for port in ports:
+        for tls in (None, context):
+            client = await grpc_client(f"127.0.0.1:{port}", tls=tls, client_id=f"client-{port}-{tls is None}")
+            found = await client.call("QueryRoute", route("t", "127.0.0.1", port))
+            assert found.message_queues[0].broker.endpoints.addresses[0].port == port
+            assert (await client.call("SendMessage", sending(message("t")))).status.code == 20000
+            await client.close()
