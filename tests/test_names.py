@@ -82,7 +82,7 @@ PATCHED = {
     "broker/sessions/test_limits.py": 1,
     "broker/store/test_recovery.py": 5,
     "broker/store/test_schedule.py": 1,
-    "broker/store/test_written.py": 6,
+    "broker/store/test_store.py": 6,
     "client/test_topics_made_anew.py": 1,
     "command/test_commands.py": 1,
     "command/test_repeats.py": 1,
