@@ -5,6 +5,8 @@ STAMP := .venv/installed
 MODULE := .venv/module
 # A test that fails beside others is tried once more; the summary names it under RERUN, for it is a defect all the same.
 SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder --reruns 1
+# What the compiled module does is also tested in Python.
+WIRE_TESTS := tests/protocol tests/broker/messages tests/broker/remoting
 # Some environments forbid bytecode. Tests start hundreds of processes, and each would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -24,7 +26,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,demo,bench,docs,dev]'
 	@touch $(STAMP)
 
-$(MODULE): $(STAMP) setup.py protocol/_fast.pyx
+$(MODULE): $(STAMP) setup.py protocol/_fast.pyx protocol/crc32.h
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $(MODULE)
 
@@ -39,8 +41,9 @@ lint: dev ## check style and format
 types: dev ## check types, strictly
 	$(BIN)/mypy
 
-test: lint types ## lint, types and all tests, side by side: what CI runs
+test: lint types ## lint, types and all tests, side by side, those of the wire without the compiled module, too: what CI runs
 	$(BIN)/python -m pytest $(or $(ARGS),$(SIDE_BY_SIDE))
+	$(if $(ARGS),,ROCKETLET_PURE=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(WIRE_TESTS))
 
 cover: dev ## measure which lines the tests reach (without Java, Go and Spark)
 	$(BIN)/coverage erase

@@ -10,6 +10,7 @@ from setuptools import Extension, setup
 MODULE = Extension(
     "rocketlet.protocol._fast",
     ["protocol/_fast.pyx"],
+    depends=["protocol/crc32.h"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")],  # one build for Python 3.11 and every later version
     extra_compile_args=["-O3", "-g0"],
     py_limited_api=True,

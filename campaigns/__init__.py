@@ -4,6 +4,7 @@ crash       disks that fail, power cuts, damaged files (disk, power, files)
 kill        brokers that are killed, or short of open files (kill, pop, descriptors)
 forge       bodies that look like records
 frames, calls, floods   fuzzed requests and calls, and floods over HTTP/2
+sends       the same sends to a broker with the compiled module and to one without
 access      requests of anonymous clients and of accounts without permissions
 cost, stalls, exhaustion   inputs that cost, the largest requests, what runs out
 chaos       members and brokers that come, go, are killed and freeze

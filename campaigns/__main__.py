@@ -38,6 +38,7 @@ NAMES = {  # tries by default
     "kill": 20,
     "pop": 20,
     "power": 1000,
+    "sends": 5000,
     "stalls": 28,
 }
 IN_MODULE = {  # the others are in a module of their own

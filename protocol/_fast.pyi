@@ -1,7 +1,22 @@
+from collections.abc import Callable
+
 INTERFACE: int
 
 Buffer = bytes | memoryview
 
+def sends_end(data: bytes, at: int, max_header_bytes: int) -> int | None: ...
+def take_sends(
+    data: bytes,
+    account: bytes,
+    queues: dict[bytes, tuple[object, bytes]],
+    log_end: int,
+    now_ms: int,
+    first_mark: bytes,
+    mark_at: Callable[[int], bytes],
+    born_host: bytes,
+    broker_texts: tuple[bytes, bytes, bytes, bytes],
+    limits: tuple[int, ...],
+) -> tuple[int, int, int, bytes, list[tuple[object, bytes, int, int]], bytes] | None: ...
 def decode_slice(
     data: bytes, begin: int, end: int, names: tuple[bytes, ...], skipped: tuple[bytes, ...] | None
 ) -> (

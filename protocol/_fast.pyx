@@ -11,9 +11,9 @@ Bytes of a peer are read by `byte` and `part` alone, which check bounds. `Output
 cimport cython
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
-INTERFACE = 2
+INTERFACE = 3
 
 # ------------------------------------------------------------------------------
 # The checked accessors, and numbers in network byte order.
@@ -51,6 +51,45 @@ cdef inline void put_uint32(uint8_t *to, uint32_t value) noexcept nogil:
 
 cdef inline void put_uint16(uint8_t *to, uint32_t value) noexcept nogil:
     to[0], to[1] = value >> 8 & 255, value & 255
+
+
+cdef extern from "Python.h":
+    object PyUnicode_DecodeUTF8(const char *start, Py_ssize_t size, const char *errors)
+
+
+cdef inline uint32_t get_uint32(View data, Py_ssize_t at) except? 0xFFFFFFFF:
+    cdef const uint8_t *start = part(data, at, 4)
+    return <uint32_t>start[0] << 24 | <uint32_t>start[1] << 16 | <uint32_t>start[2] << 8 | start[3]
+
+
+cdef inline int64_t get_int64(View data, Py_ssize_t at) except? -1:
+    return <int64_t>(<uint64_t>get_uint32(data, at) << 32 | get_uint32(data, at + 4))
+
+
+cdef inline Py_ssize_t find(View data, Py_ssize_t at, Py_ssize_t end, int wanted) except -1:
+    """Return the position of the first byte of this value from `at` on, or `end`."""
+    cdef const uint8_t *start = part(data, at, end - at)
+    cdef const void *found = memchr(start, wanted, end - at)
+    return end if found is NULL else at + (<const uint8_t *>found - start)
+
+
+cdef inline bint equal(View data, Py_ssize_t at, Py_ssize_t size, View text) except -1:
+    return size == text.size and memcmp(part(data, at, size), part(text, 0, size), size) == 0
+
+
+cdef bint is_utf8(View data, Py_ssize_t at, Py_ssize_t size) except -1:
+    cdef const uint8_t *start = part(data, at, size)
+    cdef uint8_t seen = 0
+    cdef Py_ssize_t i
+    for i in range(size):
+        seen |= start[i]
+    if seen < 0x80:
+        return True
+    try:
+        PyUnicode_DecodeUTF8(<const char *>start, size, NULL)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 # ------------------------------------------------------------------------------
@@ -156,43 +195,12 @@ def entries(list flags, list bodies, list texts):
 # The records of a batch's messages. protocol/message.py describes a record.
 
 
-cdef uint32_t crc_tables[8][256]  # zlib's CRC-32, eight bytes at a time
+cdef extern from "crc32.h":
+    void crc_init() nogil
+    uint32_t crc32_of(uint32_t before, const uint8_t *start, size_t size) nogil
 
 
-cdef void fill_crc_tables() noexcept:
-    cdef uint32_t value
-    cdef int i, j
-    for i in range(256):
-        value = i
-        for j in range(8):
-            value = 0xEDB88320U ^ value >> 1 if value & 1 else value >> 1
-        crc_tables[0][i] = value
-    for j in range(1, 8):
-        for i in range(256):
-            crc_tables[j][i] = crc_tables[j - 1][i] >> 8 ^ crc_tables[0][crc_tables[j - 1][i] & 255]
-
-
-fill_crc_tables()
-
-
-cdef uint32_t crc32(const uint8_t *start, Py_ssize_t size, uint32_t before) noexcept nogil:
-    """Return the CRC-32 of bytes that follow others, as zlib does. The bytes are ours: they lie in an `Output`."""
-    cdef uint32_t value = ~before
-    while size >= 8:
-        value ^= start[0] | <uint32_t>start[1] << 8 | <uint32_t>start[2] << 16 | <uint32_t>start[3] << 24
-        value = (
-            crc_tables[7][value & 255] ^ crc_tables[6][value >> 8 & 255] ^ crc_tables[5][value >> 16 & 255]
-            ^ crc_tables[4][value >> 24] ^ crc_tables[3][start[4]] ^ crc_tables[2][start[5]]
-            ^ crc_tables[1][start[6]] ^ crc_tables[0][start[7]]
-        )
-        start += 8
-        size -= 8
-    while size:
-        value = value >> 8 ^ crc_tables[0][(value ^ start[0]) & 255]
-        start += 1
-        size -= 1
-    return ~value
-
+crc_init()
 
 cdef int64_t MAX_OFFSET = <int64_t>1 << 62  # so that no sum overflows
 cdef const char *HEX = b"0123456789abcdef"
@@ -257,13 +265,13 @@ cdef object _records(
         put_uint64(to + 28, <uint64_t>(position + head_at))
         out.put(PyBytes_AsString(middle), middle_size)
         put_uint32(out.room(4), <uint32_t>body_size)
-        checksum = crc32(out.start + head_at, out.size - head_at, 0)
+        checksum = crc32_of(0, out.start + head_at, out.size - head_at)
         out.put(PyBytes_AsString(bodies[i]), body_size)
         tail_at = out.size
         out.put(PyBytes_AsString(topic), topic_size)
         put_uint16(out.room(2), <uint32_t>(text_size + CHECKSUM_BYTES))
         out.put(PyBytes_AsString(texts[i]), text_size)
-        checksum = crc32(out.start + tail_at, out.size - tail_at, checksum)
+        checksum = crc32_of(checksum, out.start + tail_at, out.size - tail_at)
         to = out.room(CHECKSUM_BYTES)
         to[0], to[1] = 2, 3
         for j in range(8):
@@ -272,11 +280,1004 @@ cdef object _records(
 
 
 # ------------------------------------------------------------------------------
+# The headers of SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE. protocol/frame.py describes a frame.
+#
+# A header that is written in another way than usual is declined: with spaces, with fields twice, with numbers as `+1`. Which
+# header is valid is only Python's to say.
+
+
+cdef enum:
+    JSON = 0
+    ROCKETMQ = 1
+    MSGPACK = 77
+    SEND_MESSAGE = 10
+    SEND_MESSAGE_V2 = 310
+    SEND_BATCH_MESSAGE = 320
+    ONEWAY_FLAG = 2
+    MAX_FRAME_BYTES = 16777216
+    BINARY_HEAD_BYTES = 21  # of a header without remark, before its fields
+    # A send's fields, by their letters in SEND_MESSAGE_V2
+    TOPIC = 1
+    QUEUE_ID = 4
+    SYS_FLAG = 5
+    BORN_MS = 6
+    FLAG = 7
+    PROPERTIES = 8
+    RECONSUME_TIMES = 9
+    UNIT_MODE = 10
+    BATCH = 12
+    FIELDS = 13
+    # The other keys
+    UNKNOWN = 13
+    FIRST_ID = 14
+    DECLINED = 15
+    # What a field's value is
+    ABSENT = 0
+    TEXT = 1
+    NUMBER = 2
+    TRUE = 3
+    FALSE = 4
+
+
+cdef struct Field:
+    int kind
+    bint is_escaped
+    Py_ssize_t at, size  # of a text
+    int64_t number
+
+
+cdef struct Send:
+    int kind, code
+    int64_t opaque, frame_flag
+    Field fields[FIELDS]
+    bint has_first_id
+    int64_t queue_id, sys_flag, born_ms, flag, reconsume_times
+    bint is_batch
+    Py_ssize_t body_at, after
+
+
+cdef inline bint is_text(View data, Py_ssize_t at, Py_ssize_t size, const char *text, Py_ssize_t text_size) except -1:
+    return size == text_size and memcmp(part(data, at, size), text, size) == 0
+
+
+cdef int field_of(View data, int code, Py_ssize_t at, Py_ssize_t size) except -1:
+    """Return which field a key names, by its letter in SEND_MESSAGE_V2."""
+    cdef int first
+    if size == 0:
+        return UNKNOWN
+    first = byte(data, at)
+    if size == 1:
+        return first - c"a" if code != SEND_MESSAGE and c"a" <= first <= c"m" else UNKNOWN
+    if is_text(data, at, size, b"firstId", 7):
+        return FIRST_ID
+    # The response has another encoding than the request, or the request is signed
+    if is_text(data, at, size, b"acceptEncoding", 14) or is_text(data, at, size, b"AccessKey", 9):
+        return DECLINED
+    if code != SEND_MESSAGE:
+        return UNKNOWN
+    if is_text(data, at, size, b"producerGroup", 13):
+        return 0
+    if is_text(data, at, size, b"topic", 5):
+        return TOPIC
+    if is_text(data, at, size, b"defaultTopic", 12):
+        return 2
+    if is_text(data, at, size, b"defaultTopicQueueNums", 21):
+        return 3
+    if is_text(data, at, size, b"queueId", 7):
+        return QUEUE_ID
+    if is_text(data, at, size, b"sysFlag", 7):
+        return SYS_FLAG
+    if is_text(data, at, size, b"bornTimestamp", 13):
+        return BORN_MS
+    if is_text(data, at, size, b"flag", 4):
+        return FLAG
+    if is_text(data, at, size, b"properties", 10):
+        return PROPERTIES
+    if is_text(data, at, size, b"reconsumeTimes", 14):
+        return RECONSUME_TIMES
+    if is_text(data, at, size, b"unitMode", 8):
+        return UNIT_MODE
+    if is_text(data, at, size, b"maxReconsumeTimes", 17):
+        return 11
+    return BATCH if is_text(data, at, size, b"batch", 5) else UNKNOWN
+
+
+cdef Py_ssize_t read_number(View data, Py_ssize_t at, Py_ssize_t end, int64_t *value) except -2:
+    """Read a decimal number of up to 18 digits. Return where it ends; -1 if there is none."""
+    cdef Py_ssize_t first
+    cdef int64_t found = 0
+    cdef bint is_negative = False
+    if at < end and byte(data, at) == c"-":
+        is_negative = True
+        at += 1
+    first = at
+    while at < end and c"0" <= byte(data, at) <= c"9":
+        if at - first == 18:
+            return -1
+        found = 10 * found + (byte(data, at) - c"0")
+        at += 1
+    if at == first or (byte(data, first) == c"0" and (at - first > 1 or is_negative)):
+        return -1
+    value[0] = -found if is_negative else found
+    return at
+
+
+cdef inline bint is_int32(int64_t value) noexcept:
+    return -0x80000000 <= value <= 0x7FFFFFFF
+
+
+cdef Py_ssize_t find_quote(View data, Py_ssize_t at, Py_ssize_t end, bint *is_escaped) except -2:
+    """Return where the JSON text that begins at `at` ends; -1 if it does not, or has control characters."""
+    cdef int found
+    is_escaped[0] = False
+    while at < end:
+        found = byte(data, at)
+        if found == c'"':
+            return at
+        if found == c"\\":
+            is_escaped[0] = True
+            at += 1
+        elif found < 0x20:
+            return -1
+        at += 1
+    return -1
+
+
+cdef inline int put_text(Send *send, int field, Py_ssize_t at, Py_ssize_t size, bint is_escaped) noexcept:
+    """Keep a field's value. Return 0 if the header is to be declined."""
+    if field == DECLINED:
+        return 0
+    if field == FIRST_ID:
+        send.has_first_id = True
+    if field >= FIELDS:
+        return not is_escaped
+    if send.fields[field].kind != ABSENT or (is_escaped and field != PROPERTIES):
+        return 0
+    send.fields[field].kind, send.fields[field].is_escaped = TEXT, is_escaped
+    send.fields[field].at, send.fields[field].size = at, size
+    return 1
+
+
+cdef int read_json(View data, Py_ssize_t at, Py_ssize_t end, Send *send) except -1:
+    """Read a header as Apache's clients write it. Return 0 if it is to be declined."""
+    cdef Py_ssize_t key_at, key_size, close
+    cdef bint is_escaped = False, is_inside = False, was_inside = False
+    cdef int64_t value = 0
+    cdef int seen = 0, bit
+    if not is_utf8(data, at, end - at) or at >= end or byte(data, at) != c"{":
+        return 0
+    at += 1
+    while True:
+        if at >= end or byte(data, at) != c'"':
+            return 0
+        key_at = at + 1
+        close = find_quote(data, key_at, end, &is_escaped)
+        if close < 0 or is_escaped or close + 2 >= end or byte(data, close + 1) != c":":
+            return 0
+        key_size = close - key_at
+        at = close + 2
+        if byte(data, at) == c'"':
+            close = find_quote(data, at + 1, end, &is_escaped)
+            if close < 0:
+                return 0
+            if is_inside:
+                if not put_text(send, field_of(data, send.code, key_at, key_size), at + 1, close - at - 1, is_escaped):
+                    return 0
+            elif is_escaped or not (
+                is_text(data, key_at, key_size, b"language", 8) or is_text(data, key_at, key_size, b"remark", 6)
+                or is_text(data, key_at, key_size, b"serializeTypeCurrentRPC", 23)
+            ):
+                return 0
+            at = close + 1
+        elif byte(data, at) == c"{":
+            # The code says what the keys of the fields mean
+            if is_inside or was_inside or not seen & 1 or not is_text(data, key_at, key_size, b"extFields", 9):
+                return 0
+            is_inside = was_inside = True
+            at += 1
+            continue
+        else:
+            if is_inside:
+                return 0
+            at = read_number(data, at, end, &value)
+            if at < 0 or not is_int32(value):
+                return 0
+            if is_text(data, key_at, key_size, b"code", 4):
+                bit = 1
+                send.code = <int>value
+            elif is_text(data, key_at, key_size, b"flag", 4):
+                bit = 2
+                send.frame_flag = value
+            elif is_text(data, key_at, key_size, b"opaque", 6):
+                bit = 4
+                send.opaque = value
+            elif is_text(data, key_at, key_size, b"version", 7):
+                bit = 8
+            else:
+                return 0
+            if seen & bit:
+                return 0
+            seen |= bit
+        if is_inside and at < end and byte(data, at) == c"}":
+            is_inside = False
+            at += 1
+        if at >= end:
+            return 0
+        if byte(data, at) == c",":
+            at += 1
+        else:
+            return not is_inside and byte(data, at) == c"}" and at + 1 == end
+
+
+cdef int read_binary(View data, Py_ssize_t at, Py_ssize_t end, Send *send) except -1:
+    """Read a header in ROCKETMQ's encoding. Return 0 if it is to be declined."""
+    cdef Py_ssize_t key_at, key_size, value_size
+    cdef int field
+    if end - at < BINARY_HEAD_BYTES or get_uint32(data, at + 13) or get_uint32(data, at + 17) != <uint32_t>(end - at - 21):
+        return 0
+    send.code = byte(data, at) << 8 | byte(data, at + 1)
+    send.opaque, send.frame_flag = <int32_t>get_uint32(data, at + 5), <int32_t>get_uint32(data, at + 9)
+    at += BINARY_HEAD_BYTES
+    while at < end:
+        if end - at < 6:
+            return 0
+        key_size = byte(data, at) << 8 | byte(data, at + 1)
+        key_at = at + 2
+        if key_size >= 0x8000 or key_size > end - key_at - 4:
+            return 0
+        value_size = <int32_t>get_uint32(data, key_at + key_size)
+        at = key_at + key_size + 4
+        if value_size < 0 or value_size > end - at:
+            return 0
+        if key_size and value_size:
+            if not is_utf8(data, key_at, key_size) or not is_utf8(data, at, value_size):
+                return 0
+            field = field_of(data, send.code, key_at, key_size)
+            if not put_text(send, field, at, value_size, False):
+                return 0
+        at += value_size
+    return 1
+
+
+cdef Py_ssize_t unpack_number(View data, Py_ssize_t at, Py_ssize_t end, int64_t *value) except -2:
+    """Read a number in MessagePack. Return where it ends; -1 if there is none."""
+    cdef int mark, size, i
+    cdef uint64_t found = 0
+    if at >= end:
+        return -1
+    mark = byte(data, at)
+    at += 1
+    if mark < 0x80:
+        value[0] = mark
+        return at
+    if mark >= 0xE0:
+        value[0] = mark - 256
+        return at
+    if not 0xCC <= mark <= 0xD3:
+        return -1
+    size = 1 << (mark - 0xCC & 3)
+    if size > end - at:
+        return -1
+    for i in range(size):
+        found = found << 8 | <uint64_t>byte(data, at + i)
+    if mark >= 0xD0:
+        value[0] = <int64_t>(found << (64 - 8 * size)) >> (64 - 8 * size)
+    elif found >> 63:
+        return -1
+    else:
+        value[0] = <int64_t>found
+    return at + size
+
+
+cdef Py_ssize_t unpack_text(View data, Py_ssize_t at, Py_ssize_t end, Py_ssize_t *size) except -2:
+    """Read the head of a text in MessagePack. Return where the text begins; -1 if there is none in UTF-8."""
+    cdef int mark
+    if at >= end:
+        return -1
+    mark = byte(data, at)
+    at += 1
+    if 0xA0 <= mark < 0xC0:
+        size[0] = mark & 31
+    elif mark == 0xD9 and end - at >= 1:
+        size[0] = byte(data, at)
+        at += 1
+    elif mark == 0xDA and end - at >= 2:
+        size[0] = byte(data, at) << 8 | byte(data, at + 1)
+        at += 2
+    else:
+        return -1
+    return at if size[0] <= end - at and is_utf8(data, at, size[0]) else -1
+
+
+cdef int read_msgpack(View data, Py_ssize_t at, Py_ssize_t end, Send *send) except -1:
+    """Read a header as Rocketlet's clients write it. Return 0 if it is to be declined."""
+    cdef int64_t value = 0
+    cdef Py_ssize_t size = 0, key_at, key_size
+    cdef int i, field, mark, count
+    if at >= end or byte(data, at) != 0x97:
+        return 0
+    at += 1
+    for i in range(5):  # code, flag, opaque, language, version
+        at = unpack_number(data, at, end, &value)
+        if at < 0 or not is_int32(value) or (i == 3 and not 0 <= value < 256):
+            return 0
+        if i == 0:
+            send.code = <int>value
+        elif i == 1:
+            send.frame_flag = value
+        elif i == 2:
+            send.opaque = value
+    if end - at < 2 or byte(data, at) != 0xC0 or not 0x80 <= byte(data, at + 1) < 0x90:  # no remark, a map
+        return 0
+    count = byte(data, at + 1) & 15
+    at += 2
+    for i in range(count):
+        key_at = unpack_text(data, at, end, &key_size)
+        if key_at < 0 or key_at + key_size >= end:
+            return 0
+        at = key_at + key_size
+        field = field_of(data, send.code, key_at, key_size)
+        mark = byte(data, at)
+        if mark == 0xC2 or mark == 0xC3:
+            at += 1
+            if field == FIRST_ID:
+                send.has_first_id = True
+            elif (field != UNIT_MODE and field != BATCH) or send.fields[field].kind != ABSENT:
+                return 0
+            else:
+                send.fields[field].kind = TRUE if mark == 0xC3 else FALSE
+        elif 0xA0 <= mark < 0xC0 or 0xD9 <= mark <= 0xDA:
+            at = unpack_text(data, at, end, &size)
+            if at < 0 or field == FIRST_ID or not put_text(send, field, at, size, False):
+                return 0
+            at += size
+        else:
+            at = unpack_number(data, at, end, &value)
+            if at < 0 or field >= FIELDS or send.fields[field].kind != ABSENT:
+                return 0
+            send.fields[field].kind, send.fields[field].number = NUMBER, value
+    return at == end
+
+
+cdef int read_field_number(View data, Field *field, int64_t *value) except -1:
+    """Return 0 if a field that is there is not a plain number."""
+    if field.kind == NUMBER:
+        value[0] = field.number
+        return 1
+    if field.kind == TEXT:
+        return read_number(data, field.at, field.at + field.size, value) == field.at + field.size
+    return 0
+
+
+cdef int read_fields(View data, Send *send) except -1:
+    """Read the fields as `protocol.headers` does. Return 0 if they are to be declined."""
+    cdef Field *fields = send.fields
+    cdef int i
+    cdef int64_t ignored = 0
+    for i in range(3):
+        if fields[i].kind != TEXT:
+            return 0
+    if not (
+        read_field_number(data, &fields[3], &ignored)
+        and read_field_number(data, &fields[QUEUE_ID], &send.queue_id)
+        and read_field_number(data, &fields[SYS_FLAG], &send.sys_flag)
+        and read_field_number(data, &fields[BORN_MS], &send.born_ms)
+        and read_field_number(data, &fields[FLAG], &send.flag)
+    ):
+        return 0
+    if fields[PROPERTIES].kind != ABSENT and fields[PROPERTIES].kind != TEXT:
+        return 0
+    if fields[RECONSUME_TIMES].kind != ABSENT and not read_field_number(data, &fields[RECONSUME_TIMES], &send.reconsume_times):
+        return 0
+    if fields[11].kind != ABSENT and not read_field_number(data, &fields[11], &ignored):
+        return 0
+    if fields[UNIT_MODE].kind == NUMBER or fields[BATCH].kind == NUMBER:
+        return 0
+    if fields[BATCH].kind == TEXT:
+        if is_text(data, fields[BATCH].at, fields[BATCH].size, b"true", 4):
+            send.is_batch = True
+        elif not is_text(data, fields[BATCH].at, fields[BATCH].size, b"false", 5):
+            return 0
+    else:
+        send.is_batch = fields[BATCH].kind == TRUE
+    if not 1 <= fields[TOPIC].size <= 127:
+        return 0
+    # A negative queue id leaves the choice to the broker
+    return (
+        0 <= send.queue_id <= 0x7FFFFFFF and 0 <= send.sys_flag <= 0x7FFFFFFF and is_int32(send.flag)
+        and is_int32(send.reconsume_times)
+    )
+
+
+cdef int read_send(View data, Py_ssize_t at, Py_ssize_t end, Py_ssize_t max_header_bytes, Send *send) except -1:
+    """Read the whole frame that begins at `at`. Return 0 if there is none that is a plain send."""
+    cdef uint32_t total, mark
+    cdef Py_ssize_t header_size
+    cdef int is_read
+    if end - at < 8:
+        return 0
+    total, mark = get_uint32(data, at), get_uint32(data, at + 4)
+    if total < 4 or total > MAX_FRAME_BYTES - 4 or <Py_ssize_t>total > end - at - 4:
+        return 0
+    memset(send, 0, sizeof(Send))
+    send.kind, header_size = mark >> 24, mark & 0xFFFFFF
+    send.body_at, send.after = at + 8 + header_size, at + 4 + total
+    if send.body_at > send.after or header_size > max_header_bytes:
+        return 0
+    if send.kind == JSON:
+        is_read = read_json(data, at + 8, send.body_at, send)
+    elif send.kind == ROCKETMQ:
+        is_read = read_binary(data, at + 8, send.body_at, send)
+    elif send.kind == MSGPACK:
+        is_read = read_msgpack(data, at + 8, send.body_at, send)
+    else:
+        return 0
+    if not is_read or (send.frame_flag and send.frame_flag != ONEWAY_FLAG) or send.opaque < 0:
+        return 0
+    if send.code != SEND_MESSAGE_V2 and send.code != SEND_BATCH_MESSAGE and send.code != SEND_MESSAGE:
+        return 0
+    return read_fields(data, send)
+
+
+def sends_end(bytes data, Py_ssize_t at, Py_ssize_t max_header_bytes):
+    """Return the end of the plain sends that lie from `at` on, one after the other; `at` if there is none."""
+    cdef Span span
+    cdef Send send
+    span.start, span.size = <const uint8_t *>PyBytes_AsString(data), len(data)
+    if not 0 <= at <= span.size:
+        return None
+    while read_send(&span, at, span.size, max_header_bytes, &send):
+        at = send.after
+    return at
+
+
+# ------------------------------------------------------------------------------
+# A message's properties. protocol/properties.py describes them.
+
+
+cdef Py_ssize_t find_text(const uint8_t *start, Py_ssize_t size, const char *text, Py_ssize_t text_size) noexcept nogil:
+    """Return where a text first occurs; -1 if it does not."""
+    cdef const uint8_t *at = start
+    cdef const uint8_t *last = start + size - text_size
+    while at <= last:
+        at = <const uint8_t *>memchr(at, text[0], last - at + 1)
+        if at is NULL:
+            return -1
+        if memcmp(at, text, text_size) == 0:
+            return at - start
+        at += 1
+    return -1
+
+
+cdef int unescape(View data, Field *field, Output out) except -1:
+    """Write a JSON text without its escapes. Return 0 if it has others than of ASCII characters."""
+    cdef Py_ssize_t at = field.at, end = field.at + field.size, before
+    cdef int found, high, low
+    while at < end:
+        before = at
+        at = find(data, at, end, c"\\")
+        out.put(part(data, before, at - before), at - before)
+        if at == end:
+            return 1
+        if end - at < 2:
+            return 0
+        found = byte(data, at + 1)
+        at += 2
+        if found == c"u":
+            if end - at < 4 or byte(data, at) != c"0" or byte(data, at + 1) != c"0":
+                return 0
+            high, low = hex_digit(byte(data, at + 2)), hex_digit(byte(data, at + 3))
+            if not 0 <= high < 8 or low < 0:
+                return 0
+            found = high << 4 | low
+            at += 4
+        elif found == c"n":
+            found = 10
+        elif found == c"t":
+            found = 9
+        elif found == c"r":
+            found = 13
+        elif found == c"b":
+            found = 8
+        elif found == c"f":
+            found = 12
+        elif found != c'"' and found != c"\\" and found != c"/":
+            return 0
+        out.room(1)[0] = <uint8_t>found
+    return 1
+
+
+cdef inline int hex_digit(int found) noexcept:
+    """Return the value of a digit, or -1."""
+    if c"0" <= found <= c"9":
+        return found - c"0"
+    found |= 32
+    return found - c"a" + 10 if c"a" <= found <= c"f" else -1
+
+
+cdef void remove_wait(Output text) noexcept:
+    """Take WAIT out, as `protocol.properties.without` does."""
+    cdef uint8_t *start = text.start
+    cdef Py_ssize_t size = text.size, at, end, to = 0
+    cdef bint is_first = True
+    at = find_text(start, size, b"\2WAIT\1", 6)
+    if at >= 0 and memcmp(start, b"WAIT\1", 5) and find_text(start + at + 6, size - at - 6, b"WAIT\1", 5) < 0:
+        end = at + 6 + find_text(start + at + 6, size - at - 6, b"\2", 1)
+        if end < at + 6:
+            end = size
+        memmove(start + at, start + end, size - end)
+        text.size = size - (end - at)
+        return
+    at = 0
+    while at < size:  # the items that are neither empty nor WAIT, joined
+        end = at + find_text(start + at, size - at, b"\2", 1)
+        if end < at:
+            end = size
+        if end > at and not (end - at >= 5 and memcmp(start + at, b"WAIT\1", 5) == 0):
+            if not is_first:
+                start[to] = 2
+                to += 1
+            memmove(start + to, start + at, end - at)
+            to += end - at
+            is_first = False
+        at = end + 1
+    text.size = to
+
+
+cdef int read_properties(View data, Send *send, Output text) except -1:
+    """Write the properties of a message that is delivered at once. Return 0 for those of others, or of half messages."""
+    cdef Field *field = &send.fields[PROPERTIES]
+    text.size = 0
+    if field.kind == ABSENT:
+        return 1
+    if field.is_escaped:
+        if not unescape(data, field, text):
+            return 0
+    else:
+        text.put(part(data, field.at, field.size), field.size)
+    if find_text(text.start, text.size, b"DEL", 3) >= 0 or find_text(text.start, text.size, b"TRAN_MSG\1", 9) >= 0:
+        return 0
+    if send.is_batch:
+        return find_text(text.start, text.size, b"TIMER_D", 7) < 0
+    if find_text(text.start, text.size, b"WAIT\1", 5) >= 0:
+        remove_wait(text)
+    return 1
+
+
+cdef int64_t tag_code(const uint8_t *start, Py_ssize_t size) noexcept nogil:
+    """Return Java's hash of the tag, which is a text in UTF-8; 0 without one. The last tag that is not empty counts."""
+    cdef Py_ssize_t at = 0, end, tag_at = 0, tag_end = 0
+    cdef uint32_t code = 0, found
+    if find_text(start, size, b"TAGS\1", 5) < 0:
+        return 0
+    while at < size:
+        end = at + find_text(start + at, size - at, b"\2", 1)
+        if end < at:
+            end = size
+        if end - at > 5 and memcmp(start + at, b"TAGS\1", 5) == 0:
+            tag_at, tag_end = at + 5, end
+        at = end + 1
+    while tag_at < tag_end:
+        found = start[tag_at]
+        if found < 0x80:
+            tag_at += 1
+        elif found < 0xE0 and tag_end - tag_at >= 2:
+            found = (found & 0x1F) << 6 | (start[tag_at + 1] & 0x3F)
+            tag_at += 2
+        elif found < 0xF0 and tag_end - tag_at >= 3:
+            found = (found & 0x0F) << 12 | (start[tag_at + 1] & 0x3F) << 6 | (start[tag_at + 2] & 0x3F)
+            tag_at += 3
+        elif tag_end - tag_at >= 4:
+            found = (
+                (found & 0x07) << 18 | (start[tag_at + 1] & 0x3F) << 12 | (start[tag_at + 2] & 0x3F) << 6
+                | (start[tag_at + 3] & 0x3F)
+            ) - 0x10000
+            code = 31 * code + (0xD800 | found >> 10)  # Java's characters have 16 bits
+            found = 0xDC00 | (found & 0x3FF)
+            tag_at += 4
+        else:
+            break
+        code = 31 * code + found
+    return <int32_t>code
+
+
+# ------------------------------------------------------------------------------
+# Sends: from the bytes of a socket read to log records, index entries and responses.
+
+
+cdef enum:
+    BEGIN_MARK_BYTES = 14
+    MARKED_TEXT_BYTES = MAX_TEXT_BYTES - CHECKSUM_BYTES - BEGIN_MARK_BYTES  # a message with more goes without a mark
+    INDEX_ENTRY_BYTES = 20
+    ENTRY_BYTES = 22  # of a batch's message without body and properties
+    HOST_FLAGS = 0x30
+    TRANSACTION_FLAGS = 0xC
+
+cdef const char *UPPER_HEX = b"0123456789ABCDEF"
+
+
+@cython.final
+cdef class Touched:
+    """A queue that got messages: their entries of its index, and the bytes of their records."""
+
+    cdef object queue
+    cdef bytes topic
+    cdef Output entries
+    cdef int64_t next, count, put_bytes
+
+    cdef inline int put(self, int64_t position, int64_t size, int64_t code) except -1:
+        cdef uint8_t *to = self.entries.room(INDEX_ENTRY_BYTES)
+        put_uint64(to, <uint64_t>position)
+        put_uint32(to + 8, <uint32_t>size)
+        put_uint64(to + 12, <uint64_t>code)
+        self.next += 1
+        self.count += 1
+        self.put_bytes += size
+        return 0
+
+
+@cython.final
+cdef class Broker:
+    """What all records and responses of a call share."""
+
+    cdef bytes born_host, store_host, host_hex, cluster, region
+    cdef uint32_t host_flags
+    cdef int64_t now_ms
+
+
+cdef Py_ssize_t put_record(
+    Output out, Broker broker, Send *send, Touched queue, int64_t flag, int64_t position, const uint8_t *body, Py_ssize_t body_size,
+    const uint8_t *text, Py_ssize_t text_size, const uint8_t *shared, Py_ssize_t shared_size, bytes mark,
+) except -1:
+    """Write a record as `protocol.message.encode_record` makes it, and its entry. Return the record's size."""
+    cdef Py_ssize_t born_size = len(broker.born_host), store_size = len(broker.store_host), mark_size = len(mark)
+    cdef Py_ssize_t topic_size = len(queue.topic), head_size = 72 + born_size + store_size
+    cdef Py_ssize_t own_size = text_size + shared_size + mark_size
+    cdef Py_ssize_t tail_size = topic_size + 2 + own_size
+    cdef Py_ssize_t size = head_size + body_size + tail_size + CHECKSUM_BYTES
+    cdef uint8_t *head = out.room(size)
+    cdef uint8_t *to = head
+    cdef uint8_t *tail
+    cdef uint32_t checksum
+    cdef int i
+    put_uint32(to, <uint32_t>size)
+    put_uint32(to + 4, <uint32_t>MAGIC)
+    put_uint32(to + 8, crc32_of(0, body, body_size) & 0x7FFFFFFF)
+    put_uint32(to + 12, <uint32_t>send.queue_id)
+    put_uint32(to + 16, <uint32_t>flag)
+    put_uint64(to + 20, <uint64_t>queue.next)
+    put_uint64(to + 28, <uint64_t>position)
+    put_uint32(to + 36, (<uint32_t>send.sys_flag & ~<uint32_t>(HOST_FLAGS | TRANSACTION_FLAGS)) | broker.host_flags)
+    put_uint64(to + 40, <uint64_t>send.born_ms)
+    memcpy(to + 48, PyBytes_AsString(broker.born_host), born_size)
+    to += 48 + born_size
+    put_uint64(to, <uint64_t>broker.now_ms)
+    memcpy(to + 8, PyBytes_AsString(broker.store_host), store_size)
+    to += 8 + store_size
+    put_uint32(to, <uint32_t>send.reconsume_times)
+    put_uint64(to + 4, 0)
+    put_uint32(to + 12, <uint32_t>body_size)
+    memcpy(to + 16, body, body_size)
+    to += 16 + body_size
+    tail = to
+    memcpy(to, PyBytes_AsString(queue.topic), topic_size)
+    put_uint16(to + topic_size, <uint32_t>(own_size + CHECKSUM_BYTES))
+    to += topic_size + 2
+    memcpy(to, text, text_size)
+    memcpy(to + text_size, shared, shared_size)
+    memcpy(to + text_size + shared_size, PyBytes_AsString(mark), mark_size)
+    queue.put(position, size, tag_code(to, own_size))
+    to += own_size
+    checksum = crc32_of(crc32_of(0, head, head_size), tail, tail_size)
+    to[0], to[1] = 2, 3
+    for i in range(8):
+        to[2 + i] = HEX[checksum >> (28 - 4 * i) & 15]
+    return size
+
+
+cdef inline int put_decimal(Output out, int64_t value) except -1:
+    """Write a number that is not negative. Return how many digits it has."""
+    cdef uint8_t digits[20]
+    cdef int count = 0
+    while True:
+        count += 1
+        digits[20 - count] = <uint8_t>(c"0" + value % 10)
+        value = value // 10
+        if not value:
+            break
+    out.put(digits + 20 - count, count)
+    return count
+
+
+cdef int pack_number(Output out, uint64_t value) except -1:
+    """Write a number as msgpack packs it."""
+    cdef uint8_t *to
+    if value < 0x80:
+        out.room(1)[0] = <uint8_t>value
+    elif value <= 0xFF:
+        to = out.room(2)
+        to[0], to[1] = 0xCC, <uint8_t>value
+    elif value <= 0xFFFF:
+        to = out.room(3)
+        to[0] = 0xCD
+        put_uint16(to + 1, <uint32_t>value)
+    elif value <= 0xFFFFFFFFU:
+        to = out.room(5)
+        to[0] = 0xCE
+        put_uint32(to + 1, <uint32_t>value)
+    else:
+        to = out.room(9)
+        to[0] = 0xCF
+        put_uint64(to + 1, value)
+    return 0
+
+
+cdef int pack_text_head(Output out, Py_ssize_t size) except -1:
+    cdef uint8_t *to
+    if size < 32:
+        out.room(1)[0] = <uint8_t>(0xA0 | size)
+    elif size <= 0xFF:
+        to = out.room(2)
+        to[0], to[1] = 0xD9, <uint8_t>size
+    elif size <= 0xFFFF:
+        to = out.room(3)
+        to[0] = 0xDA
+        put_uint16(to + 1, <uint32_t>size)
+    else:
+        to = out.room(5)
+        to[0] = 0xDB
+        put_uint32(to + 1, <uint32_t>size)
+    return 0
+
+
+cdef int put_ids(Output out, bytes host, const int64_t *positions, Py_ssize_t count) except -1:
+    """Write the ids of messages: the broker's host and a position in the log, in hex."""
+    cdef Py_ssize_t i, host_size = len(host)
+    cdef int digit
+    cdef uint8_t *to
+    for i in range(count):
+        if i:
+            out.room(1)[0] = c","
+        to = out.room(host_size + 16)
+        memcpy(to, PyBytes_AsString(host), host_size)
+        for digit in range(16):
+            to[host_size + digit] = UPPER_HEX[<uint64_t>positions[i] >> (60 - 4 * digit) & 15]
+    return 0
+
+
+cdef int put_binary_number(Output out, int64_t value) except -1:
+    cdef Py_ssize_t at = out.size
+    cdef int size
+    out.room(4)
+    size = put_decimal(out, value)
+    put_uint32(out.start + at, size)
+    return 0
+
+
+cdef int put_response(
+    Output out, Broker broker, Send *send, const int64_t *positions, Py_ssize_t count, int64_t queue_offset
+) except -1:
+    """Write the response to a send as `protocol.headers.encode_sent` makes it."""
+    cdef Py_ssize_t at = out.size, fields_at, size, ids_size = count * (len(broker.host_hex) + 17) - 1
+    out.room(8)
+    if send.kind == JSON:
+        out.put(b'{"code":0,"extFields":{"msgId":"', 32)
+        put_ids(out, broker.host_hex, positions, count)
+        out.put(b'","queueId":"', 13)
+        put_decimal(out, send.queue_id)
+        out.put(b'","queueOffset":"', 17)
+        put_decimal(out, queue_offset)
+        out.put(b'","MSG_REGION":"', 16)
+        out.put(PyBytes_AsString(broker.region), len(broker.region))
+        out.put(b'","TRACE_ON":"true"},"flag":1,"language":"JAVA","opaque":', 57)
+        put_decimal(out, send.opaque)
+        out.put(b',"serializeTypeCurrentRPC":"JSON","version":409}', 48)
+    elif send.kind == ROCKETMQ:
+        out.put(b"\0\0\0\x01\x99", 5)
+        put_uint32(out.room(4), <uint32_t>send.opaque)
+        out.put(b"\0\0\0\x01\0\0\0\0\0\0\0\0", 12)
+        fields_at = out.size
+        out.put(b"\0\5msgId", 7)
+        put_uint32(out.room(4), <uint32_t>ids_size)
+        put_ids(out, broker.host_hex, positions, count)
+        out.put(b"\0\7queueId", 9)
+        put_binary_number(out, send.queue_id)
+        out.put(b"\0\x0bqueueOffset", 13)
+        put_binary_number(out, queue_offset)
+        out.put(b"\0\nMSG_REGION", 12)
+        put_uint32(out.room(4), <uint32_t>len(broker.region))
+        out.put(PyBytes_AsString(broker.region), len(broker.region))
+        out.put(b"\0\x08TRACE_ON\0\0\0\4true", 18)
+        put_uint32(out.start + fields_at - 4, <uint32_t>(out.size - fields_at))
+    else:
+        out.put(b"\x97\0\1", 3)
+        pack_number(out, <uint64_t>send.opaque)
+        out.put(b"\0\xcd\x01\x99\xc0\x83\xa5msgId", 12)
+        pack_text_head(out, ids_size)
+        put_ids(out, broker.host_hex, positions, count)
+        out.put(b"\xa7queueId", 8)
+        pack_number(out, <uint64_t>send.queue_id)
+        out.put(b"\xabqueueOffset", 12)
+        pack_number(out, <uint64_t>queue_offset)
+    size = out.size - at - 8
+    put_uint32(out.start + at, <uint32_t>(4 + size))
+    put_uint32(out.start + at + 4, <uint32_t>(send.kind << 24 | size))
+    return 0
+
+
+cdef Py_ssize_t put_batch(
+    View data, Broker broker, Send *send, Touched queue, Output out, Output text, Output positions, int64_t log_end,
+    object mark_at, tuple limits,
+) except -1:
+    """Write the records of a batch's messages. Return their number; 0 for a batch that is declined, of which the caller takes
+    back what was written."""
+    cdef Py_ssize_t max_properties = limits[1], max_bytes = limits[2], max_messages = limits[3]
+    cdef Py_ssize_t piece_bytes = limits[4], piece_messages = limits[5]
+    cdef Py_ssize_t at = send.body_at, end = send.after, count = 0, body_at, text_at, text_size, without_mark
+    cdef Py_ssize_t piece_at = at, in_piece = 0
+    cdef int64_t size, flag, body_size, position
+    cdef Output shared = Output(text.size + len(broker.cluster) + 2)
+    cdef bytes mark
+    if at == end or end - at > max_bytes or send.sys_flag & TRANSACTION_FLAGS:
+        return 0
+    shared.put(b"\2", 1)  # the properties of all messages, after a separator
+    shared.put(text.start, text.size)
+    if text.size and text.start[text.size - 1] != 2:
+        shared.put(b"\2", 1)
+    shared.put(PyBytes_AsString(broker.cluster), len(broker.cluster))
+    while at < end:
+        if end - at < ENTRY_BYTES or count == max_messages:
+            return 0
+        size, flag = <int32_t>get_uint32(data, at), <int32_t>get_uint32(data, at + 12)
+        body_size = <int32_t>get_uint32(data, at + 16)
+        if body_size < 0 or size < ENTRY_BYTES + body_size or size > end - at:
+            return 0
+        body_at = at + 20
+        text_at = body_at + body_size + 2
+        text_size = byte(data, text_at - 2) << 8 | byte(data, text_at - 1)
+        if text_at + text_size != at + size or not is_utf8(data, text_at, text_size):
+            return 0
+        without_mark = 1 if not text_size or byte(data, text_at + text_size - 1) == 2 else 0
+        if text_size + shared.size - without_mark > max_properties:
+            return 0
+        position = log_end + out.size
+        if in_piece == piece_messages or at - piece_at >= piece_bytes:
+            piece_at, in_piece = at, 0
+        mark = <bytes>mark_at(position) if in_piece == 0 else b""
+        put_record(
+            out, broker, send, queue, flag, position, part(data, body_at, body_size), body_size,
+            part(data, text_at, text_size), text_size, shared.start + without_mark, shared.size - without_mark, mark,
+        )
+        positions.put(&position, 8)
+        at += size
+        count += 1
+        in_piece += 1
+    return count
+
+
+@cython.final
+cdef class Queues:
+    """The queues that passed every check, and those of them that got messages in this call."""
+
+    cdef dict passed, touched
+    cdef bytes account, last_key
+    cdef Touched last
+    cdef Output key
+
+    cdef Touched find(self, View data, Send *send):
+        """Return the queue of a send; None if it is not among those that passed every check."""
+        cdef Output key = self.key
+        key.size = 0
+        key.put(PyBytes_AsString(self.account), len(self.account))
+        key.put(b"\0", 1)
+        key.put(part(data, send.fields[TOPIC].at, send.fields[TOPIC].size), send.fields[TOPIC].size)
+        key.put(b"\0", 1)
+        put_decimal(key, send.queue_id)
+        if self.last_key is None or len(self.last_key) != key.size or memcmp(PyBytes_AsString(self.last_key), key.start, key.size):
+            self.last_key = PyBytes_FromStringAndSize(<const char *>key.start, key.size)
+            self.last = self.named(self.last_key)
+        return self.last
+
+    cdef Touched named(self, bytes key):
+        cdef Touched queue = self.touched.get(key)
+        if queue is None:
+            found = self.passed.get(key)
+            if found is None:
+                return None
+            queue = Touched()
+            queue.queue, queue.topic = found
+            queue.entries, queue.next = Output(16 * INDEX_ENTRY_BYTES), queue.queue.next
+            self.touched[key] = queue
+        return queue
+
+
+def take_sends(
+    bytes data, bytes account, dict queues, int64_t log_end, int64_t now_ms, bytes first_mark, object mark_at, bytes born_host,
+    tuple broker_texts, tuple limits,
+):
+    """Make the log records, index entries and responses of the plain sends at the start of the data.
+
+    `queues` has, by account, topic and number, the queues that passed every check, each with its topic as records have it.
+    `mark_at` returns the mark of a record at a position of the log, and `first_mark` is that of the first record, if it is
+    one. Returns where it stopped, the code of the first send, the number of sends, the records, of each queue its entries,
+    their number and the bytes of their records, and the responses."""
+    cdef Span span
+    cdef Send send
+    cdef View view = &span
+    cdef Py_ssize_t at = 0, max_body = limits[0], max_properties = limits[1], max_header = limits[6]
+    cdef Py_ssize_t body_size, shared_size, messages, sends = 0
+    cdef Py_ssize_t before, entries_before
+    cdef int64_t next_before, count_before, bytes_before, position
+    cdef int first_code = 0
+    cdef const uint8_t *shared
+    cdef Output out, responses = Output(512), text = Output(512), positions = Output(64)
+    cdef Queues found = Queues()
+    cdef Touched queue
+    cdef Broker broker = Broker()
+    cdef bytes with_separator, mark
+    span.start, span.size = <const uint8_t *>PyBytes_AsString(data), len(data)
+    broker.store_host, broker.host_hex, broker.cluster, broker.region = broker_texts
+    broker.born_host, broker.now_ms = born_host, now_ms
+    found.passed, found.touched, found.account, found.key = queues, {}, account, Output(128)
+    if not (len(born_host) in (8, 20) and len(broker.store_host) in (8, 20)):
+        return None
+    broker.host_flags = (0x10 if len(born_host) == 20 else 0) | (0x20 if len(broker.store_host) == 20 else 0)
+    with_separator = b"\2" + broker.cluster
+    out = Output(span.size + 256)
+    while read_send(view, at, span.size, max_header, &send):
+        body_size = send.after - send.body_at
+        if body_size > max_body or not read_properties(view, &send, text):
+            break
+        queue = found.find(view, &send)
+        if queue is None:
+            break
+        position = log_end + out.size
+        positions.size = 0
+        next_before = queue.next
+        if send.is_batch:
+            before, entries_before = out.size, queue.entries.size
+            count_before, bytes_before = queue.count, queue.put_bytes
+            messages = put_batch(view, broker, &send, queue, out, text, positions, log_end, mark_at, limits)
+            if not messages:
+                out.size, queue.entries.size = before, entries_before
+                queue.next, queue.count, queue.put_bytes = next_before, count_before, bytes_before
+                break
+            if send.has_first_id:
+                messages = 1
+        else:
+            shared, shared_size = <const uint8_t *>PyBytes_AsString(with_separator), len(with_separator)
+            if not text.size or text.start[text.size - 1] == 2:
+                shared += 1
+                shared_size -= 1
+            if text.size + shared_size > max_properties:
+                break
+            mark = first_mark if not sends and text.size + shared_size <= MARKED_TEXT_BYTES else b""
+            put_record(
+                out, broker, &send, queue, send.flag, position, part(view, send.body_at, body_size), body_size,
+                text.start, text.size, shared, shared_size, mark,
+            )
+            positions.put(&position, 8)
+            messages = 1
+        if not send.frame_flag & ONEWAY_FLAG:
+            put_response(responses, broker, &send, <const int64_t *>positions.start, messages, next_before)
+        if not sends:
+            first_code = send.code
+        sends += 1
+        at = send.after
+    if not sends:
+        return None
+    return (
+        at, first_code, sends, bytes(out.written()),
+        [
+            (queue.queue, bytes(queue.entries.written()), queue.count, queue.put_bytes)
+            for queue in found.touched.values() if queue.count
+        ],
+        bytes(responses.written()),
+    )
+
+
+# ------------------------------------------------------------------------------
 # Spark's reading: message records as buffers of Arrow's columns. protocol/message.py describes a record.
-
-
-cdef extern from "Python.h":
-    object PyUnicode_DecodeUTF8(const char *start, Py_ssize_t size, const char *errors)
 
 
 cdef enum:
@@ -291,41 +1292,6 @@ cdef enum:
     MAX_NAMES = 64
     MAX_PAIRS = 64
     MAX_SLICE_BYTES = 1 << 30  # offsets in Arrow's buffers have 32 bits
-
-
-cdef inline uint32_t get_uint32(View data, Py_ssize_t at) except? 0xFFFFFFFF:
-    cdef const uint8_t *start = part(data, at, 4)
-    return <uint32_t>start[0] << 24 | <uint32_t>start[1] << 16 | <uint32_t>start[2] << 8 | start[3]
-
-
-cdef inline int64_t get_int64(View data, Py_ssize_t at) except? -1:
-    return <int64_t>(<uint64_t>get_uint32(data, at) << 32 | get_uint32(data, at + 4))
-
-
-cdef inline Py_ssize_t find(View data, Py_ssize_t at, Py_ssize_t end, int wanted) except -1:
-    """Return the position of the first byte of this value from `at` on, or `end`."""
-    cdef const uint8_t *start = part(data, at, end - at)
-    cdef const void *found = memchr(start, wanted, end - at)
-    return end if found is NULL else at + (<const uint8_t *>found - start)
-
-
-cdef inline bint equal(View data, Py_ssize_t at, Py_ssize_t size, View text) except -1:
-    return size == text.size and memcmp(part(data, at, size), part(text, 0, size), size) == 0
-
-
-cdef bint is_utf8(View data, Py_ssize_t at, Py_ssize_t size) except -1:
-    cdef const uint8_t *start = part(data, at, size)
-    cdef uint8_t seen = 0
-    cdef Py_ssize_t i
-    for i in range(size):
-        seen |= start[i]
-    if seen < 0x80:
-        return True
-    try:
-        PyUnicode_DecodeUTF8(<const char *>start, size, NULL)
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 cdef inline int put_offset(Output out, Py_ssize_t value) except -1:

@@ -11,10 +11,23 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
-INTERFACE: Final = 2  # of the functions' arguments and results; a module that was built with another number is stale
+INTERFACE: Final = 3  # of the functions' arguments and results; a module that was built with another number is stale
 
 
 Buffer = bytes | memoryview
+
+
+class EncodedSends(NamedTuple):
+    """Sends at the start of some data: their records, and the responses to those that are not one-way."""
+
+    end: int  # where they end in the data
+    code: int  # of the first one
+    sends: int
+    records: bytes
+    queues: list[
+        tuple[Any, bytes, int, int]
+    ]  # the queue, its index entries, their number, and the bytes of their records
+    responses: bytes
 
 
 class Slice(NamedTuple):
@@ -55,6 +68,42 @@ entries: Final[Callable[[list[int], list[bytes], list[str]], bytes | None]] = ge
 
 records: Final[Callable[..., tuple[bytes, list[int], list[int]] | None]] = getattr(_module, "records", _decline)
 """Return the records of a batch's messages, their positions and their sizes."""
+
+
+sends_end: Final[Callable[[bytes, int, int], int | None]] = getattr(_module, "sends_end", _decline)
+"""Return the end of the plain sends that lie one after the other from a place on; that place if there is none."""
+
+_take_sends: Final[Callable[..., Any]] = getattr(_module, "take_sends", _decline)
+
+
+def take_sends(
+    data: bytes,
+    account: bytes,
+    queues: dict[bytes, tuple[Any, bytes]],
+    log_end: int,
+    now_ms: int,
+    first_mark: bytes,
+    mark_at: Callable[[int], bytes],
+    born_host: bytes,
+    broker_texts: tuple[bytes, bytes, bytes, bytes],
+    limits: tuple[int, ...],
+) -> EncodedSends | None:
+    """Return the records, index entries and responses of the plain sends at the start of the data; None if the first one is
+    declined.
+
+    Args:
+        account: The account that the sends are of.
+        queues: The queues that passed every check, by account, topic and number, each with its topic as records have it.
+        log_end: Where the log ends.
+        now_ms: The store time.
+        first_mark: The mark of the first record; empty if messages are staged before it.
+        mark_at: Returns the mark of a record at a position of the log.
+        born_host: The client's address.
+        broker_texts: The broker's address, the same in hex, the property that names its cluster, and its region.
+        limits: Of a body, of properties, of a batch in bytes and in messages, of a piece of a batch in both, of a header.
+    """
+    found = _take_sends(data, account, queues, log_end, now_ms, first_mark, mark_at, born_host, broker_texts, limits)
+    return None if found is None else EncodedSends._make(found)
 
 
 _decode_slice: Final[Callable[..., Any]] = getattr(_module, "decode_slice", _decline)

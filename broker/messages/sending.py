@@ -12,9 +12,10 @@ from ...protocol import names
 from ...protocol import properties as props
 from ...protocol.bodies import GroupConfig, TopicConfig, Work
 from ...protocol.codes import SYS_TRANSACTION_MASK
-from ...protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES, SENT_PROPERTY_BYTES
+from ...protocol.config import MAX_BODY_BYTES, MAX_PROPERTY_BYTES, MAX_REQUEST_HEADER_BYTES, SENT_PROPERTY_BYTES
+from ...protocol.fast import EncodedSends
 from ...protocol.headers import SendBack, SendMessage
-from ...protocol.message import MessageError, Piece, Record, split, tried
+from ...protocol.message import PIECE_BYTES, PIECE_MESSAGES, MessageError, Piece, Record, split, tried
 from ...protocol.names import tag_code
 from ..config import (
     BATCH_TURN_BYTES,
@@ -23,6 +24,7 @@ from ..config import (
     MAX_NAMED_CHARS,
     MAX_REASON_CHARS,
     MAX_RETRY_QUEUES,
+    REGION,
     BrokerConfig,
 )
 from ..sessions import Reason, Refusal
@@ -51,6 +53,16 @@ _WAIT_MARK: Final = props.WAIT + props.NAME_END
 _TRANSACTION_MARK: Final = props.TRANSACTION + props.NAME_END
 
 
+# Of a body, of properties, of a batch in bytes and in messages, of a piece of a batch in both, of a header
+_RUN_LIMITS: Final = (
+    MAX_BODY_BYTES,
+    SENT_PROPERTY_BYTES,
+    BATCH_TURN_BYTES,
+    BATCH_TURN_MESSAGES,
+    PIECE_BYTES,
+    PIECE_MESSAGES,
+    MAX_REQUEST_HEADER_BYTES,
+)
 TO_A_TIME: Final = -1  # in the place of a delay level
 
 
@@ -111,6 +123,10 @@ class Sending:
         self._cluster_end = props.PAIR_END + self._cluster_text
         self._checked: set[tuple[str, int]] = set()  # topics and queues that take messages
         self._checked_at = -1  # the generation of topics before they were checked
+        # Those to which an account has sent a plain message, by account, topic and number, for the compiled module
+        self._passed: dict[bytes, tuple[ConsumeQueue, bytes]] = {}
+        host = self._store.store_host
+        self._broker_texts = host, host.hex().upper().encode(), self._cluster_text.encode(), REGION.encode()
         self.placed: list[Placed] = []
 
     def stage(
@@ -120,9 +136,9 @@ class Sending:
         Raises LongBatch for a batch that takes longer than others wait: `storing_batch` stores it in pieces.
 
         pieces: the part of the batch that is meant, if not all of it."""
-        if not self.placed:
-            self._appender.begin()
         kept = self._store.staged
+        if not kept:
+            self._appender.begin()
         try:
             placed = self._place(header, body, born_host, pieces)
         except BaseException:
@@ -130,6 +146,35 @@ class Sending:
             raise
         self.placed.append(placed)
         return placed
+
+    def stage_run(self, data: bytes, account: bytes, born_host: bytes) -> EncodedSends | None:
+        """Give the messages of the sends at the start of the data their places, if their queues have passed every check. None
+        of these sends is in `placed`.
+
+        Args:
+            data: Whole frames of sends.
+            account: The access key of the account that sends, empty if everybody may send.
+            born_host: The client's address.
+
+        Returns:
+            What was staged. None if the first send is for `stage`, because of its queue or of its properties.
+        """
+        if not self._passed or self._checked_at != self._topics.generation.number:
+            return None
+        if not self._store.staged:
+            self._appender.begin()
+        return self._store.stage_sends(data, account, self._passed, born_host, self._broker_texts, _RUN_LIMITS)
+
+    def pass_queue(self, account: bytes, header: SendMessage) -> None:
+        """Let `stage_run` take the account's next sends to the queue of a message that was staged just now: a queue that was
+        checked stays so until something changes. Every send to a group's retries or dead letters is checked."""
+        name, queue_id = key = header.topic, header.queue_id
+        queue = self._store.queues.get(key)
+        if queue is None or name[0] == "%" or key not in self._checked:
+            return
+        if len(self._passed) >= MAX_CHECKED_SENDS:
+            self._passed.clear()
+        self._passed[b"%b\0%b\0%d" % (account, name.encode(), queue_id)] = queue, queue.topic_record
 
     def storing_batch(self, header: SendMessage, body: bytes, born_host: bytes) -> Work[list[Placed]]:
         """Stores a batch of very many messages in pieces, others' messages between; where each piece is. All of it is checked
@@ -226,6 +271,7 @@ class Sending:
             return random.randrange(topic.write_queues or 1)
         if self._checked_at != generation or len(self._checked) >= MAX_CHECKED_SENDS:
             self._checked.clear()
+            self._passed.clear()
             self._checked_at = generation
         self._checked.add((name, queue_id))
         return queue_id

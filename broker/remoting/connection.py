@@ -126,6 +126,7 @@ class Host(Protocol):
     moment: Moment
     memory: Memory
     reports: Reports
+    gathers_sends: bool
 
     def now_s(self) -> float: ...
 
@@ -210,6 +211,7 @@ class Connection(Client):
         self.born_host = encode_host(host, int(address[1]))
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self.active_s = self.heard_s = self._host.now_s()
+        self._reader.gathers_sends = self._host.gathers_sends
         self._host.opened(self)
 
     def encrypted(self, transport: asyncio.Transport) -> None:
@@ -418,6 +420,7 @@ class Connection(Client):
         if len(buffers) == 1:
             transport.write(buffers[0])
             if len(buffers[0]) > _SMALL_BYTES:
+                self._had_much = True
                 self._host.memory.count(self)
         elif sum(map(len, buffers)) <= _SMALL_BYTES:
             transport.write(b"".join(buffers))

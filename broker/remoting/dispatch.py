@@ -13,7 +13,7 @@ import structlog
 from ...protocol.bodies import BodyError, Work
 from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode, request_name
 from ...protocol.codes import RequestCode as Code
-from ...protocol.frame import UNREADABLE, Frame
+from ...protocol.frame import UNREADABLE, Frame, SendRun
 from ...protocol.headers import HeaderError
 from ...protocol.names import IllegalName
 from ..access import Acl
@@ -41,7 +41,7 @@ from .connection import (
     refused,
     small,
 )
-from .messages import FULL_REMARK, REGION_EXT, Sends, store_batch
+from .messages import FULL_REMARK, REGION_EXT, Sends, Staged, awaited, not_stored, store_batch
 
 log = structlog.get_logger("rocketlet.dispatch")
 
@@ -103,6 +103,7 @@ class Dispatch:
         self._admin_is_local = admin_is_local
         self._records = broker.store if broker is not None else None
         self._sends = Sends(broker) if broker is not None else None
+        self.takes_runs = broker is not None
         self._times: Mapping[int, Histogram] = broker.request_times if broker is not None else {}
 
     def serve(self, connection: Connection, frames: list[Frame]) -> None:
@@ -113,12 +114,23 @@ class Dispatch:
         end_s = (began_s := time.perf_counter()) + PIECE_S  # the clock is asked once for each request
         try:
             for index, frame in enumerate(frames):
+                account = None
+                if sends is not None and type(frame) is SendRun:
+                    if index and time.perf_counter() > end_s:
+                        connection.put_off(frames[index:])
+                        break
+                    account = self._sender(connection)
+                    left = sends.stage_run(connection, frame, account)
+                    if not left:
+                        continue
+                    frames[index : index + 1] = left  # the run of the later sends is served next
+                    frame, last = left[0], len(frames) - 1
                 if sends is not None and frame.code in SENDS and not frame.flag & RESPONSE_FLAG:
                     # To ask the clock for each send would cost more than it saves.
                     if index & 15 == 15 and time.perf_counter() > end_s:
                         connection.put_off(frames[index:])
                         break
-                    if self._stage(sends, connection, frame, out):
+                    if self._stage(sends, connection, frame, out, account):
                         continue
                 if sends is not None and sends.staged:  # another request of the same client must see its earlier sends
                     self._settle(sends, connection, out, began_s)
@@ -222,11 +234,19 @@ class Dispatch:
         refuse = partial(self._refuse, connection, [small(frame)])
         self._flusher.after_sync(write, write if frame.code in READS else refuse)
 
-    def _stage(self, sends: Sends, connection: Connection, frame: Frame, out: Buffers) -> bool:
+    def _sender(self, connection: Connection) -> bytes | None:
+        """Return the access key of the account whose requests come without a signature on this connection, empty if everybody
+        may send; None if there is no such account."""
+        known = self._acl.known(connection) if self._acl is not None else None
+        if known is None or known.is_white:
+            return b""
+        return known.identified.access_key.encode() if known.identified is not None else None
+
+    def _stage(self, sends: Sends, connection: Connection, frame: Frame, out: Buffers, account: bytes | None) -> bool:
         """Whether the send is done with; a long batch is not."""
         try:
             self._check(connection, frame, SENDS[frame.code])
-            sends.stage(connection, frame)
+            sends.stage(connection, frame, account)
         except Refused as refusal:
             refusal.ext = REGION_EXT
             reply = refusal.answer(frame)
@@ -245,21 +265,20 @@ class Dispatch:
     def _settle(self, sends: Sends, connection: Connection, out: Buffers, began_s: float) -> None:
         """Commits the staged messages and writes the answers, with `--flush sync` when they are on the device. All requests
         of a read count as having taken as long as the read."""
-        code, count = sends.staged[0].code, len(sends.staged)
-        frames = [small(frame) for frame in sends.staged] if self._flusher is not None else []
+        code, count, staged = sends.first_code, sends.count, sends.staged
         out += sends.settle()
         self._times[code].observe(time.perf_counter() - began_s, count)
         if self._flusher is None:
             connection.write(out)
         else:
-            self._flusher.after_sync(partial(connection.write, out), partial(self._refuse, connection, frames))
+            staged = [small(item) if isinstance(item, Frame) else item for item in staged]
+            self._flusher.after_sync(partial(connection.write, out), partial(self._refuse, connection, staged))
 
-    def _refuse(self, connection: Connection, frames: list[Frame]) -> None:
+    def _refuse(self, connection: Connection, staged: list[Staged]) -> None:
         """Tells that the stored data may not be kept."""
         remark = FULL_REMARK + str(self._broker.store.fault if self._broker else "")
-        for frame in frames:
-            if not frame.flag & ONEWAY_FLAG:
-                connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, REGION_EXT, remark=remark))
+        for frame in awaited(staged):
+            connection.write(not_stored(frame, remark))
 
     def _in_turn(self, connection: Connection, frame: Frame) -> Work[Buffers]:
         """A large request waits for its turn with all other long work: many clients may send one at once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -19,7 +19,8 @@ from ...protocol.codes import (
     ResponseCode,
 )
 from ...protocol.config import MAX_BODY_BYTES
-from ...protocol.frame import Ext, Frame
+from ...protocol.fast import EncodedSends
+from ...protocol.frame import Ext, Frame, FrameReader, SendRun
 from ...protocol.group_bodies import MADE_ANEW
 from ...protocol.headers import (
     FIRST_ID,
@@ -76,40 +77,61 @@ _SEND_MESSAGE: Final = int(RequestCode.SEND_MESSAGE)  # Python 3.11 takes 0.2 us
 FULL_REMARK: Final = "service not available now, the broker's disk may be full; free space or send to another broker: "
 
 
+Staged = Frame | EncodedSends
+"""A send that was staged, or several at the start of a run."""
+
+
 class Sends:
-    """The sends of one socket read: staged one by one, settled together."""
+    """The sends of one socket read: staged one by one or many at once, settled together."""
 
     def __init__(self, broker: Broker) -> None:
         self._sending = broker.sending
         self._host_hex = broker.store.store_host.hex().upper()
-        self.staged: list[Frame] = []
+        self.staged: list[Staged] = []
 
-    def stage(self, connection: Connection, frame: Frame) -> None:
-        """Gives the message its place. Whatever this raises, such as Refusal or LongBatch, nothing of it is staged."""
+    def stage(self, connection: Connection, frame: Frame, account: bytes | None = None) -> None:
+        """Gives the message its place. Whatever this raises, such as Refusal or LongBatch, nothing of it is staged.
+
+        account: whose later sends to this queue may be staged by `stage_run`; None if this one is of no run."""
         header = read(SendMessage, frame.ext) if frame.code == _SEND_MESSAGE else read_send_v2(frame.ext)
         self._sending.stage(header, frame.body, connection.born_host)
         self.staged.append(frame)
+        if account is not None:
+            self._sending.pass_queue(account, header)
+
+    def stage_run(self, connection: Connection, run: SendRun, account: bytes | None) -> list[Frame]:
+        """Stage the sends at the start of a run. Return the first one that is for `stage`, and the run of those after it."""
+        taken = None if account is None else self._sending.stage_run(run.body, account, connection.born_host)
+        if taken is None:
+            return run.decoded(0)
+        self.staged.append(taken)
+        return run.decoded(taken.end) if taken.end < len(run.body) else []
+
+    @property
+    def first_code(self) -> int:
+        return self.staged[0].code
+
+    @property
+    def count(self) -> int:
+        return sum(1 if isinstance(item, Frame) else item.sends for item in self.staged)
 
     def settle(self) -> Buffers:
         """Commits everything staged; the answers, in order."""
         staged, self.staged = self.staged, []
         try:
-            placed = self._sending.commit()
+            placed = iter(self._sending.commit())
         except Exception as error:
             if not isinstance(error, StoreFull):
                 log.exception("sends_refused_store_failed")
             remark = FULL_REMARK + (str(error) or type(error).__name__)
-            return [
-                part
-                for frame in staged
-                if not frame.flag & ONEWAY_FLAG
-                for part in answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, REGION_EXT, remark=remark)
-            ]
+            return [part for frame in awaited(staged) for part in not_stored(frame, remark)]
         out: Buffers = []
         host_hex = self._host_hex
-        for frame, (position, queue_id, queue_offset, positions, _, is_half, handle) in zip(
-            staged, placed, strict=True
-        ):
+        for item in staged:
+            if not isinstance(item, Frame):
+                out.append(item.responses)
+                continue
+            frame, (position, queue_id, queue_offset, positions, _, is_half, handle) = item, next(placed)
             if (handle or is_half) and not frame.flag & ONEWAY_FLAG:
                 own: Ext = {"recallHandle": handle} if handle else _transaction_ext(frame)
                 out += answer(frame, 0, {**_sent_ext(f"{host_hex}{position:016X}", queue_id, queue_offset), **own})
@@ -117,6 +139,20 @@ class Sends:
                 ids = _ids(frame, host_hex, positions) if positions else f"{host_hex}{position:016X}"
                 out.append(encode_sent(reply_type(frame), frame.opaque, ids, queue_id, queue_offset, REGION))
         return out
+
+
+def awaited(staged: Iterable[Staged]) -> Iterator[Frame]:
+    """Return the sends whose senders await a response, as far as a refusal needs them. Of a run only the responses are kept:
+    they have the numbers and the encodings of the requests."""
+    for item in staged:
+        if not isinstance(item, Frame):
+            yield from FrameReader().feed(item.responses)
+        elif not item.flag & ONEWAY_FLAG:
+            yield item
+
+
+def not_stored(frame: Frame, remark: str) -> Buffers:
+    return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, REGION_EXT, remark=remark)
 
 
 def store_batch(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:

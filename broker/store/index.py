@@ -136,6 +136,12 @@ class ConsumeQueue:
         self.next = offset + len(positions)
         return offset
 
+    def extend_packed(self, entries: bytes, count: int, put_bytes: int) -> None:
+        """Append entries of new messages that are packed already."""
+        self._tail += entries
+        self.put_bytes += put_bytes
+        self.next += count
+
     def take_back(self, count: int) -> None:
         """Undoes the last appends."""
         del self._tail[len(self._tail) - count * ENTRY_BYTES :]

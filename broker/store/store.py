@@ -14,6 +14,7 @@ from typing import Final, Protocol, Self
 
 import structlog
 
+from ...protocol import fast
 from ...protocol.bodies import SLICE
 from ...protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from ...protocol.config import MAX_PROPERTY_BYTES
@@ -409,6 +410,42 @@ class Store:
         self._next += len(data)
         return positions, offset
 
+    def stage_sends(
+        self,
+        data: bytes,
+        account: bytes,
+        queues: dict[bytes, tuple[ConsumeQueue, bytes]],
+        born_host: bytes,
+        broker_texts: tuple[bytes, bytes, bytes, bytes],
+        limits: tuple[int, ...],
+    ) -> fast.EncodedSends | None:
+        """Give the messages of the sends at the start of the data their places, with the compiled module. They exist after
+        `commit`. Return None, with nothing staged, if the first send is declined."""
+        first_mark = b"" if self._staged else self._marks.mark(self._next)
+        taken = fast.take_sends(
+            data,
+            account,
+            queues,
+            self._next,
+            self.now_ms,
+            first_mark,
+            self._marks.mark,
+            born_host,
+            broker_texts,
+            limits,
+        )
+        if taken is None or not all(self._has(queue) for queue, _, _, _ in taken.queues):
+            return None
+        records = taken.records
+        for queue, entries, count, put_bytes in taken.queues:
+            queue.extend_packed(entries, count, put_bytes)
+            self._staged.append(records)  # all of them with the first queue
+            self._staged_queues.append(queue)
+            self._staged_counts.append(count)
+            records = b""
+        self._next += len(taken.records)
+        return taken
+
     @property
     def staged(self) -> int:
         """The number of pieces in which messages are staged: a batch is one."""
@@ -456,9 +493,9 @@ class Store:
 
     def search(self, topic: str) -> Search:
         """A search for the topic's messages that hold a text."""
-        return Search(self._log, self._reader, self._of_topic.get(topic, ()), self._is_there)
+        return Search(self._log, self._reader, self._of_topic.get(topic, ()), self._has)
 
-    def _is_there(self, queue: ConsumeQueue) -> bool:
+    def _has(self, queue: ConsumeQueue) -> bool:
         return self.queues.get((queue.topic, queue.queue_id)) is queue
 
     # Expiring

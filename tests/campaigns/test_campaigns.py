@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from rocketlet.protocol.fast import MODULE
 
 from campaigns import faults
 from campaigns.__main__ import NAMES, last_line
@@ -20,6 +21,7 @@ SHORT = {
     "floods": 16,
     "files": 100,
     "power": 100,
+    "sends": 200,
     "disk": 60,
     "kill": 3,
     "pop": 3,
@@ -44,6 +46,8 @@ def campaign(*arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_short_campaign_finds_nothing(name: str) -> None:
+    if name == "sends" and MODULE == "pure":
+        pytest.skip("needs the compiled module: make dev")
     last = campaign(name, "--count", str(SHORT[name]))
     assert (last["campaign"], last["faults"]) == (name, 0)
     assert last["tried"] == SHORT[name]

@@ -20,7 +20,7 @@ from .conftest import ROOT, Distributions, Environment, installed, interpreter, 
 OURS_ALONE = ("tests", "bench", "campaigns", "simulation", "examples", "docs", "docker")
 BESIDE_THE_PACKAGES = {
     *("LICENSE", "README.md", "CHANGELOG.md", "MANIFEST.in", "pyproject.toml", "setup.py", "PKG-INFO", "setup.cfg"),
-    "protocol/_fast.pyx",
+    *("protocol/_fast.pyx", "protocol/crc32.h"),
 }
 HAS_COMPILER = os.environ.get("ROCKETLET_PURE") != "1" and any(map(shutil.which, ("cc", "gcc", "clang")))
 
