@@ -258,7 +258,7 @@ def group(name: str) -> Need:
 #
 # In Apache's order (PlainPermissionManager.validate): a global white address passes; the account must be known; from
 # the account's white address it passes; the signature must be its own; then the permissions that the request needs. A
-# door says which account a request names, how it is signed, and what it needs.
+# protocol server says which account a request names, how it is signed, and what it needs.
 #
 # The address of a session cannot change, so it is checked once. The signature is computed for every request, because
 # it also protects the request's content, and because a frame may come from anybody on a connection without TLS. A
@@ -624,7 +624,7 @@ class AclFile:
         try:
             document = self._watched.take(self._read)
         except Unsettled:
-            raise _Unsettled(f"{self.path} is being written; try again in a few seconds") from None
+            raise _Unsettled(f"{self.path} is being written; retry in a few seconds") from None
         self._put(read_policy(document), document)
 
     def _put(self, policy: Policy, document: Document) -> None:
@@ -638,7 +638,7 @@ class AclFile:
             data = read_file(self.path, MAX_ACL_FILE_BYTES)
         except OSError as error:
             raise AclError(f"cannot read {self.path}: {error.strerror}") from None
-        if not data:  # as it is for a moment when an editor writes it anew; nobody would have an account
+        if not data:  # as it is for a moment when an editor rewrites it; nobody would have an account
             raise AclError(f"{self.path} is empty")
         try:
             found = yaml.safe_load(data)

@@ -157,7 +157,9 @@ class Collector:
             "rocketlet_store_failed", "1 if the disk failed, so that nothing is written", int(store.fault is not None)
         )
         yield self._gauge(
-            "rocketlet_store_full", "1 if the disk has no room for what is sent", int(store.room.now() is not None)
+            "rocketlet_store_full",
+            "1 if the disk has no space for messages that are sent",
+            int(store.room.now() is not None),
         )
         yield self._gauge(
             "rocketlet_clock_ahead_seconds",
@@ -474,7 +476,7 @@ class MetricsPort:
         return found
 
     def _ask(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs in the loop, for a thread. Raises TimeoutError when the loop does not answer; nothing goes on then."""
+        """Runs in the loop, for a thread. Raises TimeoutError when the loop does not respond; nothing is done then."""
         asked = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return asked.result(self._answer_s)

@@ -115,9 +115,9 @@ def _producer(info: ConnectedClient) -> bytes:
 
 
 class Progress(msgspec.Struct, frozen=True, rename="camel"):
-    """How far a group is in a queue. `last_ms`: when the last message that it consumed was stored, 0 if it is not told;
-    `lost`: how many messages were deleted before it had committed them, if the broker tells; `in_hand`: how many were popped
-    and are not acknowledged, which lag contains."""
+    """The progress of a group in a queue. `last_ms`: when the last message that it consumed was stored, 0 if not reported;
+    `lost`: how many messages were deleted before it had committed them, if reported; `in_hand`: how many were popped and are
+    not acknowledged, which lag contains."""
 
     broker_offset: Long
     consumer_offset: Long
@@ -131,7 +131,7 @@ class Progress(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def waiting(self) -> int:
-        """Messages that nobody has in hand."""
+        """Messages that are not in flight."""
         return self.lag - self.in_hand
 
 
@@ -636,7 +636,7 @@ def transaction_ended(
     commits: bool | None,
     is_check: bool,
 ) -> str:
-    """An outcome was told to the broker at `store_host`, which had asked for it if `is_check`."""
+    """An outcome was sent to the broker at `store_host`, which had asked for it if `is_check`."""
     state = {True: "COMMIT_MESSAGE", False: "ROLLBACK_MESSAGE", None: "UNKNOW"}[commits]  # LocalTransactionState
     return _record(
         "EndTransaction", time_ms, REGION, group, topic, about.message_id, tag, about.keys, store_host, int(Kind.COMMIT),

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Strategy(Protocol):
-    """How the queues of a topic are shared among the members of a group. Brokers are told its name."""
+    """How the queues of a topic are shared among the members of a group. Heartbeats carry its name."""
 
     @property
     def name(self) -> str: ...

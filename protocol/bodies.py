@@ -313,7 +313,7 @@ def _names_in(data: _NamesShape) -> tuple[str, list[str]]:
 
 
 def names_in_heartbeat(body: bytes) -> tuple[str, list[str]]:
-    """The client and its groups as far as a heartbeat tells them that was refused for something else in it."""
+    """The client and its groups as far as a heartbeat names them that was refused for another field."""
     try:
         return _names_in(body)
     except BodyError:
@@ -551,7 +551,9 @@ def decode_group(data: GroupConfig) -> GroupConfig:
 # REGISTER_BROKER's body: a broker's topics, as JSON or compressed.
 
 
-_WHOLE_BYTES: Final = MAX_DIALECT_BYTES  # a registration up to this is read at once, and in fastjson's dialect, too
+_WHOLE_BYTES: Final = (
+    MAX_DIALECT_BYTES  # a registration up to this size is parsed in one piece, also in fastjson's dialect
+)
 _PIECE_BYTES: Final = 16_384
 _TRIES: Final = 16  # to find where a topic ends that has objects inside
 _INFLATED_BYTES: Final = 262_144  # in one piece of work
@@ -710,7 +712,7 @@ class _Parts:
 #     {"brokerAddrs":{0:"10.0.0.1:10911"}}        {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:5}}
 #
 # An object as a key becomes the text of that object, so that the result is an ordinary `dict[str, ...]`. Valid JSON,
-# the common case, goes to orjson at once.
+# the common case, is parsed by orjson in one piece.
 
 
 # Possessive, and matched from one token to the next: bad text costs its length once, not its square.
@@ -838,7 +840,7 @@ def _scalar(token: str) -> Any:
 Work = Generator[None, None, T]
 
 SLICE: Final = 64  # items of a list, at about 5 us each, in one piece of work
-LOOKS: Final = 1024  # items that are only looked at, at about 0.3 us each
+LOOKS: Final = 1024  # items that are only examined, at about 0.3 us each
 
 
 def finish(work: Work[T]) -> T:

@@ -105,9 +105,9 @@ class RequestCode(IntEnum):
     GET_GROUP_HISTORY = 77_001
     GET_QUEUE_OFFSETS = 77_002
     IDENTIFY = 77_003  # a client proves once for a TLS connection whose it is
-    AGREE_ON_MEMBERS = 77_004  # brokers tell each other of a group with foreign members
+    AGREE_ON_MEMBERS = 77_004  # brokers synchronize a group with foreign members
     CONFIRM_WORD = 77_005  # a broker asks another one whether that has said something
-    GET_DEPARTED_BROKERS = 77_006  # a name server tells of brokers that it knew and that are gone
+    GET_DEPARTED_BROKERS = 77_006  # a name server lists brokers that have departed
     FORGET_BROKER = 77_007  # a broker that is gone was retired for good
 
 

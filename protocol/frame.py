@@ -255,7 +255,7 @@ _NUMBERS: Final = re.compile(rb'"(code|opaque|flag)"\s{0,9}:\s{0,9}(-?\d{1,10})(
 
 
 def _loads(header: bytes) -> tuple[dict[str, Any], str]:
-    """The fields of a header, and why they are not all: what tells which request it is. Raises ValueError."""
+    """The fields of a header, and why they are not all: enough to identify the request. Raises ValueError."""
     try:
         return orjson.loads(header), ""
     except ValueError:
@@ -312,7 +312,7 @@ def _text(data: bytes) -> str:
 
 
 def _decode_binary_ext(block: bytes) -> dict[str, ExtValue]:
-    """Requests of a client mostly differ in their values alone, so one that is laid out as an earlier one is cut at once."""
+    """Requests of a client mostly differ in their values alone, so one with a known layout is cut in one step."""
     layout = _layouts.get(len(block))
     if layout is not None:
         cut, marks, keys = layout

@@ -89,7 +89,7 @@ def decode_lock_request(data: LockShape) -> LockRequest:
 
 def encode_locked(epochs: Mapping[Queue, int], offsets: Mapping[Queue, int] | None = None) -> bytes:
     """LOCK_BATCH_MQ's answer: the queues that were locked. Their epochs are ours, and so is how far the group has committed
-    those that were taken anew, or what was committed by this request; others ignore them. UNLOCK_BATCH_MQ's from us: the
+    those that were newly acquired, or what was committed by this request; others ignore them. UNLOCK_BATCH_MQ's from us: the
     queues that were unlocked."""
     known = offsets or {}
     locked = [LockedShape(*queue, epoch, known.get(queue)) for queue, epoch in epochs.items()]
@@ -104,7 +104,7 @@ def decode_locked(data: LockAnswerShape) -> dict[Queue, int]:
 
 @answers("lock answer", LockAnswerShape)
 def decode_committed(data: LockAnswerShape) -> dict[Queue, int]:
-    """The group's offsets in queues that were locked, as far as the broker tells them."""
+    """The group's offsets in queues that were locked, as far as the broker returns them."""
     return {queue_of(item): item.offset for item in data.locked or () if item.offset is not None}
 
 
@@ -123,8 +123,8 @@ def decode_members(data: MemberListShape) -> list[str]:
 
 
 class BrokerShare(NamedTuple):
-    """One member's queues of a topic, as a broker has shared them out: their numbers by broker, of so many queues and among
-    so many members."""
+    """One member's queues of a topic, as a broker has shared them out: their numbers by broker, the number of queues, and the
+    number of members."""
 
     members: Int
     queues: Int
@@ -414,7 +414,7 @@ def encode_pop_assignment(topic: str, broker_names: Iterable[str]) -> bytes:
 # ------------------------------------------------------------------------------
 # GET_QUEUE_OFFSETS, Rocketlet's own request: where all queues of some topics begin and end, in one answer per broker.
 #
-# Apache's answer to the same question, GET_TOPIC_STATS_INFO, is for one topic, many times longer, and does not tell a
+# Apache's answer to the same question, GET_TOPIC_STATS_INFO, is for one topic, many times longer, and does not show a
 # topic from another one that was made later under its name.
 
 

@@ -115,7 +115,7 @@ def encode_message(message: bytes) -> bytes:
 
 
 def message_head(size: int) -> bytes:
-    """What comes before a message that has so many bytes."""
+    """Return the prefix of a message of this many bytes."""
     return b"\0" + size.to_bytes(4, "big")
 
 

@@ -58,7 +58,7 @@ def reader_of(kind: type[Any]) -> Callable[..., Any]:
     """`read(ext, ext.get)`; raises KeyError, TypeError, ValueError, struct.error."""
     fields = fields_of(kind)
     lines = [f"f{number} = {_reading(field)}" for number, field in enumerate(fields)]
-    # All numbers that are there at once: no field of any header has more than 64 bits.
+    # All numbers that are present together: no field of any header has more than 64 bits.
     numbers = [
         f"f{number}" for number, field in enumerate(fields) if field.convert is long and field.default is not None
     ]
@@ -177,7 +177,7 @@ class PullMessage(NamedTuple):
     sub_version: int = 0
     subscription: str | None = None
     expression_type: str | None = None
-    max_msg_bytes: int | None = None  # 5.x's; a Rocketlet broker gives more at once to a client that asks for more
+    max_msg_bytes: int | None = None  # 5.x's; a Rocketlet broker returns more to a client that requests more
     topic_identity: str | None = None  # Rocketlet's: a topic with another identity is not read
 
 
@@ -237,7 +237,7 @@ class UnregisterClient(NamedTuple):
 
 
 class SendBack(NamedTuple):
-    """`reason`, why the message was not handled, is our own: other brokers do not look at it."""
+    """`reason`, why the message was not handled, is our own: other brokers ignore it."""
 
     offset: int
     group: str
@@ -292,7 +292,7 @@ class OptionalGroup(NamedTuple):
 
 class BrokerTimes(NamedTuple):
     """The answer to GET_QUEUE_OFFSETS, in ms since the epoch by the broker's clock: now, and when the broker started. Every
-    message that the answer counts was stored before now. Brokers of 0.1.0 do not tell."""
+    message that the answer counts was stored before now. Brokers of 0.1.0 do not report it."""
 
     now_ms: int = 0
     started_ms: int = 0
@@ -849,8 +849,11 @@ _BINARY_FIELDS: Final = b"\0\5msgId%b%b\0\7queueId%b%b\0\x0bqueueOffset%b%b%b"
 def encode_sent(
     serialize_type: int, opaque: int, message_ids: str, queue_id: int, queue_offset: int, region: str
 ) -> bytes:
-    """The frame that tells a sender where its messages are, as `encode` makes it. `message_ids` and `region` are plain ASCII.
-    A Rocketlet client, which speaks MessagePack, needs neither the region nor the switch for traces."""
+    """Return the response to a send with the places of its messages, as `encode` makes it.
+
+    `message_ids` and `region` are plain ASCII. A Rocketlet client, which speaks MessagePack, needs neither the region nor the
+    switch for traces.
+    """
     if serialize_type == MSGPACK:
         ext: dict[str, ExtValue] = {"msgId": message_ids, "queueId": queue_id, "queueOffset": queue_offset}
         return encode_msgpack(0, RESPONSE_FLAG, opaque, _JAVA, ext)

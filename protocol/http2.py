@@ -150,10 +150,10 @@ def headers_frames(stream_id: int, block: bytes, end_stream: bool, limit: int) -
 # a request ends its stream. A fault of the connection ends that: it writes GOAWAY, and `is_over` is set.
 #
 #     a stream:  HEADERS -> open -> END_STREAM -> the answer's end -> gone
-#                             RST_STREAM of either side: gone at once
+#                             RST_STREAM of either side: gone immediately
 #
 # A client decides how much work it makes, so everything that costs it little is counted: frames that carry nothing,
-# calls that are cancelled at once (CVE-2023-44487), and CONTINUATION without an end (CVE-2024-27316). Its windows hold
+# calls that are cancelled immediately (CVE-2023-44487), and CONTINUATION without an end (CVE-2024-27316). Its windows hold
 # back our answers; they wait in `answers`, and count there.
 
 
@@ -260,7 +260,7 @@ class Http2:
 
     def receive(self, data: bytes, now_s: float, most: int = maxsize) -> list[Event]:
         """The events that the bytes bring, in order. Raises nothing: see `is_over`. most: so much work is done, about a frame
-        each; `is_behind` says if that was not all, and the next call goes on there."""
+        each; `is_behind` says if that was not all, and the next call continues there."""
         if self.is_over:
             return []
         if now_s - self._since_s > CONTROL_SPAN_S:
@@ -508,7 +508,7 @@ class Http2:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS have {len(payload)} bytes")
         if flags & ACK:
             return
-        self._out.append(encode(SETTINGS, ACK, 0))  # before the data that they may let go
+        self._out.append(encode(SETTINGS, ACK, 0))  # before the data that they may release
         for name, value in decode_settings(payload):
             self._set(name, value)
 
@@ -572,7 +572,7 @@ class Http2:
     # Ending
 
     def reset(self, stream_id: int, code: ErrorCode) -> None:
-        """Ends a stream at once. `Aborted` is told of one that was open."""
+        """End a stream immediately. An open stream gets `Aborted`."""
         stream = self.streams.get(stream_id)
         if stream is None:
             self.answers.remember(stream_id, knows=False)
@@ -824,7 +824,7 @@ _TRAILERS: Final = b"trailers"
 
 
 class MalformedRequest(ValueError):
-    """The request is refused; the connection goes on."""
+    """The request is refused; the connection continues."""
 
 
 _known_names: Final[set[tuple[bytes, ...]]] = set()

@@ -195,7 +195,7 @@ def decode_record(data: bytes, position: int = 0, errors: Literal["strict", "rep
         properties = data[properties_at:end].decode("utf-8", errors)
         return Record._make((size, *fields[2:14], data[body_at : topic_at - 1], topic, properties))
     except (StructError, IndexError, UnicodeDecodeError):
-        raise MessageError(f"the message record at byte {position} is cut off or garbled") from None
+        raise MessageError(f"the message record at byte {position} is truncated or malformed") from None
 
 
 def _head_of(data: bytes, position: int) -> Struct:
@@ -242,7 +242,7 @@ def split_records(data: bytes) -> list[bytes]:
             records.append(data[position : position + size])
             position += size
     except StructError:
-        raise MessageError(f"the message record at byte {position} is cut off or garbled") from None
+        raise MessageError(f"the message record at byte {position} is truncated or malformed") from None
     return records
 
 
@@ -280,7 +280,7 @@ def properties_in(data: bytes) -> str:
             raise MessageError("a message record has properties of another size than it says")
         return data[text_at:].decode("utf-8", "replace")
     except IndexError:
-        raise MessageError("a message record is cut off or garbled") from None
+        raise MessageError("a message record is truncated or malformed") from None
 
 
 def is_intact(data: bytes, position: int, record: Record, *, is_summed: bool = False) -> bool:
@@ -353,7 +353,7 @@ def store_time_at(data: bytes | memoryview) -> int:
 
 
 def without_checksum(record: Record) -> Record:
-    """The record with the properties as they were given, to be stored once more."""
+    """The record with the properties as they were given, to be stored again."""
     text = record.properties
     end = _without(text, _CHECKSUM_TEXT, CHECKSUM_BYTES, len(text))
     return (
@@ -378,18 +378,18 @@ def offset_id(store_host: bytes, physical_offset: int) -> str:
 #
 #     int32 size, magic, crc, flag | int32 body size, body | int16 properties size, properties
 #
-# As on Apache's broker, `magic` and `crc` are 0 and not looked at, and the header's properties count for each
+# As on Apache's broker, `magic` and `crc` are 0 and not checked, and the header's properties count for each
 # message.
 
 
 _ENTRY: Final = Struct(">iIIii")
-_READ_ENTRY: Final = Struct(">i8xii")  # without what is not looked at
+_READ_ENTRY: Final = Struct(">i8xii")  # without the fields that are not used
 _SIZE: Final = Struct(">h")
 ENTRY_BYTES: Final = _ENTRY.size + _SIZE.size  # a message without body and properties
 _SHARED: Final = {(born, store): Struct(f">iq{born}sq{store}siq") for born in (8, 20) for store in (8, 20)}
 _TAGS_MARK: Final = (props.TAGS + props.NAME_END).encode()
 _PAIR_END: Final = props.PAIR_END.encode()
-PIECE_MESSAGES: Final = 512  # whose records are made at once: their columns stay in the processor's cache
+PIECE_MESSAGES: Final = 512  # messages whose records are made together: their columns stay in the processor's cache
 PIECE_BYTES: Final = 512 * 1024  # in which they begin
 _APART: Final = b"\n"  # ASCII, so that no character can begin before it and end behind it
 
@@ -461,7 +461,7 @@ def _encode_columns(flags: list[int], bodies: list[bytes], texts: list[bytes]) -
 
 
 def decode_batch(data: bytes) -> list[BatchEntry]:
-    """The messages of a batch body. Raises MessageError if it is garbled or holds more than 65,536."""
+    """The messages of a batch body. Raises MessageError if it is malformed or holds more than 65,536."""
     return [
         BatchEntry(flag, body, text.decode())
         for piece in split(data)
@@ -470,7 +470,7 @@ def decode_batch(data: bytes) -> list[BatchEntry]:
 
 
 def split(data: bytes, shared: bytes = b"") -> Iterator[Piece]:
-    """A batch body's messages, cut out; their properties end with the shared ones. Raises MessageError if it is garbled, if
+    """A batch body's messages, cut out; their properties end with the shared ones. Raises MessageError if it is malformed, if
     it holds more than 65,536, and for properties that are too long."""
     before = at = 0
     while at < len(data):
@@ -495,7 +495,7 @@ def _cut(data: bytes, at: int, before: int, shared: bytes) -> tuple[Piece, int]:
             size_at = begin + body_size
             text_at = size_at + 2
             if body_size < 0 or at > end or text_at + (data[size_at] << 8 | data[size_at + 1]) != at:
-                raise MessageError(f"batch entry {before + len(flags)} is garbled")
+                raise MessageError(f"batch entry {before + len(flags)} is malformed")
             flags.append(flag)
             bodies.append(data[begin:size_at])
             texts.append(data[text_at:at])
@@ -745,7 +745,7 @@ def begin_of(body: bytes, sys_flag: int, size: int) -> tuple[bytes, bool]:
 
 
 def _inflated(body: bytes, sys_flag: int, size: int, *, is_whole: bool) -> tuple[bytes, bool]:
-    """Up to so many bytes, and whether the stream ends with them."""
+    """Return up to this many bytes, and whether the stream ends with them."""
     try:
         return _inflate(body, sys_flag & SYS_COMPRESSION_MASK, size, is_whole=is_whole)
     except ModuleNotFoundError as missing:

@@ -187,7 +187,7 @@ class Queue(NamedTuple):
 ALL: Final = "*"
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
-_HASHED: Final = 256  # UTF-16 units whose products are added up at once
+_HASHED: Final = 256  # UTF-16 units whose products are added up together
 _POWERS: Final = tuple(pow(31, exponent, 1 << 32) for exponent in range(_HASHED + 1))
 
 
@@ -236,7 +236,7 @@ class Subscription:
 
     @property
     def summary(self) -> str:
-        """The expression; of a long one its beginning, and what tells it apart from others that begin so."""
+        """The expression; of a long one its beginning, and a hash that distinguishes it from others with this beginning."""
         text = self.expression
         if len(text) <= MAX_SUMMARY_CHARS:
             return text

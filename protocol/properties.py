@@ -34,7 +34,7 @@ TRACE_ON: Final = "TRACE_ON"
 DROPPED: Final = "DROPPED_PROPERTIES"  # ours: of a dead letter that had no room for all
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
-DLQ_REASON: Final = "DLQ_REASON"  # ours: why a dead letter, or a message that is tried again, was not handled
+DLQ_REASON: Final = "DLQ_REASON"  # ours: why a dead letter, or a message that is retried, was not handled
 _DROPPED_NAMES_BYTES: Final = 200
 
 RESERVED: Final = frozenset(
@@ -132,8 +132,9 @@ def appended(text: str, name: str, value: str) -> str:
 
 
 def shortened(text: str, size_bytes: int) -> tuple[str, list[str]]:
-    """The text within so many bytes, and the names of the properties that were dropped for it: those of users first, the
-    longest ones first. Their names are kept as one more property."""
+    """Return the text within this many bytes, and the names of the properties that were dropped for it.
+
+    The longest properties of users are dropped first. Their names are kept as one more property."""
     items = [item for item in text.split(PAIR_END) if item]
     sizes = [len(item.encode()) + 1 for item in items]
     order = sorted(range(len(items)), key=lambda index: (_name_of(items[index]) in RESERVED, -sizes[index]))

@@ -180,7 +180,7 @@ class _Parser:
     # Words
 
     def _advance(self) -> _Token:
-        """The token that is looked at; the next one takes its place."""
+        """Return the current token, and advance to the next one."""
         self._before, self._token = self._token, self._next()
         return self._before
 
@@ -530,11 +530,11 @@ def equal(left: Term, right: Term) -> Term:
 # A new one is parsed in turns with all other long work, and the request that brings it waits until then.
 
 
-_WORD_CHARS = 64  # so much of a refused expression counts as a word
+_WORD_CHARS = 64  # characters of a refused expression that count as a word
 
 
 class Filters:
-    """`failed`: messages that a filter could not look at, by a defect of ours."""
+    """`failed`: messages that a filter could not evaluate because of a defect of ours."""
 
     def __init__(self, runtime: Runtime) -> None:
         limits = self._limits = runtime.limits
@@ -558,7 +558,7 @@ class Filters:
         """Calls `action` when `find` knows the expression, unless the session is gone by then. size: bytes of the waiting
         requests. Raises Refusal if too much waits."""
         if not self._waiting.has_room(session.address):
-            text = f"{self._limits.max_unparsed} requests wait for their SQL92 filter to be parsed; try again later"
+            text = f"{self._limits.max_unparsed} requests wait for their SQL92 filter to be parsed; retry later"
             raise Refusal(Reason.BUSY, text)
         self._waiting.take(session.address)
         session.charge(size)

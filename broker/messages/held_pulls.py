@@ -37,7 +37,7 @@ class Until(Enum):
 
 @dataclass(slots=True, eq=False)
 class HeldPull:
-    """`answer` reads once more and writes the messages; `seen` is the offset up to which nothing matched; `size` is that of
+    """`answer` reads again and writes the messages; `seen` is the offset up to which nothing matched; `size` is that of
     its texts, in bytes; `is_done` says that its member has handled all messages that it got from the queue."""
 
     session: Session
@@ -55,7 +55,7 @@ class HeldPull:
         """Whether a message that may match has arrived since the last look."""
         queue = self.queue
         if queue.next <= self.seen:
-            # A queue that ends before messages that the client has seen was deleted and made anew: it must hear of that.
+            # A queue that ends before messages that the client has seen was recreated: the client must get a response.
             return self.seen > queue.next
         if self.subscription is None or self.subscription.takes_all:
             return True
@@ -154,7 +154,7 @@ class HeldPulls:
             self._release(pull)
 
     def let_topic_go(self, topic: str) -> None:
-        """The topic is deleted: its pulls would sleep through the messages of one that is made anew."""
+        """The topic is deleted: its pulls would miss the messages of a recreated topic."""
         for queue in [queue for queue in self._held if queue.topic == topic]:
             self._turns.do(self._let_all_go(list(self._held[queue])))
 
@@ -175,7 +175,7 @@ class HeldPulls:
         return [pull for pull in self._of.get(session, ()) if group in (None, pull.group)]
 
     def answer_all(self) -> None:
-        """Answers all pulls before the broker closes: clients learn at once that nothing came. Holds no more."""
+        """Answers all pulls before the broker closes: clients learn immediately that nothing came. Holds no more."""
         self._is_stopped = True
         for waiting in list(self._of.values()):
             for pull in list(waiting):

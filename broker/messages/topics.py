@@ -131,7 +131,7 @@ class Topics:
         return topic.read_queues if topic else 0
 
     def queue_now(self, name: str, queue_id: int) -> int | None:
-        """The queue for a message that has waited for this one: the same, or another one if the topic was made anew with
+        """The queue for a message that has waited for this one: the same, or another one if the topic was recreated with
         fewer; None if the topic is gone."""
         topic = self._topics.get(name)
         if topic is None:
@@ -199,7 +199,7 @@ class Topics:
             self._restore(topic.name, before)
             raise
         self.deleted.pop(topic.name, None)
-        # Only after it is kept: name servers must not tell of a topic that a restart would forget.
+        # Only after it is kept: name servers must not announce a topic that a restart would forget.
         self._on_change(topic)
         return topic
 
@@ -304,7 +304,7 @@ class Topics:
 #
 # Puts are computed from the ends of queues, so a send costs nothing here; a pull costs one addition. A sample is
 # taken every 10 s and kept for one hour, if there is room: it has the counts since the one before. A broker has
-# 500,000 queues at most, so what looks at all of them does so in pieces.
+# 500,000 queues at most, so work on all of them is done in pieces.
 
 
 PUT = "TOPIC_PUT_NUMS"
@@ -394,7 +394,7 @@ class Statistics:
         last, grown = self._last.of, dict[CountKey, int]()
         for number, (key, total) in enumerate(totals.of.items(), 1):
             before = last.get(key, 0)
-            if total != before:  # one that was made anew begins at 0
+            if total != before:  # a recreated one begins at 0
                 grown[key] = total - before if total > before else total
             if number % LOOKS == 0:
                 yield

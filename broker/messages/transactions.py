@@ -206,7 +206,7 @@ class Transactions:
         return topic, queue_id
 
     def _set_aside(self, offset: int, half: Half, record: Record, why: str) -> None:
-        """Keeps a message for somebody to look at, and does not deliver it, like
+        """Keep a message for inspection, and do not deliver it, like
         DefaultTransactionalMessageCheckListener.resolveDiscardMsg."""
         log.warning("transaction_set_aside", topic=real_queue(record)[0], checks=half.checks, hint=why)
         self._resolve(offset, record, (names.CHECK_MAX_TIME_TOPIC, 0), _SET_ASIDE)

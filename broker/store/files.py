@@ -280,7 +280,7 @@ class Folder:
         return sorted({path.with_suffix(".json") for end in ("*.json", f"*{_OLD}") for path in self.path.glob(end)})
 
     def put_aside(self, name: str, data: bytes) -> None:
-        """Keeps bytes that are not understood, for people to look at; not twice, and not at any price."""
+        """Keep bytes that are not understood for inspection, once, and up to a limit."""
         path = self.path / "damaged" / name
         try:
             if path.parent.is_symlink():

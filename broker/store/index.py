@@ -71,7 +71,7 @@ _pack = ENTRY.pack
 
 @lru_cache(32)
 def _packer(count: int) -> Callable[..., bytes]:
-    """Packs so many entries at once."""
+    """Return the struct that packs this many entries in one call."""
     return Struct(">" + "QIq" * count).pack
 
 
@@ -311,7 +311,7 @@ class ConsumeQueue:
 
 @lru_cache(32)
 def _unpacker(count: int) -> Callable[[bytes], tuple[int, ...]]:
-    """Unpacks so many index entries. struct keeps formats itself, but needs the text of each to find it."""
+    """Return the struct that unpacks this many index entries. struct caches formats itself, but by their text."""
     return struct.Struct(">" + "QIq" * count).unpack
 
 
@@ -320,7 +320,7 @@ Entry = tuple[int, int, int]  # queue offset, commit log position, size
 
 
 class Fetched(NamedTuple):
-    """The result of a read: the records' bytes in pieces, their number, and the offset after the last entry looked at."""
+    """The result of a read: the records' bytes in pieces, their number, and the offset after the last entry examined."""
 
     pieces: list[Buffer]
     messages: int
@@ -410,7 +410,7 @@ class Reader:
     def _fetch_matching(
         self, queue: ConsumeQueue, offset: int, limit: int, room: int, matches: Callable[[str], bool], max_looks: int
     ) -> Fetched:
-        """Reads each record and looks at its properties: as many as a turn has time for. The client asks again at once."""
+        """Reads each record and filters by its properties, up to a limit. The client pulls again immediately."""
         entries = struct.iter_unpack(">QIq", queue.entries(offset, min(max(max_looks, 1), SCAN_ENTRIES)))
         pieces: list[Buffer] = []
         scanned = scanned_bytes = 0
@@ -638,7 +638,7 @@ class Found(NamedTuple):
 
 
 class Search:
-    """`looked` counts index entries; `is_cut`: there were more than one search may look at."""
+    """`looked` counts index entries; `is_cut`: there were more than one search may examine."""
 
     def __init__(
         self, log: CommitLog, reader: Reader, queues: Sequence[ConsumeQueue], is_there: Callable[[ConsumeQueue], bool]

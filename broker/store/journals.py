@@ -154,7 +154,7 @@ def _value(line: bytes) -> Any:
 
 
 _HEAD: Final = Struct(">II")
-_LAST_BYTES: Final = 64 * 1024  # frames that came while the file was written anew; they are written at once
+_LAST_BYTES: Final = 64 * 1024  # frames that came while the file was rewritten; they are written together
 
 
 def framed(content: bytes) -> bytes:
@@ -162,14 +162,14 @@ def framed(content: bytes) -> bytes:
 
 
 class Frames:
-    """`size` is that of the file, `base` its size when it was written anew, in bytes. `written` grows with each append.
+    """`size` is that of the file, `base` its size after the last rewrite, in bytes. `written` grows with each append.
     is_synced: `--flush sync`, so a frame is acknowledged when the calls of `syncs` were made."""
 
     def __init__(self, path: Path, *, is_synced: bool = False) -> None:
         self.path = path
         self._is_synced_always = is_synced
         self._descriptor: int | None = None
-        self._since: list[bytes] | None = None  # the frames since the file is being written anew
+        self._since: list[bytes] | None = None  # the frames since the rewrite of the file started
         self._unsynced = Unsynced(self.path)
         self.size = 0
         self.base = 0
@@ -221,7 +221,7 @@ class Frames:
         return self._unsynced.syncs()
 
     def renewing(self, contents: Iterable[bytes]) -> Job[None]:
-        """Writes the file anew: these frames, taken one by one, and those that are appended meanwhile. Raises StoreFull."""
+        """Rewrite the file: these frames, taken one by one, and those that are appended meanwhile. Raises StoreFull."""
         since: list[bytes] = []
         self._since = since
         aside = self.path.with_suffix(".new")
@@ -284,12 +284,12 @@ def _write_frame(path: Path, data: bytes, mode: int, *, sync: bool) -> None:
 
 
 # ------------------------------------------------------------------------------
-# Keeps granted leases on the disk, before a member is told.
+# Keeps granted leases on the disk, before a member is notified.
 #
 # A broker that is killed and restarts must know every lease that a member believes in. A lease that it has forgotten
 # it would give to somebody else; a lease whose queue has changed hands since it would give back to the former owner.
 # So each request that grants or ends leases is a line in a journal, written before the answer: bytes that the
-# operating system has survive the broker. Leases that end by themselves, with a socket or by time, are written a
+# operating system has survive the broker. Leases that end with a socket or expire are written a
 # moment later. A kill just then leaves a queue without a reader for as long as a lease lasts, and never with two.
 #
 # The operating system's end is another matter, since nothing here is synced. Then, and when a file is damaged or
@@ -475,7 +475,7 @@ class Ledger:
     def _append(self, changes: list[object]) -> None:
         self._is_unused = False
         if self._is_behind:
-            return  # all of it is written at once, when the disk takes it
+            return  # all of it is written together, when the disk accepts it
         try:
             self._journal.append(changes)
             self._count += len(changes)
@@ -499,8 +499,8 @@ class Ledger:
             disk.close(disk.open_file(path, disk.CREATE, 0o644))
 
     def saving(self, now: Callable[[], tuple[Iterator[Change], int]], *, closes: bool) -> Job[None]:
-        """Writes leases that have ended by themselves, and the whole file when the journal has become long or lacks
-        something. now: the leases and the last epoch. closes: nothing follows. Raises StoreFull; it is tried again the next
+        """Write leases that have ended or expired, and the whole file when the journal has become long or lacks
+        something. now: the leases and the last epoch. closes: nothing follows. Raises StoreFull; it is retried the next
         time."""
         freed, self._freed = self._freed, []
         for first in range(0, len(freed), FREED_AT_ONCE):

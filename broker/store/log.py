@@ -364,7 +364,7 @@ class SegmentedFile:
 # ------------------------------------------------------------------------------
 # The commit log: record after record, each with a checksum. Finds whole ones, and those behind damage.
 #
-# Bytes of a client may look like records, places and checksums included. So nothing in a record is ever looked at as
+# Bytes of a client may look like records, places and checksums included. So nothing in a record is ever read as
 # one. A record begins where the one before it ends, where a segment begins, where an index says so, or where its own
 # mark does (`marks`). Behind damage only such a place is gone on from.
 
@@ -549,7 +549,7 @@ class CommitLog(SegmentedFile):
 # Marks that say where records begin, and that no client can make.
 #
 # The first record of each append ends its properties with a mark: a keyed hash of the record's position. The key is
-# made by chance at each start, kept in `marks.json`, and told to nobody. A client may read the mark of any record. It
+# made by chance at each start, kept in `marks.json`, and sent to nobody. A client may read the mark of any record. It
 # learns no mark of a place where no record begins, so it can put none into a body. Records that are written in the
 # place of a lost end of the log have another key.
 #
@@ -609,7 +609,7 @@ def _mark(key: bytes, position: int) -> bytes:
 
 
 # ------------------------------------------------------------------------------
-# Running sums of this process's writes to the commit log, by which any part that is read can be checked at once.
+# Running sums of this process's writes to the commit log, by which any part that is read can be checked in one step.
 #
 # The sum at a position is the CRC-32 of everything written up to there. The CRC-32 of a part of the log, begun with
 # the sum before it, must give the sum behind it. It takes one call for any number of records; to check each one by
@@ -664,7 +664,7 @@ class Written:
     def forget_before(self, position: int) -> None:
         """The log was cut before a position: forgets the sums there."""
         first = bisect_left(self._places, position)
-        if first == len(self._places):  # the log goes on before the next sum
+        if first == len(self._places):  # the log continues before the next sum
             self._places.append(self._end)
             self._sums.append(self._sum)
         if first:

@@ -60,7 +60,7 @@ class Recovered(NamedTuple):
 
 class Checkpoint(NamedTuple):
     """How far the log is indexed, where it begins (None: an earlier release did not say), the state of each queue, from
-    where on all records have a checksum (None, too), and where the log ended when the last queue was looked at: indexes may
+    where on all records have a checksum (None, too), and where the log ended when the last queue was checked: indexes may
     hold messages up to there."""
 
     position: int
@@ -121,7 +121,7 @@ class Recovery:
         self._is_complete = False  # whether it is known from which offset on a queue's messages must be there
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unknown: dict[str, int] = {}
-        self._known_until = 0  # where the log goes on behind the checkpoint
+        self._known_until = 0  # where the log continues after the checkpoint
         self._most_lost = 0  # messages of a queue: no log that was as long as this one can have had more
         self._known_end = 0  # the log's end, by the index entries behind the checkpoint
         self._rebuilt: list[str] = []
@@ -321,9 +321,9 @@ def _state_files(folder: Folder) -> Iterator[Finding]:
         elif state_fault(path.with_suffix(".old")) is None:
             yield Finding(path.name, fault, "take the copy before it")
         elif path.stem in ("checkpoint", "topics", "locks", "transactions"):
-            yield Finding(path.name, fault, "make it anew from the commit log")
+            yield Finding(path.name, fault, "rebuild it from the commit log")
         elif path.name == marks.FILE:
-            yield Finding(path.name, fault, "make it anew; fewer messages are found behind damage in the commit log")
+            yield Finding(path.name, fault, "rebuild it; fewer messages are found after damage in the commit log")
         else:
             yield Finding(path.name, fault, "nothing: restore it from a backup, or remove it to lose that state")
 
@@ -397,14 +397,14 @@ def _finding(part: str, index: _Index) -> Finding:
         faults.append(f"{counted(lost, 'message is', 'messages are')} not in the commit log")
     if not faults:
         return Finding(f"{part}, {counted(index.right, 'message')}", None)
-    return Finding(part, "; ".join(faults), "make the index anew" if index.wrong else "leave them out")
+    return Finding(part, "; ".join(faults), "rebuild the index" if index.wrong else "leave them out")
 
 
 # ------------------------------------------------------------------------------
 # Copies a data folder, also while a broker writes to it.
 #
 # The log is the truth: entries that the other files lack are found in it at the start. So they are copied first, the
-# log behind them. If retention deletes the log's first segment in between, everything is done once more, which copies
+# log behind them. If retention deletes the log's first segment in between, everything is repeated, which copies
 # only new data. Segments are only ever appended to: a copy of one is continued where it ends, unless another file has
 # its name now.
 
@@ -414,7 +414,7 @@ _APPENDED: Final = (_LOG, "consumequeue")
 _PARTIAL: Final = ".partial"
 _ROUNDS: Final = 10
 _AT_ONCE_BYTES: Final = 1 << 20
-# Leases are over by the time of a copy, and files that were put aside are for people who look at the damaged folder.
+# Leases are over by the time of a copy, and files that were put aside are for people who inspect the damaged folder.
 _LEFT_OUT: Final = ("lock", "removed", "damaged")
 
 

@@ -346,7 +346,7 @@ class Schedule:
                 heappush(self._heads, (run.head, number, run))
 
     def _rebuild(self, run: Run, key: int, reason: str) -> None:
-        """Makes a run anew; the keys before this one were taken."""
+        """Rebuild a run; the keys before this one were taken."""
         log.error("timer_run_rebuilt", reason=reason)
         made = self._made(max(run.begin, self._queue.begin), run.end)
         for each in made:
@@ -378,12 +378,12 @@ class Schedule:
                 made = yield from merging(self._folder, runs, lambda key: not self._is_done(key))
                 self._replace(runs, made, delivered() + 1, behind())
         except (StoreFull, Damaged) as error:  # delivery finds a damaged file, too
-            log.error("timer_runs_not_written", reason=str(error), hint="it is tried again")
+            log.error("timer_runs_not_written", reason=str(error), hint="the broker retries")
 
     def _writing(self) -> Job[None]:
         begin = self._queue.begin
         for run in list(self._runs):
-            if run.end <= begin:  # these messages are stored once more behind
+            if run.end <= begin:  # these messages are stored again later in the log
                 self._runs.remove(run)
                 run.remove()
                 self._order()
@@ -401,7 +401,7 @@ class Schedule:
     def _replace(self, runs: list[Run], made: Run, key: int, behind: Iterable[int]) -> None:
         made.seek(key)
         place = self._runs.index(runs[0]) if runs[0] in self._runs else 0
-        if self._runs[place : place + len(runs)] != runs:  # one was damaged, and has been made anew
+        if self._runs[place : place + len(runs)] != runs:  # one was damaged, and has been rebuilt
             made.remove()
             return
         self._runs[place : place + len(runs)] = [made]

@@ -54,9 +54,9 @@ flusher_log = structlog.get_logger("rocketlet.flusher")
 # ------------------------------------------------------------------------------
 # The commit log and its indexes together: append, read, search, expire.
 #
-# The way of a message: `stage` gives it its place and its bytes, `commit` writes everything staged at once. The
+# The way of a message: `stage` gives it its place and its bytes, `commit` writes everything staged in one append. The
 #     caller of
-# `stage` commits before anything else looks at the store; the broker does so once per socket read.
+# `stage` commits before anything else reads the store; the broker does so once per socket read.
 
 
 Carry = Callable[[int], Job[int]]
@@ -99,7 +99,7 @@ class Store:
         self._left: set[str] = set()  # deleted topics whose index files could not be taken out of the way
         self._next = self._log.end
         self.now_ms = 0
-        self._unflushed = 0  # messages since the queues' tails were looked at
+        self._unflushed = 0  # messages since the queues' tails were checked
         self._checkpointed = (-1, -1, False)
         self._reader = Reader(self._log, self.queues)
         self.fetch = self._reader.fetch
@@ -190,7 +190,7 @@ class Store:
                 raise
 
     def checkpoint(self, sync: bool = False, *, closes: bool = False) -> None:
-        """Like `checkpointing`, but at once."""
+        """Like `checkpointing`, but in one step."""
         run(self.checkpointing(sync, closes=closes))
 
     def checkpointing(self, sync: bool = False, *, closes: bool = False) -> Job[None]:
@@ -278,12 +278,12 @@ class Store:
         return queue
 
     def delete_topic(self, topic: str) -> None:
-        """Like `deleting`, but at once."""
+        """Like `deleting`, but in one step."""
         run(self.deleting(topic))
 
     def deleting(self, topic: str) -> Job[None]:
-        """Removes a topic's queues at once, so that no checkpoint has them from now on; the job writes one and removes the
-        files. The topic may be made anew meanwhile. Raises StoreFull."""
+        """Remove a topic's queues immediately, so that no checkpoint has them from now on; the job writes one and removes the
+        files. The topic may be recreated meanwhile. Raises StoreFull."""
         for queue in self._of_topic.pop(topic, ()):
             del self.queues[topic, queue.queue_id]
             queue.close()
@@ -302,7 +302,7 @@ class Store:
         self._remove_left(topic)
 
     def _remove_left(self, topic: str) -> None:
-        """Removes what of a deleted topic is where a topic that is made anew has its files. Raises StoreFull."""
+        """Remove what is left of a deleted topic where a recreated topic has its files. Raises StoreFull."""
         if topic not in self._left:
             return
         folder = self.folder.indexes_of(topic)
@@ -397,7 +397,7 @@ class Store:
         """Gives the messages of a batch their places, next to each other: commit log positions and the first queue
         offset. They exist after `commit`.
 
-        Whatever this raises, such as MessageError for a body that is garbled, nothing is staged."""
+        Whatever this raises, such as MessageError for a malformed body, nothing is staged."""
         store_host = self.store_host
         flags = _flags(sys_flag, born_host, store_host)
         of_all = (flags, born_ms, born_host, self.now_ms, store_host, reconsume_times)
@@ -501,7 +501,7 @@ class Store:
     # Expiring
 
     def expire(self, *, older_than_s: float, total_bytes: int | None) -> int:
-        """Like `expiring`, but at once."""
+        """Like `expiring`, but in one step."""
         return run(self.expiring(Retention(older_than_s, total_bytes)))
 
     def expiring(self, retention: Retention, carry: Carry | None = None) -> Job[int]:
@@ -611,7 +611,7 @@ class Flusher:
         self._store.fail(f"what was written cannot be synced: {error.strerror}")
 
     def sync(self) -> bool:
-        """Syncs at once, while everybody waits. False if it failed."""
+        """Sync immediately, while everybody waits. False if it failed."""
         try:
             for call in self._calls():
                 call()
@@ -688,8 +688,8 @@ class Room:
 # ------------------------------------------------------------------------------
 # Which segments expire, and the time by which they do: the machine's, unless it has just jumped ahead.
 #
-# A wall clock that is set ahead by mistake, by 30 days say, would have everything expire at once, and nothing brings
-# that back. The monotonic clock tells such a jump from time that went by. For as long as the jump is wide, a day at
+# A wall clock that is set ahead by mistake, by 30 days say, would make everything expire immediately, and nothing brings
+# that back. The monotonic clock distinguishes such a jump from elapsed time. For as long as the jump is wide, a day at
 # most, the time before it counts on: then it was a machine that slept, or somebody had a day to see what the log
 # says.
 
@@ -713,7 +713,7 @@ class Retention:
 
 
 class RetentionTime:
-    """Seconds since the epoch, by a clock that is looked at every so often."""
+    """Seconds since the epoch, by a clock that is read periodically."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -101,7 +101,7 @@ def test_the_message_that_is_garbled_is_named_wherever_it_is() -> None:
     whole = raw(b"") * 600
     with pytest.raises(m.MessageError, match="batch entry 600 is cut off"):
         together(whole + raw(b"")[:10], shared(), 0, 0)
-    with pytest.raises(m.MessageError, match="batch entry 600 is garbled"):
+    with pytest.raises(m.MessageError, match="batch entry 600 is malformed"):
         together(whole + raw(b"")[:-1] + b"\1", shared(), 0, 0)
 
 
