@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Set
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ...protocol import bodies, group_bodies
 from ...protocol.bodies import BodyError, Heartbeat
@@ -108,7 +108,6 @@ class Leases:
         self._releasing: dict[Queue, Lease] = {}
         self._unlocking: set[Queue] = set()  # the ones whose unlock is under way
         self._handing_over: dict[Queue, asyncio.Task[None]] = {}
-        self._together = HandOvers(cluster, group, client_id)
         self._ending: dict[Queue, asyncio.Task[None]] = {}  # not ours, but handlers of them still run
         self._leaving_s = math.inf  # since when this member gives up everything, in the loop's time
 
@@ -140,7 +139,7 @@ class Leases:
         wanted = set(wanted)
         lockable = wanted - self._locks.unlocking
         unlockable = self._locks.doubtful - lockable - self._handing_over.keys()
-        await self._give_back(queue for queue in unlockable if not self._locks.is_asked_for(queue))
+        await self._give_back(queue for queue in unlockable if not self._locks.is_requested(queue))
         free = wanted - self._locks.unlocking - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
         queues = by_broker(sorted(filter(self._is_known_at, free)))
         await _all(
@@ -173,7 +172,7 @@ class Leases:
     def _take(self, connection: Connection, queue: Queue, lease: Lease, offset: int) -> None:
         if not connection.is_open or lease.is_over:
             return  # the lock may be gone: the next pass asks again
-        self._locks.taken([queue])
+        self._locks.end_doubt(queue)
         self.owned[queue] = lease
         self._user.take_queue(queue, offset, lease)
         log.info("queue_assigned", queue=str(queue), offset=offset, epoch=lease.epoch)
@@ -225,7 +224,7 @@ class Leases:
         """Commits and unlocks in one request. A renewal behind it would be told that nobody has the queue."""
         self._unlocking.add(queue)
         try:
-            return await self._together.hand_over(queue, offset, lease)
+            return await self._locks.hand_over(queue, offset, lease)
         finally:
             self._unlocking.discard(queue)
 
@@ -464,7 +463,7 @@ class Leases:
 
     async def _commit_at(self, broker_name: str, offsets: Mapping[Queue, int]) -> set[Queue]:
         leases = {queue: lease for queue in offsets if (lease := self.owned.get(queue)) is not None}
-        stored, alone = await self._together.commit(broker_name, {queue: offsets[queue] for queue in leases}, leases)
+        stored, alone = await self._locks.commit(broker_name, {queue: offsets[queue] for queue in leases}, leases)
         tried = [queue for queue in alone if self.owned.get(queue) is leases[queue]]
         faults = await asyncio.gather(*(self._commit_one(queue, offsets[queue], leases[queue]) for queue in tried))
         return stored | {queue for queue, fault in zip(tried, faults, strict=True) if fault is None}
@@ -500,18 +499,25 @@ async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 # ------------------------------------------------------------------------------
-# LOCK_BATCH_MQ and UNLOCK_BATCH_MQ, as one member asks for them: whatever a broker may have locked for it is given
-# back.
+# LOCK_BATCH_MQ and UNLOCK_BATCH_MQ of one member: locks, renewals, unlocks, and in the same requests the commits that
+# Rocketlet's brokers take with them.
 #
-# A broker grants a lock also when nobody waits for the answer any more: the caller was cancelled, or gave up.
-# Apache's keeps it for 60 s, Rocketlet's for 20 s if it restarts just then, and nobody reads the queue meanwhile. So
-# a queue is in doubt from the moment when its lock is asked for, until it is taken, refused, or an unlock is
-# answered.
+# Whatever a broker may have locked for the member is given back. A broker grants a lock even if nobody waits for the
+# response any more, because the caller was cancelled or gave up. Apache's broker keeps it for 60 s, Rocketlet's for 20 s if
+# it restarts at that moment, and nobody reads the queue meanwhile. So a queue is in doubt from the lock request until the
+# queue is owned, the lock is refused, or an unlock is answered.
 #
-# An unlock waits until the lock requests of its queue are answered, those that were given up, too. Apache's broker
-# carries out what one connection asks in several threads (AdminBrokerProcessor's executor): the unlock could overtake
-# the lock. For the same reason nothing is locked while an unlock of it is under way: the lock would be undone, and
-# its owner would not know. If a connection ends before the unlock is answered, another unlock must be answered first.
+# An unlock waits until all lock requests of its queue are answered, including those that were given up. Apache's broker
+# serves the requests of one connection in several threads (AdminBrokerProcessor's executor), so the unlock could overtake
+# the lock. For the same reason no queue is locked while an unlock of it is in flight: the lock would be undone, and its
+# owner would not know. If a connection ends before the unlock is answered, another unlock must be answered first.
+
+
+class ReleaseBatch(NamedTuple):
+    """Queues that are handed over to one broker together."""
+
+    offsets: dict[Queue, int]
+    epochs: dict[Queue, int]
 
 
 class MemberLocks:
@@ -522,33 +528,44 @@ class MemberLocks:
         self._limits = cluster.limits
         self._group = group
         self._client_id = client_id
-        self._under_way: dict[asyncio.Future[Frame], Set[Queue]] = {}
+        self._in_flight: dict[asyncio.Future[Frame], Set[Queue]] = {}  # locks, not renewals
         self._unlocks: dict[Queue, asyncio.Future[Frame]] = {}
-        self._unanswered: set[Queue] = set()  # whose last unlock had no answer, and will have none
-        self._doubtful: dict[Queue, float] = {}  # until when, by our clock: then the lock has ended by itself
+        self._unanswered: set[Queue] = set()  # whose last unlock will have no response
+        self._doubtful: dict[Queue, float] = {}  # until when, by our clock: then the lock has expired
+        self._hand_overs: dict[str, tuple[ReleaseBatch, asyncio.Task[set[Queue]]]] = {}  # by broker name
+
+    def _body(
+        self, queues: Iterable[Queue], epochs: Mapping[Queue, int], offsets: Mapping[Queue, int] | None = None
+    ) -> bytes:
+        request = LockRequest(self._client_id, self._group, tuple(queues), True, epochs, offsets or {})
+        return group_bodies.encode_lock_request(request)
 
     @property
     def doubtful(self) -> Set[Queue]:
-        """Perhaps locked for us, and not owned."""
-        now_s = clock_s()
-        self._doubtful = {queue: over_s for queue, over_s in self._doubtful.items() if over_s > now_s}
+        """Queues that may be locked for us, and are not owned."""
+        if self._doubtful:
+            now_s = clock_s()
+            self._doubtful = {queue: over_s for queue, over_s in self._doubtful.items() if over_s > now_s}
         return self._doubtful.keys()
 
     @property
     def unlocking(self) -> Set[Queue]:
-        """An unlock of these may still be carried out, and would free their present locks."""
+        """Queues whose unlock may still be carried out, and would free a new lock."""
         self._unanswered &= self.doubtful
         return self._unanswered.union(self._unlocks)
+
+    # Locks
 
     async def lock(
         self, connection: Connection, queues: Iterable[Queue]
     ) -> tuple[dict[Queue, Lease], dict[Queue, int]]:
-        """Asks for locks. Returns the queues that are locked for us now, and the group's offsets, as far as the broker
-        tells them. The queues are in doubt until they are `taken` or unlocked. Raises RocketletError and BodyError."""
+        """Request locks. Returns the leases of the queues that are locked for us now, and the group's offsets as far as the
+        broker returns them. The queues are in doubt until they are `owned` or unlocked. Raises RocketletError and BodyError.
+        """
         asked = tuple(queues)
         self.doubt(asked)
         try:
-            answer, leases = await self._ask(connection, asked, {})
+            answer, leases = await self._request(connection, asked, {})
         except BrokerRefused:
             self._refused(asked)
             raise
@@ -559,20 +576,19 @@ class MemberLocks:
     async def renew(
         self, connection: Connection, queues: Iterable[Queue], epochs: Mapping[Queue, int]
     ) -> dict[Queue, Lease]:
-        """The queues that are still locked for us. One with an epoch is not taken anew. Raises RocketletError and
-        BodyError."""
-        return (await self._ask(connection, tuple(queues), epochs))[1]
+        """Return the leases of the queues that are still locked for us. A queue with an epoch is not locked anew. Raises
+        RocketletError and BodyError."""
+        return (await self._request(connection, tuple(queues), epochs))[1]
 
-    async def _ask(
+    async def _request(
         self, connection: Connection, queues: tuple[Queue, ...], epochs: Mapping[Queue, int]
     ) -> tuple[Frame, dict[Queue, Lease]]:
-        request = LockRequest(self._client_id, self._group, queues, handover=True, epochs=epochs)
-        body = group_bodies.encode_lock_request(request)
+        body = self._body(queues, epochs)
         asked, sent_s = set(queues), clock_s()
         asking = connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, self._limits.hand_over_patience_s)
-        self._under_way[asking] = asked - epochs.keys()
+        self._in_flight[asking] = asked - epochs.keys()
         asking.add_done_callback(self._answered)
-        for _ in range(2):  # halves: if this process stood still, the first one is over before its sockets are read
+        for _ in range(2):  # halves: if this process was frozen, the first one is over before its sockets are read
             await asyncio.wait({asking}, timeout=self._limits.lock_timeout_s / 2)
         if not asking.done():
             raise RequestTimeout(
@@ -587,33 +603,38 @@ class MemberLocks:
         return answer, leases
 
     def _answered(self, asking: asyncio.Future[Frame]) -> None:
-        del self._under_way[asking]
+        del self._in_flight[asking]
         if not asking.cancelled():
             asking.exception()  # a waiting caller raises it
 
     # Doubt
 
     def doubt(self, queues: Iterable[Queue]) -> None:
-        """Notes queues that are not owned any more, and not unlocked."""
+        """Record queues that are not owned any more, and not unlocked."""
         over_s = clock_s() + APACHE_LEASE_S
         self._doubtful |= dict.fromkeys(queues, over_s)
 
-    def taken(self, queues: Iterable[Queue]) -> None:
-        """These queues are owned, or not locked for us: nothing is to be given back."""
-        for queue in queues:
-            self._doubtful.pop(queue, None)
+    def end_doubt(self, queue: Queue) -> None:
+        """The queue is owned, or not locked for us: there is nothing to give back."""
+        self._doubtful.pop(queue, None)
 
     def _refused(self, queues: Iterable[Queue]) -> None:
         """These queues are not locked for us, unless an earlier request is carried out after this one."""
-        self.taken(queue for queue in queues if not self.is_asked_for(queue))
+        for queue in queues:
+            if not self.is_requested(queue):
+                self._doubtful.pop(queue, None)
 
-    def is_asked_for(self, queue: Queue) -> bool:
-        """Whether a lock request of the queue is not answered yet."""
-        return any(queue in queues for queues in self._under_way.values())
+    def is_requested(self, queue: Queue) -> bool:
+        """Return True if a lock request of the queue is not answered yet."""
+        return any(queue in queues for queues in self._in_flight.values()) if self._in_flight else False
+
+    # Unlocks
 
     async def unlock(self, queue: Queue, epoch: int = 0) -> None:
-        """Raises nothing: without an answer the queue is in doubt."""
-        await self._asked(queue)
+        """Unlock a queue. Raises nothing: without a response the queue is in doubt."""
+        in_flight = [asking for asking, queues in self._in_flight.items() if queue in queues]
+        if in_flight:
+            await asyncio.wait(in_flight)
         self.doubt([queue])
         try:
             connection = await self._cluster.broker(queue.broker_name)
@@ -621,8 +642,8 @@ class MemberLocks:
             log.info("unlock_failed", queue=str(queue), reason=str(error), hint="it is tried again")
             return
         unlock = self._unlocks.get(queue)
-        if unlock is None:  # one that is slow is not said again before its connection gives it up
-            body = self._unlock_body({queue: epoch})
+        if unlock is None:  # one that is slow is not repeated before its connection gives it up
+            body = self._body((queue,), {queue: epoch} if epoch else {})
             unlock = self._unlocks[queue] = connection.request(
                 RequestCode.UNLOCK_BATCH_MQ, {}, body, self._limits.hand_over_patience_s
             )
@@ -636,100 +657,81 @@ class MemberLocks:
         if error is None or isinstance(error, BrokerRefused):
             if error is not None:
                 log.info("unlock_refused", queue=str(queue), reason=str(error), hint="it was not ours any more")
-            self.taken([queue])
+            self.end_doubt(queue)
             self._unanswered.discard(queue)
         else:
             log.info("unlock_failed", queue=str(queue), reason=str(error), hint="it is tried again")
             self.doubt([queue])
             self._unanswered.add(queue)
 
-    async def _asked(self, queue: Queue) -> None:
-        """Returns when no lock request of the queue is under way."""
-        under_way = [asking for asking, queues in self._under_way.items() if queue in queues]
-        if under_way:
-            await asyncio.wait(under_way)
-
     def abandon(self, held: Mapping[Queue, Lease]) -> None:
-        """Unlocks these and those in doubt, without waiting for an answer: nobody has the time to."""
+        """Unlock these queues and those in doubt without waiting for a response, because there is no time to."""
         epochs = dict.fromkeys(self._doubtful, 0) | {queue: lease.epoch for queue, lease in held.items()}
         for broker_name, queues in by_broker(epochs).items():
             connection = self._cluster.connected(broker_name)
             if connection is None or not connection.is_open:
                 continue
             for part in parts(queues, self._limits.lock_queues):
-                body = self._unlock_body({queue: epochs[queue] for queue in part})
+                body = self._body(part, {queue: epochs[queue] for queue in part if epochs[queue]})
                 connection.oneway(RequestCode.UNLOCK_BATCH_MQ, {}, body)
         self._doubtful.clear()
 
-    def _unlock_body(self, epochs: Mapping[Queue, int]) -> bytes:
-        known = {queue: epoch for queue, epoch in epochs.items() if epoch}
-        request = LockRequest(self._client_id, self._group, tuple(epochs), handover=True, epochs=known)
-        return group_bodies.encode_lock_request(request)
-
-
-# ------------------------------------------------------------------------------
-# Collects one member's news about several queues in one request per broker: commits, and commits with the unlock of
-# queues that are handed over.
-#
-# Only Rocketlet's brokers take that. Elsewhere, and where it did not work, each queue has requests of its own
-# (`leases`).
-
-
-class _Batch:
-    """The queues that are handed over to one broker together."""
-
-    def __init__(self) -> None:
-        self.offsets: dict[Queue, int] = {}
-        self.epochs: dict[Queue, int] = {}
-
-
-class HandOvers:
-    """Hands one member's queues over."""
-
-    def __init__(self, cluster: Cluster, group: str, client_id: str) -> None:
-        self._cluster = cluster
-        self._limits = cluster.limits
-        self._group = group
-        self._client_id = client_id
-        self._batches: dict[str, tuple[_Batch, asyncio.Task[set[Queue]]]] = {}
+    # Commits with locks, at Rocketlet's brokers
 
     async def hand_over(self, queue: Queue, offset: int, lease: Lease) -> bool:
-        """Commits and unlocks a queue, with all others of its broker that are ready in the same turn of the loop. True if the
-        broker has done both."""
+        """Commit and unlock a queue, in one request with all others of its broker that are ready in the same event-loop
+        iteration. Returns True if the broker has done both."""
         connection = self._cluster.connected(queue.broker_name)
         if connection is None or not connection.speaks_msgpack or not lease.epoch or lease.is_over:
             return False
-        known = self._batches.get(queue.broker_name)
+        known = self._hand_overs.get(queue.broker_name)
         if known is None or len(known[0].offsets) >= self._limits.lock_queues:
-            batch = _Batch()
-            self._batches[queue.broker_name] = batch, asyncio.create_task(self._send(queue.broker_name, batch))
-        batch, sending = self._batches[queue.broker_name]
-        batch.offsets[queue], batch.epochs[queue] = offset, lease.epoch
+            together = ReleaseBatch({}, {})
+            known = together, asyncio.create_task(self._send_hand_over(queue.broker_name, together))
+            self._hand_overs[queue.broker_name] = known
+        together, sending = known
+        together.offsets[queue], together.epochs[queue] = offset, lease.epoch
         return queue in await asyncio.shield(sending)
+
+    async def _send_hand_over(self, broker_name: str, together: ReleaseBatch) -> set[Queue]:
+        """Return the queues that the broker has committed and unlocked."""
+        await asyncio.sleep(0)  # the others that are ready
+        known = self._hand_overs.get(broker_name)
+        if known is not None and known[0] is together:  # not one that was begun when this one was full
+            del self._hand_overs[broker_name]
+        connection = self._cluster.connected(broker_name)
+        if connection is None:  # waiting for a connection, the commit would arrive after a later one
+            return set()
+        try:
+            body = self._body(together.offsets, together.epochs, together.offsets)
+            answer = await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, OFFSET_TIMEOUT_S)
+            return set(group_bodies.decode_locked(answer.body))
+        except (RocketletError, BodyError) as error:
+            log.info("hand_over_delayed", broker=broker_name, reason=str(error), hint="each queue is tried alone")
+            return set()
 
     async def commit(
         self, broker_name: str, offsets: Mapping[Queue, int], leases: Mapping[Queue, Lease]
     ) -> tuple[set[Queue], set[Queue]]:
-        """Commits queues of one broker, as many in one request as it takes; that renews their leases there, too. The queues
-        that are committed, and those that are to be tried alone: a broker that does not answer is not asked again, because
-        by then a pull may carry a later offset."""
-        answers = [
-            await self._commit(broker_name, part, offsets, leases)
-            for part in parts(list(offsets), self._limits.lock_queues)
-        ]
-        return set().union(*(done for done, _ in answers)), set().union(*(alone for _, alone in answers))
+        """Commit queues of one broker, up to the limit in one request, which renews their leases at the broker, too. Returns
+        the queues that are committed, and those to commit one by one: a broker that does not respond is not asked again,
+        because by then a pull may carry a later offset."""
+        stored, alone = set[Queue](), set[Queue]()
+        for part in parts(list(offsets), self._limits.lock_queues):
+            done, left = await self._commit(broker_name, {queue: offsets[queue] for queue in part}, leases)
+            stored |= done
+            alone |= left
+        return stored, alone
 
     async def _commit(
-        self, broker_name: str, queues: list[Queue], said: Mapping[Queue, int], leases: Mapping[Queue, Lease]
+        self, broker_name: str, offsets: dict[Queue, int], leases: Mapping[Queue, Lease]
     ) -> tuple[set[Queue], set[Queue]]:
-        offsets = {queue: said[queue] for queue in queues}
         connection = self._cluster.connected(broker_name)
         epochs = {queue: leases[queue].epoch for queue in offsets}
         if len(offsets) < 2 or connection is None or not connection.speaks_msgpack or not all(epochs.values()):
             return set(), set(offsets)
-        request = LockRequest(self._client_id, self._group, tuple(offsets), True, epochs, offsets)
         try:
-            body = group_bodies.encode_lock_request(request)
+            body = self._body(offsets, epochs, offsets)
             answer = await connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, OFFSET_TIMEOUT_S)
             stored = group_bodies.decode_committed(answer.body)
         except (BrokerRefused, BodyError) as error:
@@ -740,24 +742,6 @@ class HandOvers:
             return set(), set()
         done = {queue for queue, offset in offsets.items() if stored.get(queue) == offset}
         return done, offsets.keys() - done
-
-    async def _send(self, broker_name: str, batch: _Batch) -> set[Queue]:
-        """The queues that the broker has committed and unlocked."""
-        await asyncio.sleep(0)  # the others that are ready
-        known = self._batches.get(broker_name)
-        if known is not None and known[0] is batch:  # not one that was begun when this one was full
-            del self._batches[broker_name]
-        connection = self._cluster.connected(broker_name)
-        if connection is None:  # waiting for one, the commit would arrive after a later one
-            return set()
-        request = LockRequest(self._client_id, self._group, tuple(batch.offsets), True, batch.epochs, batch.offsets)
-        try:
-            body = group_bodies.encode_lock_request(request)
-            answer = await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, OFFSET_TIMEOUT_S)
-            return set(group_bodies.decode_locked(answer.body))
-        except (RocketletError, BodyError) as error:
-            log.info("hand_over_delayed", broker=broker_name, reason=str(error), hint="each queue is tried alone")
-            return set()
 
 
 # ------------------------------------------------------------------------------

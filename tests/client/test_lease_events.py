@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rocketlet.client import Consumer, Message
 from rocketlet.client.config import ClientLimits
-from rocketlet.client.member.leases import HandOvers, Leases
+from rocketlet.client.member.leases import Leases, MemberLocks
 from rocketlet.client.member.membership import Shares
 from rocketlet.client.message import Lease
 from rocketlet.protocol.codes import RequestCode
@@ -204,8 +204,8 @@ async def test_a_hand_over_that_goes_alone_is_renewed_until_it_is_done(
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
         await eventually(lambda: consumer._membership.is_rebalanced)
         leases = leases_of(consumer)
-        monkeypatch.setattr(HandOvers, "hand_over", refused)
-        monkeypatch.setattr("rocketlet.broker.groups.leases.Locks.commit_fault", lambda *about: "not now")
+        monkeypatch.setattr(MemberLocks, "hand_over", refused)
+        monkeypatch.setattr("rocketlet.broker.groups.group.GroupQueue.commit_fault", lambda *about: "not now")
         lease = leases.owned[QUEUE]
         leases.release(QUEUE)
         before = lease.asked_s

@@ -12,7 +12,7 @@ import pytest
 from rocketlet.broker.groups.group import Lease as BrokerLease
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import ClientLimits, PullLimits
-from rocketlet.client.member.leases import HandOvers
+from rocketlet.client.member.leases import MemberLocks
 from rocketlet.client.member.membership import Share, Shares
 from rocketlet.client.message import Lease
 from rocketlet.protocol.codes import RequestCode
@@ -137,16 +137,16 @@ async def test_a_renewal_names_nothing_whose_unlock_is_under_way(
 ) -> None:
     """The broker has unlocked it, and the answer is on its way: a renewal would be told that the lease had ended."""
     await create_topic(wire, "t", 2)
-    send_batch = HandOvers._send
+    send_batch = MemberLocks._send_hand_over
     is_done, is_heard = asyncio.Event(), asyncio.Event()
 
-    async def heard_later(self: HandOvers, broker_name: str, batch: Any) -> set[Queue]:
+    async def heard_later(self: MemberLocks, broker_name: str, batch: Any) -> set[Queue]:
         done = await send_batch(self, broker_name, batch)
         is_done.set()
         await is_heard.wait()
         return done
 
-    monkeypatch.setattr(HandOvers, "_send", heard_later)
+    monkeypatch.setattr(MemberLocks, "_send_hand_over", heard_later)
     caplog.set_level("INFO", "rocketlet.membership")
     gate = Gate()
     async with Consumer(node.address, "g", "t", gate.handle, start="first", limits=QUICK) as stays:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
-from rocketlet.client.member.leases import HandOvers, MemberLocks
+from rocketlet.client.member.leases import MemberLocks
 from rocketlet.client.message import Lease
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.client.wire.connection import Connection
@@ -110,7 +110,7 @@ async def test_a_lease_is_counted_from_the_sending_of_its_request(line: Line, lo
     }
     assert offsets == {A: 3}
     assert locks.doubtful == {A, B}, "until they are taken"
-    locks.taken([A])
+    locks.end_doubt(A)
     assert locks.doubtful == {B}
 
 
@@ -120,12 +120,12 @@ async def test_only_a_refused_lock_leaves_no_doubt(
 ) -> None:
     asking = lock(locks, line, A)
     await line.next()
-    assert locks.is_asked_for(A)
-    assert not locks.is_asked_for(B)
+    assert locks.is_requested(A)
+    assert not locks.is_requested(B)
     await line.answer(fault)
     with pytest.raises(type(fault)):
         await asking
-    assert not locks.is_asked_for(A)
+    assert not locks.is_requested(A)
     assert locks.doubtful == (set() if fault is REFUSED else {A})
     clock.now_s += 61
     assert locks.doubtful == set(), "the lock has ended by itself"
@@ -151,7 +151,7 @@ async def test_a_lock_that_is_not_answered_is_given_up_and_stays_in_doubt(
     locks = MemberLocks(cast("Cluster", line), "g", "me")
     with pytest.raises(RequestTimeout):
         await lock(locks, line, A)
-    assert (locks.doubtful, locks.is_asked_for(A)) == ({A}, True)
+    assert (locks.doubtful, locks.is_requested(A)) == ({A}, True)
     unlocking = asyncio.create_task(locks.unlock(A))
     await passed()
     assert len(line.asked) == 1, "an unlock would overtake it"
@@ -165,7 +165,7 @@ async def test_a_lock_that_is_not_answered_is_given_up_and_stays_in_doubt(
 async def test_a_renewal_names_epochs_and_is_no_lock(line: Line, locks: MemberLocks) -> None:
     renewing = asyncio.create_task(locks.renew(cast("Connection", line), [A, B], {A: 7}))
     assert await line.next() == LockRequest("me", "g", (A, B), handover=True, epochs={A: 7})
-    assert (locks.is_asked_for(A), locks.is_asked_for(B)) == (False, True)
+    assert (locks.is_requested(A), locks.is_requested(B)) == (False, True)
     await line.answer({A: 7})
     assert {queue: lease.epoch for queue, lease in (await renewing).items()} == {A: 7}
     assert locks.doubtful == set()
@@ -225,15 +225,15 @@ async def test_the_end_unlocks_what_is_held_and_what_is_in_doubt_where_it_can(
 
 
 @pytest.fixture
-def hand_overs(line: Line) -> HandOvers:
-    return HandOvers(cast("Cluster", line), "g", "me")
+def hand_overs(line: Line) -> MemberLocks:
+    return MemberLocks(cast("Cluster", line), "g", "me")
 
 
-def hand_over(hand_overs: HandOvers, queue: Queue, offset: int, lease: Lease | None = None) -> asyncio.Task[bool]:
+def hand_over(hand_overs: MemberLocks, queue: Queue, offset: int, lease: Lease | None = None) -> asyncio.Task[bool]:
     return asyncio.create_task(hand_overs.hand_over(queue, offset, lease or Lease(7)))
 
 
-async def test_queues_that_are_handed_over_together_are_one_request(line: Line, hand_overs: HandOvers) -> None:
+async def test_queues_that_are_handed_over_together_are_one_request(line: Line, hand_overs: MemberLocks) -> None:
     handing = [hand_over(hand_overs, queue, number) for number, queue in enumerate((A, B))]
     request = await line.next(RequestCode.UNLOCK_BATCH_MQ)
     assert request == LockRequest("me", "g", (A, B), handover=True, epochs={A: 7, B: 7}, offsets={A: 0, B: 1})
@@ -247,7 +247,7 @@ async def test_queues_that_are_handed_over_together_are_one_request(line: Line, 
 
 async def test_a_request_names_as_many_queues_as_it_may(line: Line) -> None:
     line.limits = ClientLimits(lock_queues=2)
-    hand_overs = HandOvers(cast("Cluster", line), "g", "me")
+    hand_overs = MemberLocks(cast("Cluster", line), "g", "me")
     handing = [hand_over(hand_overs, queue, 0) for queue in (A, B, C)]
     await passed()
     assert [request.queues for _, request, _ in line.asked] == [(A, B), (C,)]
@@ -257,7 +257,7 @@ async def test_a_request_names_as_many_queues_as_it_may(line: Line) -> None:
 
 
 @pytest.mark.parametrize("why", ["no connection", "apache", "no epoch", "over"])
-async def test_what_cannot_be_handed_over_together_goes_alone(line: Line, hand_overs: HandOvers, why: str) -> None:
+async def test_what_cannot_be_handed_over_together_goes_alone(line: Line, hand_overs: MemberLocks, why: str) -> None:
     line.is_known = why != "no connection"
     line.speaks_msgpack = why != "apache"
     lease = Lease(0 if why == "no epoch" else 7)
@@ -267,7 +267,7 @@ async def test_what_cannot_be_handed_over_together_goes_alone(line: Line, hand_o
     assert line.asked == []
 
 
-async def test_a_hand_over_whose_connection_has_gone_meanwhile_goes_alone(line: Line, hand_overs: HandOvers) -> None:
+async def test_a_hand_over_whose_connection_has_gone_meanwhile_goes_alone(line: Line, hand_overs: MemberLocks) -> None:
     handing = hand_over(hand_overs, A, 0)
     await asyncio.sleep(0)
     line.is_known = False
@@ -275,7 +275,7 @@ async def test_a_hand_over_whose_connection_has_gone_meanwhile_goes_alone(line: 
     assert line.asked == []
 
 
-def commit(hand_overs: HandOvers, offsets: dict[Queue, int], epoch: int = 7) -> asyncio.Task[Any]:
+def commit(hand_overs: MemberLocks, offsets: dict[Queue, int], epoch: int = 7) -> asyncio.Task[Any]:
     leases = {queue: Lease(epoch) for queue in offsets}
     return asyncio.create_task(hand_overs.commit("a", offsets, leases))
 
@@ -289,7 +289,7 @@ def commit(hand_overs: HandOvers, offsets: dict[Queue, int], epoch: int = 7) -> 
     ],
 )
 async def test_commits_of_several_queues_are_one_request(
-    line: Line, hand_overs: HandOvers, answer: Any, outcome: tuple[set[Queue], set[Queue]]
+    line: Line, hand_overs: MemberLocks, answer: Any, outcome: tuple[set[Queue], set[Queue]]
 ) -> None:
     committing = commit(hand_overs, {A: 1, B: 2})
     request = await line.next()
@@ -299,7 +299,7 @@ async def test_commits_of_several_queues_are_one_request(
 
 
 @pytest.mark.parametrize("why", ["one", "no connection", "apache", "no epoch"])
-async def test_commits_that_cannot_go_together_go_alone(line: Line, hand_overs: HandOvers, why: str) -> None:
+async def test_commits_that_cannot_go_together_go_alone(line: Line, hand_overs: MemberLocks, why: str) -> None:
     line.is_known = why != "no connection"
     line.speaks_msgpack = why != "apache"
     offsets = {A: 1} if why == "one" else {A: 1, B: 2}
