@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 import os
@@ -271,7 +272,9 @@ def chosen(kind: type[Given], given: Mapping[str, Any]) -> Given:
     options = options_of(kind)
     for name in given:
         if name not in options:
-            raise TypeError(f"unexpected keyword argument {name!r}; the options are {', '.join(options)}")
+            near = difflib.get_close_matches(name, options, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(options)}"
+            raise TypeError(f"unexpected keyword argument {name!r}; {hint}")
     found = {name: given.get(name, option.default) for name, option in options.items()}
     for name, option in options.items():
         option.check(name, found[name])

@@ -39,9 +39,16 @@ _MODULES = {
 }
 """Each command's module, which has `add_to(commands)`."""
 
+_NOUNS = frozenset(name for name, module in _MODULES.items() if module.startswith("nouns.") and name != "version")
+OPTIONS_WITH_VALUE = frozenset(
+    ("--nameserver", "--tls-ca", "--tls-cert", "--tls-key", "--access-key", "--secret-key-file")
+)
+SWITCHES = frozenset(("--json", "--tls"))
+"""The options that every verb has: those with a value, and the others."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = hoisted(sys.argv[1:] if arguments is None else arguments)
     options = parser(*arguments[:1]).parse_args(arguments)
     configure_logs(options.log_level)
     try:
@@ -51,6 +58,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has enough
         sys.stderr.close()
         return 1
+
+
+def hoisted(arguments: Sequence[str]) -> list[str]:
+    """Move the options that every verb has, and that stand before the verb, behind it, where its parser takes them."""
+    words: list[str] = []
+    early: list[str] = []
+    rest = list(arguments)
+    while rest and len(words) < (2 if words and words[0] in _NOUNS else 1):
+        text = rest.pop(0)
+        if text.partition("=")[0] in OPTIONS_WITH_VALUE:
+            early += [text, *(rest[:1] if "=" not in text else ())]
+            del rest[: "=" not in text]
+        elif text in SWITCHES:
+            early.append(text)
+        elif text.startswith("-"):
+            return list(arguments)
+        else:
+            words.append(text)
+    return [*words, *early, *rest]
 
 
 def configure_logs(level: str) -> None:

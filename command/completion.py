@@ -12,8 +12,8 @@ _SHELLS = ("bash", "zsh", "fish")
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "completion",
-        help="print the completion of this command for bash, zsh or fish",
-        description="Print the completion of this command for a shell. For bash: "
+        help="print the completion of this command for bash, zsh or fish; needs the extra `completion`",
+        description="Print the completion of this command for a shell; this needs the extra `completion`. For bash: "
         'eval "$(rocketlet completion bash)"; for zsh: put the output into a file _rocketlet of a folder in $fpath; '
         "for fish: rocketlet completion fish > ~/.config/fish/completions/rocketlet.fish",
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ...client.admin.admin_client import AdminClient
 from ...client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
+from ...protocol.names import counted
 from ..plumbing.administration import Commands, noun, pairs, verb
 from ..plumbing.output import Output, local_time
 
@@ -15,7 +16,7 @@ _RATES = {"put_per_s": "putTps", "get_per_s": "getTransferedTps"}  # the second 
 
 def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
     verbs = noun(commands, "brokers", "list brokers, show how they do, change their settings")
-    verb(verbs, "list", "list the brokers of the cluster", _list)
+    verb(verbs, "list", "list the brokers of the cluster, including those that are gone", _list)
     show = verb(verbs, "show", "show a broker's state and settings", _show)
     show.add_argument("broker", help="the broker's name")
     forget = verb(verbs, "forget", "tell name servers that a broker that is gone was retired for good", _forget)
@@ -41,9 +42,18 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
         started = local_time(int(status.get("bootTimestamp") or 0))
         row |= {"state": "up", "version": shown_version(status), "started": started}
         rows.append(row | {name: round(value, 1) for name, value in rates.items()} | {"disk_used": f"{used:.0%}"})
+    for gone in await admin.departed():
+        row = {"broker": gone.name, "address": gone.address, "state": "gone", "topics": gone.topics}
+        rows.append(row | {"gone_since": local_time(gone.left_ms)})
     output.records(
         ("broker", "cluster", "address", "state", "version", "put_per_s", "get_per_s", "disk_used", "started"), rows
     )
+    for row in rows:
+        if row["state"] == "gone":
+            output.text(
+                f"{row['broker']} has been gone since {row['gone_since']}, with {counted(int(str(row['topics'])), 'topic')}: "
+                f"start it, or `rocketlet brokers forget {row['broker']}` if it was retired for good"
+            )
     return 0
 
 

@@ -22,6 +22,8 @@ _NOT_SETTINGS: Final = frozenset(("help", "config"))
 _OF_KUBERNETES: Final = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+_)").match
 _ADDRESS_OF_KUBERNETES: Final = re.compile(r"(tcp|udp|sctp)://\S+:\d+").fullmatch  # of a service, in ROCKETLET_PORT
 _NEAR: Final = 0.74  # likeness of two names: two of four letters may have changed places
+_NEAR_WORD: Final = 0.6  # likeness of two words on a command line, where a guess is only a hint
+_PARSER: Final = "_parser"  # the attribute of parsed options that has the verb's parser
 _TRUTHS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -33,6 +35,28 @@ class SettingsParser(argparse.ArgumentParser):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """An option is given by its whole name: `--queue 3` must not become another option's value."""
         super().__init__(*arguments, **{"allow_abbrev": False, **options})
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Arguments that no parser knows are an error of the verb, not of the whole command: its help has the options."""
+        options, unknown = self.parse_known_args(args, namespace)
+        parser: SettingsParser = options.__dict__.pop(_PARSER)
+        if unknown:
+            near = (parser._near(text) for text in unknown if text.startswith("--"))
+            hint = "; ".join(f"did you mean {name}?" for name in near if name)
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; {hint}" if hint else ""))
+        return options
+
+    def _near(self, text: str) -> str | None:
+        known = [name for action in self._actions for name in action.option_strings]
+        return next(iter(difflib.get_close_matches(text.partition("=")[0], known, 1, _NEAR_WORD)), None)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Names the choice that is most like the value, so that a mistyped verb is found at once."""
+        if action.choices is not None and value not in action.choices:
+            choices = list(map(str, action.choices))
+            near = difflib.get_close_matches(str(value), choices, 1, _NEAR_WORD)
+            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(choices)}"
+            raise argparse.ArgumentError(action, f"invalid choice {value!r}; {hint}")
 
     def error(self, message: str) -> NoReturn:
         """Prints one line: the usage of a server has thirty."""
@@ -47,7 +71,10 @@ class SettingsParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self.reads_settings:
             self._take_defaults(os.environ, list(args or ()))
-        return super().parse_known_args(args, namespace)
+        options, unknown = super().parse_known_args(args, namespace)
+        if not hasattr(options, _PARSER):  # a verb's parser ends before that of the whole command
+            setattr(options, _PARSER, self)
+        return options, unknown
 
     def _take_defaults(self, environment: Mapping[str, str], arguments: Sequence[str]) -> None:
         path = _config_path(arguments) or environment.get(f"{PREFIX}CONFIG")

@@ -45,6 +45,9 @@ async def _backup(options: argparse.Namespace) -> int:
 
 
 async def _restore(options: argparse.Namespace) -> int:
+    if not options.copy.is_dir():
+        complain(f"FOLDER: there is no folder {options.copy}; give the folder that `rocketlet backup` wrote")
+        return 1
     status = copied(options.copy, options.data)
     if status == 0:
         print(f"{options.data} is whole; start the broker with the --name that it had")

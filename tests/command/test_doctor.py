@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -79,7 +79,7 @@ async def test_a_name_server_without_brokers_is_no_healthy_cluster() -> None:
 
 
 async def test_a_broker_that_left_with_topics_is_named_until_it_is_back_or_forgotten(
-    nodes: Nodes, connect: Connect
+    nodes: Nodes, connect: Connect, run_on: Callable[[Node], Run]
 ) -> None:
     port = free_port()
     name_server = f"127.0.0.1:{port}"
@@ -94,6 +94,11 @@ async def test_a_broker_that_left_with_topics_is_named_until_it_is_back_or_forgo
         (finding,) = [found for found in await diagnose(admin, AT_ONCE) if found.kind == "broker_gone"]
         assert finding.subject == "broker-b"
         assert "what it holds cannot be read" in finding.text
+        run = run_on(replace(gone, address=name_server))
+        listed = await run("brokers", "list", "--json")
+        away = [row for row in listed.records if row["state"] == "gone"]
+        assert [row["broker"] for row in away] == ["broker-b"]
+        assert "rocketlet brokers forget broker-b" in (await run("brokers", "list")).out
         with pytest.raises(BrokerRefused, match="no broker broker-x is remembered as gone; remembered: broker-b"):
             await admin.forget_broker("broker-x")
         await admin.forget_broker("broker-b")

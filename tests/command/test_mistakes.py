@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from rocketlet.client import AdminClient, AnswerUnreadable
-from rocketlet.command.cli import main
+from rocketlet.client import AdminClient, AnswerUnreadable, Consumer
+from rocketlet.command.cli import hoisted, main
 from rocketlet.command.plumbing import logs
 from rocketlet.command.serving.listening import listening_fault
 
@@ -46,7 +46,24 @@ def without_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
         ("doctor --watch nan", 2, "argument --watch: nan is not a number of seconds from 0"),
         ("doctor --watch inf", 2, "inf is not a number of seconds from 0"),
         ("doctor --watch x", 2, "x is not a number of seconds from 0"),
-        ("messages send t body --queue 3", 2, "unrecognized arguments: --queue 3"),
+        (
+            "messages send t body --queue 3",
+            2,
+            "unrecognized arguments: --queue 3; did you mean --queue-key?; `rocketlet mess",
+        ),
+        ("messages send t body --queue 3", 2, "`rocketlet messages send --help` shows what there is"),
+        (
+            "messages send t body --delay-levle=3",
+            2,
+            "unrecognized arguments: --delay-levle=3; did you mean --delay-level?",
+        ),
+        ("topics lst", 2, "invalid choice 'lst'; did you mean list?; `rocketlet topics --help` shows"),
+        ("grups list", 2, "invalid choice 'grups'; did you mean groups?"),
+        ("acl put k --perm xyz", 2, "`rocketlet acl put --help` shows what there is"),
+        ("restore /none /none2", 1, "FOLDER: there is no folder /none; give the folder that `rocketlet backup` wrote"),
+        ("--nameserver 127.0.0.1:1 topics list", 1, "nothing listens there"),
+        ("topics --nameserver=127.0.0.1:1 list", 1, "nothing listens there"),
+        ("--tls --tls-ca /none topics list", 1, "ca_file /none is not there, or may not be read"),
         ("", 2, "the following arguments are required: COMMAND; `rocketlet --help` shows what there is"),
         ("topics", 2, "the following arguments are required: VERB; `rocketlet topics --help` shows what there is"),
     ],
@@ -131,3 +148,32 @@ async def test_an_answer_that_cannot_be_read_is_one_line(run: Run, node: Node, m
     monkeypatch.setattr(AdminClient, "topics", unreadable)
     ran = await run("topics", "list")
     assert (ran.status, ran.err) == (1, "rocketlet: the route body cannot be read\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--json doctor --watch 0", "doctor --json --watch 0"),
+        ("--nameserver h:1 --json brokers --tls list --x", "brokers list --nameserver h:1 --json --tls --x"),
+        ("start --tls permissive", "start --tls permissive"),
+        ("--version", "--version"),
+        ("--nameserver", "--nameserver"),
+    ],
+)
+def test_options_are_hoisted_behind_the_verb_when_they_stand_before_it(typed: str, meant: str) -> None:
+    assert hoisted(typed.split()) == meant.split()
+
+
+@pytest.mark.parametrize("spelling", ["--tag", "--tags"])
+async def test_tag_and_tags_are_accepted_when_messages_are_sent_and_followed(
+    node: Node, run: Run, spelling: str
+) -> None:
+    for tag in ("new", "old"):
+        assert (await run("messages", "send", "t", tag, spelling, tag)).status == 0
+    shown = await run("messages", "tail", "t", spelling, "new", "--no-follow", "--json")
+    assert [record["body"] for record in shown.records] == ["new"]
+
+
+def test_option_of_a_client_is_suggested_when_it_is_mistyped() -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'orderley'; did you mean 'orderly'\?"):
+        Consumer("127.0.0.1:1", "g", "t", lambda message: None, orderley=True)  # type: ignore[call-overload]
