@@ -270,19 +270,19 @@ class Broker:
     def _tell_members(self, group: ConsumerGroup, connections: Iterable[Session]) -> None:
         self.notifications.tell(group, connections)
 
-    def _queue_drained(self, group: str, place: tuple[str, int], reader: Session) -> None:
+    def _queue_drained(self, group: ConsumerGroup, place: tuple[str, int], reader: Session) -> None:
         """The next reader continues where the earlier one stopped, whatever offset it has loaded before, and may lock it."""
-        self.offsets.mark(group, *place)
-        self.locks.drained(self.groups.queue(group, *place), reader)
+        self.offsets.mark(group.name, *place)
+        self.locks.drained(group.queue(*place), reader)
 
-    def _is_draining(self, group: str, topic: str, queue_id: int) -> bool:
+    def _is_draining(self, group: ConsumerGroup, topic: str, queue_id: int) -> bool:
         """Whether nobody may have the queue for its own now."""
-        return self.draining.is_draining(group, topic, queue_id) or self.pops.is_apart(group, topic)
+        return self.draining.is_draining(group, topic, queue_id) or self.pops.is_apart(group.name, topic)
 
     def _is_apart(self, group: str, topic: str) -> bool:
         return self.pops.is_apart(group, topic)
 
-    def _is_anothers(self, group: str, connection: Session, topic: str, queue_id: int) -> bool:
+    def _is_anothers(self, group: ConsumerGroup, connection: Session, topic: str, queue_id: int) -> bool:
         return self.draining.allotment.is_anothers(group, connection, topic, queue_id)
 
     def _end_of(self, topic: str, queue_id: int) -> int:

@@ -625,7 +625,7 @@ class World:
         if broker is None or group is None:
             return False
         allotment = broker.draining.allotment
-        owner = allotment.owners.of(GROUP, queue.topic, queue.queue_id)
+        owner = group.owner_of(queue.topic, queue.queue_id)
         mine = [at for at, found in group.foreign.items() if found.client_id == member.client_id]
         return owner != member.client_id and any(allotment.is_bound(group, at, queue.topic) for at in mine)
 

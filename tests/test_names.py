@@ -31,7 +31,7 @@ JUSTIFIED = frozenset(("Consumer", "Producer", "Receiver", "SharedConsumer"))
 """The classes of `sync` stand for the client's, by the same names on purpose."""
 
 NOT_YET = frozenset(
-    "Asked Batch Broker Call Cluster Commits Connection ConsumerGroup DeadLetters Fault Finding Found Given Half "
+    "Asked Batch Broker Call Cluster Commits Connection ConsumerGroup DeadLetters Fault Finding Found Half "
     "Kind Lease Ledger Look Loop Mark Members Outcome Patience Position Progress Pull QueueRow QueueState Repeats Row Run "
     "Seen Sending Sends Sent Share Source Stored Transactions Way Workers".split()
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from hashlib import blake2b
 
 from ...protocol.bodies import Route, Work
@@ -16,17 +17,29 @@ from ..config import LIMITS, PROGRESS_S, Limits
 from ..runtime import Clock
 from .group import ConsumerGroup
 from .members import MemberList
-from .stages import NOBODY, GivenElsewhere, Lists, Others, PeerBroker, PeerSync, SyncEvent, SyncStage
+from .stages import NO_PEERS, NOBODY, GivenElsewhere, Lists, Others, PeerBroker, PeerSync, SyncEvent
 
 Say = Callable[[str, str, Callable[[], Word | None], Callable[[bool], None]], None]
 
 
 class Agreement:
-    """`say(address, group, make, failed)` sends what `make` gives to a broker; `failed(is_for_good)` is called if that broker
-    cannot be reached or refuses. `on_away(group)`: a broker that was waited for is not any more."""
+    """Synchronizes groups with peer brokers; what they have said about a group is its `sync`.
+
+    Args:
+        broker_name: this broker's name.
+        clock: the source of time.
+        say: `say(address, group, make, failed)` sends what `make` returns to a broker, and calls `failed(is_for_good)` if
+            that broker cannot be reached or refuses.
+        on_away: called with a group if a broker is not waited for any more.
+    """
 
     def __init__(
-        self, broker_name: str, clock: Clock, say: Say, on_away: Callable[[str], None], limits: Limits = LIMITS
+        self,
+        broker_name: str,
+        clock: Clock,
+        say: Say,
+        on_away: Callable[[ConsumerGroup], None],
+        limits: Limits = LIMITS,
     ) -> None:
         self._limits = limits
         self.list_wait_s = limits.list_wait_s
@@ -34,59 +47,16 @@ class Agreement:
         self._clock = clock
         self._say = say
         self._on_away = on_away
-        self._groups: dict[str, PeerSync] = {}
+        self.synced: set[ConsumerGroup] = set()  # the groups with peers
         self._strangers: dict[str, None] = {}  # brokers that do not know the request
         self._number = clock.time_ms()  # above those of a run before
         self._secret = secrets.token_bytes(32)
 
     # State
 
-    def lets_give(self, name: str, client_id: str) -> bool:
-        """Whether another broker may give a member the new list when it asks."""
-        group = self._groups.get(name)
-        return group is None or all(peer.lets_give(client_id) for peer in group.asked)
-
-    def gives_earlier(self, name: str) -> bool:
-        """Whether another broker may have given lists of an earlier change, or do so yet, of which it has not told."""
-        group = self._groups.get(name)
-        if group is None:
-            return False
-        if group.stage is SyncStage.FINDING:
-            return any(peer.may_give_earlier and not peer.is_away for peer in group.peers.values())
-        return any(peer.was_let for peer in group.asked)
-
-    def lets_tell(self, name: str, client_id: str) -> bool:
-        """Whether it may be told of the change."""
-        group = self._groups.get(name)
-        return group is None or all(peer.lets_tell(client_id) for peer in group.asked)
-
-    def agrees(self, name: str, broker_name: str) -> bool:
-        """Whether another broker has answered the last change, and knows the same members."""
-        group = self._groups.get(name)
-        return group is not None and broker_name in group.peers and group.peers[broker_name].agrees
-
-    def differs(self, name: str) -> bool:
-        """Whether another broker that can be asked has not said yet that it knows the same members."""
-        group = self._groups.get(name)
-        return group is not None and any(not peer.is_away and not peer.agrees for peer in group.peers.values())
-
-    def is_reached(self, name: str) -> bool:
-        """Whether everybody may be told. From then on nothing is waited for until the next change."""
-        group = self._groups.get(name)
-        if group is None:
-            return True
-        if group.stage is SyncStage.ASKING and all(peer.lets_tell_all for peer in group.asked):
-            group.turn(SyncEvent.AGREE)
-        return group.stage in (SyncStage.DONE, SyncStage.SILENT)
-
-    def address(self, name: str, broker_name: str) -> str | None:
-        """The address of another broker that has topics of the group; None if it has none."""
-        group = self._groups.get(name)
-        return group.peers[broker_name].address if group is not None and broker_name in group.peers else None
-
     def away(self) -> list[str]:
-        """The other brokers that are not waited for because they cannot be asked."""
-        peers = (item for group in self._groups.values() for item in group.peers.items())
+        """The peers that are not waited for because they cannot be reached."""
+        peers = (item for group in self.synced for item in group.sync.peers.items())
         return sorted(
             {f"{name} at {peer.address}" for name, peer in peers if peer.is_away and name not in self._strangers}
         )
@@ -133,130 +103,125 @@ class Agreement:
             lists[member.topics] = found
         return lists
 
-    def opened(self, name: str) -> None:
+    def opened(self, group: ConsumerGroup) -> None:
         """A change has come; the queues that it moves are not known yet."""
-        group = self._groups.get(name)
-        if group is not None:
-            group.turn(SyncEvent.CHANGE)
+        if group.sync is not NO_PEERS:
+            group.sync.turn(SyncEvent.CHANGE)
 
-    def found(self, name: str, others: Others, waiting: Iterable[str]) -> None:
-        """The queues that a change moves are known. Without other brokers, asks nobody."""
+    def found(self, group: ConsumerGroup, others: Others, waiting: Iterable[str]) -> None:
+        """The queues that a change moves are known. Without other brokers, nothing is sent."""
         if not others.brokers:
-            self.forget(name)
+            self.end(group)
             return
-        group = self._groups.setdefault(name, PeerSync())
-        former, group.peers = group.peers, {}
+        if group.sync is NO_PEERS:
+            group.sync = PeerSync()
+            self.synced.add(group)
+        sync = group.sync
+        former, sync.peers = sync.peers, {}
         for broker_name, (address, digest) in others.brokers.items():
             if broker_name not in self._strangers:
-                peer = group.peers[broker_name] = PeerBroker(address, digest)
+                peer = sync.peers[broker_name] = PeerBroker(address, digest)
                 if broker_name in former:
                     known = former[broker_name]
                     peer.heard, peer.waiting, peer.given = known.heard, known.waiting, known.given
                     peer.owes, peer.was_let = known.owes, known.may_give_earlier
-            group.lists.pop(digest, None)
-            group.lists[digest] = others.lists
-        while len(group.lists) > self._limits.kept_lists * len(others.brokers):
-            del group.lists[next(iter(group.lists))]
-        group.waiting = frozenset(waiting)
-        group.turn(SyncEvent.FIND)
-        self._speak(name, group)
+            sync.lists.pop(digest, None)
+            sync.lists[digest] = others.lists
+        while len(sync.lists) > self._limits.kept_lists * len(others.brokers):
+            del sync.lists[next(iter(sync.lists))]
+        sync.waiting = frozenset(waiting)
+        sync.turn(SyncEvent.FIND)
+        self._speak(group)
 
-    def waits(self, name: str, waiting: Iterable[str]) -> None:
+    def waits(self, group: ConsumerGroup, waiting: Iterable[str]) -> None:
         """Only these members are still being drained."""
-        group = self._groups.get(name)
-        if group is not None and group.speaks:
-            left = frozenset(waiting)
-            if left != group.waiting:
-                for peer in group.peers.values():
-                    peer.freed |= dict.fromkeys(group.waiting - left, math.inf)
-                group.waiting = left
-                self._speak(name, group)
+        sync, left = group.sync, frozenset(waiting)
+        if sync.speaks and left != sync.waiting and sync is not NO_PEERS:
+            for peer in sync.peers.values():
+                peer.freed |= dict.fromkeys(sync.waiting - left, math.inf)
+            sync.waiting = left
+            self._speak(group)
 
-    def progressed(self, name: str) -> None:
-        """A drain goes on, though no member is done: a peer waits on."""
-        group = self._groups.get(name)
-        if group is None or not group.speaks or self._clock.monotonic_s() < group.said_s + PROGRESS_S:
+    def progressed(self, group: ConsumerGroup) -> None:
+        """A drain continues, though no member is done: peers continue to wait."""
+        sync = group.sync
+        if not sync.speaks or self._clock.monotonic_s() < sync.said_s + PROGRESS_S:
             return
-        for peer in group.peers.values():
+        for peer in sync.peers.values():
             peer.owes = True
-        self._speak(name, group)
+        self._speak(group)
 
-    def gave(self, name: str, client_id: str) -> None:
+    def gave(self, group: ConsumerGroup, client_id: str) -> None:
         """A member was given the list of the last change."""
-        group = self._groups.get(name)
-        if group is None or not group.speaks:
+        if not group.sync.speaks:
             return
-        for peer in group.peers.values():
+        for peer in group.sync.peers.values():
             peer.given.setdefault(peer.digest, {})[client_id] = None
             while len(peer.given) > MAX_AGREED_LISTS:
                 del peer.given[next(iter(peer.given))]
-        self._speak(name, group)
+        self._speak(group)
 
-    def give_up(self, name: str) -> None:
+    def give_up(self, group: ConsumerGroup) -> None:
         """No peer is waited for any more in this change."""
-        group = self._groups.get(name)
-        if group is not None:
-            group.turn(SyncEvent.GIVE_UP)
+        if group.sync is not NO_PEERS:
+            group.sync.turn(SyncEvent.GIVE_UP)
 
-    def forget(self, name: str) -> None:
-        self._groups.pop(name, None)
+    def end(self, group: ConsumerGroup) -> None:
+        """The group has no peers any more."""
+        group.sync = NO_PEERS
+        self.synced.discard(group)
 
-    # Words of others
+    # Messages of peers
 
-    def heard(self, header: AgreeOnMembers, members: Members) -> list[GivenElsewhere]:
-        """A peer has said something. Returns whom it has given which lists."""
+    def heard(self, group: ConsumerGroup | None, header: AgreeOnMembers, members: Members) -> list[GivenElsewhere]:
+        """A peer has sent a message. Return which lists it has given to whom."""
         self._strangers.pop(header.broker_name, None)
-        group = self._groups.get(header.consumer_group)
-        peer = group.peers.get(header.broker_name) if group is not None else None
+        sync = group.sync if group is not None else NO_PEERS
+        peer = sync.peers.get(header.broker_name)
         if group is None or peer is None:
             return []
         peer.heard, peer.waiting, peer.is_away = header, members.waiting, False
         peer.owes |= header.asks
-        peer.was_let = peer.was_let and not peer.knows  # by then it has told whom it gave what
-        self._speak(header.consumer_group, group)
+        peer.was_let = peer.was_let and not peer.knows  # by then it has said which lists it gave to whom
+        self._speak(group)
         return [
-            GivenElsewhere(group.lists[digest], client_ids, digest == peer.digest and group.speaks)
+            GivenElsewhere(sync.lists[digest], client_ids, digest == peer.digest and sync.speaks)
             for digest, client_ids in members.given.items()
-            if digest in group.lists
+            if digest in sync.lists
         ]
 
-    # Words of ours
+    # Messages to peers
 
-    def _speak(self, name: str, group: PeerSync) -> None:
-        for broker_name, peer in group.peers.items():
-            if broker_name in self._strangers:
-                continue
-            self._say(peer.address, name, self._maker(name, broker_name), self._failing(name, broker_name))
+    def _speak(self, group: ConsumerGroup) -> None:
+        for name, peer in group.sync.peers.items():
+            if name not in self._strangers:
+                self._say(
+                    peer.address, group.name, partial(self._word, group, name), partial(self._failed, group, name)
+                )
 
-    def _maker(self, name: str, broker_name: str) -> Callable[[], Word | None]:
-        return lambda: self._word(name, broker_name)
-
-    def _failing(self, name: str, broker_name: str) -> Callable[[bool], None]:
-        return lambda is_for_good: self._failed(name, broker_name, is_for_good)
-
-    def _word(self, name: str, broker_name: str) -> Word | None:
-        """The word for a peer now; None if it knows everything."""
-        group = self._groups.get(name)
-        peer = group.peers.get(broker_name) if group is not None else None
-        if group is None or peer is None or not group.speaks:
+    def _word(self, group: ConsumerGroup, broker_name: str) -> Word | None:
+        """Return the message for a peer now; None if it knows everything."""
+        sync = group.sync
+        peer = sync.peers.get(broker_name)
+        if peer is None or not sync.speaks:
             return None
-        state = group.waiting, peer.agrees
+        state = sync.waiting, peer.agrees
         is_news = peer.said != state or bool(peer.given)
         if not is_news and not peer.owes:
             return None
         if is_news:
-            self._note(peer)
+            self._number_message(peer)
         given = {digest: tuple(client_ids) for digest, client_ids in peer.given.items()}
         peer.given, peer.said, peer.owes = {}, state, False
-        group.said_s = self._clock.monotonic_s()
+        sync.said_s = self._clock.monotonic_s()
         heard = peer.heard.number if peer.heard is not None else 0
         header = AgreeOnMembers(
-            name, self._broker_name, peer.number, heard, is_news, peer.digest, self.token(broker_name)
+            group.name, self._broker_name, peer.number, heard, is_news, peer.digest, self.token(broker_name)
         )
-        return Word(header, Members(group.waiting, given))
+        return Word(header, Members(sync.waiting, given))
 
-    def _note(self, peer: PeerBroker) -> None:
-        """A word that says something new: from its number on the peer knows it."""
+    def _number_message(self, peer: PeerBroker) -> None:
+        """A message has news: from its number on the peer knows them."""
         self._number += 1
         peer.number = self._number
         if peer.said is None:
@@ -267,13 +232,13 @@ class Agreement:
         elif peer.agreed_at == math.inf:
             peer.agreed_at = self._number
 
-    def _failed(self, name: str, broker_name: str, is_for_good: bool) -> None:
+    def _failed(self, group: ConsumerGroup, broker_name: str, is_for_good: bool) -> None:
         if is_for_good:
             self._strangers[broker_name] = None
             if len(self._strangers) > self._limits.max_strangers:
                 del self._strangers[next(iter(self._strangers))]
-        for other, group in list(self._groups.items()) if is_for_good else [(name, self._groups.get(name))]:
-            peer = group.peers.get(broker_name) if group is not None else None
+        for other in sorted(self.synced, key=lambda item: item.name) if is_for_good else [group]:
+            peer = other.sync.peers.get(broker_name)
             if peer is not None and not peer.is_away:
                 peer.is_away = True
                 self._on_away(other)

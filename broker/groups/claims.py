@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from ...protocol.allocation import AVG, TopicQueues
 from ...protocol.bodies import Route, Work
-from ...protocol.names import RETRY_PREFIX
+from ...protocol.names import RETRY_PREFIX, Queue
 from ..config import LIMITS, RELOOK_S, Limits
 from ..runtime import Runtime
 from ..sessions import Session
 from .agreement import Agreement
-from .group import ConsumerGroup, ConsumerGroups
-from .members import ALONE, Given, MemberList
+from .group import ConsumerGroup, ConsumerGroups, Owners
+from .members import ALONE, Issued, MemberList
 from .stages import NOBODY, Drain, Others, QueueKey
 
 # ------------------------------------------------------------------------------
@@ -32,9 +33,13 @@ Routes = dict[str, Route]  # by topic
 
 
 class Allotment:
-    """`find_route(topic)`: which queues a topic has on all brokers, because members share them all. `change_of(group)`: the
-    number of its last change. `on_moved(group)`: queues of a group whose members are bound have other owners, though no
-    member came or went."""
+    """The owners of queues in groups with foreign members, and the members that claim other queues than they own.
+
+    Args:
+        find_route: returns which queues a topic has on all brokers, because members divide them all.
+        on_moved: called with a group whose members are bound, if its queues have other owners though no member came or
+            left.
+    """
 
     def __init__(
         self,
@@ -42,153 +47,181 @@ class Allotment:
         groups: ConsumerGroups,
         find_route: Callable[[str], Awaitable[Route | None]],
         *,
-        change_of: Callable[[str], int | None],
         on_moved: Callable[[ConsumerGroup], None],
     ) -> None:
-        limits = runtime.limits
+        limits = self._limits = runtime.limits
         self.drained_wait_s = limits.drained_wait_s
-        self._owners_look_s = limits.owners_look_s
         self._broker_name = groups.broker_name
         self._groups = groups
         self._find_route = find_route
         self._tasks, self._turns, self._clock = runtime.tasks, runtime.turns, runtime.clock
-        self._change_of = change_of
         self._on_moved = on_moved
-        self.given = Given(limits)
-        self.owners = Owners(limits)
-        self.bound: set[str] = set()  # groups that have, or had, members who claim more than their own
-        self._looked_s: dict[str, float] = {}  # when owners were looked for last
-        self._bound_since_s: dict[str, dict[Session, float]] = {}  # members that were told of themselves alone before
+        self._lists: OrderedDict[MemberList, ConsumerGroup] = OrderedDict()  # oldest first
+        self._id_count = 0  # in all lists
+        self.queue_count = 0  # queues with owners, in all groups, including those that are being found
 
     # Questions
 
     def is_bound(self, group: ConsumerGroup, connection: Session, topic: str) -> bool:
-        """Whether a foreign member claims more queues of a topic than its own."""
-        had = self.given.of(group.name, connection)
-        if had is ALONE or (had is None and group.is_uneven):  # it may have asked a run before
+        """Return True if a foreign member claims more queues of a topic than it owns."""
+        issued = group.issued_to(connection)
+        if issued is ALONE or (issued is None and group.is_uneven):  # it may have requested it before a restart
             return True
-        if group.is_uneven and topic.startswith(RETRY_PREFIX):  # which members share that know nothing of each other
+        if group.is_uneven and topic.startswith(RETRY_PREFIX):  # its subscribers do not know each other
             return True
-        since_s = self._bound_since_s.get(group.name, {}).get(connection)
+        since_s = group.bound_since_s.get(connection)
         if since_s is None:
             return False
-        for_s = RELOOK_S if self.is_halfway(group, connection) else self.drained_wait_s
+        for_s = RELOOK_S if self.is_mid_rebalance(group, connection) else self.drained_wait_s
         return self._clock.monotonic_s() < since_s + for_s
 
-    def is_halfway(self, group: ConsumerGroup, connection: Session) -> bool:
-        """Whether a member may read queues of some topic by an earlier list. It asks once for each of its topics, one after
-        the other, and drops queues of the topics that it has asked for since."""
+    def is_mid_rebalance(self, group: ConsumerGroup, connection: Session) -> bool:
+        """Return True if a member may read queues of some topic by an earlier list. It requests the list once for each of its
+        topics, one after the other, and then drops queues of that topic."""
         member = group.foreign.get(connection)
         if member is None:
             return False
-        owners = self.owners.of_group(group.name)
-        topics = sum(1 for topic in member.subscriptions if owners.get(topic))
-        return self.given.times(group.name, connection) < topics
+        topics = sum(1 for topic in member.subscriptions if group.owners.get(topic))
+        issued = group.issued.get(connection)
+        return (issued.times if issued is not None else 0) < topics
 
-    def may_bind(self, name: str, connection: Session) -> bool:
-        """Whether a pull of this member may be bound, now or when some time has passed."""
-        group = self._groups.get(name) if name in self.bound else None
-        if group is None:
+    def may_bind(self, group: ConsumerGroup, connection: Session) -> bool:
+        """Return True if a member claims more queues than it owns, now or after some time."""
+        if not group.has_bound_members or not group.members:
             return False
-        return group.is_uneven or self.is_alone(name, connection) or connection in self._bound_since_s.get(name, ())
-
-    def is_alone(self, name: str, connection: Session) -> bool:
-        """Whether a member was told of itself alone."""
-        return self.given.of(name, connection) is ALONE
+        return group.is_uneven or group.is_alone(connection) or connection in group.bound_since_s
 
     def late(self, group: ConsumerGroup, losing: Iterable[set[Session]], reading: Container[Session]) -> list[Session]:
-        """Members that lose queues and by the list that they have read them: they have not asked since. `reading`: those that
-        pull what they lose, and may have asked for other topics only."""
+        """Return the members that lose queues and by their list read them: they have not requested it since.
+
+        Args:
+            group: their group.
+            losing: the sessions that lose queues.
+            reading: the sessions that pull what they lose, and may have requested the list for other topics only.
+        """
         sessions = dict.fromkeys(session for those in losing for session in those if session in group.foreign)
         return [session for session in sessions if self._is_late(group, session, is_reading=session in reading)]
 
     def _is_late(self, group: ConsumerGroup, session: Session, *, is_reading: bool) -> bool:
-        members = self.given.of(group.name, session)
+        members = group.issued_to(session)
         if members is None:
             return False
-        return members is not group.list_for(session) or (is_reading and self.is_halfway(group, session))
+        return members is not group.list_for(session) or (is_reading and self.is_mid_rebalance(group, session))
 
-    def is_anothers(self, name: str, connection: Session, topic: str, queue_id: int) -> bool:
-        """Whether a foreign member claims a queue that is not its own."""
-        group = self._groups.get(name) if name in self.bound else None
-        member = group.foreign.get(connection) if group is not None else None
-        if group is None or member is None or not self.is_bound(group, connection, topic):
+    def is_anothers(self, group: ConsumerGroup, connection: Session, topic: str, queue_id: int) -> bool:
+        """Return True if a foreign member claims a queue of another owner. Finds the owners of a topic that is new or has
+        grown."""
+        member = group.foreign.get(connection) if group.has_bound_members else None
+        if member is None or not self.is_bound(group, connection, topic):
             return False
-        owner = self.owners.of(name, topic, queue_id)
-        if owner is None and group.is_uneven:  # the topic has grown, or is new
-            self.look(name)
+        owner = group.owner_of(topic, queue_id)
+        if owner is None and group.is_uneven:
+            self.find_owners(group)
             return True
         return owner not in (None, member.client_id)
 
-    def is_bystander(self, name: str, connection: Session, topic: str, queue_id: int) -> bool:
-        """Whether a foreign member claims a queue that is not its own, and has nothing of it in its handlers."""
-        return self.is_anothers(name, connection, topic, queue_id) and (
-            self._groups.queue(name, topic, queue_id).reader is not connection
+    def is_bystander(self, group: ConsumerGroup, connection: Session, topic: str, queue_id: int) -> bool:
+        """Return True if a foreign member claims a queue of another owner, and has no message of it in its handlers."""
+        return self.is_anothers(group, connection, topic, queue_id) and (
+            group.queue(topic, queue_id).reader is not connection
         )
 
-    def is_new_reader(self, name: str, connection: Session, topic: str, queue_id: int) -> bool:
-        """Whether a foreign member begins to read a queue that it has claimed for long, from an offset of then."""
-        group = self._groups.get(name) if name in self.bound else None
-        if group is None or connection not in group.foreign or not self.is_bound(group, connection, topic):
+    def is_new_reader(self, group: ConsumerGroup, connection: Session, topic: str, queue_id: int) -> bool:
+        """Return True if a foreign member begins to read a queue that it has claimed for long, from an offset of then."""
+        if not group.has_bound_members or connection not in group.foreign:
             return False
-        return group.queue(topic, queue_id).reader is not connection
+        return self.is_bound(group, connection, topic) and group.queue(topic, queue_id).reader is not connection
 
-    def is_read_by_its_owner(self, name: str, topic: str, queue_id: int) -> bool:
-        """Whether a foreign member reads the queue, and it is its share: a Rocketlet member that asks for it has not heard of
-        the last change yet."""
-        owner = self.owners.of(name, topic, queue_id)
-        group = self._groups.get(name)
-        reader = group.queue(topic, queue_id).reader if group is not None else None
-        member = group.foreign.get(reader) if group is not None and reader is not None else None
-        return member is not None and member.client_id == owner
+    # Member lists
 
-    # Changes
-
-    def give(self, name: str, connection: Session, client_id: str, members: MemberList) -> None:
-        """A member is given this list."""
-        if self.given.of(name, connection) is ALONE and members is not ALONE:  # it drops the rest in a moment
-            self._bound_since_s.setdefault(name, {})[connection] = self._clock.monotonic_s()
+    def issue(self, group: ConsumerGroup, connection: Session, client_id: str, members: MemberList) -> None:
+        """A member is given this list. Beyond the limit of client ids in all lists, the oldest lists are dropped: their
+        members count as given none."""
+        before = group.issued.get(connection)
+        if before is not None and before.members is ALONE and members is not ALONE:  # it drops the rest in a moment
+            group.bound_since_s[connection] = self._clock.monotonic_s()
         elif members is ALONE:
-            self.bound.add(name)
-        if self.given.of(name, connection) is not members:
+            group.has_bound_members = True
+        times = before.times if before is not None and before.members is members else 0
+        if not times:
             self._groups.generation.increment()
-        self.given.give(name, connection, client_id, members)
+        self._withdraw(group, connection)
+        if members not in group.issued_lists:
+            group.issued_lists[members] = {}
+            if members is not ALONE:  # ALONE is shared by all groups, and has no ids
+                self._lists[members] = group
+            self._id_count += len(members.ids)
+        group.issued_lists[members].setdefault(client_id, {})[connection] = None
+        group.issued[connection] = Issued(members, client_id, times + 1)
+        while self._id_count > self._limits.max_given_ids and len(self._lists) > 1:
+            oldest, owner = next(iter(self._lists.items()))
+            self._withdraw_list(owner, oldest)
 
-    def keep(self, name: str, members: Container[Session]) -> None:
-        """Forgets those that are no members any more."""
-        self.given.keep(name, members)
+    def _withdraw(self, group: ConsumerGroup, connection: Session) -> None:
+        issued = group.issued.pop(connection, None)
+        if issued is None:
+            return
+        readers = group.issued_lists[issued.members]
+        del readers[issued.client_id][connection]
+        if not readers[issued.client_id]:
+            del readers[issued.client_id]
+        if not readers:
+            self._withdraw_list(group, issued.members)
+
+    def _withdraw_list(self, group: ConsumerGroup, members: MemberList) -> None:
+        for connections in group.issued_lists.pop(members).values():
+            for connection in connections:
+                del group.issued[connection]
+        self._lists.pop(members, None)
+        self._id_count -= len(members.ids)
+
+    def keep_members(self, group: ConsumerGroup) -> None:
+        """Drop the lists of sessions that are no members any more."""
+        for connection in [item for item in group.issued if item not in group.members]:
+            self._withdraw(group, connection)
         now_s = self._clock.monotonic_s()
-        bound = {
+        group.bound_since_s = {
             connection: since_s
-            for connection, since_s in self._bound_since_s.pop(name, {}).items()
-            if connection in members and now_s < since_s + RELOOK_S
+            for connection, since_s in group.bound_since_s.items()
+            if connection in group.members and now_s < since_s + RELOOK_S
         }
-        if bound:
-            self._bound_since_s[name] = bound
 
-    def forget(self, name: str) -> None:
+    def end(self, group: ConsumerGroup) -> None:
         """The group has no foreign members any more."""
-        self.given.forget_group(name)
-        self.bound.discard(name)
-        self._bound_since_s.pop(name, None)
+        for members in list(group.issued_lists):
+            self._withdraw_list(group, members)
+        group.has_bound_members = False
+        group.bound_since_s = {}
+        if not group.members:
+            self._set_owners(group, {})
+            group.owners_found_s = None
 
-    def forget_owners(self, name: str) -> None:
-        """The group has no members any more."""
-        self.owners.put(name, {})
-        self._looked_s.pop(name, None)
+    # Owners
 
-    def put(self, group: ConsumerGroup, owners: OfTopics) -> None:
-        """Stores the owners that a change has found."""
+    def takes(self, more: int) -> bool:
+        """Count the owners that are found for a group, until they are given back; False if they are too many."""
+        if self.queue_count + more > self._limits.max_drained_queues:
+            return False
+        self.queue_count += more
+        return True
+
+    def give_back(self, count: int) -> None:
+        self.queue_count -= count
+
+    def put(self, group: ConsumerGroup, owners: Owners) -> None:
+        """Store the owners that a change has found."""
         if group.is_uneven:
-            self.bound.add(group.name)
-        self.owners.put(group.name, owners)
-        self._looked_s[group.name] = self._clock.monotonic_s()
+            group.has_bound_members = True
+        self._set_owners(group, owners)
+        group.owners_found_s = self._clock.monotonic_s()
         self._groups.generation.increment()
 
-    # Finding owners
+    def _set_owners(self, group: ConsumerGroup, owners: Owners) -> None:
+        self.queue_count += sum(map(len, owners.values())) - sum(map(len, group.owners.values()))
+        group.owners = owners
 
     async def routes_of(self, group: ConsumerGroup, goes_on: Callable[[], bool]) -> Routes | None:
-        """The known routes of the group's topics. `goes_on()` is asked after each that is found; None if it does not."""
+        """Return the known routes of the group's topics. `goes_on` is called after each route; None if it returns False."""
         found: Routes = {}
         for topic in sorted(group.topics):
             route = await self._find_route(topic)
@@ -198,85 +231,58 @@ class Allotment:
                     return None
         return found
 
-    def look(self, name: str) -> None:
-        """Somebody wants a queue that is another's by the owners of the last change. Topics grow and brokers come and go
-        without one, so they are found anew, but not at every try."""
-        group, now_s = self._groups.get(name), self._clock.monotonic_s()
-        if group is not None and now_s - self._looked_s.get(name, now_s) >= self._owners_look_s:
-            self._looked_s[name] = now_s
-            self._tasks.spawn(self._find(group, self._change_of(name)))
+    def find_owners(self, group: ConsumerGroup) -> None:
+        """A member requests a queue that another member owns by the last change. Topics grow, and brokers come and go without
+        a change of the group, so the owners are found again, but not for each request."""
+        now_s = self._clock.monotonic_s()
+        if group.owners_found_s is not None and now_s - group.owners_found_s >= self._limits.owners_look_s:
+            group.owners_found_s = now_s
+            self._tasks.spawn(self._find(group, group.change))
 
-    async def _find(self, group: ConsumerGroup, change: int | None) -> None:
-        routes = await self.routes_of(group, lambda: self._change_of(group.name) == change)
+    async def _find(self, group: ConsumerGroup, change: int) -> None:
+        routes = await self.routes_of(group, lambda: group.change == change)
         if routes is not None:
             self._turns.do(self._finding(group, change, routes))
 
-    def _finding(self, group: ConsumerGroup, change: int | None, routes: Routes) -> Work[None]:
-        """Finds the owners. Those of topics without a route stay as they are, and so do all if they are too many by now."""
-        taken, former = 0, self.owners.of_group(group.name)
+    def _finding(self, group: ConsumerGroup, change: int, routes: Routes) -> Work[None]:
+        """Find the owners. Those of topics without a route stay as they are, and so do all if they are too many."""
+        taken, former = 0, group.owners
         found = dict(former)
         try:
             for topic, route in routes.items():
                 yield
                 queues = TopicQueues(topic, route)
                 here = queues.of_broker(self._broker_name)
-                if not self.owners.takes(here):
+                if not self.takes(here):
                     return
                 taken += here
                 found[topic] = owners_of(group.order(topic), queues, self._broker_name)
         finally:
-            self.owners.give_back(taken)
-        if self._change_of(group.name) != change:
+            self.give_back(taken)
+        if group.change != change:
             return
         if group.is_uneven and found != former:  # its readers are drained of what moves
             self._on_moved(group)
         else:
-            self.owners.put(group.name, found)
+            self._set_owners(group, found)
 
 
-# ------------------------------------------------------------------------------
-# The owner of each queue here by the last change, in groups with foreign members.
-#
-# A queue takes 8 bytes, because there may be very many: a topic's owners are a list, in the order of its queues.
-
-
-OfTopics = Mapping[str, list[str]]  # the owner of each of a topic's queues here, in order
-
-
-class Owners:
-    """`count` is the number of queues in all groups, with those that are being found."""
-
-    def __init__(self, limits: Limits = LIMITS) -> None:
-        self._limits = limits
-        self._groups: dict[str, OfTopics] = {}
-        self.count = 0
-
-    def of(self, group: str, topic: str, queue_id: int) -> str | None:
-        owners = self._groups.get(group, {}).get(topic, ())
-        return owners[queue_id] if queue_id < len(owners) else None
-
-    def of_group(self, group: str) -> OfTopics:
-        return self._groups.get(group, {})
-
-    def put(self, group: str, owners: OfTopics) -> None:
-        """Instead of those of before. Without any, the group is forgotten."""
-        self.count += _count(owners) - _count(self._groups.pop(group, {}))
-        if owners:
-            self._groups[group] = owners
-
-    def takes(self, more: int) -> bool:
-        """Counts the owners found for a group, until they are given back, unless they are too many."""
-        if self.count + more > self._limits.max_drained_queues:
-            return False
-        self.count += more
-        return True
-
-    def give_back(self, count: int) -> None:
-        self.count -= count
-
-
-def _count(owners: OfTopics) -> int:
-    return sum(map(len, owners.values()))
+def claims_by_list(
+    group: ConsumerGroup, queues: Sequence[Queue]
+) -> Iterator[list[tuple[list[Queue], dict[Session, None]]]]:
+    """Yield the queues of a topic that members claim, one list after the other. Members with the same id claim the same
+    queues. Members that were given a list of themselves alone are left out: they claim all, and read what the broker lets
+    them."""
+    for members, readers in list(group.issued_lists.items()):
+        if members is ALONE:
+            continue
+        count = len(members.ids)
+        first = enumerate(members.order[: len(queues)])  # later ids get nothing
+        yield [
+            (AVG.allocate_at(index, count, queues), readers[client_id])
+            for index, client_id in first
+            if client_id in readers
+        ]
 
 
 def owners_of(members: Mapping[str, int], queues: TopicQueues, broker_name: str) -> list[str]:
@@ -293,22 +299,21 @@ def owners_of(members: Mapping[str, int], queues: TopicQueues, broker_name: str)
 # because it reads.
 
 
-Readers = dict[int, list[Session]]  # the readers of a topic's queues here
+Claimants = dict[int, list[Session]]  # the members that claim each of a topic's queues here
 
 
 class Claims:
-    def __init__(self, broker_name: str, given: Given, limits: Limits = LIMITS) -> None:
+    def __init__(self, broker_name: str, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self._broker_name = broker_name
-        self._given = given
 
-    def finding(self, group: ConsumerGroup, queues: TopicQueues) -> Work[Readers | None]:
+    def finding(self, group: ConsumerGroup, queues: TopicQueues) -> Work[Claimants | None]:
         """Finds the foreign members that take themselves for the reader of each queue here; None if they are too many.
         Several may do so for one queue: one that has let go of it but not of others, and one that was told first that it is
         its own."""
-        claims: Readers = {}
+        claims: Claimants = {}
         left = self._limits.max_claims
-        for number, of_list in enumerate(self._given.claims(group.name, queues)):
+        for number, of_list in enumerate(claims_by_list(group, queues)):
             if number:
                 yield
             for share, sessions in of_list:
@@ -323,7 +328,7 @@ class Claims:
         return claims
 
     def losing(
-        self, group: ConsumerGroup, topic: str, here: int, owners: list[str], claims: Readers
+        self, group: ConsumerGroup, topic: str, here: int, owners: list[str], claims: Claimants
     ) -> Iterator[tuple[QueueKey, Session]]:
         """The queues here of which a foreign member takes itself for the reader, and will not be the owner any more."""
         for queue_id in range(here):
@@ -335,14 +340,14 @@ class Claims:
                     yield place, session
 
     def letting_go(
-        self, group: ConsumerGroup, drain: Drain, topic: str, here: int, claims: Readers
+        self, group: ConsumerGroup, drain: Drain, topic: str, here: int, claims: Claimants
     ) -> Iterator[tuple[QueueKey, Session]]:
         """Queues with members that are drained of them and, by their last list, do not read them any more: these drop the
         queue, now or soon."""
         for queue_id in range(here):
             place = topic, queue_id
             for session in drain.moving.get(place, ()):
-                has_list = self._given.of(group.name, session) not in (None, ALONE)
+                has_list = group.issued_to(session) not in (None, ALONE)
                 if has_list and session not in claims.get(queue_id, ()):
                     yield place, session
 
@@ -350,7 +355,7 @@ class Claims:
         """The session that pulled last, unless it was given a list by which the queue is its own or another's. One that was
         given none has read since before a restart."""
         reader = group.queue(*place).reader
-        if reader is not None and reader in group.foreign and self._given.of(group.name, reader) in (ALONE, None):
+        if reader is not None and reader in group.foreign and group.issued_to(reader) in (ALONE, None):
             yield reader
 
 
@@ -386,7 +391,7 @@ class Moves:
         self._broker_name = broker_name
         self._allotment = allotment
         self._agreement = agreement
-        self._claims = Claims(broker_name, allotment.given, limits)
+        self._claims = Claims(broker_name, limits)
         self._is_finding = False  # one topic at a time: members may claim very much of it
 
     def finding(
@@ -409,7 +414,7 @@ class Moves:
             yield from group.binding(is_uneven=is_uneven, retry_queues=found.retry_queues)
             found.others = yield from self._agreement.finding_others(group, routes if found.owners else {})
         finally:
-            self._allotment.owners.give_back(found.taken)
+            self._allotment.give_back(found.taken)
         return found if is_current() else None
 
     def _finding_of(self, group: ConsumerGroup, drain: Drain, queues: TopicQueues, found: Found) -> Work[bool]:
@@ -434,7 +439,7 @@ class Moves:
             self._is_finding = False
 
     def _takes(self, found: Found, more: int) -> bool:
-        is_taken = self._allotment.owners.takes(more)
+        is_taken = self._allotment.takes(more)
         found.taken += more if is_taken else 0
         return is_taken
 
@@ -446,9 +451,9 @@ class Moves:
         for place, readers in former.items():
             for reader in readers:
                 member = group.members.get(reader)
-                if member is None or self._allotment.is_alone(group.name, reader):  # that one gets nothing anyhow
+                if member is None or group.is_alone(reader):  # that one gets nothing anyhow
                     continue
-                if member.client_id == self._allotment.owners.of(group.name, *place):
+                if member.client_id == group.owner_of(*place):
                     if (place, reader) not in found.letting_go:
                         continue
                     drain.returning.setdefault(reader, set()).add(place)

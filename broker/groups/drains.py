@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 
@@ -78,7 +77,7 @@ class Draining:
         find_route: Callable[[str], Awaitable[Route | None]],
         tell: Tell,
         say: Say,
-        on_drained: Callable[[str, QueueKey, Session], None],
+        on_drained: Callable[[ConsumerGroup, QueueKey, Session], None],
         repeats: Repeats,
     ) -> None:
         limits = self._limits = runtime.limits
@@ -88,180 +87,174 @@ class Draining:
         self._tasks, self._turns, self._clock = runtime.tasks, runtime.turns, runtime.clock
         self._on_drained = on_drained
         self._repeats = repeats
-        self._drains: dict[str, Drain] = {}
-        self._changes: dict[str, int] = {}
-        self._change = 0  # the last number, in any group; none comes again, also if its group is forgotten
-        self.allotment = Allotment(runtime, groups, find_route, change_of=self._changes.get, on_moved=self.changed)
+        self._change = 0  # the last number, in any group; none is used again, even if its group is deleted
+        self.allotment = Allotment(runtime, groups, find_route, on_moved=self.changed)
         self.agreement = Agreement(groups.broker_name, self._clock, say, self._peers_changed, limits)
         self._moves = Moves(groups.broker_name, self.allotment, self.agreement, limits)
-        self.notices = Notices(self._drains, groups, watch, self.allotment, self.agreement, self._clock, tell)
+        self.notices = Notices(groups, watch, self.allotment, self.agreement, self._clock, tell)
 
     # Questions
 
-    def is_moving(self, group: str, session: Session) -> bool:
-        """Whether pulls of the group are judged by what moves now, which changes from one to the next."""
-        return group in self._drains or self.allotment.may_bind(group, session)
+    def is_moving(self, group: ConsumerGroup, session: Session) -> bool:
+        """Return True if pulls of the group depend on what moves now, which changes from one pull to the next."""
+        return group.drain is not None or self.allotment.may_bind(group, session)
 
-    def is_pending(self, group: str) -> bool:
-        """Whether foreign members do not know of a change yet."""
-        drain = self._drains.get(group)
-        return drain is not None and not drain.is_over
+    def is_pending(self, name: str) -> bool:
+        """Return True if foreign members of a group do not know of a change yet."""
+        group = self._groups.get(name)
+        return group is not None and group.is_draining
 
-    def is_draining(self, group: str, topic: str, queue_id: int) -> bool:
-        """Whether nobody else may have the queue yet."""
-        drain = self._drains.get(group)
+    def is_draining(self, group: ConsumerGroup, topic: str, queue_id: int) -> bool:
+        """Return True if no other member may have the queue yet. Finds the owners again if the one of the last change reads
+        it."""
+        drain = group.drain
         if drain is not None and (drain.is_finding or drain.has((topic, queue_id))):
             return True
-        if self.allotment.is_read_by_its_owner(group, topic, queue_id):
-            self.allotment.look(group)
+        if group.is_read_by_its_owner(topic, queue_id):
+            self.allotment.find_owners(group)
             return True
         return False
 
-    def holds_back(self, connection: Session, header: PullMessage) -> bool:
-        """Whether this pull is to get nothing, because its queue moves away from its member. Notes how far it is."""
-        drain = self._drains.get(header.consumer_group)
+    def holds_back(self, group: ConsumerGroup, connection: Session, header: PullMessage) -> bool:
+        """Return True if this pull is to get nothing, because its queue moves away from its member. Record what the pull says
+        about the member's progress."""
+        drain = group.drain
         if drain is None or connection not in drain.moving.get(place := (header.topic, header.queue_id), ()):
             return False
         drain.pulled_s[connection] = self._clock.monotonic_s()
         if place in drain.waiting.get(connection, ()) and has_handled_all(header):
-            self._drained(header.consumer_group, drain, connection, place)
+            self._drained(group, drain, connection, place)
         for dropped in drain.dropped(connection, place):
-            self._drained(header.consumer_group, drain, connection, dropped)
-        # One that was told of itself only comes back until it has handled all, and is parked then.
-        return place in drain.waiting.get(connection, ()) or not self.allotment.is_alone(
-            header.consumer_group, connection
-        )
+            self._drained(group, drain, connection, dropped)
+        # One whose list has it alone pulls again until it has handled all, and its pulls are held then.
+        return place in drain.waiting.get(connection, ()) or not group.is_alone(connection)
 
-    def advanced(self, name: str, session: Session) -> None:
-        """Somebody has come further in a queue, whichever: its handlers run."""
-        drain = self._drains.get(name)
+    def record_progress(self, group: ConsumerGroup, session: Session) -> None:
+        """A session has committed progress in some queue, so its handlers are running."""
+        drain = group.drain
         if drain is not None and session in drain.waiting:
-            drain.come_further(self._until_s(), session)
-            self.agreement.progressed(name)
+            drain.record_progress(self._until_s(), session)
+            self.agreement.progressed(group)
 
-    def is_gated(self, connection: Session, header: PullMessage) -> bool:
-        """Whether this pull is of a queue's next reader, which waits until the earlier one is done; of a member that claims
-        queues by a list from before a restart, while their owners are not known; or of one that claims what its owner reads,
-        by a list of which another broker has not told this one yet."""
-        name, place = header.consumer_group, (header.topic, header.queue_id)
-        drain, group = self._drains.get(name), self._groups.get(name)
-        if drain is None or group is None or connection not in group.foreign:
+    def is_gated(self, group: ConsumerGroup, connection: Session, place: QueueKey) -> bool:
+        """Return True if a pull is of a queue's next reader, which waits until the earlier one is done; of a member that
+        claims queues by a list from before a restart, while their owners are not known; or of a member that claims what its
+        owner reads, by a list that a peer has not reported yet."""
+        drain = group.drain
+        if drain is None or connection not in group.foreign:
             return False
-        is_unknown = drain.is_finding and self.allotment.given.of(name, connection) is None
+        is_unknown = drain.is_finding and connection not in group.issued
         if drain.has(place) or (is_unknown and group.queue(*place).reader is not connection):
             return True
-        is_own = group.foreign[connection].client_id == self.allotment.owners.of(name, *place)
-        return not is_own and self.allotment.is_read_by_its_owner(name, *place)
+        is_own = group.foreign[connection].client_id == group.owner_of(*place)
+        return not is_own and group.is_read_by_its_owner(*place)
 
-    def gate(self, header: PullMessage, go_on: Callable[[], None]) -> None:
+    def gate(self, drain: Drain, place: QueueKey, go_on: Callable[[], None]) -> None:
         """A pull that `is_gated` waits; `go_on` is called when the earlier reader is done. Raises LimitExceeded."""
-        place = (header.topic, header.queue_id)
-        waiting = self._drains[header.consumer_group].gated.setdefault(place, [])
+        waiting = drain.gated.setdefault(place, [])
         if len(waiting) >= self._limits.max_gated:
             waiting_for = f"the former reader of {place[0]}:{place[1]}"
             raise LimitExceeded(f"{self._limits.max_gated} pulls wait for {waiting_for}; try again")
         waiting.append(go_on)
 
-    def heard(self, header: AgreeOnMembers, members: Members) -> None:
-        """Another broker says how far it is with a group, and whom it has given which list of members."""
+    def on_peer_update(self, header: AgreeOnMembers, members: Members) -> None:
+        """A peer has sent how far it is with a group, and which list of members it has given to whom."""
         group = self._groups.get(header.consumer_group)
-        given = self.agreement.heard(header, members)
+        given = self.agreement.heard(group, header, members)
         if group is None:
             return
-        late = [item for item in given if self.notices.take(group, item)]
-        if late:  # they read other queues than was thought: what moves now is found again
+        late = [item for item in given if self.notices.record_given(group, item)]
+        if late:  # these members read other queues than was assumed: what moves now is found again
             self.changed(group)
-        drain = self._drains.get(group.name)
-        if drain is not None and not drain.is_over and self.agreement.agrees(group.name, header.broker_name):
-            drain.come_further(self._until_s())
-        self._peers_changed(group.name)
+        drain = group.drain
+        if drain is not None and not drain.is_over and group.sync.agrees(header.broker_name):
+            drain.record_progress(self._until_s())
+        self._peers_changed(group)
 
-    def _peers_changed(self, name: str) -> None:
-        """Another broker has come further, or cannot be asked."""
-        drain = self._drains.get(name)
+    def _peers_changed(self, group: ConsumerGroup) -> None:
+        """A peer has made progress, or cannot be reached."""
+        drain = group.drain
         if drain is not None and not drain.is_over:
-            self.notices.tell(name, drain)
+            self.notices.notify(group, drain)
         if drain is not None:
-            self.notices.answer(name, drain)
+            self.notices.answer(group, drain)
 
     # A drain
 
     def changed(self, group: ConsumerGroup) -> None:
         """Members or their topics have changed: drains what will move from a foreign reader, if there is one."""
         self._change += 1
-        self._changes[group.name] = change = self._change
+        group.change = change = self._change
         self._groups.generation.increment()
         if group.foreign:
             now_s = self._clock.monotonic_s()
-            # Until `_start` knows what moves, nobody may take anything: members allocate as soon as they are told.
-            drain = self._drains.setdefault(group.name, Drain(now_s))
+            # Until `_start` knows what moves, no member may take a queue: members allocate as soon as they are notified.
+            drain = group.drain
+            if drain is None:
+                drain = group.drain = Drain(now_s)
             drain.change(group.members, now_s)
-            self.agreement.opened(group.name)
-            drain.come_further(self._until_s())
-            self._look_later(group.name, drain)
+            self.agreement.opened(group)
+            drain.record_progress(self._until_s())
+            self._poll_later(group, drain)
             self._tasks.spawn(self._start(group, drain, change))
             return
-        if (former := self._drains.pop(group.name, None)) is not None:
+        former, group.drain = group.drain, None
+        if former is not None:
             former.end()
-        self.allotment.forget(group.name)
-        self.agreement.forget(group.name)
+        self.allotment.end(group)
+        self.agreement.end(group)
         if not group.members:
-            self._changes.pop(group.name, None)
-            self.notices.forget(group.name)
-            self.allotment.forget_owners(group.name)
+            group.change = 0
+            group.settled_ids = frozenset()
 
     async def _start(self, group: ConsumerGroup, drain: Drain, change: int) -> None:
         def goes_on() -> bool:
-            """Among many changes at once, the last one counts. A name server may be far, and the topics many."""
-            is_current = self._is_current(group.name, change)
+            """Of many changes in a row, the last one counts. A name server may be far, and the topics many."""
+            is_current = group.change == change
             if is_current and drain.is_finding:
-                drain.come_further(self._until_s())
+                drain.record_progress(self._until_s())
             return is_current
 
-        routes = await self.allotment.routes_of(group, goes_on) if self._is_current(group.name, change) else None
+        routes = await self.allotment.routes_of(group, goes_on) if group.change == change else None
         if routes is not None:
             self._turns.do(self._finding(group, drain, change, routes))
 
     def _finding(self, group: ConsumerGroup, drain: Drain, change: int, routes: Routes) -> Work[None]:
         """Finds what moves, in pieces."""
         stage = drain.stage
-        self.allotment.keep(group.name, group.members)
-        is_current = partial(self._is_current, group.name, change)
-        found = yield from self._moves.finding(group, drain, routes, is_current)
+        self.allotment.keep_members(group)
+        found = yield from self._moves.finding(group, drain, routes, lambda: group.change == change)
         if found is None:
             return
         self.allotment.put(group, found.owners)
         self._groups.generation.increment()
         # Else it took so long that all were told meanwhile, and were given other lists.
-        if drain.stage is stage and self._drains.get(group.name) is drain:
+        if drain.stage is stage and group.drain is drain:
             self._begin(group, drain, found)
         yield from self._letting_turns(group)
 
-    def _is_current(self, name: str, change: int) -> bool:
-        return self._changes.get(name) == change
-
     def _begin(self, group: ConsumerGroup, drain: Drain, found: Found) -> None:
         self._moves.begin(group, drain, found, self._clock.monotonic_s(), self._until_s())
-        self.agreement.found(group.name, found.others, drain.waited_for(group.members))
-        drain.let_all_on()  # those that still have to wait come back
-        drain.come_further(self._until_s())
-        self._look_later(group.name, drain)
-        self.notices.tell(group.name, drain)
-        self.notices.answer(group.name, drain)
+        self.agreement.found(group, found.others, drain.waited_for(group.members))
+        drain.release_all_pulls()  # those that still have to wait come back
+        drain.record_progress(self._until_s())
+        self._poll_later(group, drain)
+        self.notices.notify(group, drain)
+        self.notices.answer(group, drain)
         if drain.waiting and not found.others.brokers and found.taken * len(group.foreign) <= self._limits.max_bridged:
-            self._clock.call_later(self._limits.bridged_after_s, self.notices.bridge, group.name, drain)
+            self._clock.call_later(self._limits.bridged_after_s, self.notices.bridge, group, drain)
         for session in list(drain.waiting):
-            self._ask(group.name, drain, session)
+            self._return_moving(group, drain, session)
 
-    def _ask(self, name: str, drain: Drain, session: Session) -> None:
-        """A reader comes back at once with its held pulls of the queues that it loses, and says how far it is."""
-        for pull in self._held_pulls.of(session, name):
+    def _return_moving(self, group: ConsumerGroup, drain: Drain, session: Session) -> None:
+        """Return a reader's held pulls of the queues that it loses, so that it pulls again, with its commit."""
+        for pull in self._held_pulls.of(session, group.name):
             place = (pull.queue.topic, pull.queue.queue_id)
             if session in drain.moving.get(place, ()):
                 self._held_pulls.let_go(pull)
-                # It does not where another broker has told it already: it reads the queue no more.
+                # It does not if another broker has notified it already: it does not read the queue any more.
                 if pull.is_done and place in drain.waiting.get(session, ()):
-                    self._drained(name, drain, session, place)
+                    self._drained(group, drain, session, place)
 
     def _letting_turns(self, group: ConsumerGroup) -> Work[None]:
         """Pulls that waited because the queue was another's come back if it is their member's own now."""
@@ -270,17 +263,17 @@ class Draining:
             if pulls:
                 yield
             for pull in pulls:
-                if not self.allotment.is_anothers(group.name, session, pull.queue.topic, pull.queue.queue_id):
+                if not self.allotment.is_anothers(group, session, pull.queue.topic, pull.queue.queue_id):
                     self._held_pulls.let_go(pull)
 
-    def _drained(self, name: str, drain: Drain, session: Session, place: QueueKey) -> None:
-        """A reader has handled all of a queue: the next one goes on where it came, whatever offset it has loaded before."""
+    def _drained(self, group: ConsumerGroup, drain: Drain, session: Session, place: QueueKey) -> None:
+        """A reader has handled all of a queue: the next one continues there, whatever offset it has loaded before."""
         drain.finish(session, place)
-        self._watch.release(session, self._groups.queue(name, *place))
-        self._on_drained(name, place, session)
-        drain.let_on([place])
-        drain.come_further(self._until_s(), session)
-        self.notices.tell(name, drain)
+        self._watch.release(session, group.queue(*place))
+        self._on_drained(group, place, session)
+        drain.release_pulls([place])
+        drain.record_progress(self._until_s(), session)
+        self.notices.notify(group, drain)
 
     # Readers that stand
 
@@ -288,65 +281,65 @@ class Draining:
         """Until when a reader may stand that has just come further."""
         return self._clock.monotonic_s() + self._limits.drain_limit_s / 2
 
-    def _look_later(self, name: str, drain: Drain) -> None:
-        # A drain that goes on may do so, but not for ever: behind it the group's change waits.
+    def _poll_later(self, group: ConsumerGroup, drain: Drain) -> None:
+        # A drain that makes progress may continue, but not for ever, because the group's change waits for it.
         due_s = min(drain.due_s, drain.oldest_s + self._limits.drain_max_s)
         now_s = self._clock.monotonic_s()
-        drain.set_timer(self._clock.call_later(max(due_s - now_s, 0.0), self._look, name, drain, max(due_s, now_s)))
+        drain.set_timer(self._clock.call_later(max(due_s - now_s, 0.0), self._poll, group, drain, max(due_s, now_s)))
 
-    def _look(self, name: str, drain: Drain, due_s: float) -> None:
-        """Asks who stands how far it is, and gives up who stands on. due_s: the time at which this was to be."""
+    def _poll(self, group: ConsumerGroup, drain: Drain, due_s: float) -> None:
+        """Poll readers that made no progress, and stop waiting for those that still make none. due_s: when this was due."""
         now_s = self._clock.monotonic_s()
         if now_s - due_s > STANDSTILL_S:  # the pulls that came meanwhile have not been read yet
             drain.prolong(now_s - due_s)
-            self._look_later(name, drain)
+            self._poll_later(group, drain)
             return
         for key in drain.standing(now_s, was_asked=False):
             drain.due[key] = self._until_s(), True
             for session in list(drain.waiting) if key is None else [key]:
-                self._ask_of_others(name, session)
+                self._return_kept(group, session)
         stand = drain.standing(now_s, was_asked=True)
         is_old = drain.oldest_s + self._limits.drain_max_s <= now_s
         if drain.moves_singly:
             given_up = [(key, place) for key in stand if key is not None for place in drain.waiting[key]]
             given_up += drain.since(now_s, self._limits.drain_max_s) if is_old else []
             if given_up:
-                self._give_up(name, drain, dict.fromkeys(given_up))
+                self._give_up(group, drain, dict.fromkeys(given_up))
         elif stand or is_old:
-            self._give_up_all(name, drain)
+            self._give_up_all(group, drain)
         if not drain.is_over:
-            self._look_later(name, drain)
+            self._poll_later(group, drain)
 
-    def _ask_of_others(self, name: str, session: Session) -> None:
-        """A reader may be busy with queues that it keeps. It comes back with those pulls, too, and says how far it is."""
-        for pull in self._held_pulls.of(session, name):
+    def _return_kept(self, group: ConsumerGroup, session: Session) -> None:
+        """Return a reader's held pulls of queues that it keeps, because it may be busy with those: it pulls again, with its
+        commits."""
+        for pull in self._held_pulls.of(session, group.name):
             if pull.until is Until.MESSAGE and not pull.is_done:
                 self._held_pulls.let_go(pull)
 
-    def _give_up(self, name: str, drain: Drain, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
-        """The others go on."""
-        self._note_given_up(name, given_up)
-        for session, place in given_up:
-            self._watch.release(session, self._groups.queue(name, *place))
+    def _give_up(self, group: ConsumerGroup, drain: Drain, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
+        """Stop waiting for these readers and queues. The others continue."""
+        self._release_undrained(group, given_up)
         drain.give_up(given_up)
-        drain.let_on(sorted({place for _, place in given_up}))
-        self.notices.tell(name, drain)
+        drain.release_pulls(sorted({place for _, place in given_up}))
+        self.notices.notify(group, drain)
 
-    def _give_up_all(self, name: str, drain: Drain) -> None:
-        given_up = [(session, place) for session, places in drain.waiting.items() for place in places]
-        self._note_given_up(name, given_up)
-        for session, place in given_up:
-            self._watch.release(session, self._groups.queue(name, *place))
+    def _give_up_all(self, group: ConsumerGroup, drain: Drain) -> None:
+        self._release_undrained(
+            group, [(session, place) for session, places in drain.waiting.items() for place in places]
+        )
         drain.give_up_all()
-        self.agreement.give_up(name)
-        drain.let_all_on()
-        self.notices.tell(name, drain)
-        self.notices.answer(name, drain)
+        self.agreement.give_up(group)
+        drain.release_all_pulls()
+        self.notices.notify(group, drain)
+        self.notices.answer(group, drain)
 
-    def _note_given_up(self, name: str, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
+    def _release_undrained(self, group: ConsumerGroup, given_up: Iterable[tuple[Session, QueueKey]]) -> None:
         left = sorted({place for _, place in given_up})
         if left:
-            self._repeats.note_undrained(name, left)
+            self._repeats.note_undrained(group.name, left)
+        for session, place in given_up:
+            self._watch.release(session, group.queue(*place))
 
 
 def has_handled_all(header: PullMessage) -> bool:
@@ -362,11 +355,14 @@ Tell = Callable[[ConsumerGroup, Iterable[Session]], None]
 
 
 class Notices:
-    """`drains`: of all groups, by name. `tell(group, sessions)` tells members that their group is another than before."""
+    """Decides when a foreign member is notified of a change, and which list it is given until then.
+
+    Args:
+        tell: notifies members that their group has changed.
+    """
 
     def __init__(
         self,
-        drains: MutableMapping[str, Drain],
         groups: ConsumerGroups,
         watch: Watch,
         allotment: Allotment,
@@ -374,7 +370,6 @@ class Notices:
         clock: Clock,
         tell: Tell,
     ) -> None:
-        self._drains = drains
         self._groups = groups
         self._watch = watch
         self._allotment = allotment
@@ -382,23 +377,21 @@ class Notices:
         self._clock = clock
         self._tell = tell
         self._knows_all_s = clock.monotonic_s() + KNOWN_AFTER_S
-        self._settled: dict[str, frozenset[str]] = {}  # the members when the last drain was over
 
-    def is_kept_back(self, group: str, session: Session) -> bool:
-        """Whether this foreign member is to be told of the group's change later; it will be."""
-        drain = self._drains.get(group)
-        if drain is None or self._may_know(group, drain, session, self._agreement.lets_tell):
+    def keep_back(self, group: ConsumerGroup, session: Session) -> bool:
+        """Return True if a foreign member must not know of the group's change yet, and notify it later."""
+        drain = group.drain
+        if drain is None or self._may_know(group, drain, session, group.sync.lets_tell):
             return False
         drain.kept[session] = None
         return True
 
-    def _may_know(self, name: str, drain: Drain, session: Session, lets: Callable[[str, str], bool]) -> bool:
-        """Whether nobody waits for a member: no reader of queues here, nor another broker, by what it `lets`."""
+    def _may_know(self, group: ConsumerGroup, drain: Drain, session: Session, lets: Callable[[str], bool]) -> bool:
+        """Return True if a member is not waited for: not as a reader here, nor by a peer, according to `lets`."""
         if drain.is_finding or session in drain.waiting:
             return False
-        group = self._groups.get(name)
-        member = group.members.get(session) if group is not None else None
-        return member is None or lets(name, member.client_id)
+        member = group.members.get(session)
+        return member is None or lets(member.client_id)
 
     # Which list a member is given
 
@@ -410,137 +403,123 @@ class Notices:
         member = group.foreign.get(session)
         if member is None:
             return members.ids
-        drain = self._drains.get(group.name)
-        if self._may_miss_members() and self._agreement.differs(group.name):
+        drain = group.drain
+        if self._may_miss_members() and group.sync.differs:
             return []
-        had = self._allotment.given.of(group.name, session)
-        if drain is not None and not self._may_know(group.name, drain, session, self._agreement.lets_tell):
-            drain.kept[session] = None  # whatever it was told before
+        had = group.issued_to(session)
+        if drain is not None and not self._may_know(group, drain, session, group.sync.lets_tell):
+            drain.kept[session] = None  # even if it was notified before
             if drain.is_long and not drain.is_finding:
-                self._give(group.name, session, member.client_id, ALONE)
+                self._issue(group, session, member.client_id, ALONE)
                 had = ALONE
             return had.told(member.client_id) if had is not None else self._settled_list(group, session)
-        self._give(group.name, session, member.client_id, members)
+        self._issue(group, session, member.client_id, members)
         if had is not members:
-            self._agreement.gave(group.name, member.client_id)
+            self._agreement.gave(group, member.client_id)
         return members.told(member.client_id)
 
     def _may_miss_members(self) -> bool:
         """Whether there may be members from before a restart that have not been heard of yet."""
         return self._watch.is_restarted and self._clock.monotonic_s() < self._knows_all_s
 
-    def when_sure(self, name: str, session: Session, go_on: Callable[[], None]) -> bool:
+    def when_sure(self, group: ConsumerGroup, session: Session, go_on: Callable[[], None]) -> bool:
         """Whether a member's question for the list waits, because another broker may have given it a newer one than is known
         here: by the older one it would take queues back that others read. `go_on` is called when that is known, and at
         the latest after `list_wait_s`."""
-        drain = self._drains.get(name)
-        if drain is None or session in drain.asking or not self._is_unsure(name, drain, session):
+        drain = group.drain
+        if drain is None or session in drain.asking or not self._is_unsure(group, drain, session):
             return False
         drain.asking[session] = go_on
         self._clock.call_later(self._agreement.list_wait_s, drain.answer, session)
         return True
 
-    def _is_unsure(self, name: str, drain: Drain, session: Session) -> bool:
-        group = self._groups.get(name)
-        member = group.foreign.get(session) if group is not None else None
+    def _is_unsure(self, group: ConsumerGroup, drain: Drain, session: Session) -> bool:
+        member = group.foreign.get(session)
         if member is None:
             return False
-        if self._agreement.gives_earlier(name):
+        sync = group.sync
+        if sync.gives_earlier:
             return True
-        return self._may_know(name, drain, session, self._agreement.lets_give) and not self._agreement.lets_tell(
-            name, member.client_id
-        )
+        return self._may_know(group, drain, session, sync.lets_give) and not sync.lets_tell(member.client_id)
 
-    def answer(self, name: str, drain: Drain) -> None:
-        """Other brokers have said more: answers the members of which it is known by now what they were given."""
-        for session in [session for session in drain.asking if not self._is_unsure(name, drain, session)]:
+    def answer(self, group: ConsumerGroup, drain: Drain) -> None:
+        """Peers have sent more: answer the members of which it is known by now which lists they were given."""
+        for session in [session for session in drain.asking if not self._is_unsure(group, drain, session)]:
             drain.answer(session)
 
     def _settled_list(self, group: ConsumerGroup, session: Session) -> list[str]:
         """The members before the change, for one that was given no list yet."""
-        settled = self._settled.get(group.name, frozenset())
+        settled = group.settled_ids
         if not self._watch.reads(session, group):  # nobody would know which queues it took by this list
             settled -= {group.foreign[session].client_id}
         return [client_id for client_id in group.companions(session).ids if client_id in settled]
 
-    def _give(self, name: str, session: Session, client_id: str, members: MemberList) -> None:
-        self._allotment.give(name, session, client_id, members)
-        drain = self._drains.get(name)
-        if drain is not None:
-            drain.read_again(session)
+    def _issue(self, group: ConsumerGroup, session: Session, client_id: str, members: MemberList) -> None:
+        self._allotment.issue(group, session, client_id, members)
+        if group.drain is not None:
+            group.drain.read_again(session)
 
-    def take(self, group: ConsumerGroup, given: GivenElsewhere) -> bool:
-        """Notes whom another broker has given a list; whether it is news of a change before the last one."""
+    def record_given(self, group: ConsumerGroup, given: GivenElsewhere) -> bool:
+        """Record to whom a peer has given a list. Return True if that is news of a change before the last one."""
         ids, is_late = set(given.client_ids), False
         for session, member in group.foreign.items():
             members = given.lists.get(member.topics) if member.client_id in ids else None
-            if members is None or self._allotment.given.of(group.name, session) is members:
+            if members is None or group.issued_to(session) is members:
                 continue
             if given.is_current:
-                self._give(group.name, session, member.client_id, members)
+                self._issue(group, session, member.client_id, members)
             else:
-                self._allotment.give(group.name, session, member.client_id, members)
+                self._allotment.issue(group, session, member.client_id, members)
                 is_late = True
         return is_late
 
-    def forget(self, name: str) -> None:
-        """The group has no members any more."""
-        self._settled.pop(name, None)
-
     # When members are told
 
-    def tell(self, name: str, drain: Drain) -> None:
-        """Tells members that are no longer kept back; at the end also those that were refused a lock of a drained queue."""
+    def notify(self, group: ConsumerGroup, drain: Drain) -> None:
+        """Notify members that are no longer kept back; at the end, also those that were refused a lock of a drained queue."""
         if drain.is_finding:  # they would be given the lists that they had
             return
-        group = self._groups.get(name)
-        if group is not None:
-            self._agreement.waits(name, drain.waited_for(group.members))
-        is_agreed = self._agreement.is_reached(name)
-        if is_agreed and drain.stage is DrainStage.AGREEING:
+        self._agreement.waits(group, drain.waited_for(group.members))
+        if group.sync.reach() and drain.stage is DrainStage.AGREEING:
             drain.turn(DrainEvent.AGREE)
-        lets_tell = self._agreement.lets_tell
-        told = dict.fromkeys(item for item in drain.kept if self._may_know(name, drain, item, lets_tell))
-        for session in told:
+        lets_tell = group.sync.lets_tell
+        notified = dict.fromkeys(item for item in drain.kept if self._may_know(group, drain, item, lets_tell))
+        for session in notified:
             del drain.kept[session]
-        if group is not None:
-            if not drain.waiting and drain.moving and drain.refuses_ours:
-                drain.refuses_ours = False
-                told |= dict.fromkeys(item for item in group.members if item not in group.foreign)
-            self._tell(group, [item for item in told if item in group.members])
+        if not drain.waiting and drain.moving and drain.refuses_ours:
+            drain.refuses_ours = False
+            notified |= dict.fromkeys(item for item in group.members if item not in group.foreign)
+        self._tell(group, [item for item in notified if item in group.members])
         if drain.is_over:
-            self._all_told(name, drain, group)
+            self._all_notified(group, drain)
 
-    def _all_told(self, name: str, drain: Drain, group: ConsumerGroup | None) -> None:
-        """A reader that was told drops its queues at once; one that allocates in another way reads on a moment later."""
+    def _all_notified(self, group: ConsumerGroup, drain: Drain) -> None:
+        """A reader that was notified drops its queues soon; one that allocates in another way resumes a moment later."""
         drain.is_long = False
-        if group is not None:
-            self._settled[name] = frozenset(group.client_ids())
+        group.settled_ids = frozenset(group.client_ids())
         wait_s = self._allotment.drained_wait_s
-        drain.set_timer(self._clock.call_later(wait_s, self._let_read_on, name, drain, TOLD_AGAIN))
+        drain.set_timer(self._clock.call_later(wait_s, self._end_drain, group, drain, TOLD_AGAIN))
 
-    def _let_read_on(self, name: str, drain: Drain, times: int) -> None:
+    def _end_drain(self, group: ConsumerGroup, drain: Drain, times: int) -> None:
         """Members have dropped the queues that they lose by now, unless they were not reached, or only in the midst of their
-        rebalance: those are told again."""
-        group = self._groups.get(name)
+        rebalance: those are notified again."""
         reading = drain.reading(self._clock.monotonic_s() - self._allotment.drained_wait_s + DROPPED_AFTER_S)
-        late = self._allotment.late(group, drain.moving.values(), reading) if group is not None else []
-        if group is None or not late or not times:
-            del self._drains[name]
+        late = self._allotment.late(group, drain.moving.values(), reading)
+        if not late or not times:
+            group.drain = None
             drain.end()
             return
         wait_s = self._allotment.drained_wait_s
-        drain.set_timer(self._clock.call_later(wait_s, self._let_read_on, name, drain, times - 1))
+        drain.set_timer(self._clock.call_later(wait_s, self._end_drain, group, drain, times - 1))
         self._tell(group, late)
 
-    def bridge(self, name: str, drain: Drain) -> None:
-        """A drain takes long. Members that may not have the new list yet are told of themselves alone, and claim all."""
-        group = self._groups.get(name)
-        if group is None or drain.stage is not DrainStage.DRAINING or self._drains.get(name) is not drain:
+    def bridge(self, group: ConsumerGroup, drain: Drain) -> None:
+        """A drain takes long. Members that may not have the new list yet are given a list of themselves alone, and claim
+        all queues."""
+        if drain.stage is not DrainStage.DRAINING or group.drain is not drain:
             return
         drain.is_long = True
-        is_alone = self._allotment.is_alone
-        self._tell(group, [item for item in drain.kept if item in group.foreign and not is_alone(name, item)])
+        self._tell(group, [item for item in drain.kept if item in group.foreign and not group.is_alone(item)])
 
 
 # ------------------------------------------------------------------------------
@@ -600,14 +579,14 @@ class Notifications:
         self._clock = runtime.clock
         self._turns = runtime.turns
         self._is_telling = False
-        self._waiting: dict[str, None] = {}
+        self._waiting: dict[ConsumerGroup, None] = {}
 
     def changed(self, group: ConsumerGroup) -> None:
         """Members or their topics have changed: the members will be told."""
         self._draining.changed(group)
         if not self._waiting and not self._is_telling:
             self._clock.call_later(NOTIFY_DELAY_S, self._tell_waiting)
-        self._waiting[group.name] = None
+        self._waiting[group] = None
 
     def _tell_waiting(self) -> None:
         self._turns.do(self._telling())
@@ -616,24 +595,23 @@ class Notifications:
         """Members of large groups are told in turns; what changes meanwhile is told afterwards."""
         self._is_telling = True
         while self._waiting:
-            name = next(iter(self._waiting))
-            del self._waiting[name]
-            group = self._groups.online(name)
+            group = next(iter(self._waiting))
+            del self._waiting[group]
             try:
-                if group is not None:
+                if group.members:
                     yield from self._telling_members(group)
             except Exception:
-                log.exception("timer_failed", action="notify", group=name)
+                log.exception("timer_failed", action="notify", group=group.name)
             yield
         self._is_telling = False
 
     def _telling_members(self, group: ConsumerGroup) -> Work[None]:
         if not self._may_tell(group):
             return
-        keeps = self._draining.notices.is_kept_back
+        keeps = self._draining.notices.keep_back
         told = 0
         for number, (at, member) in enumerate(list(group.members.items()), 1):
-            if at in group.members and not (member.is_foreign and keeps(group.name, at)):
+            if at in group.members and not (member.is_foreign and keeps(group, at)):
                 at.tell(_change_for(group, at))
                 told += 1
             if number % SLICE == 0:

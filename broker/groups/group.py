@@ -26,9 +26,21 @@ from ..messages.held_pulls import HeldPull
 from ..runtime import Runtime, Timer
 from ..sessions import Reason, Refusal, Session
 from ..store.journals import Former, LeaseKey
-from .members import ALONE, Member, MemberList, Shape, StickyShares, finding_faults, shape_of, size_of, stale_counts
+from .members import (
+    ALONE,
+    Issued,
+    Member,
+    MemberList,
+    Readers,
+    Shape,
+    StickyShares,
+    finding_faults,
+    shape_of,
+    size_of,
+    stale_counts,
+)
 from .settings import History
-from .stages import QueueKey
+from .stages import NO_PEERS, Drain, QueueKey
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -195,6 +207,7 @@ class GroupQueue:
 # of a group. A client that reconnects is two members with one id until the old connection is closed.
 
 
+Owners = Mapping[str, list[str]]  # by topic, the owner of each of its queues here, in their order
 _NOWHERE: Mapping[str, int] = {}
 _NOBODY: Mapping[Session, Member] = {}
 
@@ -207,6 +220,16 @@ class ConsumerGroup:
         queues: the queues with a lease or a reader.
         awaited_readers: how many queues wait for their foreign readers from before a restart.
         lost_readers: how many queues had foreign readers whose connections have closed.
+        change: the number of the last change of members or topics; 0 without members.
+        drain: the change that not all foreign members know yet.
+        sync: what peer brokers have said about that change.
+        settled_ids: the client ids of the members when the last drain was over.
+        owners: the owner of each queue here by the last change, if the group has foreign members.
+        owners_found_s: when the owners were found last.
+        issued: the member list that each foreign member was given last.
+        issued_lists: the foreign members that were given each list.
+        has_bound_members: True if the group has, or had, members that claim more queues than their own.
+        bound_since_s: the members that were given a list of themselves alone before the last one.
     """
 
     def __init__(self, name: str, limits: Limits = LIMITS) -> None:
@@ -216,6 +239,16 @@ class ConsumerGroup:
         self.queues: dict[QueueKey, GroupQueue] = {}
         self.awaited_readers = 0
         self.lost_readers = 0
+        self.change = 0
+        self.drain: Drain | None = None
+        self.sync = NO_PEERS
+        self.settled_ids: frozenset[str] = frozenset()
+        self.owners: Owners = {}
+        self.owners_found_s: float | None = None
+        self.issued: dict[Session, Issued] = {}
+        self.issued_lists: dict[MemberList, Readers] = {}
+        self.has_bound_members = False
+        self.bound_since_s: dict[Session, float] = {}
         self.members: dict[Session, Member] = {}
         self.foreign: dict[Session, Member] = {}  # those of the members
         self.topics: Counter[str] = Counter()  # how many members subscribe to each
@@ -247,6 +280,33 @@ class ConsumerGroup:
     def is_unused(self) -> bool:
         """True if nothing is known of the group that a new object would not have."""
         return not self.members and not self.queues
+
+    def issued_to(self, session: Session) -> MemberList | None:
+        """Return the list that a member was given last; None if it was given none."""
+        issued = self.issued.get(session)
+        return issued.members if issued is not None else None
+
+    def is_alone(self, session: Session) -> bool:
+        """Return True if the last list of a member has the member alone."""
+        issued = self.issued.get(session)
+        return issued is not None and issued.members is ALONE
+
+    def owner_of(self, topic: str, queue_id: int) -> str | None:
+        """Return the client id of a queue's owner by the last change."""
+        owners = self.owners.get(topic, ())
+        return owners[queue_id] if queue_id < len(owners) else None
+
+    def is_read_by_its_owner(self, topic: str, queue_id: int) -> bool:
+        """Return True if a foreign member reads the queue, and owns it by the last change: a Rocketlet member that requests
+        the queue does not know of the last change yet."""
+        reader = self.queue(topic, queue_id).reader
+        member = self.foreign.get(reader) if reader is not None else None
+        return member is not None and member.client_id == self.owner_of(topic, queue_id)
+
+    @property
+    def is_draining(self) -> bool:
+        """True if foreign members do not know of a change yet."""
+        return self.drain is not None and not self.drain.is_over
 
     def queue(self, topic: str, queue_id: int) -> GroupQueue:
         """Return what the group has of a queue, for reading: `NO_QUEUE` if it has nothing."""

@@ -81,8 +81,8 @@ class Locks:
         *,
         on_free: Callable[[Session, str], None],
         on_change: Callable[[], None],
-        is_held_back: Callable[[str, str, int], bool],
-        is_anothers: Callable[[str, Session, str, int], bool],
+        is_held_back: Callable[[ConsumerGroup, str, int], bool],
+        is_anothers: Callable[[ConsumerGroup, Session, str, int], bool],
         queues_of: Callable[[str], int],
         end_of: Callable[[str, int], int],
         on_unread: Callable[[str, str, int], None] = lambda group, topic, queue_id: None,
@@ -208,9 +208,9 @@ class Locks:
             return None  # a renewal takes nothing anew: its sender must first release the queue
         if self._is_closed or (now_s < self._held_until_s and not has_had):
             return None  # another member may have a lease that this run does not know
-        if request.handover and not has_had and self._is_held_back(group.name, topic, queue_id):
+        if request.handover and not has_had and self._is_held_back(group, topic, queue_id):
             return None  # a foreign member still handles messages of it; the group is notified when it does not
-        if not request.handover and self._is_anothers(group.name, connection, topic, queue_id):
+        if not request.handover and self._is_anothers(group, connection, topic, queue_id):
             return None
         if not 0 <= queue_id < self._queues_of(topic) or not self._has_room(connection, group, queue, lease):
             return None

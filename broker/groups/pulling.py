@@ -199,7 +199,8 @@ class Pulling:
         if header.sys_flag & codes.PULL_COMMIT_OFFSET:
             self._commits.carried(session, group, key, header.commit_offset)
         if header.sys_flag & codes.PULL_SUSPEND:
-            self._guard.record_pull(session, group.queue(*key))
+            if group.queues.get(key, NO_QUEUE).contest is not None:
+                self._guard.record_pull(session, group.queues[key])
             if self._has_to_wait(pull, group, attempt):
                 return None
             committed = self._overtaken_by(session, header, group)
@@ -209,7 +210,7 @@ class Pulling:
         if header.sys_flag & codes.PULL_COMMIT_OFFSET and group_queue.reader is session:
             group_queue.has_committed = True
         queue = self._store.queue(header.topic, header.queue_id)
-        end = self._set_back_to(session, header, group_queue)
+        end = self._set_back_to(session, header, group_queue) if group_queue.lease is not None else None
         if end is not None:
             self._note_moved(header, end)
             return Pulled(Outcome.BEYOND, end, queue.begin, queue.next)
@@ -277,21 +278,23 @@ class Pulling:
     def _has_to_wait(self, pull: Pull, group: ConsumerGroup, attempt: int) -> bool:
         """Whether the queue is not this member's to read now. The pull is answered, or looked at again, later."""
         session, header = pull.session, pull.header
-        if self._draining.holds_back(session, header):
+        if group.drain is not None and self._draining.holds_back(group, session, header):
             return self._wait(pull, DRAINING_WAIT_S)
         wait_s = min(header.suspend_timeout_millis / 1000, MAX_HOLD_S)
-        if self._draining.allotment.is_anothers(header.consumer_group, session, header.topic, header.queue_id):
+        is_anothers = self._draining.allotment.is_anothers
+        if group.has_bound_members and is_anothers(group, session, header.topic, header.queue_id):
             return self._wait(pull, wait_s, Until.TURN)
-        group_queue = group.queue(header.topic, header.queue_id)
-        if _is_leased_to_another(session, group_queue):
+        key = header.topic, header.queue_id
+        group_queue = group.queues.get(key, NO_QUEUE)
+        if group_queue.lease is not None and _is_leased_to_another(session, group_queue):
             return self._wait(pull, OTHERS_QUEUE_WAIT_S)
-        if self._draining.is_gated(session, header):
+        if group.drain is not None and self._draining.is_gated(group, session, key):
             held = self._waiting(pull, partial(self._go_through, attempt=attempt))
-            self._draining.gate(header, partial(self._held_pulls.let_go, held))
+            self._draining.gate(group.drain, key, partial(self._held_pulls.let_go, held))
             if not self._held_pulls.hold(held, wait_s):
                 held.answer()
             return True
-        if self._guard.has_to_wait(session, group_queue):
+        if group_queue.reader not in (None, session) and self._guard.has_to_wait(session, group_queue):
             was_member = session in group.members
             held = self._waiting(pull, partial(self._follow, attempt=attempt, was_member=was_member))
             self._guard.wait(group_queue, held)
@@ -309,8 +312,9 @@ class Pulling:
     def _go_through(self, pull: Pull, answer: PullCallback, attempt: int) -> None:
         """The earlier reader of a queue is done, or the pull's time is. One that has left the group meanwhile must not count
         as the reader."""
-        has_left = pull.session not in self._groups.members_of(pull.header.consumer_group)
-        if has_left or self._draining.is_gated(pull.session, pull.header):
+        group, key = self._groups.get(pull.header.consumer_group), (pull.header.topic, pull.header.queue_id)
+        has_left = group is None or pull.session not in group.members
+        if group is None or has_left or self._draining.is_gated(group, pull.session, key):
             answer(_nothing_new(pull.header))
         else:
             self._look_again(pull, answer, attempt)
@@ -337,7 +341,7 @@ class Pulling:
             # Without a heartbeat, only a push consumer pulls without a subscription; others may read from any offset.
             is_push = member.is_foreign if member is not None else not header.sys_flag & codes.PULL_SUBSCRIPTION
             return committed if is_push else None
-        return committed if self._draining.allotment.is_new_reader(place[0], session, *place[1:]) else None
+        return committed if self._draining.allotment.is_new_reader(group, session, *place[1:]) else None
 
     def _set_back_to(self, session: Session, header: PullMessage, group_queue: GroupQueue) -> int | None:
         """Where a member goes back to that was ahead when the end of the queue was lost: its offset would be right again as
@@ -390,7 +394,8 @@ class Pulling:
         if not header.sys_flag & codes.PULL_SUSPEND or session in group.members:
             return
         group_queue = group.queue(header.topic, header.queue_id)
-        self._locks.renew_awaited(group_queue, session)
+        if group_queue.lease is not None:
+            self._locks.renew_awaited(group_queue, session)
         if header.sys_flag & codes.PULL_SUBSCRIPTION:
             return  # it waits while the queue is leased (`_has_to_wait`)
         if group_queue.last_reader_id is not None or group_queue.is_leased_to_another(session):
@@ -446,10 +451,13 @@ class Pulling:
     ) -> Pulled | PullFault:
         """Like `_read`, outside of the dispatch, which would otherwise report the store's errors."""
         session, header, _, _ = pull
-        place = (header.consumer_group, session, header.topic, header.queue_id)
-        if self._draining.holds_back(session, header) or self._draining.allotment.is_anothers(*place):
+        group = self._groups.obtain(header.consumer_group)
+        group_queue = group.queue(header.topic, header.queue_id)
+        is_anothers = self._draining.allotment.is_anothers
+        if self._draining.holds_back(group, session, header) or is_anothers(
+            group, session, header.topic, header.queue_id
+        ):
             return _nothing_new(header)  # it has been drained of the queue since
-        group_queue = self._groups.queue(*header[:3])
         if _is_leased_to_another(session, group_queue) or self._guard.has_to_wait(session, group_queue):
             return _nothing_new(header)  # another member has locked or read the queue since
         if self._pops.pools and self._pops.pull_fault(session, header.consumer_group, header.topic) is not None:
@@ -607,7 +615,7 @@ class CheckedPulls:
         """A pull that has passed every check since the generation was read; None if one of them is made each time: while
         queues of the group move, and for filters that are parsed anew when others need their room."""
         queue = group.queue(header.topic, header.queue_id)
-        if self._pops.pools or self._draining.is_moving(group.name, session) or queue.contest is not None:
+        if self._pops.pools or self._draining.is_moving(group, session) or queue.contest is not None:
             return None
         if queue is NO_QUEUE or group.awaited_readers or queue.former_end is not None:
             return None
@@ -686,11 +694,11 @@ class Commits:
         if self._pops.pools and self._pops.is_apart(group.name, topic) and (is_member or not may_be_tool):
             return f"clients of the group {group.name} pop {topic}, and only they say how far it has come"
         queue = group.queues.get(key, NO_QUEUE)
-        if not may_be_tool and not is_member:
+        if not may_be_tool and not is_member and queue.lease is not None:
             self._locks.renew_awaited(queue, session)
-        fault = queue.commit_fault(session, key, epoch)
+        fault = queue.commit_fault(session, key, epoch) if queue.lease is not None or epoch is not None else None
         allotment = self._draining.allotment
-        if fault is None and group.name in allotment.bound and allotment.is_bystander(group.name, session, *key):
+        if fault is None and group.has_bound_members and allotment.is_bystander(group, session, *key):
             return f"{topic}:{queue_id} is another's; this member does not read it"
         goes_back = fault is None and offset < (self._offsets.get(group.name, topic, queue_id) or 0)
         if goes_back and (session in group.foreign or not (is_member or may_be_tool)):
@@ -699,9 +707,11 @@ class Commits:
 
     def store(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int, *, by_owner: bool) -> None:
         topic, queue_id = key
-        if self._draining.is_pending(group.name) and offset > (self._offsets.get(group.name, topic, queue_id) or 0):
-            self._draining.advanced(group.name, session)
-        end = self._locks.record_commit(group.queues.get(key, NO_QUEUE), offset)
+        drain, queue, end = group.drain, group.queues.get(key, NO_QUEUE), offset
+        if drain is not None and not drain.is_over and offset > (self._offsets.get(group.name, topic, queue_id) or 0):
+            self._draining.record_progress(group, session)
+        if queue.lease is not None:
+            end = self._locks.record_commit(queue, offset)
         if end != offset:
             broker_log.warning(
                 "offset_set_back", group=group.name, topic=topic, queue=queue_id, offset=offset, end=end,
@@ -723,7 +733,8 @@ class Commits:
         fault = self.fence_fault(session, group, key, offset, None, may_be_tool=False)
         fault = fault or self.offset_fault(group, key, offset)
         if fault is None:
-            by_owner = group.queues.get(key, NO_QUEUE).is_leased_to(session)
+            queue = group.queues.get(key, NO_QUEUE)
+            by_owner = queue.lease is not None and queue.is_leased_to(session)
             self.store(session, group, key, offset, by_owner=by_owner)
 
     def _stale_fault(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int) -> str | None:
@@ -746,9 +757,9 @@ class Commits:
 
     def offset_fault(self, group: ConsumerGroup, key: QueueKey, offset: int) -> str | None:
         """Why an offset cannot be a group's; None if it can, or is set back. Apache's broker takes any number."""
-        former_end = group.queues.get(key, NO_QUEUE).former_end
-        if former_end is not None:
-            offset = min(offset, former_end)
+        lease = group.queues.get(key, NO_QUEUE).lease
+        if lease is not None and lease.former_end is not None:
+            offset = min(offset, lease.former_end)
         found = self._store.queues.get(key)
         if found is not None:
             begin, end = found.begin, found.next

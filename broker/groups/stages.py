@@ -153,12 +153,45 @@ class PeerSync:
     def speaks(self) -> bool:
         return self.stage in (SyncStage.ASKING, SyncStage.DONE)
 
+    def lets_give(self, client_id: str) -> bool:
+        """Return True if every peer may return the new list to a member that requests it."""
+        return all(peer.lets_give(client_id) for peer in self.asked)
+
+    def lets_tell(self, client_id: str) -> bool:
+        """Return True if a member may be notified of the change."""
+        return all(peer.lets_tell(client_id) for peer in self.asked)
+
+    @property
+    def gives_earlier(self) -> bool:
+        """True if a peer may have returned lists of an earlier change, or may still do so, and has not said so yet."""
+        if self.stage is SyncStage.FINDING:
+            return any(peer.may_give_earlier and not peer.is_away for peer in self.peers.values())
+        return any(peer.was_let for peer in self.asked)
+
+    def agrees(self, broker_name: str) -> bool:
+        """Return True if a peer has answered the last change, and knows the same members."""
+        return broker_name in self.peers and self.peers[broker_name].agrees
+
+    @property
+    def differs(self) -> bool:
+        """True if a peer that can be reached has not said yet that it knows the same members."""
+        return any(not peer.is_away and not peer.agrees for peer in self.peers.values())
+
+    def reach(self) -> bool:
+        """Return True if every member may be notified. From then on no peer is waited for until the next change."""
+        if self.stage is SyncStage.ASKING and all(peer.lets_tell_all for peer in self.asked):
+            self.turn(SyncEvent.AGREE)
+        return self.stage in (SyncStage.DONE, SyncStage.SILENT)
+
     @property
     def asked(self) -> Iterable[PeerBroker]:
         """The peers that are waited for."""
         if self.stage in (SyncStage.DONE, SyncStage.SILENT):
             return ()
         return (peer for peer in self.peers.values() if not peer.is_away)
+
+
+NO_PEERS: Final = PeerSync(stage=SyncStage.DONE)  # of groups without peers; never changed
 
 
 # ------------------------------------------------------------------------------
@@ -311,7 +344,7 @@ class Drain:
         self.due.clear()
         self.turn(DrainEvent.GIVE_UP)
 
-    def come_further(self, until_s: float, reader: Session | None = None) -> None:
+    def record_progress(self, until_s: float, reader: Session | None = None) -> None:
         """A reader has handled something. Where queues do not move singly, the others may stand as long."""
         if reader is None or not self.is_long:
             self.due[None] = until_s, False
@@ -357,7 +390,7 @@ class Drain:
         """Ends, and holds nothing more."""
         if self.timer is not None:
             self.timer.cancel()
-        self.let_all_on()
+        self.release_all_pulls()
         for session in list(self.asking):
             self.answer(session)
         self.moving = {}
@@ -412,11 +445,11 @@ class Drain:
         if (go_on := self.asking.pop(session, None)) is not None:
             go_on()
 
-    def let_on(self, places: Iterable[QueueKey]) -> None:
+    def release_pulls(self, places: Iterable[QueueKey]) -> None:
         """The pulls of these queues need not wait any more."""
         for place in places:
             for go_on in self.gated.pop(place, ()):
                 go_on()
 
-    def let_all_on(self) -> None:
-        self.let_on(list(self.gated))
+    def release_all_pulls(self) -> None:
+        self.release_pulls(list(self.gated))

@@ -45,7 +45,7 @@ from ...protocol.headers import ConsumerGroup as ConsumerGroupHeader
 from ...protocol.names import RETRY_PREFIX, SQL92, TAG, Queue, SubscriptionError, parse_subscription
 from ..broker import Broker
 from ..config import MAX_RUNNING_INFO_BYTES, LimitExceeded
-from ..groups.group import ConsumerGroup
+from ..groups.group import NO_QUEUE, ConsumerGroup
 from ..groups.members import shape_of
 from ..sessions import Answer, Asked, Refusal, RunningWanted
 from ..store.files import StoreFull
@@ -204,9 +204,9 @@ def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffe
     header = read(ConsumerGroupHeader, frame.ext)
     name, topic, detail = header.consumer_group, header.topic, frame.ext.get(EXT_DETAIL)
     if detail is None and not topic:
-        question = small(frame)
-        if broker.draining.notices.when_sure(
-            name, connection, lambda: connection.write(_list_given(broker, connection, question, name))
+        question, group = small(frame), broker.groups.get(name)
+        if group is not None and broker.draining.notices.when_sure(
+            group, connection, lambda: connection.write(_list_given(broker, connection, question, name))
         ):
             return None
         return _list_given(broker, connection, frame, name)
@@ -499,14 +499,15 @@ async def agree_on_members(broker: Broker, connection: Connection, frame: Frame)
             remark = f"a name, digest or token has {len(text)} characters; {MAX_ID_CHARS} are allowed"
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=remark)
     members = decode_agreed_members(frame.body)
-    address = broker.draining.agreement.address(header.consumer_group, header.broker_name)
-    if address is None or broker.acl is not None or connection.broker_name == header.broker_name:
-        broker.draining.heard(header, members)  # without an address it is no peer, and changes nothing
+    group = broker.groups.get(header.consumer_group)
+    peer = group.sync.peers.get(header.broker_name) if group is not None else None
+    if peer is None or broker.acl is not None or connection.broker_name == header.broker_name:
+        broker.draining.on_peer_update(header, members)  # if it is no peer, it changes nothing
         return answer(frame)
     if connection.is_proving or not broker.peers.may_ask:
         return answer(frame, ResponseCode.SYSTEM_BUSY, remark="other brokers are being asked whether they said so")
     connection.is_proving = True
-    return await _hear_if_confirmed(broker, connection, frame, address, header, members)
+    return await _hear_if_confirmed(broker, connection, frame, peer.address, header, members)
 
 
 async def _hear_if_confirmed(
@@ -519,7 +520,7 @@ async def _hear_if_confirmed(
         connection.is_proving = False
     if is_confirmed:
         connection.broker_name = header.broker_name
-        broker.draining.heard(header, members)
+        broker.draining.on_peer_update(header, members)
         return answer(frame)
     if connection.is_news("peer_not_believed"):
         log.warning("peer_not_believed", peer=connection.peer, broker=header.broker_name, address=address)
@@ -571,29 +572,28 @@ def _fix_latest(broker: Broker, group: str, topic: str, queue: ConsumeQueue | No
 
 def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(UpdateOffset, frame.ext)
-    group, key, offset = (
-        broker.groups.obtain(header.consumer_group),
-        (header.topic, header.queue_id),
-        header.commit_offset,
-    )
-    may_be_tool = not frame.is_oneway
-    code = ResponseCode.NO_PERMISSION
-    try:
-        fault = broker.commits.fence_fault(connection, group, key, offset, header.epoch, may_be_tool=may_be_tool)
-        if fault is None:
-            code, fault = ResponseCode.SYSTEM_ERROR, broker.commits.offset_fault(group, key, offset)
-        if fault is None:
-            if header.sought and header.epoch is not None:
-                broker.locks.clear_former_end(group.queue(*key))
-            broker.commits.store(connection, group, key, offset, by_owner=header.epoch is not None)
-            if header.epoch is None:
-                broker.guard.record_commit(connection, group.queue(*key))
-            return answer(frame, ext={})
-    finally:
+    group, key = broker.groups.obtain(header.consumer_group), (header.topic, header.queue_id)
+    offset, epoch = header.commit_offset, header.epoch
+    code, may_be_tool = ResponseCode.NO_PERMISSION, not frame.is_oneway
+    fault = broker.commits.fence_fault(connection, group, key, offset, epoch, may_be_tool=may_be_tool)
+    if fault is None:
+        code, fault = ResponseCode.SYSTEM_ERROR, broker.commits.offset_fault(group, key, offset)
+    if fault is not None:
         broker.groups.release(group)
-    if connection.is_news("commit_refused"):
-        broker_log.warning("commit_refused", group=group.name, peer=connection.peer, reason=fault)
-    return answer(frame, code, remark=f"the offset is not stored: {fault}")
+        if connection.is_news("commit_refused"):
+            broker_log.warning("commit_refused", group=group.name, peer=connection.peer, reason=fault)
+        return answer(frame, code, remark=f"the offset is not stored: {fault}")
+    queue = group.queues.get(key, NO_QUEUE)
+    if header.sought and epoch is not None:
+        broker.locks.clear_former_end(queue)
+    try:
+        broker.commits.store(connection, group, key, offset, by_owner=epoch is not None)
+    except (LimitExceeded, names.IllegalName):
+        broker.groups.release(group)
+        raise
+    if epoch is None and queue.reader is connection:
+        broker.guard.record_commit(connection, queue)
+    return answer(frame, ext={})
 
 
 def _queue(broker: Broker, topic: str, queue_id: int) -> ConsumeQueue | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rocketlet.broker.groups.agreement import Agreement
+from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.stages import GivenElsewhere, Others
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.group_bodies import Members, Word
@@ -16,8 +17,9 @@ class Said:
 
     def __init__(self) -> None:
         self.clock = MovableClock(stands=True)
+        self.group = ConsumerGroup("g")
         self.away: list[str] = []
-        self.agreement = Agreement("broker-a", self.clock, self._say, self.away.append)
+        self.agreement = Agreement("broker-a", self.clock, self._say, lambda group: self.away.append(group.name))
         self._make: Callable[[], Word | None] = lambda: None
         self.failed: Callable[[bool], None] = lambda is_for_good: None
 
@@ -25,8 +27,8 @@ class Said:
         self._make, self.failed = make, failed
 
     def found(self, digest: str, *waiting: str) -> None:
-        self.agreement.opened("g")
-        self.agreement.found("g", Others({"broker-b": ("host:1", digest)}, {}), waiting)
+        self.agreement.opened(self.group)
+        self.agreement.found(self.group, Others({"broker-b": ("host:1", digest)}, {}), waiting)
 
     def word(self) -> Word | None:
         return self._make()
@@ -40,4 +42,4 @@ class Said:
         self, digest: str, *waiting: str, heard: int, number: int = 1, given: str = "", asks: bool = False
     ) -> list[GivenElsewhere]:
         header = AgreeOnMembers("g", "broker-b", number, heard, asks, digest)
-        return self.agreement.heard(header, Members(frozenset(waiting), {given: ("c1",)} if given else {}))
+        return self.agreement.heard(self.group, header, Members(frozenset(waiting), {given: ("c1",)} if given else {}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.groups.stages import Drain
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
 from rocketlet.protocol.codes import RequestCode
@@ -12,6 +14,13 @@ from ..conftest import Node, Wire, create_topic
 from .requests import SUBSCRIBED, SUSPEND, join, pull, send
 
 FLAGS = SUBSCRIBED | SUSPEND
+
+
+def drain_of(broker: Broker) -> Drain:
+    """The change of the group that not all members know yet."""
+    drain = broker.groups.obtain("g").drain
+    assert drain is not None
+    return drain
 
 
 async def reading(node: Node, wire: Wire) -> None:

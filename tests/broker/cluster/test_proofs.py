@@ -24,7 +24,7 @@ async def two(nodes: Nodes, connect: Connect) -> Two:
 
 def overheard(two: Two) -> AgreeOnMembers:
     """A word that would let broker-a tell its members, in the name of broker-b."""
-    peer = two.a.broker.draining.agreement._groups["g"].peers["broker-b"]
+    peer = two.a.broker.groups.obtain("g").sync.peers["broker-b"]
     return AgreeOnMembers("g", "broker-b", peer.number + 10, peer.number + 10, False, peer.digest)
 
 

@@ -50,7 +50,7 @@ async def test_a_member_that_a_broker_does_not_know_yet_is_waited_for(two: Two) 
     """Its heartbeats reach one broker after the other."""
     one, newcomer = await reading(two), await two.member("c2")
     await join(newcomer.a, "c2")
-    group = two.a.broker.draining.agreement._groups["g"]
+    group = two.a.broker.groups.obtain("g").sync
     await eventually(lambda: group.speaks and group.peers["broker-b"].knows)
     assert await members(one.a) == ["c1"]
     await join(newcomer.b, "c2")
@@ -69,9 +69,8 @@ async def test_what_one_broker_gives_the_other_one_knows(two: Two) -> None:
     await told(newcomer.a, "c1", "c2")
     group = two.b.broker.groups.get("g")
     assert group is not None
-    given = two.b.broker.draining.allotment.given
     await eventually(
-        lambda: [found.ids for item in group.members if (found := given.of("g", item))] == [["c1", "c2"]] * 2
+        lambda: [found.ids for item in group.members if (found := group.issued_to(item))] == [["c1", "c2"]] * 2
     )
 
 
@@ -139,7 +138,7 @@ async def test_with_accounts_brokers_sign_what_they_say(nodes: Nodes, file: Acco
     for wire in wires:
         await told(wire, "c1")
     for node in (a, b):
-        (peer,) = node.broker.draining.agreement._groups["g"].peers.values()
+        (peer,) = node.broker.groups.obtain("g").sync.peers.values()
         assert peer.agrees
     for wire in wires:
         await wire.close()
@@ -211,7 +210,7 @@ async def test_a_broker_that_is_alone_asks_nobody(node: Node, wire: Wire) -> Non
     await create_topic(wire, "t", 1)
     await join(wire, "c1")
     await told(wire, "c1")
-    assert not node.broker.draining.agreement._groups
+    assert not node.broker.draining.agreement.synced
     assert not node.broker.peers._links
 
 
@@ -239,25 +238,25 @@ def test_a_member_is_given_a_list_by_what_the_other_broker_says_and_told_when_th
     assert (first.digest, first.asks, [*members.waiting]) == ("d", True, ["c1"])
     assert said.word() is None, "nothing new"
     said.hears("other", heard=first.number)
-    assert not said.agreement.lets_give("g", "c2"), "it has other members"
+    assert not said.group.sync.lets_give("c2"), "it has other members"
     said.hears("d", heard=first.number - 1)
-    assert not said.agreement.lets_give("g", "c2"), "it has not heard of this change"
+    assert not said.group.sync.lets_give("c2"), "it has not heard of this change"
     said.hears("d", "c2", heard=first.number)
-    assert not said.agreement.lets_give("g", "c2"), "it waits"
+    assert not said.group.sync.lets_give("c2"), "it waits"
     said.hears("d", heard=first.number)
-    assert said.agreement.lets_give("g", "c2")
-    assert not said.agreement.lets_tell("g", "c2"), "it may not give the list yet"
+    assert said.group.sync.lets_give("c2")
+    assert not said.group.sync.lets_tell("c2"), "it may not give the list yet"
     second, _ = said.says()
     said.hears("d", heard=second.number)
-    assert said.agreement.lets_tell("g", "c2")
-    said.agreement.waits("g", ())
-    assert not said.agreement.is_reached("g"), "it does not know that c1 is drained"
+    assert said.group.sync.lets_tell("c2")
+    said.agreement.waits(said.group, ())
+    assert not said.group.sync.reach(), "it does not know that c1 is drained"
     third, members = said.says()
     assert not members.waiting
     said.hears("d", heard=third.number)
-    assert said.agreement.is_reached("g")
+    assert said.group.sync.reach()
     said.hears("d", "c1", heard=third.number)
-    assert said.agreement.lets_tell("g", "c1"), "what is agreed remains so until the next change"
+    assert said.group.sync.lets_tell("c1"), "what is agreed remains so until the next change"
 
 
 def test_a_broker_that_fails_is_not_waited_for_until_it_says_something() -> None:
@@ -265,11 +264,11 @@ def test_a_broker_that_fails_is_not_waited_for_until_it_says_something() -> None
     for is_for_good in (False, True):
         said.found("d")
         number = said.says()[0].number
-        assert not said.agreement.lets_give("g", "c1")
+        assert not said.group.sync.lets_give("c1")
         said.failed(is_for_good)
-        assert said.agreement.lets_tell("g", "c1")
+        assert said.group.sync.lets_tell("c1")
         said.hears("d", heard=number)
-        assert not said.agreement.lets_tell("g", "c1")
+        assert not said.group.sync.lets_tell("c1")
     assert said.away == ["g", "g"]
 
 
@@ -277,13 +276,13 @@ def test_a_drain_that_goes_on_is_said_now_and_then() -> None:
     said = Said()
     said.found("d", "c1")
     number = said.says()[0].number
-    said.agreement.progressed("g")
+    said.agreement.progressed(said.group)
     assert said.word() is None
     said.clock.advance(PROGRESS_S)
-    said.agreement.progressed("g")
+    said.agreement.progressed(said.group)
     again, _ = said.says()
     assert (again.number, again.asks) == (number, False)
-    said.agreement.progressed("g")
+    said.agreement.progressed(said.group)
     assert said.word() is None
 
 
@@ -298,7 +297,7 @@ def test_the_lists_of_some_changes_are_kept() -> None:
     assert not said.hears(last, heard=0, given="d0")
     for number in range(MAX_AGREED_LISTS + 1):
         said.found(f"e{number}")
-        said.agreement.gave("g", "c1")
+        said.agreement.gave(said.group, "c1")
     assert [*said.says()[1].given] == [f"e{number}" for number in range(1, MAX_AGREED_LISTS + 1)]
 
 
@@ -335,7 +334,7 @@ async def test_what_cannot_be_is_refused_and_what_nobody_asked_for_changes_nothi
     stray = write(AgreeOnMembers("g", "broker-b", 1, 1, True, "d"))
     assert (await wire.call(RequestCode.AGREE_ON_MEMBERS, stray, b"junk")).code == ResponseCode.SYSTEM_ERROR
     assert (await wire.call(RequestCode.AGREE_ON_MEMBERS, stray, body)).code == 0
-    assert not node.broker.draining.agreement._groups
+    assert not node.broker.draining.agreement.synced
     assert read(AgreeOnMembers, stray) == AgreeOnMembers("g", "broker-b", 1, 1, True, "d")
 
 
@@ -343,8 +342,7 @@ async def test_who_was_given_no_list_is_not_in_the_one_of_before(node: Node, wir
     """It would take queues by it, and nobody would know of that."""
     await create_topic(wire, "t", 2)
     await join(wire, "c1")
-    draining = node.broker.draining
-    await eventually(lambda: "c1" in draining.notices._settled.get("g", ()))
+    await eventually(lambda: "c1" in node.broker.groups.obtain("g").settled_ids)
     known = routes_known_later(node)
     await join(await connect(node.address), "c2")
     assert await members(wire) == []

@@ -39,12 +39,10 @@ class World:
         self.groups = ConsumerGroups(runtime, history, "a", lambda topic: 4, lambda group: None)
         locks = make_locks(folder, clock, groups=self.groups)
         self.watch = Watch(runtime, self.groups, locks, history, lambda topic: 4)
-        self.change = 1
         self.allotment = Allotment(
             runtime,
             self.groups,
             self._route,
-            change_of=lambda name: self.change,
             on_moved=lambda group: self.moved.append(group.name),
         )
 
@@ -81,14 +79,14 @@ class World:
         return group
 
     def gives(self, session: Connection, members: MemberList) -> MemberList:
-        self.allotment.give("g", session, self.group.members[session].client_id, members)
+        self.allotment.issue(self.group, session, self.group.members[session].client_id, members)
         return members
 
     def is_bound(self, session: Connection, topic: str = "t") -> bool:
         return self.allotment.is_bound(self.group, session, topic)
 
     def is_anothers(self, session: Connection, queue_id: int = 0, topic: str = "t") -> bool:
-        return self.allotment.is_anothers("g", session, topic, queue_id)
+        return self.allotment.is_anothers(self.group, session, topic, queue_id)
 
 
 @pytest.fixture
@@ -99,14 +97,17 @@ def world(tmp_path: Path) -> World:
 def test_a_member_that_was_told_of_itself_alone_is_bound_and_for_a_while_after_that(world: World) -> None:
     one, two = world.joins("c1", "t"), world.joins("c2", "t")
     assert not world.is_bound(one)
-    assert not world.allotment.may_bind("g", one)
+    assert not world.allotment.may_bind(world.group, one)
     world.gives(one, ALONE)
     world.allotment.put(world.group, {"t": ["c1"] * 4})
     assert (world.is_bound(one), world.is_bound(two)) == (True, False)
-    assert (world.allotment.is_alone("g", one), world.allotment.is_alone("g", two)) == (True, False)
-    assert (world.allotment.may_bind("g", one), world.allotment.may_bind("g", two)) == (True, False)
+    assert (world.group.is_alone(one), world.group.is_alone(two)) == (True, False)
+    assert (
+        world.allotment.may_bind(world.group, one),
+        world.allotment.may_bind(world.group, two),
+    ) == (True, False)
     world.gives(one, MemberList(["c1", "c2"]))
-    assert (world.is_bound(one), world.allotment.may_bind("g", one)) == (True, True)
+    assert (world.is_bound(one), world.allotment.may_bind(world.group, one)) == (True, True)
     world.clock.advance(world.allotment.drained_wait_s - 0.1)
     assert world.is_bound(one)
     world.clock.advance(0.1)
@@ -118,13 +119,13 @@ def test_a_member_that_has_asked_for_some_topics_only_is_bound_for_longer(world:
     world.allotment.put(world.group, {"t": ["c1"] * 4, "u": ["c1"] * 2})
     world.gives(one, ALONE)
     members = world.gives(one, MemberList(["c1"]))
-    assert world.allotment.is_halfway(world.group, one)
+    assert world.allotment.is_mid_rebalance(world.group, one)
     world.clock.advance(RELOOK_S - 0.1)
     assert world.is_bound(one)
     world.gives(one, members)
-    assert not world.allotment.is_halfway(world.group, one)
+    assert not world.allotment.is_mid_rebalance(world.group, one)
     assert not world.is_bound(one)
-    assert not world.allotment.is_halfway(world.group, peer())
+    assert not world.allotment.is_mid_rebalance(world.group, peer())
 
 
 def test_members_of_unequal_topics_are_bound_that_may_have_asked_before(world: World) -> None:
@@ -136,8 +137,8 @@ def test_members_of_unequal_topics_are_bound_that_may_have_asked_before(world: W
     assert world.is_bound(one)
     assert not world.is_bound(two)
     assert world.is_bound(two, RETRIES), "members share it that know nothing of each other"
-    assert world.allotment.may_bind("g", two)
-    assert not world.allotment.may_bind("h", two)
+    assert world.allotment.may_bind(world.group, two)
+    assert not world.allotment.may_bind(world.groups.obtain("h"), two)
 
 
 def test_a_bound_member_gets_its_own_only(world: World) -> None:
@@ -148,7 +149,7 @@ def test_a_bound_member_gets_its_own_only(world: World) -> None:
     assert [world.is_anothers(one, number) for number in range(3)] == [False, True, False]
     assert not world.is_anothers(ours, 0)
     assert not world.is_anothers(peer(), 1)
-    world.allotment.bound.clear()
+    world.group.has_bound_members = False
     assert not world.is_anothers(one, 1)
 
 
@@ -164,12 +165,12 @@ async def test_a_queue_without_an_owner_is_looked_for_and_nobody_s_meanwhile(wor
         assert world.is_anothers(one, 2)
     assert await world.looked() == 1
     assert world.moved == ["g"], "its readers are drained of what moves"
-    assert world.allotment.owners.of_group("g") == {"t": ["c1"] * 2}
+    assert world.groups.obtain("g").owners == {"t": ["c1"] * 2}
 
 
 async def look(world: World) -> None:
     world.clock.advance(world.limits.owners_look_s)
-    world.allotment.look("g")
+    world.allotment.find_owners(world.group)
     assert await world.looked() == 1
 
 
@@ -177,12 +178,12 @@ async def test_owners_that_are_found_are_kept_where_nobody_is_bound(world: World
     world.joins("c1", "t", "v")
     world.allotment.put(world.group, {"v": ["c1"]})
     await look(world)
-    assert world.allotment.owners.of_group("g") == {"t": ["c1"] * 4, "v": ["c1"]}, "v has no route now"
-    assert (world.moved, world.allotment.owners.count) == ([], 5)
+    assert world.groups.obtain("g").owners == {"t": ["c1"] * 4, "v": ["c1"]}, "v has no route now"
+    assert (world.moved, world.allotment.queue_count) == ([], 5)
     world.group.is_uneven = True
     await look(world)
     assert world.moved == [], "they are as before"
-    world.allotment.look("h")
+    world.allotment.find_owners(world.groups.obtain("h"))
     assert await world.looked() == 0
 
 
@@ -190,13 +191,13 @@ async def test_owners_of_an_earlier_change_are_dropped(world: World) -> None:
     world.joins("c1", "t")
     world.allotment.put(world.group, {})
     world.clock.advance(world.limits.owners_look_s)
-    world.allotment.look("g")
-    world.change = 2
+    world.allotment.find_owners(world.group)
+    world.group.change = 2
     await world.looked()
-    assert world.allotment.owners.of_group("g") == {}
-    assert world.allotment.owners.count == 0
+    assert world.groups.obtain("g").owners == {}
+    assert world.allotment.queue_count == 0
     finish(world.allotment._finding(world.group, 1, {"t": world.route("t")}))
-    assert world.allotment.owners.of_group("g") == {}
+    assert world.groups.obtain("g").owners == {}
 
 
 async def test_too_many_owners_are_not_looked_for(tmp_path: Path) -> None:
@@ -204,25 +205,25 @@ async def test_too_many_owners_are_not_looked_for(tmp_path: Path) -> None:
     world.joins("c1", "t", "u")
     world.allotment.put(world.group, {})
     await look(world)
-    assert (world.allotment.owners.of_group("g"), world.allotment.owners.count) == ({}, 0)
+    assert (world.groups.obtain("g").owners, world.allotment.queue_count) == ({}, 0)
 
 
 def test_a_reader_is_told_from_a_bystander(world: World) -> None:
     one, two = world.joins("c1", "t"), world.joins("c2", "t")
     world.allotment.put(world.group, {"t": ["c1", "c2"]})
     world.gives(one, ALONE)
-    assert world.allotment.is_bystander("g", one, "t", 1)
-    assert world.allotment.is_new_reader("g", one, "t", 0)
-    assert not world.allotment.is_new_reader("g", two, "t", 0), "it is not bound"
-    assert not world.allotment.is_new_reader("h", one, "t", 0)
-    assert not world.allotment.is_new_reader("g", peer(), "t", 0)
+    assert world.allotment.is_bystander(world.group, one, "t", 1)
+    assert world.allotment.is_new_reader(world.group, one, "t", 0)
+    assert not world.allotment.is_new_reader(world.group, two, "t", 0), "it is not bound"
+    assert not world.allotment.is_new_reader(world.groups.obtain("h"), one, "t", 0)
+    assert not world.allotment.is_new_reader(world.group, peer(), "t", 0)
     for number in range(2):
         world.watch.record_pull(one, world.groups.obtain("g"), ("t", number))
-    assert not world.allotment.is_bystander("g", one, "t", 1), "it has messages of it in its handlers"
-    assert not world.allotment.is_bystander("g", one, "t", 0)
-    assert not world.allotment.is_new_reader("g", one, "t", 0)
-    assert [world.allotment.is_read_by_its_owner("g", "t", number) for number in range(3)] == [True, False, False]
-    assert not world.allotment.is_read_by_its_owner("h", "t", 0)
+    assert not world.allotment.is_bystander(world.group, one, "t", 1), "it has messages of it in its handlers"
+    assert not world.allotment.is_bystander(world.group, one, "t", 0)
+    assert not world.allotment.is_new_reader(world.group, one, "t", 0)
+    assert [world.groups.obtain("g").is_read_by_its_owner("t", number) for number in range(3)] == [True, False, False]
+    assert not world.groups.obtain("h").is_read_by_its_owner("t", 0)
 
 
 def test_members_that_lose_queues_and_have_not_asked_since_are_late(world: World) -> None:
@@ -245,20 +246,24 @@ def test_of_those_that_are_gone_nothing_is_kept(world: World) -> None:
     for session in (one, two, three):
         world.gives(session, ALONE)
         world.gives(session, MemberList(["c0"]))
-    world.allotment.keep("g", {one, two})
-    assert list(world.allotment._bound_since_s["g"]) == [one, two]
-    assert world.allotment.given.of("g", three) is None
+    world.groups.leave(three, "g")
+    world.allotment.keep_members(world.group)
+    assert list(world.group.bound_since_s) == [one, two]
+    assert world.groups.obtain("g").issued_to(three) is None
     world.clock.advance(RELOOK_S)
-    world.allotment.keep("g", {one, two})
-    assert "g" not in world.allotment._bound_since_s
+    world.allotment.keep_members(world.group)
+    assert not world.group.bound_since_s
     world.gives(one, ALONE)
     world.gives(one, MemberList(["c0"]))
-    world.allotment.forget("g")
-    assert (world.allotment.bound, world.allotment._bound_since_s) == (set(), {})
-    assert world.allotment.given.of("g", one) is None
+    group = world.group
+    world.allotment.end(group)
+    assert (group.has_bound_members, group.bound_since_s) == (False, {})
+    assert world.groups.obtain("g").issued_to(one) is None
     world.allotment.put(world.group, {"t": ["c1"]})
-    world.allotment.forget_owners("g")
-    assert (world.allotment.owners.count, world.allotment._looked_s) == (0, {})
+    for session in (one, two):
+        world.groups.leave(session, "g")
+    world.allotment.end(group)
+    assert (world.allotment.queue_count, group.owners_found_s) == (0, None)
 
 
 def test_tools_see_what_a_list_or_new_owners_change(world: World) -> None:
@@ -275,7 +280,7 @@ def test_tools_see_what_a_list_or_new_owners_change(world: World) -> None:
 
 
 def claims_of(world: World, max_claims: int = 100) -> tuple[Claims, dict[int, list[Any]] | None]:
-    claims = Claims("a", world.allotment.given, Limits(max_claims=max_claims))
+    claims = Claims("a", Limits(max_claims=max_claims))
     return claims, finish(claims.finding(world.group, TopicQueues("t", world.route("t"))))
 
 

@@ -82,7 +82,9 @@ async def test_a_foreign_members_pulls_commit_on_the_way(node: Node, wire: Wire)
     await heartbeat(wire)
     group = node.broker.groups.get("g")
     assert group is not None
-    await eventually(lambda: not node.broker.draining.is_moving("g", next(iter(group.members))))
+    await eventually(
+        lambda: not node.broker.draining.is_moving(node.broker.groups.obtain("g"), next(iter(group.members)))
+    )
     checks = Checks(node)
     for offset in range(4):
         got = await asked(wire, offset, flags=SUSPEND | 1, sub_version=10, commit_offset=offset)
@@ -200,8 +202,8 @@ async def _told_of_itself_alone(node: Node, wire: Wire, other: Wire) -> None:
     group = node.broker.groups.get("g")
     assert group is not None
     session = next(iter(group.members))
-    node.broker.draining.allotment.give("g", session, "c1", ALONE)
-    assert node.broker.draining.is_moving("g", session)
+    node.broker.draining.allotment.issue(node.broker.groups.obtain("g"), session, "c1", ALONE)
+    assert node.broker.draining.is_moving(node.broker.groups.obtain("g"), session)
 
 
 async def _settings_changed(node: Node, wire: Wire, other: Wire) -> None:

@@ -117,9 +117,9 @@ def test_a_reader_that_is_given_a_list_may_read_what_comes_back(one: Connection,
 def test_a_reader_that_goes_on_may_stand_longer(one: Connection, two: Connection, *, is_long: bool) -> None:
     drain = losing((A, one), (B, two), is_long=is_long)
     assert drain.moves_singly is is_long
-    drain.come_further(120.0)
-    drain.come_further(140.0, one)
-    drain.come_further(150.0, peer())
+    drain.record_progress(120.0)
+    drain.record_progress(140.0, one)
+    drain.record_progress(150.0, peer())
     assert drain.due_s == (130.0 if is_long else 150.0)
     assert drain.standing(129.9, was_asked=False) == []
     assert drain.standing(130.0, was_asked=False) == ([two] if is_long else [])
@@ -172,8 +172,8 @@ def test_pulls_that_wait_go_on_once(one: Connection) -> None:
     drain, gone_on = losing((A, one)), list[QueueKey]()
     for place in (A, A, B, C):
         drain.gated.setdefault(place, []).append(lambda place=place: gone_on.append(place))  # type: ignore[misc]
-    drain.let_on([A])
-    drain.let_on([A])
+    drain.release_pulls([A])
+    drain.release_pulls([A])
     assert gone_on == [A, A]
     drain.end()
     assert gone_on == [A, A, B, C]

@@ -15,7 +15,7 @@ from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.names import Queue
 
 from ...conftest import PATIENCE_S, Connect, Node, Wire, create_topic, eventually
-from ...support.draining import FLAGS, handled, locks, members_of, reading
+from ...support.draining import FLAGS, drain_of, handled, locks, members_of, reading
 from ...support.requests import SUBSCRIBED, join, members, pull, routes_known_later, send
 
 pytestmark = pytest.mark.limits(drain_limit_s=3600.0)  # no drain ends because the machine is busy
@@ -25,7 +25,7 @@ async def test_a_reader_ends_before_the_next_one_is_told(node: Node, wire: Wire,
     await reading(node, wire)
     two = await connect(node.address)
     await join(two, "c2")
-    await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
+    await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1))
     assert await members(two) == ["c1", "c2"], "the newcomer loses nothing, and is told at once"
     assert await members(wire) == ["c1"], "the reader goes on with the list that it had"
     waits = two.send(RequestCode.PULL_MESSAGE, pull(queue=1, offset=0, flags=FLAGS))
@@ -71,7 +71,7 @@ async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(
     await reading(node, wire)
     ours = await connect(node.address)
     await join(ours, "c2", strategy="AVG")
-    await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
+    await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1))
     assert not await locks(ours, "c2", 1)
     await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS | 0x1, commit_offset=1))
     assert await locks(ours, "c2", 1)
@@ -86,7 +86,7 @@ async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_th
     await join(wire, "c2")
     ours = await connect(node.address)
     await join(ours, "c1", strategy="AVG")
-    await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_finding)
+    await eventually(lambda: members_of(node) == 2 and not drain_of(node.broker).is_finding)
     assert sorted(await members(wire)) == ["c1", "c2"]
     await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, flags=SUBSCRIBED))
     assert not await locks(ours, "c1", 1), "c1 has not heard that c2 is here"
@@ -107,7 +107,7 @@ async def test_owners_are_not_looked_for_at_every_lock_that_is_refused(
     ours = await connect(node.address)
     await join(ours, "c2", strategy="AVG")
     draining = node.broker.draining
-    await eventually(lambda: members_of(node) == 2 and not draining._drains["g"].is_finding)
+    await eventually(lambda: members_of(node) == 2 and not drain_of(node.broker).is_finding)
     looked: list[str] = []
 
     async def find_route(topic: str) -> None:
@@ -129,7 +129,7 @@ async def test_a_change_has_a_number_that_never_comes_again(node: Node, connect:
     for _ in range(2):
         wire = await connect(node.address)
         await join(wire, "c1")
-        numbers.add(node.broker.draining._changes["g"])
+        numbers.add(node.broker.groups.obtain("g").change)
         await wire.close()
         await eventually(lambda: members_of(node) == 0)
     assert len(numbers) == 2
@@ -141,10 +141,10 @@ async def test_a_reader_that_dies_while_it_is_drained_holds_nothing_up(
     await reading(node, wire)
     ours = await connect(node.address)
     await join(ours, "c2", strategy="AVG")
-    await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
+    await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1))
     await wire.close()
     await eventually(lambda: len(node.broker.groups.get("g").members) == 1)  # type: ignore[union-attr]
-    assert not node.broker.draining.is_draining("g", "t", 1)
+    assert not node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1)
 
 
 async def test_a_foreign_member_goes_on_where_the_last_owner_of_a_lease_came(
@@ -184,7 +184,7 @@ async def queue_1_moved(node: Node, wire: Wire, connect: Connect) -> Wire:
     assert await members(wire) == ["c1"]
     two = await connect(node.address)
     await join(two, "c2")
-    await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
+    await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1))
     await handled(wire, 1, 1)
     await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     assert await members(wire) == ["c1", "c2"]
@@ -198,9 +198,9 @@ async def test_who_reads_a_queue_follows_from_the_list_that_each_was_given(
     two, three = await queue_1_moved(node, wire, connect), await connect(node.address)
     assert await members(two) == ["c1", "c2"]
     await join(three, "c0")  # c0 gets queue 0, c1 queue 1, c2 nothing: both queues move
-    await eventually(lambda: node.broker.draining.is_draining("g", "t", 0))
-    await eventually(lambda: not node.broker.draining._drains["g"].is_finding)
-    drain = node.broker.draining._drains["g"]
+    await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 0))
+    await eventually(lambda: not drain_of(node.broker).is_finding)
+    drain = drain_of(node.broker)
     group = node.broker.groups.get("g")
     assert group is not None
     ids = {place: {group.members[peer].client_id for peer in peers} for place, peers in drain.moving.items()}
@@ -216,7 +216,7 @@ async def test_who_lets_go_gets_nothing_though_the_queue_is_its_own_again(
     two, three = await queue_1_moved(node, wire, connect), await connect(node.address)
     assert await members(two) == ["c1", "c2"]
     await join(three, "c0")  # c0 gets queue 0, c1 queue 1, c2 nothing
-    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_finding)
+    await eventually(lambda: members_of(node) == 3 and not drain_of(node.broker).is_finding)
     await send(wire, b"later", queue=1)
     await handled(two, 1, 1)
     flags = FLAGS | 0x1
@@ -267,7 +267,10 @@ async def test_a_queue_that_its_reader_has_dropped_is_not_waited_for(
             answered = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, offset=1, flags=FLAGS))
             assert answered.code == ResponseCode.PULL_NOT_FOUND
     draining = node.broker.draining
-    assert [draining.is_draining("g", "t", queue) for queue in range(2)] == [not dropped, True]
+    assert [draining.is_draining(node.broker.groups.obtain("g"), "t", queue) for queue in range(2)] == [
+        not dropped,
+        True,
+    ]
 
 
 async def test_a_further_change_does_not_forget_who_still_handles_what_moves(
@@ -278,15 +281,15 @@ async def test_a_further_change_does_not_forget_who_still_handles_what_moves(
     two, three = await connect(node.address), await connect(node.address)
 
     def knows_what_moves() -> bool:
-        drain = node.broker.draining._drains.get("g")
+        drain = node.broker.groups.obtain("g").drain
         return drain is not None and not drain.is_finding and drain.has(("t", 1))
 
     await join(two, "c2")
     await eventually(knows_what_moves)
     assert await members(two) == ["c1", "c2"], "it is told that the queue is its own"
     await join(three, "c3")  # and gets no queue
-    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_finding)
-    assert node.broker.draining.is_draining("g", "t", 1), "c1 still handles messages of it"
+    await eventually(lambda: members_of(node) == 3 and not drain_of(node.broker).is_finding)
+    assert node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1), "c1 still handles messages of it"
 
 
 async def test_nobody_is_told_while_it_is_not_known_what_a_further_change_moves(
@@ -297,11 +300,10 @@ async def test_nobody_is_told_while_it_is_not_known_what_a_further_change_moves(
     assert await members(wire) == ["c1"]
     two, three = await connect(node.address), await connect(node.address)
     await join(two, "c2")
-    draining = node.broker.draining
-    await eventually(lambda: not draining._drains["g"].is_finding)
+    await eventually(lambda: not drain_of(node.broker).is_finding)
     known = routes_known_later(node)
     await join(three, "c3")
-    await eventually(lambda: len(draining._drains["g"].kept) == 3)
+    await eventually(lambda: len(drain_of(node.broker).kept) == 3)
     await handled(wire, 1, 1)
     known.set()
     await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
@@ -313,14 +315,13 @@ async def test_who_is_given_the_list_that_it_had_is_told_again(node: Node, wire:
     """It was told because nobody knew for too long what moves, and asks when that is known."""
     await reading(node, wire)
     assert await members(wire) == ["c1"]
-    draining = node.broker.draining
     known = routes_known_later(node)
     await join(await connect(node.address), "c2")
-    await eventually(lambda: len(draining._drains["g"].kept) == 2)
+    await eventually(lambda: len(drain_of(node.broker).kept) == 2)
     node.clock.advance(60.0)
     await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     known.set()
-    await eventually(lambda: draining._drains["g"].has(("t", 1)))
+    await eventually(lambda: drain_of(node.broker).has(("t", 1)))
     assert await members(wire) == ["c1"]
     await handled(wire, 1, 1)
     await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
@@ -335,7 +336,7 @@ async def test_a_further_change_gives_nothing_to_who_was_told_and_has_not_let_go
         await connect(node.address),
     )  # c1 lets go with its next commit
     await join(three, "c3")  # and gets no queue
-    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_finding)
+    await eventually(lambda: members_of(node) == 3 and not drain_of(node.broker).is_finding)
     await send(wire, b"later", queue=1)
     late = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))
     assert late.code == ResponseCode.PULL_NOT_FOUND, "its former reader"
@@ -390,7 +391,7 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
     for queue in range(2):
         assert (await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
     await join(two, "c2")
-    await eventually(lambda: not node.broker.draining._drains["g"].is_finding)
+    await eventually(lambda: not drain_of(node.broker).is_finding)
     for queue in (2, 3):
         await handled(wire, queue, 0)
     assert await members(wire) == ["c1", "c2"]
@@ -399,8 +400,8 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
         assert (await two.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
     three = await connect(node.address)
     await join(three, "c0")  # 4 queues: 0 and 1 to c0, 2 to c1, 3 to c2
-    await eventually(lambda: not node.broker.draining._drains["g"].is_finding)
-    assert node.broker.draining.is_draining("g", "t", 2)
+    await eventually(lambda: not drain_of(node.broker).is_finding)
+    assert node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 2)
     await handled(two, 2, 1)
     assert sorted(await members(two)) == ["c0", "c1", "c2"], "told"
     assert await members(wire) == ["c1", "c2"], "not told: its handlers run"
@@ -408,7 +409,7 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
     assert await members(wire) == ["c1", "c2"]
     await handled(wire, 1, 1)
     assert sorted(await members(wire)) == ["c0", "c1", "c2"]
-    assert not node.broker.draining.is_draining("g", "t", 0)
+    assert not node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 0)
 
 
 async def test_rebalanced_tells_the_truth_of_members_that_lock_nothing(

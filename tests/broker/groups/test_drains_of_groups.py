@@ -12,6 +12,7 @@ from rocketlet.broker.groups.drains import Draining, Repeats
 from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.settings import History
+from rocketlet.broker.groups.stages import Drain, PeerSync
 from rocketlet.broker.messages.held_pulls import Until
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.runtime import MovableClock, Runtime
@@ -107,7 +108,7 @@ class World:
     async def joins(self, client_id: str, *, strategy: str | None = None) -> Connection:
         session = self.comes(client_id, strategy=strategy)
         for member in self.group.foreign:  # they are notified, or kept back
-            assert self.draining.notices.is_kept_back("g", member)
+            assert self.draining.notices.keep_back(self.groups.obtain("g"), member)
         await self.found()
         return session
 
@@ -116,6 +117,12 @@ class World:
         group = self.groups.get("g")
         assert group is not None
         return group
+
+    @property
+    def drain(self) -> Drain:
+        drain = self.group.drain
+        assert drain is not None
+        return drain
 
     def asks(self, session: Connection) -> list[str]:
         return self.draining.notices.given(self.group, session)
@@ -129,14 +136,14 @@ class World:
         return PullMessage("g", "t", number, offset, 32, FLAGS, committed, 0)
 
     def is_held_back(self, session: Connection, number: int, committed: int = 0) -> bool:
-        return self.draining.holds_back(session, self.pull(number, committed=committed))
+        return self.draining.holds_back(self.group, session, self.pull(number, committed=committed))
 
     def handles(self, session: Connection, *numbers: int) -> None:
         for number in numbers:
             self.is_held_back(session, number, committed=5)
 
     def is_kept_back(self, session: Connection) -> bool:
-        return self.draining.notices.is_kept_back("g", session)
+        return self.draining.notices.keep_back(self.groups.obtain("g"), session)
 
 
 @pytest.fixture
@@ -150,7 +157,7 @@ async def reader(world: World) -> Connection:
     world.reads(one, *range(QUEUES))
     world.clock.passes(world.limits.drained_wait_s)
     world.told.clear()
-    assert not world.draining.is_moving("g", one)
+    assert not world.draining.is_moving(world.groups.obtain("g"), one)
     return one
 
 
@@ -158,21 +165,24 @@ async def test_queues_that_move_are_drained_before_their_reader_is_told(world: W
     one = await reader(world)
     two = world.comes("c2")
     assert world.draining.is_pending("g")
-    assert world.draining.is_draining("g", "t", 0), "it is not known yet what moves"
+    assert world.draining.is_draining(world.group, "t", 0), "it is not known yet what moves"
     assert world.is_kept_back(one)
     assert world.is_kept_back(two)
     await world.found()
-    assert [world.draining.is_draining("g", "t", number) for number in (2, 3)] == [True, True]
+    assert [world.draining.is_draining(world.group, "t", number) for number in (2, 3)] == [True, True]
     assert not world.is_held_back(one, 0)
     assert world.is_held_back(one, 2)
-    assert world.draining.is_gated(two, world.pull(2))
-    assert not world.draining.is_gated(peer(), world.pull(2))
+    assert world.draining.is_gated(world.groups.obtain("g"), two, ("t", 2))
+    assert not world.draining.is_gated(world.groups.obtain("g"), peer(), ("t", 2))
     assert world.told == [two], "it loses nothing"
     assert (world.asks(one), world.asks(two)) == (["c1"], ["c1", "c2"])
     world.handles(one, 2)
     assert world.drained == [(2, one)]
     assert world.groups.queue("g", "t", 2).reader is None
-    assert (world.draining.is_draining("g", "t", 2), world.draining.is_draining("g", "t", 3)) == (False, True)
+    assert (
+        world.draining.is_draining(world.group, "t", 2),
+        world.draining.is_draining(world.group, "t", 3),
+    ) == (False, True)
     assert world.is_held_back(one, 2), "it gets nothing of it until it has dropped it"
     assert one not in world.told
     world.handles(one, 3)
@@ -180,7 +190,7 @@ async def test_queues_that_move_are_drained_before_their_reader_is_told(world: W
     assert not world.draining.is_pending("g")
     assert world.asks(one) == ["c1", "c2"]
     world.clock.passes(world.limits.drained_wait_s)
-    assert not world.draining.is_moving("g", one)
+    assert not world.draining.is_moving(world.groups.obtain("g"), one)
     assert not world.is_held_back(one, 2)
     assert (world.repeats.undrained, world.repeats.left) == (0, 0)
 
@@ -202,7 +212,7 @@ async def test_a_reader_that_stands_is_asked_and_given_up(world: World) -> None:
     world.clock.passes(half_s)
     assert not world.draining.is_pending("g")
     assert (world.repeats.undrained, one in world.told) == (2, True)
-    assert not world.draining.is_draining("g", "t", 2)
+    assert not world.draining.is_draining(world.group, "t", 2)
 
 
 async def test_a_broker_that_stood_still_waits_for_readers_as_long_as_it_would_have(world: World) -> None:
@@ -224,9 +234,9 @@ async def test_a_reader_that_goes_on_is_waited_for_but_not_for_ever(world: World
         world.clock.passes(step_s)
         passed_s += step_s
         assert world.draining.is_pending("g")
-        world.draining.advanced("g", one)
-        world.draining.advanced("g", two)
-        world.draining.advanced("h", one)
+        world.draining.record_progress(world.groups.obtain("g"), one)
+        world.draining.record_progress(world.groups.obtain("g"), two)
+        world.draining.record_progress(world.groups.obtain("h"), one)
     world.clock.passes(world.limits.drain_max_s - passed_s + 0.001)
     assert not world.draining.is_pending("g")
     assert world.repeats.undrained == 2
@@ -236,7 +246,7 @@ async def test_only_a_reader_that_is_waited_for_prolongs_a_drain(world: World) -
     await reader(world)
     two = await world.joins("c2")
     world.clock.passes(world.limits.drain_limit_s / 2)
-    world.draining.advanced("g", two)
+    world.draining.record_progress(world.groups.obtain("g"), two)
     world.clock.passes(world.limits.drain_limit_s / 2)
     assert not world.draining.is_pending("g")
 
@@ -258,12 +268,12 @@ async def test_pulls_of_the_next_reader_wait_up_to_a_limit_and_go_on(tmp_path: P
     one = await reader(world)
     two = await world.joins("c2")
     gone_on: list[int] = []
-    assert world.draining.is_gated(two, world.pull(2))
-    assert not world.draining.is_gated(one, world.pull(0))
-    world.draining.gate(world.pull(2), lambda: gone_on.append(2))
-    world.draining.gate(world.pull(3), lambda: gone_on.append(3))
+    assert world.draining.is_gated(world.groups.obtain("g"), two, ("t", 2))
+    assert not world.draining.is_gated(world.groups.obtain("g"), one, ("t", 0))
+    world.draining.gate(world.drain, ("t", 2), lambda: gone_on.append(2))
+    world.draining.gate(world.drain, ("t", 3), lambda: gone_on.append(3))
     with pytest.raises(LimitExceeded, match="1 pulls wait for the former reader of t:2"):
-        world.draining.gate(world.pull(2), lambda: gone_on.append(2))
+        world.draining.gate(world.drain, ("t", 2), lambda: gone_on.append(2))
     world.handles(one, 2)
     assert gone_on == [2]
     world.handles(one, 3)
@@ -274,21 +284,23 @@ async def test_who_claims_what_its_owner_reads_waits_until_it_is_known_by_which_
     """Another broker gave it one of a change that is over by now, and has not told yet."""
     one = await reader(world)
     two = await world.joins("c2")
-    assert world.draining.is_gated(two, world.pull(0))
+    assert world.draining.is_gated(world.groups.obtain("g"), two, ("t", 0))
     world.handles(one, 2, 3)
     world.asks(one)
-    assert world.draining.is_gated(two, world.pull(0))
+    assert world.draining.is_gated(world.groups.obtain("g"), two, ("t", 0))
     world.clock.passes(world.limits.drained_wait_s)
-    assert not world.draining.is_gated(two, world.pull(0)), "it shares the queues out in its own way"
+    assert not world.draining.is_gated(world.groups.obtain("g"), two, ("t", 0)), (
+        "it shares the queues out in its own way"
+    )
 
 
 async def test_a_member_from_before_a_restart_waits_until_it_is_known_what_is_its_own(world: World) -> None:
     one = world.comes("c1")
-    assert world.draining.is_gated(one, world.pull(0))
+    assert world.draining.is_gated(world.groups.obtain("g"), one, ("t", 0))
     world.watch.record_pull(one, world.groups.obtain("g"), ("t", 0))
-    assert not world.draining.is_gated(one, world.pull(0)), "it reads it already"
+    assert not world.draining.is_gated(world.groups.obtain("g"), one, ("t", 0)), "it reads it already"
     await world.found()
-    assert not world.draining.is_gated(one, world.pull(1))
+    assert not world.draining.is_gated(world.groups.obtain("g"), one, ("t", 1))
 
 
 async def test_the_last_of_several_changes_counts(world: World) -> None:
@@ -298,7 +310,7 @@ async def test_the_last_of_several_changes_counts(world: World) -> None:
     await world.found()
     assert not world.draining.is_pending("g")
     assert [world.is_held_back(one, number) for number in range(QUEUES)] == [False] * QUEUES
-    assert world.draining.allotment.owners.of_group("g") == {"t": ["c1"] * QUEUES}
+    assert world.groups.obtain("g").owners == {"t": ["c1"] * QUEUES}
 
 
 async def test_a_reader_may_be_done_while_it_is_not_known_what_a_further_change_moves(world: World) -> None:
@@ -309,7 +321,7 @@ async def test_a_reader_may_be_done_while_it_is_not_known_what_a_further_change_
         assert world.is_held_back(one, number, committed=5) == (number >= QUEUES // 2)
     assert world.drained == [(2, one), (3, one)], "the next reader goes on from there"
     await world.found()
-    assert not world.draining.is_draining("g", "t", 2)
+    assert not world.draining.is_draining(world.group, "t", 2)
 
 
 async def test_without_foreign_members_nothing_is_drained(world: World) -> None:
@@ -318,12 +330,12 @@ async def test_without_foreign_members_nothing_is_drained(world: World) -> None:
     assert world.draining.is_pending("g")
     world.groups.drop(one)
     assert not world.draining.is_pending("g")
-    assert not world.draining.is_draining("g", "t", 0)
-    assert world.draining.allotment.given.of("g", one) is None
+    assert not world.draining.is_draining(world.group, "t", 0)
+    assert world.groups.obtain("g").issued_to(one) is None
     world.clock.passes(world.limits.drain_max_s)
     world.groups.drop(ours)
-    assert world.draining._changes == {}
-    assert world.draining.allotment.owners.count == 0
+    assert (world.groups.obtain("g").change, world.groups.obtain("g").drain) == (0, None)
+    assert world.draining.allotment.queue_count == 0
 
 
 async def test_one_of_ours_that_was_refused_is_told_when_all_is_handled(world: World) -> None:
@@ -348,7 +360,7 @@ async def test_a_member_that_does_not_ask_is_told_again_so_often(world: World) -
         assert world.is_held_back(one, 2)
     world.told.clear()
     world.clock.passes(world.limits.drained_wait_s)
-    assert (world.told, world.draining.is_moving("g", one)) == ([], False)
+    assert (world.told, world.draining.is_moving(world.groups.obtain("g"), one)) == ([], False)
 
 
 async def test_a_member_that_asks_drops_its_queues_and_reads_others_on(world: World) -> None:
@@ -359,7 +371,7 @@ async def test_a_member_that_asks_drops_its_queues_and_reads_others_on(world: Wo
     world.clock.passes(DROPPED_AFTER_S / 2)
     assert world.is_held_back(one, 2), "a pull that was on its way"
     world.clock.passes(world.limits.drained_wait_s)
-    assert not world.draining.is_moving("g", one)
+    assert not world.draining.is_moving(world.groups.obtain("g"), one)
 
 
 async def test_in_a_long_drain_each_queue_moves_by_itself(world: World) -> None:
@@ -368,14 +380,14 @@ async def test_in_a_long_drain_each_queue_moves_by_itself(world: World) -> None:
     world.clock.passes(world.limits.bridged_after_s)
     assert one in world.told
     assert world.asks(one) == ["c1"]
-    assert world.draining.allotment.is_alone("g", one)
-    assert world.draining.allotment.is_anothers("g", one, "t", 2)
+    assert world.group.is_alone(one)
+    assert world.draining.allotment.is_anothers(world.groups.obtain("g"), one, "t", 2)
     world.handles(one, 2)
     assert not world.is_held_back(one, 2), "it is parked"
-    assert not world.draining.is_gated(two, world.pull(2))
+    assert not world.draining.is_gated(world.groups.obtain("g"), two, ("t", 2))
     world.handles(one, 3)
     assert not world.draining.is_pending("g")
-    drain = world.draining._drains["g"]
+    drain = world.drain
     assert not drain.is_long, "the next change begins short"
     assert world.asks(one) == ["c1", "c2"]
 
@@ -397,7 +409,7 @@ async def test_too_many_queues_are_not_drained(tmp_path: Path) -> None:
     await world.joins("c2")
     assert not world.draining.is_pending("g")
     assert one in world.told
-    assert world.draining.allotment.owners.count == 0
+    assert world.draining.allotment.queue_count == 0
 
 
 async def test_a_newcomer_without_a_list_is_told_of_those_before_the_change(world: World) -> None:
@@ -416,14 +428,14 @@ async def test_a_question_waits_for_a_word_of_another_broker_but_only_so_long(
     answered: list[str] = []
 
     def waits(text: str) -> bool:
-        return world.draining.notices.when_sure("g", one, lambda: answered.append(text))
+        return world.draining.notices.when_sure(world.groups.obtain("g"), one, lambda: answered.append(text))
 
-    monkeypatch.setattr(world.draining.agreement, "gives_earlier", lambda name: True)
+    monkeypatch.setattr(PeerSync, "gives_earlier", True)
     assert not waits("no change is under way")
     two = world.comes("c2")
     assert waits("first")
     assert not waits("second"), "a client asks again only when it gives the first up"
-    assert not world.draining.notices.when_sure("g", peer(), lambda: answered.append("stranger"))
+    assert not world.draining.notices.when_sure(world.groups.obtain("g"), peer(), lambda: answered.append("stranger"))
     await world.found()
     world.clock.passes(world.limits.list_wait_s - 0.01)
     assert not answered
@@ -444,12 +456,12 @@ async def test_a_word_of_another_broker_prolongs_nothing_that_is_over(world: Wor
         world.asks(session)
     word = AgreeOnMembers("g", "b", 1, 0, False, "digest"), Members(frozenset(), {})
     world.clock.passes(world.limits.drained_wait_s - 1)
-    assert world.draining.is_moving("g", one)
-    world.draining.heard(*word)
+    assert world.draining.is_moving(world.groups.obtain("g"), one)
+    world.draining.on_peer_update(*word)
     world.clock.passes(1)
-    assert not world.draining.is_moving("g", one)
-    world.draining.heard(*word)
-    assert not world.draining.is_moving("g", one)
+    assert not world.draining.is_moving(world.groups.obtain("g"), one)
+    world.draining.on_peer_update(*word)
+    assert not world.draining.is_moving(world.groups.obtain("g"), one)
 
 
 async def test_lists_that_another_broker_gave_count_here(world: World) -> None:
@@ -458,10 +470,10 @@ async def test_lists_that_another_broker_gave_count_here(world: World) -> None:
     members = world.group.list_for(one)
     topics = world.group.members[one].topics
     given = SimpleNamespace(lists={topics: members}, client_ids=("c1",), is_current=True)
-    before = world.draining.allotment.given.of("g", two)
-    assert not world.draining.notices.take(world.group, given)  # type: ignore[arg-type]
-    assert world.draining.allotment.given.of("g", one) is members
-    assert world.draining.allotment.given.of("g", two) is before
+    before = world.groups.obtain("g").issued_to(two)
+    assert not world.draining.notices.record_given(world.group, given)  # type: ignore[arg-type]
+    assert world.groups.obtain("g").issued_to(one) is members
+    assert world.groups.obtain("g").issued_to(two) is before
     other = SimpleNamespace(lists={topics: type(members)(["c1"])}, client_ids=("c1",), is_current=False)
-    assert world.draining.notices.take(world.group, other)  # type: ignore[arg-type]
-    assert not world.draining.notices.take(world.group, other), "no news"  # type: ignore[arg-type]
+    assert world.draining.notices.record_given(world.group, other)  # type: ignore[arg-type]
+    assert not world.draining.notices.record_given(world.group, other), "no news"  # type: ignore[arg-type]

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from rocketlet.broker.config import Limits
-from rocketlet.broker.groups.members import Given, MemberList
+from rocketlet.broker.config import LIMITS, Limits
+from rocketlet.broker.groups.claims import Allotment, claims_by_list
+from rocketlet.broker.groups.group import ConsumerGroup
+from rocketlet.broker.groups.members import MemberList
+from rocketlet.broker.groups.settings import History
 from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol import names
 from rocketlet.protocol.allocation import Averagely
 from rocketlet.protocol.bodies import SLICE
@@ -18,6 +22,7 @@ from rocketlet.protocol.names import Queue
 from campaigns.frames import Peer
 
 from ...conftest import Node, peer
+from ...support.locks import make_groups
 from ...support.topics import put
 from ...support.turns import heartbeat_of, pieces
 
@@ -83,41 +88,57 @@ async def test_members_that_are_told_later_are_passed_over_in_pieces(
     await settle(node)
     group = node.broker.groups.get("g")
     assert group is not None
-    monkeypatch.setattr(node.broker.draining.notices, "is_kept_back", lambda *_: True)
+    monkeypatch.setattr(node.broker.draining.notices, "keep_back", lambda *_: True)
     assert pieces(node.broker.notifications._telling_members(group)) > MEMBERS // SLICE
     for member in peers:
         member.hang_up()
 
 
-def ids(given: Given, group: str, connection: Connection) -> list[str] | None:
-    found = given.of(group, connection)
+class Lists:
+    """The lists that members of two groups were given."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        runtime = Runtime(MovableClock(stands=True), limits)
+        groups = make_groups(runtime, History(runtime))
+        self.g, self.h = groups.obtain("g"), groups.obtain("h")
+        self.allotment = Allotment(runtime, groups, _no_route, on_moved=lambda group: None)
+
+    def issue(self, group: ConsumerGroup, connection: Connection, client_id: str, *ids: str) -> None:
+        self.allotment.issue(group, connection, client_id, MemberList(list(ids)))
+
+
+async def _no_route(topic: str) -> None:
+    return None
+
+
+def ids(group: ConsumerGroup, connection: Connection) -> list[str] | None:
+    found = group.issued_to(connection)
     return found.ids if found else None
 
 
 def test_who_takes_a_queue_for_its_own_follows_from_its_list() -> None:
-    given, one, two = Given(), peer(), peer()
-    both = MemberList(["b", "a"])
-    given.give("g", one, "a", both)
-    given.give("g", two, "b", both)
-    assert list(given.claims("g", QUEUES)) == [[(QUEUES[:2], {one: None}), (QUEUES[2:], {two: None})]]
-    given.give("g", two, "b", MemberList(["b"]))
-    assert ids(given, "g", two) == ["b"]
-    claims = [claim for of_list in given.claims("g", QUEUES) for claim in of_list]
+    lists, one, two = Lists(), peer(), peer()
+    group, both = lists.g, MemberList(["b", "a"])
+    lists.allotment.issue(group, one, "a", both)
+    lists.allotment.issue(group, two, "b", both)
+    assert list(claims_by_list(group, QUEUES)) == [[(QUEUES[:2], {one: None}), (QUEUES[2:], {two: None})]]
+    lists.issue(group, two, "b", "b")
+    assert ids(group, two) == ["b"]
+    claims = [claim for of_list in claims_by_list(group, QUEUES) for claim in of_list]
     assert claims == [(QUEUES[:2], {one: None}), (QUEUES, {two: None})]
-    given.keep("g", {one})
-    assert (ids(given, "g", two), ids(given, "g", one)) == (None, ["b", "a"])
-    given.forget_group("g")
-    assert (given.of("g", one), list(given.claims("g", QUEUES)), given._ids, len(given._age)) == (None, [], 0, 0)
+    lists.allotment.end(group)
+    assert (group.issued, list(claims_by_list(group, QUEUES))) == ({}, [])
+    assert (lists.allotment._id_count, len(lists.allotment._lists)) == (0, 0)
 
 
 def test_the_ids_in_all_lists_are_limited() -> None:
-    given, readers = Given(Limits(max_given_ids=4)), [peer() for _ in range(3)]
+    lists, readers = Lists(Limits(max_given_ids=4)), [peer() for _ in range(3)]
     for number, reader in enumerate(readers[:2]):
-        given.give("g", reader, f"c{number}", MemberList([f"c{number}", "x"]))
-    assert given.of("g", readers[0]) is not None, "4 ids are kept"
-    given.give("h", readers[2], "c2", MemberList(["c2", "x"]))
-    assert given.of("g", readers[0]) is None, "of 6 the oldest two are forgotten"
-    assert (ids(given, "g", readers[1]), ids(given, "h", readers[2])) == (["c1", "x"], ["c2", "x"])
-    given.give("h", readers[2], "c2", MemberList(list("abcdefgh")))
-    assert given.of("h", readers[2]) is not None, "the last one is kept, however long"
-    assert given._ids == 8
+        lists.issue(lists.g, reader, f"c{number}", f"c{number}", "x")
+    assert ids(lists.g, readers[0]) is not None, "4 ids are kept"
+    lists.issue(lists.h, readers[2], "c2", "c2", "x")
+    assert ids(lists.g, readers[0]) is None, "of 6 the oldest two are dropped"
+    assert (ids(lists.g, readers[1]), ids(lists.h, readers[2])) == (["c1", "x"], ["c2", "x"])
+    lists.issue(lists.h, readers[2], "c2", *"abcdefgh")
+    assert ids(lists.h, readers[2]) is not None, "the last one is kept, however long"
+    assert lists.allotment._id_count == 8

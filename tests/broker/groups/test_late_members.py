@@ -6,7 +6,7 @@ from rocketlet.broker.config import DROPPED_AFTER_S, LIMITS, TOLD_AGAIN
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 
 from ...conftest import Connect, Node, Wire, create_topic, eventually
-from ...support.draining import FLAGS, handled, joins, members_of, reading
+from ...support.draining import FLAGS, drain_of, handled, joins, members_of, reading
 from ...support.requests import join, members, pull, send
 
 TOLD = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
@@ -18,7 +18,7 @@ async def told_of_a_newcomer(node: Node, wire: Wire, connect: Connect) -> Wire:
     assert await members(wire) == ["c1"]
     two = await connect(node.address)
     await join(two, "c2")
-    await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_finding)
+    await eventually(lambda: members_of(node) == 2 and not drain_of(node.broker).is_finding)
     await handled(wire, 1, 1)
     await wire.request(TOLD)
     return two
@@ -41,7 +41,7 @@ async def test_who_has_not_asked_since_it_was_told_is_told_again_and_gets_nothin
     assert await gets_nothing(wire)
     assert await members(wire) == ["c1", "c2"]
     node.clock.advance(LIMITS.drained_wait_s)
-    assert "g" not in node.broker.draining._drains
+    assert node.broker.groups.obtain("g").drain is None
 
 
 async def test_who_is_told_in_the_midst_of_its_rebalance_gets_nothing_of_what_it_reads_on(
@@ -55,7 +55,7 @@ async def test_who_is_told_in_the_midst_of_its_rebalance_gets_nothing_of_what_it
     await joins(wire, "c1", "t", "u")
     assert await members(wire) == ["c1"]
     await joins(two, "c2", "t", "u")
-    await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_finding)
+    await eventually(lambda: members_of(node) == 2 and not drain_of(node.broker).is_finding)
     for _ in range(2):  # it is asked how far it is, and given up
         node.clock.advance(LIMITS.drain_limit_s / 2)
     for _ in ("u", "retries"):
@@ -70,7 +70,7 @@ async def test_who_is_told_in_the_midst_of_its_rebalance_gets_nothing_of_what_it
     for _ in ("t", "u", "retries"):
         assert await members(wire) == ["c1", "c2"]
     node.clock.advance(LIMITS.drained_wait_s)
-    assert "g" not in node.broker.draining._drains
+    assert node.broker.groups.obtain("g").drain is None
 
 
 async def test_who_never_asks_is_believed_in_the_end_to_allocate_in_its_own_way(

@@ -12,7 +12,7 @@ from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.names import parse_subscription
 
 from ...conftest import Connect, Node, Wire, create_topic, eventually
-from ...support.draining import FLAGS, members_of, reading
+from ...support.draining import FLAGS, drain_of, members_of, reading
 from ...support.requests import join, members, pull, send
 
 TOLD = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
@@ -25,14 +25,14 @@ async def moved_between_busy_members(node: Node, wire: Wire, connect: Connect) -
     two = await connect(node.address)
     await join(wire, "c1")
     await join(two, "c2")
-    await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_finding)
+    await eventually(lambda: members_of(node) == 2 and not drain_of(node.broker).is_finding)
     for member, queues in ((wire, (0, 1)), (two, (2, 3))):
         assert await members(member) == ["c1", "c2"]
         for queue in queues:
             await send(wire, queue=queue)
             assert (await member.call(RequestCode.PULL_MESSAGE, pull(queue=queue, flags=FLAGS))).code == 0
     await join(await connect(node.address), "c0")
-    await eventually(lambda: members_of(node) == 3 and not node.broker.draining._drains["g"].is_finding)
+    await eventually(lambda: members_of(node) == 3 and not drain_of(node.broker).is_finding)
     return two
 
 
@@ -62,7 +62,7 @@ async def test_a_queue_moves_though_its_next_reader_is_drained_of_others(
     late = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=0, offset=1, flags=FLAGS))
     assert late.code == ResponseCode.PULL_NOT_FOUND
     for queue in (0, 1):
-        assert node.broker.draining.is_draining("g", "t", queue), "its handlers run"
+        assert node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", queue), "its handlers run"
         await handled(wire, queue, 1)
     assert sorted(await members(wire)) == ["c0", "c1", "c2"], "it is told of all when it has handled what it loses"
     parked = pull(queue=3, flags=FLAGS, suspend_timeout_millis=1)
@@ -77,17 +77,17 @@ async def test_a_reader_that_progresses_for_very_long_holds_up_its_own_queue_onl
     draining = node.broker.draining
     node.clock.advance(1.5)
     await join(await connect(node.address), "c9")  # 1 is c1's own again, 2 is c2's, and 3 is not
-    await eventually(lambda: members_of(node) == 4 and not draining._drains["g"].is_finding)
+    await eventually(lambda: members_of(node) == 4 and not drain_of(node.broker).is_finding)
     began_s = node.clock.monotonic_s()
-    drain = draining._drains["g"]
+    drain = drain_of(node.broker)
     assert sorted(place for places in drain.waiting.values() for place in places) == [("t", 0), ("t", 3)]
     while node.clock.monotonic_s() < began_s + LIMITS.drain_max_s - 1.0:
         for session in list(drain.waiting):
-            draining.advanced("g", session)
+            draining.record_progress(node.broker.groups.obtain("g"), session)
         node.clock.advance(LIMITS.drain_limit_s / 4)
     assert sorted(place for places in drain.waiting.values() for place in places) == [("t", 3)]
     await handled(two, 3, 1)
-    assert not draining.is_draining("g", "t", 3)
+    assert not draining.is_draining(node.broker.groups.obtain("g"), "t", 3)
 
 
 async def test_a_reader_that_is_busy_with_a_queue_that_it_keeps_is_waited_for(
@@ -104,9 +104,9 @@ async def test_a_reader_that_is_busy_with_a_queue_that_it_keeps_is_waited_for(
     assert (await two.answer(held)).code == ResponseCode.PULL_NOT_FOUND, "it is asked how far it is"
     await handled(two, 3, 1)
     node.clock.advance(LIMITS.drain_limit_s / 2)
-    assert node.broker.draining.is_draining("g", "t", 2), "its handlers run"
+    assert node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 2), "its handlers run"
     node.clock.advance(LIMITS.drain_limit_s / 2)
-    assert not node.broker.draining.is_draining("g", "t", 2)
+    assert not node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 2)
 
 
 async def test_a_reader_that_stands_is_not_waited_for_because_another_one_goes_on(
@@ -115,12 +115,12 @@ async def test_a_reader_that_stands_is_not_waited_for_because_another_one_goes_o
     await moved_between_busy_members(node, wire, connect)
     await told_of_itself(node, wire)
     draining = node.broker.draining
-    (one,) = [session for session, places in draining._drains["g"].waiting.items() if ("t", 0) in places]
+    (one,) = [session for session, places in drain_of(node.broker).waiting.items() if ("t", 0) in places]
     for _ in range(9):
-        draining.advanced("g", one)
+        draining.record_progress(node.broker.groups.obtain("g"), one)
         node.clock.advance(LIMITS.drain_limit_s / 4)
-    assert draining.is_draining("g", "t", 0)
-    assert not draining.is_draining("g", "t", 2)
+    assert draining.is_draining(node.broker.groups.obtain("g"), "t", 0)
+    assert not draining.is_draining(node.broker.groups.obtain("g"), "t", 2)
 
 
 async def test_routes_that_take_long_to_find_are_waited_for(
@@ -131,7 +131,7 @@ async def test_routes_that_take_long_to_find_are_waited_for(
 
     async def far(topic: str) -> Route | None:
         node.clock.advance(0.3 * LIMITS.drain_limit_s)
-        looked.append(node.broker.draining._drains["g"].is_finding)
+        looked.append(drain_of(node.broker).is_finding)
         return await find(topic)
 
     monkeypatch.setattr(node.broker.draining.allotment, "_find_route", far)
@@ -152,9 +152,9 @@ async def test_a_pull_of_who_has_left_does_not_count_as_the_next_readers(
     assert await members(wire) == ["c1"]
     two = await connect(node.address)
     await join(two, "c2")
-    await eventually(lambda: node.broker.draining.is_draining("g", "t", 1))
+    await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1))
     gated = two.send(RequestCode.PULL_MESSAGE, pull(queue=1, offset=0, flags=FLAGS))
-    await eventually(lambda: bool(node.broker.draining._drains["g"].gated))
+    await eventually(lambda: bool(drain_of(node.broker).gated))
     await two.call(RequestCode.UNREGISTER_CLIENT, {"clientID": "c2", "consumerGroup": "g"})
     assert (await two.answer(gated)).code == ResponseCode.PULL_NOT_FOUND
     group = node.broker.groups.get("g")

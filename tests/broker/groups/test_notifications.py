@@ -49,7 +49,7 @@ class World:
         )
         draining: Any = SimpleNamespace(
             changed=lambda group: self.drained.append(group.name),
-            notices=SimpleNamespace(is_kept_back=lambda name, session: session in self.kept_back),
+            notices=SimpleNamespace(keep_back=lambda group, session: session in self.kept_back),
         )
         settings: Any = SimpleNamespace(ensure=self._settings)
         clock: Any = SimpleNamespace(call_later=lambda seconds, action: self.timers.append(action))

@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
-from rocketlet.broker.config import Limits
-from rocketlet.broker.groups.claims import Owners, owners_of
+from rocketlet.broker.config import LIMITS, Limits
+from rocketlet.broker.groups.claims import Allotment, owners_of
+from rocketlet.broker.groups.settings import History
+from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol.allocation import TopicQueues
 from rocketlet.protocol.bodies import BrokerData, QueueData, Route
 
+from ...support.locks import make_groups
 
-def test_owners_are_known_by_group_topic_and_queue() -> None:
-    owners = Owners()
-    owners.put("g", {"t": ["c1", "c2"]})
-    assert [owners.of("g", "t", number) for number in range(3)] == ["c1", "c2", None]
-    assert (owners.of("g", "u", 0), owners.of("h", "t", 0), owners.of_group("h")) == (None, None, {})
-    owners.put("g", {"u": ["c3"]})
-    assert owners.of_group("g") == {"u": ["c3"]}
-    assert owners.count == 1
-    owners.put("g", {})
-    assert (owners.of_group("g"), owners.count) == ({}, 0)
+
+class World:
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        runtime = Runtime(MovableClock(stands=True), limits)
+        groups = make_groups(runtime, History(runtime))
+        self.group = groups.obtain("g")
+        self.allotment = Allotment(runtime, groups, _no_route, on_moved=lambda group: None)
+
+
+async def _no_route(topic: str) -> None:
+    return None
+
+
+def test_owners_are_known_by_topic_and_queue() -> None:
+    world = World()
+    world.allotment.put(world.group, {"t": ["c1", "c2"]})
+    assert [world.group.owner_of("t", number) for number in range(3)] == ["c1", "c2", None]
+    assert world.group.owner_of("u", 0) is None
+    world.allotment.put(world.group, {"u": ["c3"]})
+    assert (world.group.owners, world.allotment.queue_count) == ({"u": ["c3"]}, 1)
+    world.allotment.end(world.group)
+    assert (world.group.owners, world.allotment.queue_count) == ({}, 0)
 
 
 def test_so_many_owners_are_kept_with_those_that_are_being_found() -> None:
-    owners = Owners(Limits(max_drained_queues=3))
-    assert owners.takes(2)
-    assert not owners.takes(2)
-    assert owners.takes(1)
-    owners.give_back(3)
-    owners.put("g", {"t": ["c1", "c1"]})
-    assert owners.takes(1)
-    assert not owners.takes(1)
+    world = World(Limits(max_drained_queues=3))
+    allotment = world.allotment
+    assert allotment.takes(2)
+    assert not allotment.takes(2)
+    assert allotment.takes(1)
+    allotment.give_back(3)
+    allotment.put(world.group, {"t": ["c1", "c1"]})
+    assert allotment.takes(1)
+    assert not allotment.takes(1)
 
 
 def route(**queues: int) -> TopicQueues:

@@ -10,7 +10,7 @@ from rocketlet.client.admin import diagnosis
 from rocketlet.protocol.codes import RequestCode
 
 from ...conftest import Connect, Node, Wire, eventually
-from ...support.draining import FLAGS, members_of, reading
+from ...support.draining import FLAGS, drain_of, members_of, reading
 from ...support.requests import join, members, pull
 from ...support.two_brokers import at_work, told
 
@@ -32,7 +32,7 @@ async def test_a_queue_that_moves_while_its_messages_are_handled(node: Node, wir
     await reading(node, wire)
     assert await members(wire) == ["c1"]
     await join(await connect(node.address), "c2")
-    await eventually(lambda: members_of(node) == 2 and not node.broker.draining._drains["g"].is_finding)
+    await eventually(lambda: members_of(node) == 2 and not drain_of(node.broker).is_finding)
     for _ in range(2):
         node.clock.advance(LIMITS.drain_limit_s / 2)
     assert await measured(node, "rocketlet_undrained_queues") == 1

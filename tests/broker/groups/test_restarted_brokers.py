@@ -9,7 +9,7 @@ from rocketlet.protocol.frame import Frame
 from rocketlet.protocol.names import Queue
 
 from ...conftest import Connect, Node, Nodes, Wire, eventually
-from ...support.draining import handled, joins, locks, reading
+from ...support.draining import drain_of, handled, joins, locks, reading
 from ...support.requests import SUSPEND, join, members, popped, pull, send
 
 
@@ -35,7 +35,7 @@ async def test_one_of_ours_gets_the_lock_when_the_reader_from_before_has_handled
     assert not await locks(ours, "c2", 1)
     await join(back, "c1")
     assert not await locks(ours, "c2", 1)
-    await eventually(lambda: not again.broker.draining._drains["g"].is_finding)
+    await eventually(lambda: not drain_of(again.broker).is_finding)
     assert not await locks(ours, "c2", 1), "its reader still handles a message"
     await handled(back, 1, 1)
     assert await locks(ours, "c2", 1)
@@ -104,7 +104,7 @@ async def test_a_reader_from_before_is_a_member_again_as_soon_as_it_pulls(again:
     assert (asked.ext["consumerGroup"], asked.ext["clientId"]) == ("g", "c1")
     report(back, asked, 0, 1)
     await eventually(lambda: ids(again) == ["c1", "c2"])
-    await eventually(lambda: not again.broker.draining._drains["g"].is_finding)
+    await eventually(lambda: not drain_of(again.broker).is_finding)
     assert not await locks(ours, "c2", 1), "its reader still handles a message"
     await handled(back, 1, 1)
     assert await locks(ours, "c2", 1)

@@ -17,7 +17,7 @@ from rocketlet.protocol.message import decode_records
 from rocketlet.protocol.names import Queue, retry_topic, sorted_ids
 
 from ...conftest import Connect, Node, Wire, create_topic, eventually
-from ...support.draining import joins
+from ...support.draining import drain_of, joins
 from ...support.requests import SUBSCRIBED, SUSPEND, members, pull, send
 
 FLAGS = SUBSCRIBED | SUSPEND
@@ -27,7 +27,7 @@ COMMITS = FLAGS | PULL_COMMIT_OFFSET
 
 
 def is_settled(node: Node, count: int) -> bool:
-    group, drain = node.broker.groups.get("g"), node.broker.draining._drains.get("g")
+    group, drain = node.broker.groups.get("g"), node.broker.groups.obtain("g").drain
     return group is not None and len(group.members) == count and (drain is None or not drain.is_finding)
 
 
@@ -152,11 +152,11 @@ async def test_a_reader_ends_before_the_next_one_gets_anything(group: Group) -> 
     """b and c go on claiming what they claim: nobody has to hear of the change."""
     assert await gets(group.both, "t2", 1) == [b"m"]
     await joins(group.ours, "a", "t0", "t2", strategy="AVG")  # t2: 0 and 1 to a, 2 to b, 3 to c
-    await eventually(lambda: group.node.broker.draining.is_draining("g", "t2", 1))
+    await eventually(lambda: group.node.broker.draining.is_draining(group.node.broker.groups.obtain("g"), "t2", 1))
     await send(group.admin, b"later", topic="t2", queue=1)
     assert await gets(group.both, "t2", 1, offset=1) == []
     await group.both.call(RequestCode.PULL_MESSAGE, pull("t2", queue=1, offset=1, flags=COMMITS, commit_offset=1))
-    assert not group.node.broker.draining.is_draining("g", "t2", 1)
+    assert not group.node.broker.draining.is_draining(group.node.broker.groups.obtain("g"), "t2", 1)
     assert await gets(group.both, "t2", 1, offset=1) == []
     assert group.node.broker.offsets.get("g", "t2", 1) == 1
 
@@ -190,8 +190,8 @@ async def test_queues_that_a_topic_gets_are_read_by_one(group: Group) -> None:
     assert await members(group.both) == ["b"]
     await grow(group.admin, "t2", 6)
     await gets(group.both, "t2", 5)  # nobody's yet: the broker looks
-    owners = group.node.broker.draining.allotment.owners
-    await eventually(lambda: [owners.of("g", "t2", queue) for queue in range(6)] == ["b"] * 3 + ["c"] * 3)
+    owners = group.node.broker.groups.obtain("g")
+    await eventually(lambda: [owners.owner_of("t2", queue) for queue in range(6)] == ["b"] * 3 + ["c"] * 3)
     for queue in (4, 5):
         await send(group.admin, b"m", topic="t2", queue=queue)
     assert [
@@ -244,5 +244,5 @@ async def test_nobody_is_drained_of_a_topic_that_it_does_not_subscribe_to(
     assert await members(one) == ["c"]
     await joins(await connect(node.address), "b", "t0", "t2")
     await eventually(lambda: is_settled(node, 3))
-    assert [place for place in node.broker.draining._drains["g"].moving if place[0] == "t0"] == []
-    assert not node.broker.draining.is_draining("g", "t0", 3)
+    assert [place for place in drain_of(node.broker).moving if place[0] == "t0"] == []
+    assert not node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t0", 3)

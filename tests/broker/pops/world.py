@@ -115,7 +115,7 @@ class World:
         self.locks = Locks(
             runtime, self.members, history, folder / "locks.json",
             on_free=lambda session, group: session.tell(GroupChanged(group)), on_change=lambda: None,
-            is_held_back=lambda group, topic, _: self.state.is_apart(group, topic),
+            is_held_back=lambda group, topic, _: self.state.is_apart(group.name, topic),
             is_anothers=lambda *_: False, queues_of=self.topics.queues_of, end_of=lambda *_: 0,
         )  # fmt: skip
         watch = Watch(runtime, self.members, self.locks, history, self.topics.queues_of)

@@ -380,7 +380,7 @@ async def test_groups_with_foreign_members_keep_no_list_of_their_queues(node: No
     await eventually(lambda: not node.broker.tasks._running and not node.broker.turns.waiting)
     kept_bytes, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert node.broker.draining.allotment.owners.count == groups * count
+    assert node.broker.draining.allotment.queue_count == groups * count
     assert kept_bytes < 32 * groups * count, "pointers to their owners, and what a group takes"
     assert peak_bytes < 64 * groups * count
     peer.hang_up()
@@ -401,7 +401,7 @@ async def test_members_that_claim_too_much_are_not_drained(node: Node) -> None:
         await eventually(lambda: not node.broker.tasks._running and not node.broker.turns.waiting)
         peers[-1].send(encode(Frame(Code.HEART_BEAT, 4, {}, beat("c1", member))))
         await eventually(lambda: not node.broker.tasks._running and not node.broker.turns.waiting)
-        assert draining.allotment.owners.count == (0 if is_too_much else 8)
+        assert draining.allotment.queue_count == (0 if is_too_much else 8)
     for item in peers:
         item.hang_up()
     await node.broker.turns.done()
@@ -471,8 +471,8 @@ async def test_queues_of_draining_groups_are_limited(node: Node, wire: Wire) -> 
         data = consumer(f"g{number}", consume_type="CONSUME_PASSIVELY")
         item.send(encode(Frame(Code.HEART_BEAT, 1, {}, beat(f"c{number}", data))))
     await eventually(lambda: not node.broker.tasks._running and not node.broker.turns.waiting)
-    assert draining.allotment.owners.count == 16
+    assert draining.allotment.queue_count == 16
     for item in peers:
         item.hang_up()
     await node.broker.turns.done()
-    assert draining.allotment.owners.count == 0
+    assert draining.allotment.queue_count == 0
