@@ -4,7 +4,8 @@
 one. `cost` is processor time by message as a multiple of that of a loop that is timed in turn with the path
 (`calibration`), each the least of many repetitions. It sees what C functions take, too, but it differs by machine, and on a
 busy one. So CI holds the steps (`--exact`). If you change a path, look at both. `--write` makes the figures the table.
-Steps differ by version of Python: each has its own table, and one without is compared with nothing."""
+Steps differ by version of Python, and with the compiled module: each has its own table, and one without is compared with
+nothing."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from rocketlet.protocol.fast import MODULE
+
 from simulation.loop import SimLoop, fix_hashes
 
 from . import runner
@@ -25,7 +28,7 @@ from .cpu_paths import CodePath, on_virtual_time, paths
 from .steps import Meter
 
 TABLE = Path(__file__).with_name("cpu.json")
-VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}" + (" compiled" if MODULE == "compiled" else "")
 LIMIT = 1.2
 REPETITIONS = 40
 WARM_UPS = 5
@@ -117,7 +120,7 @@ def faults(found: Mapping[str, Measured], known: Table) -> list[str]:
 
 
 def read_tables() -> dict[str, Table]:
-    """The figures by path, by version of Python. Steps are those of `--exact`: a longer log is read in another way."""
+    """The figures by path, by version of Python and module. Steps are those of `--exact`: a longer log is read otherwise."""
     found: dict[str, Table] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     return found
 

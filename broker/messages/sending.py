@@ -84,6 +84,9 @@ class Placed(NamedTuple):
     recall_handle: str | None = None
 
 
+_PLACED_RUN: Final = Placed(-1, -1, -1)  # whose messages have their places in `EncodedSends`
+
+
 class _Later(NamedTuple):
     """The queue in which a message waits, and until when. `level` is that of its delay, or TO_A_TIME."""
 
@@ -136,9 +139,9 @@ class Sending:
         Raises LongBatch for a batch that takes longer than others wait: `storing_batch` stores it in pieces.
 
         pieces: the part of the batch that is meant, if not all of it."""
-        kept = self._store.staged
-        if not kept:
+        if not self.placed:
             self._appender.begin()
+        kept = self._store.staged
         try:
             placed = self._place(header, body, born_host, pieces)
         except BaseException:
@@ -148,8 +151,7 @@ class Sending:
         return placed
 
     def stage_run(self, data: bytes, account: bytes, born_host: bytes) -> EncodedSends | None:
-        """Give the messages of the sends at the start of the data their places, if their queues have passed every check. None
-        of these sends is in `placed`.
+        """Give the messages of the sends at the start of the data their places, if their queues have passed every check.
 
         Args:
             data: Whole frames of sends.
@@ -161,9 +163,12 @@ class Sending:
         """
         if not self._passed or self._checked_at != self._topics.generation.number:
             return None
-        if not self._store.staged:
+        if not self.placed:
             self._appender.begin()
-        return self._store.stage_sends(data, account, self._passed, born_host, self._broker_texts, _RUN_LIMITS)
+        sends = self._store.stage_sends(data, account, self._passed, born_host, self._broker_texts, _RUN_LIMITS)
+        if sends is not None:
+            self.placed.append(_PLACED_RUN)
+        return sends
 
     def pass_queue(self, account: bytes, header: SendMessage) -> None:
         """Let `stage_run` take the account's next sends to the queue of a message that was staged just now: a queue that was

@@ -114,23 +114,19 @@ class Dispatch:
         end_s = (began_s := time.perf_counter()) + PIECE_S  # the clock is asked once for each request
         try:
             for index, frame in enumerate(frames):
-                account = None
-                if sends is not None and type(frame) is SendRun:
-                    if index and time.perf_counter() > end_s:
-                        connection.put_off(frames[index:])
-                        break
-                    account = self._sender(connection)
-                    left = sends.stage_run(connection, frame, account)
-                    if not left:
-                        continue
-                    frames[index : index + 1] = left  # the run of the later sends is served next
-                    frame, last = left[0], len(frames) - 1
                 if sends is not None and frame.code in SENDS and not frame.flag & RESPONSE_FLAG:
                     # To ask the clock for each send would cost more than it saves.
                     if index & 15 == 15 and time.perf_counter() > end_s:
                         connection.put_off(frames[index:])
                         break
-                    if self._stage(sends, connection, frame, out, account):
+                    if type(frame) is SendRun:
+                        if index and time.perf_counter() > end_s:
+                            connection.put_off(frames[index:])
+                            break
+                        frames[index + 1 : index + 1] = self._stage_run(sends, connection, frame, out)
+                        last = len(frames) - 1
+                        continue
+                    if self._stage(sends, connection, frame, out):
                         continue
                 if sends is not None and sends.staged:  # another request of the same client must see its earlier sends
                     self._settle(sends, connection, out, began_s)
@@ -242,11 +238,23 @@ class Dispatch:
             return b""
         return known.identified.access_key.encode() if known.identified is not None else None
 
-    def _stage(self, sends: Sends, connection: Connection, frame: Frame, out: Buffers, account: bytes | None) -> bool:
+    def _stage_run(self, sends: Sends, connection: Connection, run: SendRun, out: Buffers) -> list[Frame]:
+        """Stage the sends at the start of a run, and the first one that needs more than a checked queue. Return what is left
+        of the run; a long batch is left with the sends after it."""
+        account = self._sender(connection)
+        left = sends.stage_run(connection, run, account)
+        if not left or not self._stage(sends, connection, left[0], out):
+            return left
+        if account is not None and sends.staged and sends.staged[-1] is left[0]:  # it was not refused
+            sends.pass_queue(account, left[0])
+        return left[1:]
+
+    def _stage(self, sends: Sends, connection: Connection, frame: Frame, out: Buffers) -> bool:
         """Whether the send is done with; a long batch is not."""
         try:
-            self._check(connection, frame, SENDS[frame.code])
-            sends.stage(connection, frame, account)
+            if self._acl is not None:  # no send is administration
+                self._check(connection, frame, SENDS[frame.code])
+            sends.stage(connection, frame)
         except Refused as refusal:
             refusal.ext = REGION_EXT
             reply = refusal.answer(frame)

@@ -88,24 +88,27 @@ class Sends:
         self._sending = broker.sending
         self._host_hex = broker.store.store_host.hex().upper()
         self.staged: list[Staged] = []
+        self._more = 0  # sends that are staged, beyond one for each item
 
-    def stage(self, connection: Connection, frame: Frame, account: bytes | None = None) -> None:
-        """Gives the message its place. Whatever this raises, such as Refusal or LongBatch, nothing of it is staged.
-
-        account: whose later sends to this queue may be staged by `stage_run`; None if this one is of no run."""
-        header = read(SendMessage, frame.ext) if frame.code == _SEND_MESSAGE else read_send_v2(frame.ext)
-        self._sending.stage(header, frame.body, connection.born_host)
+    def stage(self, connection: Connection, frame: Frame) -> None:
+        """Gives the message its place. Whatever this raises, such as Refusal or LongBatch, nothing of it is staged."""
+        self._sending.stage(_send_header(frame), frame.body, connection.born_host)
         self.staged.append(frame)
-        if account is not None:
-            self._sending.pass_queue(account, header)
 
     def stage_run(self, connection: Connection, run: SendRun, account: bytes | None) -> list[Frame]:
-        """Stage the sends at the start of a run. Return the first one that is for `stage`, and the run of those after it."""
-        taken = None if account is None else self._sending.stage_run(run.body, account, connection.born_host)
-        if taken is None:
+        """Stage the sends at the start of a run. Return the first one that is for `stage`, and the run of those after it.
+
+        account: the access key of the account that sends, empty if everybody may send; None if no account does."""
+        sends = None if account is None else self._sending.stage_run(run.body, account, connection.born_host)
+        if sends is None:
             return run.decoded(0)
-        self.staged.append(taken)
-        return run.decoded(taken.end) if taken.end < len(run.body) else []
+        self.staged.append(sends)
+        self._more += sends.sends - 1
+        return run.decoded(sends.end) if sends.end < len(run.body) else []
+
+    def pass_queue(self, account: bytes, frame: Frame) -> None:
+        """Let `stage_run` take the account's next sends to the queue of a send that was staged."""
+        self._sending.pass_queue(account, _send_header(frame))
 
     @property
     def first_code(self) -> int:
@@ -113,13 +116,13 @@ class Sends:
 
     @property
     def count(self) -> int:
-        return sum(1 if isinstance(item, Frame) else item.sends for item in self.staged)
+        return len(self.staged) + self._more
 
     def settle(self) -> Buffers:
         """Commits everything staged; the answers, in order."""
-        staged, self.staged = self.staged, []
+        staged, self.staged, self._more = self.staged, [], 0
         try:
-            placed = iter(self._sending.commit())
+            placed = self._sending.commit()
         except Exception as error:
             if not isinstance(error, StoreFull):
                 log.exception("sends_refused_store_failed")
@@ -127,12 +130,12 @@ class Sends:
             return [part for frame in awaited(staged) for part in not_stored(frame, remark)]
         out: Buffers = []
         host_hex = self._host_hex
-        for item in staged:
-            if not isinstance(item, Frame):
-                out.append(item.responses)
-                continue
-            frame, (position, queue_id, queue_offset, positions, _, is_half, handle) = item, next(placed)
-            if (handle or is_half) and not frame.flag & ONEWAY_FLAG:
+        for frame, (position, queue_id, queue_offset, positions, _, is_half, handle) in zip(
+            staged, placed, strict=True
+        ):
+            if not isinstance(frame, Frame):
+                out.append(frame.responses)
+            elif (handle or is_half) and not frame.flag & ONEWAY_FLAG:
                 own: Ext = {"recallHandle": handle} if handle else _transaction_ext(frame)
                 out += answer(frame, 0, {**_sent_ext(f"{host_hex}{position:016X}", queue_id, queue_offset), **own})
             elif not frame.flag & ONEWAY_FLAG:
@@ -155,10 +158,13 @@ def not_stored(frame: Frame, remark: str) -> Buffers:
     return answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, REGION_EXT, remark=remark)
 
 
+def _send_header(frame: Frame) -> SendMessage:
+    return read(SendMessage, frame.ext) if frame.code == _SEND_MESSAGE else read_send_v2(frame.ext)
+
+
 def store_batch(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
     """A batch of very many messages: half of it may be stored when others have their turn."""
-    header = read(SendMessage, frame.ext) if frame.code == _SEND_MESSAGE else read_send_v2(frame.ext)
-    pieces = yield from broker.sending.storing_batch(header, frame.body, connection.born_host)
+    pieces = yield from broker.sending.storing_batch(_send_header(frame), frame.body, connection.born_host)
     host_hex = broker.store.store_host.hex().upper()
     ids: list[str] = []
     for placed in pieces[:1] if FIRST_ID in frame.ext else pieces:
