@@ -683,6 +683,17 @@ class AclFile:
 
         self._change(change)
 
+    def change_account(self, access_key: str, change_entry: Callable[[Document], None]) -> None:
+        """Change the entry of an account as the file has it now. Raises AclError, also for an account that is not there."""
+
+        def change(document: Document) -> None:
+            entry = next((item for item in document.get(ACCOUNTS) or () if str(item["accessKey"]) == access_key), None)
+            if entry is None:
+                raise AclError(f"there is no account {access_key[:100]}")
+            change_entry(entry)
+
+        self._change(change)
+
     def delete_account(self, access_key: str) -> None:
         """Raises AclError."""
 

@@ -663,3 +663,43 @@ def _record(*fields: str | int) -> str:
 
 
 _NO_SEPARATORS: Final = str.maketrans({_FIELD: " ", _RECORD: " "})
+
+
+# ------------------------------------------------------------------------------
+# The users and ACLs of 5.x.
+
+
+class UserAccount(Shape):
+    """UserInfo, the body of AUTH_CREATE_USER and AUTH_UPDATE_USER. Fields that are missing stay as they are."""
+
+    password: str | None = None
+    user_type: str | None = None
+    user_status: str | None = None
+
+
+class AclEntry(Shape):
+    """A permission: `resource` such as `Topic:orders`, `actions` such as Pub, `decision` Allow or Deny."""
+
+    resource: str
+    actions: list[str] | None = None
+    source_ips: list[str] | None = None
+    decision: str = "Allow"
+
+
+class AclPolicy(Shape):
+    entries: list[AclEntry] | None = None
+
+
+class AclShape(Shape):
+    policies: list[AclPolicy] | None = None
+
+
+@reads("user", UserAccount)
+def decode_user(data: UserAccount) -> UserAccount:
+    return data
+
+
+@reads("ACL", AclShape)
+def decode_acl(data: AclShape) -> list[AclEntry]:
+    """The permissions in AclInfo, the body of AUTH_CREATE_ACL and AUTH_UPDATE_ACL."""
+    return [entry for policy in data.policies or [] for entry in policy.entries or []]

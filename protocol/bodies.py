@@ -421,6 +421,25 @@ def altered_attributes(topic: TopicConfig, changes: str) -> TopicConfig:
     return topic
 
 
+class NewTopicsShape(Shape):
+    topic_config_list: list[TopicShape] | None = None
+
+
+@reads("list of topics", NewTopicsShape)
+def decode_new_topics(data: NewTopicsShape) -> list[tuple[TopicConfig, str]]:
+    """The topics of UPDATE_AND_CREATE_TOPIC_LIST, each with the changes of its attributes, as `altered_attributes` reads
+    them."""
+    return [(topic_of(item), _attribute_changes(item.attributes)) for item in data.topic_config_list or []]
+
+
+def _attribute_changes(attributes: Any) -> str:
+    if not isinstance(attributes, dict):
+        return ""
+    return ",".join(
+        f"{name if name.startswith(('+', '-')) else '+' + name}={value}" for name, value in attributes.items()
+    )
+
+
 def encode_data_version(version: DataVersion) -> bytes:
     return encode_json(version)
 
@@ -499,6 +518,12 @@ class TopicListShape(Shape):
     topic_list: list[str] | None = None
 
 
+@reads("list of topic names", TopicListShape)
+def decode_topic_names(data: TopicListShape) -> list[str]:
+    """The topics of DELETE_TOPIC_IN_BROKER_LIST."""
+    return data.topic_list or []
+
+
 @answers("topic list", TopicListShape)
 def decode_topic_list(data: TopicListShape) -> list[str]:
     return data.topic_list or []
@@ -545,6 +570,27 @@ def encode_altered(table: Mapping[str, Any], changes: Mapping[str, Any]) -> byte
 @reads("subscription group", GroupConfig)
 def decode_group(data: GroupConfig) -> GroupConfig:
     return data
+
+
+class GroupListShape(Shape):
+    group_config_list: list[GroupConfig] | None = None
+
+
+@reads("list of subscription groups", GroupListShape)
+def decode_groups(data: GroupListShape) -> list[GroupConfig]:
+    """The groups of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST."""
+    return data.group_config_list or []
+
+
+class GroupNamesShape(Shape):
+    group_name_list: list[Text] | None = None
+    clean_offset: bool = False
+
+
+@reads("list of group names", GroupNamesShape)
+def decode_group_names(data: GroupNamesShape) -> tuple[list[str], bool]:
+    """The groups of DELETE_SUBSCRIPTIONGROUP_LIST, and True if their offsets are deleted, too."""
+    return data.group_name_list or [], data.clean_offset
 
 
 # ------------------------------------------------------------------------------

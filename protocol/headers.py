@@ -543,6 +543,39 @@ class AccountName(NamedTuple):
     access_key: str
 
 
+class UserName(NamedTuple):
+    """AUTH_CREATE_USER, AUTH_UPDATE_USER, AUTH_DELETE_USER and AUTH_GET_USER."""
+
+    username: str
+
+
+class UserFilter(NamedTuple):
+    """AUTH_LIST_USER: users whose names have this text."""
+
+    filter_: str | None = None
+
+
+class AclSubject(NamedTuple):
+    """AUTH_CREATE_ACL, AUTH_UPDATE_ACL and AUTH_GET_ACL: `User:NAME`."""
+
+    subject: str
+
+
+class DeleteAcl(NamedTuple):
+    """AUTH_DELETE_ACL. `resource`, such as `Topic:orders`, may be missing."""
+
+    subject: str
+    policy_type: str | None = None
+    resource: str | None = None
+
+
+class AclFilter(NamedTuple):
+    """AUTH_LIST_ACL: texts that subjects and resources have."""
+
+    subject_filter: str | None = None
+    resource_filter: str | None = None
+
+
 class WhiteAddresses(NamedTuple):
     """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: joined by commas; `acl_file_full_path` of mqadmin 4.9.3 or later."""
 

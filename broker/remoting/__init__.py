@@ -6,5 +6,6 @@ messages        SEND_MESSAGE, PULL_MESSAGE, replies, recalls, END_TRANSACTION, Q
 pops            POP_MESSAGE, ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME
 groups          HEART_BEAT, locks, assignments, offsets
 administration  requests of administrators and monitoring
+accounts        mqadmin's accounts and permissions, of 4.9 and of 5.x
 name_server     the name server's requests
 """

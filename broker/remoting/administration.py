@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,7 +25,6 @@ from ...protocol.bodies import (
     TopicConfig,
     Work,
     encode_group,
-    encode_json,
     listed,
     topic_json,
 )
@@ -35,8 +33,6 @@ from ...protocol.config import MAX_TABLE_BYTES
 from ...protocol.frame import Frame
 from ...protocol.group_bodies import SHARED_OWNER
 from ...protocol.headers import (
-    AccountName,
-    AclVersion,
     AskMember,
     CloneOffset,
     ConsumeQueueQuery,
@@ -49,18 +45,14 @@ from ...protocol.headers import (
     GroupOnly,
     IsOrder,
     ProducerGroup,
-    PutAccount,
     ResetOffset,
     TopicGroup,
     TopicName,
     ViewStats,
-    WhiteAddresses,
     read,
-    write,
 )
 from ...protocol.message import decode_host
 from ...protocol.names import Queue, Subscription
-from ..access import AclError, AclFile
 from ..broker import Broker
 from ..config import (
     MAX_ASKED_AT_ONCE,
@@ -82,11 +74,9 @@ from ..sessions import Answer, Asked, HandlingWanted, OffsetsReset, OffsetsWante
 from ..store.files import StoreFull
 from ..store.index import ConsumeQueue
 from .connection import Buffers, Connection, Refused, answer, small
-from .connection import identify as prove
 
 log = structlog.get_logger("rocketlet.admin")
 topics_log = structlog.get_logger("rocketlet.topics")
-acl_log = structlog.get_logger("rocketlet.acl")
 
 
 # ------------------------------------------------------------------------------
@@ -132,14 +122,27 @@ def one_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
 
 def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(GroupName, frame.ext)
-    broker.group_configs.delete(header.group_name)
-    if header.remove_offset:
-        broker.offsets.forget_group(header.group_name)
-        broker.pops.group_deleted(header.group_name)
-    else:
-        broker.pops.end_receives(header.group_name)
-    log.info("group_deleted", group=header.group_name, offsets=header.remove_offset)
+    _delete_group(broker, header.group_name, offsets=header.remove_offset)
     return answer(frame)
+
+
+def delete_groups(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """DELETE_SUBSCRIPTIONGROUP_LIST, of 5.5.1's tools."""
+    wanted, offsets = bodies.decode_group_names(frame.body)
+    for name in wanted:
+        _delete_group(broker, name, offsets=offsets)
+        yield
+    return answer(frame)
+
+
+def _delete_group(broker: Broker, name: str, *, offsets: bool) -> None:
+    broker.group_configs.delete(name)
+    if offsets:
+        broker.offsets.forget_group(name)
+        broker.pops.group_deleted(name)
+    else:
+        broker.pops.end_receives(name)
+    log.info("group_deleted", group=name, offsets=offsets)
 
 
 # Progress
@@ -427,6 +430,21 @@ def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
     broker.group_configs.put(group)
     log.info("group_settings_changed", group=group.name)
+    return answer(frame)
+
+
+def update_groups(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, of 5.x's tools: changes all groups of the list, or none if one is refused."""
+    wanted = bodies.decode_groups(frame.body)
+    for group in wanted:
+        fault = names.group_fault(group.name)
+        if fault:
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    for number, group in enumerate(wanted, 1):
+        broker.group_configs.put(group)
+        if number % SLICE == 0:
+            yield
+    log.info("group_settings_changed", count=len(wanted), first=wanted[0].name if wanted else "")
     return answer(frame)
 
 
@@ -826,9 +844,7 @@ def _told(rate: Rate) -> dict[str, float]:
 
 def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     header = read(CreateTopic, frame.ext)
-    fault = names.topic_fault(header.topic)
-    if fault is None and broker.topics.is_built_in(header.topic):
-        fault = f"the topic {header.topic} is conflict with system topic"
+    fault = _new_topic_fault(broker, header.topic)
     if fault is None and header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
         fault = f"the topic filter type {header.topic_filter_type} is unknown; use SINGLE_TAG or MULTI_TAG"
     if fault:
@@ -850,14 +866,57 @@ def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     return answer(frame)
 
 
-async def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """Answers when its files are gone."""
-    name = read(TopicName, frame.ext).topic
+def _new_topic_fault(broker: Broker, name: str) -> str | None:
     fault = names.topic_fault(name)
     if fault is None and broker.topics.is_built_in(name):
-        fault = f"the topic {name} is a system topic, which cannot be deleted"
-    if fault:
-        return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+        fault = f"the topic {name} is conflict with system topic"
+    return fault
+
+
+def create_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+    """UPDATE_AND_CREATE_TOPIC_LIST, of 5.x's tools: creates or changes all topics of the list, or none if one is refused."""
+    wanted: list[TopicConfig] = []
+    for number, (topic, changes) in enumerate(bodies.decode_new_topics(frame.body), 1):
+        fault = _new_topic_fault(broker, topic.name)
+        if fault:
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+        former = broker.topics.get(topic.name)
+        if former is not None:
+            topic = replace(topic, message_type=former.message_type)
+        wanted.append(bodies.altered_attributes(topic, changes))
+        if number % SLICE == 0:
+            yield
+    for number, topic in enumerate(wanted, 1):
+        broker.topics.put(topic, broker.store.end)
+        if number % SLICE == 0:
+            yield
+    topics_log.info("topics_created", count=len(wanted), first=wanted[0].name if wanted else "")
+    return answer(frame)
+
+
+async def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """Answers when its files are gone."""
+    return await _delete_topics(broker, frame, [read(TopicName, frame.ext).topic])
+
+
+async def delete_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+    """DELETE_TOPIC_IN_BROKER_LIST, of 5.5.1's tools: deletes all topics of the list, or none if one is refused."""
+    return await _delete_topics(broker, frame, bodies.decode_topic_names(frame.body))
+
+
+async def _delete_topics(broker: Broker, frame: Frame, wanted: list[str]) -> Buffers:
+    for name in wanted:
+        fault = names.topic_fault(name)
+        if fault is None and broker.topics.is_built_in(name):
+            fault = f"the topic {name} is a system topic, which cannot be deleted"
+        if fault:
+            return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+    for name in wanted:
+        await _delete_topic(broker, name)
+    return answer(frame)
+
+
+async def _delete_topic(broker: Broker, name: str) -> None:
     broker.topics.delete(name, broker.store.end)
     broker.offsets.forget_topic(name)
     broker.pops.topic_deleted(name)
@@ -870,8 +929,7 @@ async def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> 
         await broker.device.do(noting)
         await broker.device.do(removing)
     except StoreFull as error:
-        raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"not all of it is gone: {error}") from None
-    return answer(frame)
+        raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"not all of {name} is gone: {error}") from None
 
 
 def all_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
@@ -941,126 +999,3 @@ def query_consume_queue(broker: Broker, connection: Connection, frame: Frame) ->
 def clean_unused_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     """CLEAN_UNUSED_TOPIC: drops the queues' data of topics that are gone; here a deleted topic leaves none."""
     return answer(frame)
-
-
-# ------------------------------------------------------------------------------
-# mqadmin's ACL commands. Apache writes to any file that the request names; here it can only be the broker's own.
-#
-# A thread changes the file: 1,000 accounts take 0.4 s, in which nobody else would be served.
-
-
-_SHOWN: Final = (
-    "accessKey",
-    "whiteRemoteAddress",
-    "admin",
-    "defaultTopicPerm",
-    "defaultGroupPerm",
-    "topicPerms",
-    "groupPerms",
-)
-
-
-async def put_account(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """UPDATE_AND_CREATE_ACL_CONFIG: fields that are not given stay as they are, but for `admin`, as Apache's."""
-    header = read(PutAccount, frame.ext)
-    given: dict[str, Any] = {
-        "whiteRemoteAddress": header.white_remote_address,
-        "defaultTopicPerm": header.default_topic_perm or None,
-        "defaultGroupPerm": header.default_group_perm or None,
-        "topicPerms": _parts(header.topic_perms),
-        "groupPerms": _parts(header.group_perms),
-    }
-    entry: dict[str, Any] = {"accessKey": header.access_key, "admin": header.admin}
-    if header.secret_key:  # Apache's keeps the secret when none is sent (PlainPermissionManager.updateAccessConfig)
-        entry["secretKey"] = header.secret_key
-    entry |= {name: value for name, value in given.items() if value is not None}
-    code = ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED
-    file = _file(broker, code)
-
-    def change() -> None:
-        file.put_account(entry)
-        acl_log.info("account_put", account=header.access_key, peer=connection.peer)
-
-    return await _changed(frame, code, change)
-
-
-async def delete_account(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    name = read(AccountName, frame.ext).access_key
-    file = _file(broker, ResponseCode.DELETE_ACL_CONFIG_FAILED)
-
-    def change() -> None:
-        file.delete_account(name)
-        acl_log.info("account_deleted", account=name, peer=connection.peer)
-
-    return await _changed(frame, ResponseCode.DELETE_ACL_CONFIG_FAILED, change)
-
-
-async def put_white_addresses(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    header = read(WhiteAddresses, frame.ext)
-    code = ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
-    file = _file(broker, code)
-    if header.acl_file_full_path and header.acl_file_full_path != str(file.path):
-        raise Refused(code, f"this broker has one ACL file, {file.path}; leave the file's name out")
-    addresses = _parts(header.global_white_addrs) or []
-
-    def change() -> None:
-        file.put_white_addresses(addresses)
-        acl_log.info("white_addresses_put", peer=connection.peer)
-
-    return await _changed(frame, code, change)
-
-
-def acl_version(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    file = _file(broker, ResponseCode.SYSTEM_ERROR)
-    config = broker.config
-    header = AclVersion(
-        encode_json(file.version).decode(),
-        encode_json({str(file.path): file.version}).decode(),
-        config.name,
-        config.address,
-        config.cluster,
-    )
-    return answer(frame, ext=write(header))
-
-
-def acl_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    """GET_BROKER_CLUSTER_ACL_CONFIG. Apache's answer holds the secrets, for which 4.9.8 gave the request up; this one
-    does not."""
-    file = _file(broker, ResponseCode.SYSTEM_ERROR)
-    accounts = [{name: entry[name] for name in _SHOWN if entry.get(name) is not None} for entry in file.entries]
-    return answer(frame, body=orjson.dumps({"globalWhiteAddrs": file.white_addresses, "plainAccessConfigs": accounts}))
-
-
-def identify(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
-    if broker.acl is None:
-        raise Refused(ResponseCode.NO_PERMISSION, "this broker has no accounts; nobody needs to identify itself")
-    prove(broker.acl, connection, frame)
-    return answer(frame)
-
-
-def _file(broker: Broker, code: int) -> AclFile:
-    if broker.acl is None:
-        raise Refused(code, "this broker has no accounts; start it with --acl FILE")
-    return broker.acl.file
-
-
-async def _changed(frame: Frame, code: int, change: Callable[[], None]) -> Buffers:
-    try:
-        await asyncio.to_thread(change)
-    except AclError as error:
-        return answer(frame, code, remark=str(error))
-    return answer(frame)
-
-
-def _parts(text: str | None) -> list[str] | None:
-    """The pieces between commas; braces keep theirs, as in 10.0.0.{1,2}."""
-    if text is None:
-        return None
-    pieces, depth = [""], 0
-    for character in text:
-        depth += (character == "{") - (character == "}")
-        if character == "," and depth <= 0:
-            pieces.append("")
-        else:
-            pieces[-1] += character
-    return [piece.strip() for piece in pieces if piece.strip()]

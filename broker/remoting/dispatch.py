@@ -25,7 +25,7 @@ from ..runtime import Histogram, Turns
 from ..sessions import AddressShares, Refusal, is_loopback
 from ..store.files import StoreError, StoreFull
 from ..store.store import Flusher
-from . import administration, connection, groups, messages, pops
+from . import accounts, administration, connection, groups, messages, pops
 from . import name_server as nameserver
 from .connection import (
     ADMIN,
@@ -445,7 +445,9 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     Code.GET_QUEUE_OFFSETS: (groups.queue_offsets, connection.EXTENTS),
     # topics
     Code.UPDATE_AND_CREATE_TOPIC: (administration.create_topic, ADMIN),
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: (administration.create_topics, ADMIN),
     Code.DELETE_TOPIC_IN_BROKER: (administration.delete_topic, ADMIN),
+    Code.DELETE_TOPIC_IN_BROKER_LIST: (administration.delete_topics, ADMIN),
     Code.GET_ALL_TOPIC_CONFIG: (administration.all_topics, ADMIN),
     Code.GET_TOPIC_CONFIG: (administration.one_topic, connection.MAY_KNOW_TOPIC),
     Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: (administration.system_topics, ADMIN),
@@ -454,7 +456,9 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     Code.CLEAN_UNUSED_TOPIC: (administration.clean_unused_topics, ADMIN),
     # groups
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: (administration.update_group, ADMIN),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: (administration.update_groups, ADMIN),
     Code.DELETE_SUBSCRIPTIONGROUP: (administration.delete_group, ADMIN),
+    Code.DELETE_SUBSCRIPTIONGROUP_LIST: (administration.delete_groups, ADMIN),
     Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: (administration.all_groups, ADMIN),
     Code.GET_SUBSCRIPTIONGROUP_CONFIG: (administration.one_group, connection.GROUP),
     Code.GET_ALL_CONSUMER_OFFSET: (administration.all_consumer_offsets, ADMIN),
@@ -478,12 +482,22 @@ BROKER_REQUESTS: Mapping[int, tuple[BrokerHandler, Rule]] = {
     Code.GET_ALL_DELAY_OFFSET: (administration.all_delay_offsets, ADMIN),
     Code.CLEAN_EXPIRED_CONSUMEQUEUE: (administration.clean, ADMIN),
     Code.DELETE_EXPIRED_COMMITLOG: (administration.clean, ADMIN),
-    Code.IDENTIFY: (administration.identify, KNOWN),
-    Code.UPDATE_AND_CREATE_ACL_CONFIG: (administration.put_account, ADMIN),
-    Code.DELETE_ACL_CONFIG: (administration.delete_account, ADMIN),
-    Code.GET_BROKER_CLUSTER_ACL_INFO: (administration.acl_version, ADMIN),
-    Code.GET_BROKER_CLUSTER_ACL_CONFIG: (administration.acl_config, ADMIN),
-    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: (administration.put_white_addresses, ADMIN),
+    Code.IDENTIFY: (accounts.identify, KNOWN),
+    Code.UPDATE_AND_CREATE_ACL_CONFIG: (accounts.put_account, ADMIN),
+    Code.DELETE_ACL_CONFIG: (accounts.delete_account, ADMIN),
+    Code.GET_BROKER_CLUSTER_ACL_INFO: (accounts.acl_version, ADMIN),
+    Code.GET_BROKER_CLUSTER_ACL_CONFIG: (accounts.acl_config, ADMIN),
+    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: (accounts.put_white_addresses, ADMIN),
+    Code.AUTH_CREATE_USER: (accounts.create_user, ADMIN),
+    Code.AUTH_UPDATE_USER: (accounts.update_user, ADMIN),
+    Code.AUTH_DELETE_USER: (accounts.delete_user, ADMIN),
+    Code.AUTH_GET_USER: (accounts.get_user, ADMIN),
+    Code.AUTH_LIST_USER: (accounts.list_users, ADMIN),
+    Code.AUTH_CREATE_ACL: (accounts.put_acl, ADMIN),
+    Code.AUTH_UPDATE_ACL: (accounts.put_acl, ADMIN),
+    Code.AUTH_DELETE_ACL: (accounts.delete_acl, ADMIN),
+    Code.AUTH_GET_ACL: (accounts.get_acl, ADMIN),
+    Code.AUTH_LIST_ACL: (accounts.list_acls, ADMIN),
     Code.GET_PRODUCER_CONNECTION_LIST: (administration.producer_connections, ADMIN),
     Code.GET_ALL_PRODUCER_INFO: (administration.all_producers, ADMIN),
 }

@@ -38,6 +38,8 @@ REFUSED = {
     "13, 22, 23, 27, 209-214, 301, 302": "3, as from Apache's broker: nothing in 4.9 handles them",
     "311-313 unit topics": "3: units are not supported",
     "318 UPDATE_NAMESRV_CONFIG": "3: the name server has nothing to set",
+    "60, 61 timer metrics": "3: no tool sends them; the metric `rocketlet_timed_waiting` counts timed messages",
+    "5001 SWITCH_TIMER_ENGINE": "3: there is one engine for timed messages",
     "all others, 5.x ones too": "3; Apache's name server does not answer at all",
 }
 INTRODUCTION = """\

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import orjson
 import pytest
+from rocketlet.broker.access import Acl, AclFile, Permission
 
-from .conftest import Cluster, Run, missing
+from .conftest import Cluster, Run, StartCluster, missing
 from .mqadmin import Admin, admin_of, sent
 
 pytestmark = [
@@ -17,8 +20,8 @@ pytestmark = [
 
 
 @pytest.fixture
-async def admin(cluster: Cluster, java_five: Run) -> AsyncIterator[Admin]:
-    async with admin_of(cluster, java_five) as run:
+async def admin(cluster: Cluster, java_fives: Run) -> AsyncIterator[Admin]:
+    async with admin_of(cluster, java_fives) as run:
         yield run
 
 
@@ -50,3 +53,44 @@ async def test_clusters_and_groups_are_shown(cluster: Cluster, admin: Admin) -> 
     assert "success" in await admin("updateSubGroup", "-c", "DefaultCluster", "-g", "g", "-r", "5")
     assert "#Group" in await admin("consumerProgress")
     assert "groupName=g\n" in (await admin("getConsumerConfig", "-g", "g")).replace(" ", "")
+
+
+@pytest.mark.feature("mqadmin", "updateTopicList, updateSubGroupList")
+async def test_topics_and_groups_are_created_from_a_file(cluster: Cluster, admin: Admin, tmp_path: Path) -> None:
+    topics, groups = tmp_path / "topics.json", tmp_path / "groups.json"
+    topic = {"readQueueNums": 3, "writeQueueNums": 3, "perm": 6}
+    typed = {**topic, "topicName": "two", "attributes": {"+message.type": "FIFO"}}
+    topics.write_bytes(orjson.dumps([{**topic, "topicName": "one"}, typed]))
+    groups.write_bytes(orjson.dumps([{"groupName": "g1", "retryMaxTimes": 3}, {"groupName": "g2"}]))
+    assert "success" in await admin("updateTopicList", "-c", "DefaultCluster", "-f", str(topics))
+    assert "success" in await admin("updateSubGroupList", "-c", "DefaultCluster", "-f", str(groups))
+    for node in cluster.nodes:
+        found = [node.broker.topics.get(name) for name in ("one", "two")]
+        assert [(item.write_queues, item.message_type) for item in found if item] == [(3, ""), (3, "FIFO")]
+        known = {group.name: group.retry_max_times for group in node.broker.group_configs}
+        assert (known["g1"], known["g2"]) == (3, 16)
+
+
+@pytest.mark.feature(
+    "mqadmin", "createUser, updateUser, getUser, listUser, deleteUser, createAcl, getAcl, listAcl, deleteAcl"
+)
+async def test_users_and_acls_are_accounts(start_cluster: StartCluster, java_fives: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plain_acl.yml"
+    path.write_text("globalWhiteRemoteAddresses: [127.0.0.1]\naccounts: []\n")
+    file = AclFile(path)
+    cluster = await start_cluster(1, acl=Acl(file))
+    at, user, subject = ("-b", cluster.nodes[0].address), ("-u", "orders-user"), ("-s", "User:orders-user")
+    async with admin_of(cluster, java_fives) as admin:
+        assert "success" in await admin("createUser", *at, *user, "-p", "secret-1", "-t", "Normal")
+        assert "success" in await admin("updateUser", *at, *user, "-p", "secret-2")
+        assert "Normal" in await admin("getUser", *at, *user)
+        permission = "-r", "Topic:orders", "-a", "Pub,Sub", "-d", "Allow"
+        assert "success" in await admin("createAcl", *at, *subject, *permission)
+        assert "Topic:orders" in await admin("getAcl", *at, *subject)
+        assert "Topic:orders" in await admin("listAcl", *at)
+        assert file.policy.accounts["orders-user"].may("orders", Permission.PUB)
+        assert "success" in await admin("deleteAcl", *at, *subject)
+        assert not file.policy.accounts["orders-user"].may("orders", Permission.PUB)
+        assert "orders-user" in await admin("listUser", *at)
+        assert "success" in await admin("deleteUser", *at, *user)
+    assert file.policy.accounts == {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from threading import Event
 from typing import Any
 
 import msgpack
 import orjson
 import pytest
-from rocketlet.broker.access import AclError
+from rocketlet.broker.access import AclError, Permission
 from rocketlet.broker.config import RELOAD_INTERVAL_S
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.connection import KNOWN, Rule
@@ -392,6 +393,124 @@ async def test_changes_that_cannot_be_are_refused(
     before = file.path.read_bytes()
     answer = await (await wired(ADMIN)).call(code, ext)
     assert (answer.code, reason in (answer.remark or "")) == (failure, True), answer.remark
+    assert file.path.read_bytes() == before
+
+
+# Users and ACLs of 5.x
+
+
+def acl_of(*entries: Mapping[str, object]) -> bytes:
+    return orjson.dumps({"policies": [{"policyType": "Custom", "entries": entries}]})
+
+
+def allowed(resource: str, *actions: str, **fields: object) -> dict[str, object]:
+    return {"resource": resource, "actions": actions, "decision": "Allow", **fields}
+
+
+async def test_users_of_5_are_accounts_of_the_file(guarded: Node, wired: Wired, file: AccountsFile) -> None:
+    admin = await wired(ADMIN)
+    user = {"username": "fresh-user", "password": "secret-of-fresh", "userType": "Normal"}
+    name = {"username": "fresh-user"}
+    with capture_logs() as logs:
+        assert (await admin.call(RequestCode.AUTH_CREATE_USER, name, orjson.dumps(user))).code == 0
+    assert "secret-of-fresh" not in str(logs)
+    refused = await admin.call(RequestCode.AUTH_CREATE_USER, name, orjson.dumps(user))
+    assert (refused.code, "exists already" in (refused.remark or "")) == (1, True)
+    shown = orjson.loads((await admin.call(RequestCode.AUTH_GET_USER, name)).body)
+    assert shown == {"username": "fresh-user", "userType": "Normal", "userStatus": "enable"}
+    listed = orjson.loads((await admin.call(RequestCode.AUTH_LIST_USER, {"filter": "fresh"})).body)
+    assert listed == [shown]
+    everybody = orjson.loads((await admin.call(RequestCode.AUTH_LIST_USER)).body)
+    assert {item["username"] for item in everybody} == {*KEYS, "fresh-user"}
+    wire = await wired("")
+    wire.access_key, wire.secret = "fresh-user", "secret-of-fresh"
+    assert "No default permission" in ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
+    change = orjson.dumps({"password": "another-secret", "userType": "Super"})
+    assert (await admin.call(RequestCode.AUTH_UPDATE_USER, name, change)).code == 0
+    wire.secret = "another-secret"
+    assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0
+    for _ in range(2):  # deleting it again is no fault
+        assert (await admin.call(RequestCode.AUTH_DELETE_USER, name)).code == 0
+    missing = await admin.call(RequestCode.AUTH_GET_USER, name)
+    assert missing.code == ResponseCode.USER_NOT_EXIST
+
+
+async def test_acls_of_5_are_permissions_of_the_file(guarded: Node, wired: Wired, file: AccountsFile) -> None:
+    admin, wire = await wired(ADMIN), await wired("nobody-key")
+    subject = {"subject": "User:nobody-key"}
+    entries = allowed("Topic:orders", "Pub"), allowed("Group:shipping", "Sub"), allowed("Topic:*", "Sub")
+    assert (await admin.call(RequestCode.AUTH_CREATE_ACL, subject, acl_of(*entries))).code == 0
+    assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0
+    nobody = guarded.broker.acl.file.policy.accounts["nobody-key"]  # type: ignore[union-attr]
+    assert (nobody.default_topic, nobody.resources["%RETRY%shipping"]) == (Permission.SUB, Permission.SUB)
+    shown = orjson.loads((await admin.call(RequestCode.AUTH_GET_ACL, subject)).body)
+    found = {item["resource"]: (item["decision"], item["actions"]) for item in shown["policies"][0]["entries"]}
+    assert (shown["subject"], found) == (
+        "User:nobody-key",
+        {
+            "Topic:orders": ("Allow", ["Pub"]),
+            "Topic:*": ("Allow", ["Sub"]),
+            "Group:shipping": ("Allow", ["Sub"]),
+        },
+    )
+    denied = {"resource": "Topic:orders", "actions": ["Pub", "Sub"], "decision": "Deny"}
+    assert (await admin.call(RequestCode.AUTH_UPDATE_ACL, subject, acl_of(denied))).code == 0
+    assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 1
+    listed = await admin.call(RequestCode.AUTH_LIST_ACL, {"subjectFilter": "nobody", "resourceFilter": "Topic:orders"})
+    (only,) = orjson.loads(listed.body)
+    assert [item["decision"] for item in only["policies"][0]["entries"]] == ["Deny"]
+    one = {**subject, "resource": "Topic:orders"}
+    assert (await admin.call(RequestCode.AUTH_DELETE_ACL, one)).code == 0
+    assert (await admin.call(RequestCode.AUTH_DELETE_ACL, one)).code == ResponseCode.POLICY_NOT_EXIST
+    assert (await admin.call(RequestCode.AUTH_DELETE_ACL, subject)).code == 0
+    nobody = guarded.broker.acl.file.policy.accounts["nobody-key"]  # type: ignore[union-attr]
+    assert (nobody.default_topic, dict(nobody.resources)) == (Permission.DENY, {})
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (allowed("Cluster:DefaultCluster", "All"), "type Super"),
+        (allowed("Topic:orders-*", "Pub"), "Topic:NAME"),
+        (allowed("Topic:a b", "Pub"), "resource"),
+        (allowed("Topic:orders", "Create"), "type Super"),
+        (allowed("Topic:orders"), "expected Sub"),
+        (allowed("Group:shipping", "Pub"), "expected Sub"),
+        (allowed("Topic:orders", "Pub", sourceIps=["10.0.0.1"]), "every address"),
+        (allowed("Topic:orders", "Pub", decision="Deny"), "allow the other"),
+        (allowed("Topic:orders", "Pub", decision="Maybe"), "Allow or Deny"),
+    ],
+)
+async def test_acl_that_the_file_cannot_express_is_refused_with_a_reason(
+    wired: Wired, file: AccountsFile, entry: dict[str, object], reason: str
+) -> None:
+    before = file.path.read_bytes()
+    entries = allowed("Topic:fine", "Pub"), entry
+    answer = await (await wired(ADMIN)).call(
+        RequestCode.AUTH_CREATE_ACL, {"subject": "User:nobody-key"}, acl_of(*entries)
+    )
+    assert (answer.code, reason in (answer.remark or "")) == (ResponseCode.INVALID_PARAMETER, True), answer.remark
+    assert file.path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("code", "ext", "body", "refusal", "reason"),
+    [
+        (3001, {"username": "short"}, {"password": "long-enough"}, 1, "at least 7"),
+        (3001, {"username": "fresh-user"}, {"userType": "Normal"}, 1, "secretKey"),
+        (3001, {"username": "fresh-user"}, {"password": "long-enough", "userType": "King"}, 29, "Super or Normal"),
+        (3002, {"username": "nobody-key"}, {"userStatus": "disable"}, 29, "cannot be disabled"),
+        (3002, {"username": "no-such-user"}, {"password": "long-enough"}, 3001, "no user"),
+        (3006, {"subject": "User:no-such-user"}, {"policies": []}, 3001, "no user"),
+        (3009, {"subject": "nobody-key"}, {}, 29, "User:NAME"),
+    ],
+)
+async def test_user_that_the_file_cannot_express_is_refused_with_a_reason(
+    wired: Wired, file: AccountsFile, code: int, ext: dict[str, str], body: object, refusal: int, reason: str
+) -> None:
+    before = file.path.read_bytes()
+    answer = await (await wired(ADMIN)).call(code, ext, orjson.dumps(body))
+    assert (answer.code, reason in (answer.remark or "")) == (refusal, True), answer.remark
     assert file.path.read_bytes() == before
 
 

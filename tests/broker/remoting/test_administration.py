@@ -84,6 +84,45 @@ async def test_a_topics_message_type_is_kept_over_a_restart(nodes: Nodes, connec
     assert topic.message_type == "DELAY"
 
 
+async def test_topics_of_a_list_are_created_changed_and_deleted(node: Node, wire: Wire) -> None:
+    fresh = {"topicName": "a", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
+    typed = {**fresh, "topicName": "b", "attributes": {"+message.type": "FIFO"}}
+    body = orjson.dumps({"topicConfigList": [fresh, typed]})
+    assert (await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)).code == 0
+    assert [node.broker.topics.get(name).message_type for name in "ab"] == ["", "FIFO"]  # type: ignore[union-attr]
+    wider = {**fresh, "topicName": "b", "readQueueNums": 5, "writeQueueNums": 5}
+    await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=orjson.dumps({"topicConfigList": [wider]}))
+    changed = node.broker.topics.get("b")
+    assert changed is not None
+    assert (changed.read_queues, changed.message_type) == (5, "FIFO")
+    for bad in ({**fresh, "topicName": "c d"}, {**fresh, "topicName": "TBW102"}, {**typed, "attributes": {"x": "y"}}):
+        body = orjson.dumps({"topicConfigList": [{**fresh, "topicName": "new"}, bad]})
+        assert (await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)).code == 1
+    assert node.broker.topics.get("new") is None
+    for wanted, code in ((["a", "TBW102"], 1), (["a", "b"], 0)):
+        body = orjson.dumps({"topicList": wanted})
+        assert (await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER_LIST, body=body)).code == code
+        assert (node.broker.topics.get("a") is None) is (code == 0)
+
+
+async def test_groups_of_a_list_are_created_and_deleted(node: Node, wire: Wire) -> None:
+    groups = [{"groupName": "g1", "retryMaxTimes": 3}, {"groupName": "g2", "consumeMessageOrderly": True}]
+    for listed, code in (([*groups, {"groupName": "g 3"}], 1), (groups, 0)):
+        body = orjson.dumps({"groupConfigList": listed})
+        assert (await wire.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=body)).code == code
+        known = {group.name: group for group in node.broker.group_configs}
+        assert ("g1" in known) is (code == 0)
+    assert (known["g1"].retry_max_times, known["g2"].consume_orderly) == (3, True)
+    await create_topic(wire, "t")
+    await commit(wire, 0, group="g1")
+    await commit(wire, 0, group="g2")
+    for name, clean, offset in (("g1", True, None), ("g2", False, 0)):
+        body = orjson.dumps({"groupNameList": [name], "cleanOffset": clean})
+        assert (await wire.call(RequestCode.DELETE_SUBSCRIPTIONGROUP_LIST, body=body)).code == 0
+        assert name not in {group.name for group in node.broker.group_configs}
+        assert node.broker.offsets.get(name, "t", 0) == offset
+
+
 async def test_progress_spans_and_corrections(wire: Wire) -> None:
     await create_topic(wire, "t", 2)
     for _ in range(4):
