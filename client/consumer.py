@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Protocol, TypeVar, Unpack, overload
+from typing import Any, Protocol, Unpack, overload
 
 from ..protocol import names
 from ..protocol.names import Queue, Subscription
 from .config import (
     At,
-    PullLimits,
     batch_limits,
     check_group,
     check_handler,
@@ -36,11 +35,11 @@ from .consuming.handling import (
     Reject,
     RetryLater,
     RetryLimit,
+    RunDispatcher,
     Value,
     ValueHandler,
     ValuesHandler,
-    Workers,
-    check_has_level,
+    WorkerPool,
     hand_back,
 )
 from .consuming.queues import Assignment, Commits, Filling, ProcessQueue, Puller, Run, check_filters
@@ -56,23 +55,44 @@ log = get_logger("rocketlet.consumer")
 
 
 # ------------------------------------------------------------------------------
-# The common part of Consumer and SharedConsumer: their life, and brokers' questions about them.
+# The common part of Consumer and SharedConsumer: messages that are received and settled one by one, and what brokers ask.
 
 
-Taken = TypeVar("Taken")
+class HeldMessages(Protocol):
+    """The messages that a consumer without a handler has handed out, until they are settled."""
 
+    async def receive(self) -> Message | None:
+        """Return the next message, which is held until it is settled; None once the consumer stops."""
 
-class Handlers(Protocol):
-    """The tasks that run a consumer's handler."""
+    def acknowledge(self, message: Message) -> None: ...
 
-    def is_handling_here(self) -> bool: ...
+    async def retry(self, message: Message, outcome: RetryLater) -> None: ...
 
-    async def try_one(self, message: Message) -> Outcome: ...
+    async def reject(self, message: Message, outcome: Reject) -> None: ...
+
+    def is_held(self, message: Message) -> bool: ...
+
+    def release(self, message: Message | None) -> None:
+        """Give back this message, or all that are held."""
 
 
 class AnyConsumer(Lifecycle):
+    """The methods that both kinds of consumers have.
+
+    Attributes:
+        _workers: the tasks that run the handler, once a consumer with one has started.
+        _held: the held messages, once a consumer without a handler has started.
+    """
+
     def __init__(
-        self, name_server: str, group: str, subscriptions: Mapping[str, Subscription], options: MemberOptions
+        self,
+        name_server: str,
+        group: str,
+        subscriptions: Mapping[str, Subscription],
+        options: MemberOptions,
+        *,
+        has_handler: bool,
+        takes_batches: bool = False,
     ) -> None:
         super().__init__(Cluster(name_server, options["access"], options["client_name"], options["limits"]))
         self.group = group
@@ -80,7 +100,9 @@ class AnyConsumer(Lifecycle):
         self._name_server = name_server
         self._concurrency = options["concurrency"]
         self._orderly = False
-        self._workers: Handlers | None = None
+        self._has_handler, self._takes_batches = has_handler, takes_batches
+        self._workers: WorkerPool | None = None
+        self._held: HeldMessages | None = None
         self._made_ms = int(time.time() * 1000)
 
     def check_stop(self) -> None:
@@ -88,6 +110,61 @@ class AnyConsumer(Lifecycle):
             raise ConfigError(
                 "stop: a handler cannot wait for its own end; set an event for whoever opened the consumer, and return"
             )
+
+    # Messages, without a handler
+
+    async def receive(self, *, timeout_s: float | None = None) -> Message:
+        """The next message. Settle it by `ack`, `retry` or `reject`. A `Consumer` receives no more of a queue while
+        `PullLimits.messages` of it are unsettled; a `SharedConsumer` receives any number, and extends their visibility
+        timeouts until they are settled.
+
+        Raises TimeoutError, and ConfigError if the consumer has a handler or a batch_size, or does not run.
+        """
+        held = self._held_messages()
+        if self._takes_batches:
+            raise ConfigError("receive: this consumer has a batch_size; iterate over batches()")
+        try:
+            async with asyncio.timeout(timeout_s):
+                message = await held.receive()
+        except TimeoutError:
+            raise TimeoutError(f"receive: no message came in {timeout_s} s") from None
+        if message is None:
+            raise ConfigError(f"receive: the consumer {self._idle_reason}")
+        return message
+
+    async def ack(self, message: Message) -> None:
+        """Acknowledges a message that was received, or that an iteration is at. Raises ConfigError for any other."""
+        self._held_messages().acknowledge(message)
+
+    async def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
+        """Delivers a message again later, as a handler's RetryLater: a `Consumer` by `RetryLater(delay_level=3)`, a
+        `SharedConsumer` by `RetryLater(delay=2.5)`, too. Raises ConfigError, and for a `Consumer` RocketletError if the
+        broker does not take it; you can then settle it once more."""
+        await self._held_messages().retry(message, outcome)
+
+    async def reject(self, message: Message, *, reason: str = "") -> None:
+        """Gives a message up, as a handler's Reject. Raises as `retry` does."""
+        await self._held_messages().reject(message, Reject(reason))
+
+    def is_in_hand(self, message: Message) -> bool:
+        """Whether a message was received or iterated to, and is not settled yet."""
+        return self._held is not None and self._held.is_held(message)
+
+    def release(self, message: Message | None = None) -> None:
+        """Gives back this message, or all that are held, to be delivered again: nobody works on them any more."""
+        if self._held is not None:
+            self._held.release(message)
+
+    def _held_messages(self) -> HeldMessages:
+        """Raises ConfigError for a consumer that has a handler, or does not run."""
+        if self._held is None:
+            reason = self._idle_reason
+            if self._has_handler and self._stage is not Stage.FAILED:
+                reason = "has a handler, which gets its messages; make one without to ask for messages"
+            raise ConfigError(f"this consumer {reason}")
+        return self._held
+
+    # Brokers' questions (Asked)
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -104,95 +181,13 @@ class AnyConsumer(Lifecycle):
             raise ConfigError("this consumer iterates; only one with a handler can try a message")
         return await self._workers.try_one(message)
 
-    async def _taken(self, taking: Coroutine[Any, Any, Taken | None], timeout_s: float | None) -> Taken:
-        """The next delivery. Raises TimeoutError, and ConfigError if the consumer has stopped."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                taken = await taking
-        except TimeoutError:
-            raise TimeoutError(f"receive: no message came in {timeout_s} s") from None
-        if taken is None:
-            raise ConfigError(f"receive: the consumer {self._idle_reason}")
-        return taken
-
-
-# ------------------------------------------------------------------------------
-# A Consumer that is asked for messages, instead of giving them to a handler.
-
-
-class Receiver(AnyConsumer):
-    """A Consumer's methods when it has no handler: iteration, and messages one by one that are settled by hand."""
-
-    _takes_batches: bool
-    _has_handler: bool
-    _deliveries: Deliveries | None = None  # once a consumer without a handler has started
-    _messages: Messages | None = None
-
-    def __aiter__(self) -> Messages:
-        """Messages one by one. A message is acknowledged when you ask for the next, unless `retry` or `reject` was called for
-        it. If you leave the loop by `break` or an exception, the last one is delivered again."""
-        return Messages(self._handed_out())
-
-    def __anext__(self) -> Awaitable[Message]:
-        """The next message, as in an iteration that lasts as long as the consumer. A wait that is cancelled loses nothing."""
-        if self._messages is None:
-            self._messages = Messages(self._handed_out())
-        return self._messages.__anext__()
-
-    def batches(self) -> Batches:
-        """Lists of up to `batch_size` messages of one queue. A list is acknowledged when you ask for the next."""
-        return Batches(self._handed_out())
-
-    async def receive(self, *, timeout_s: float | None = None) -> Message:
-        """The next message. Settle it by `ack`, `retry` or `reject`; up to `PullLimits.messages` of each queue
-        may be unsettled at a time, and then no more come until some are settled.
-
-        Raises TimeoutError, and ConfigError if the consumer has a handler or a batch_size, or does not run.
-        """
-        deliveries = self._handed_out()
-        if self._takes_batches:
-            raise ConfigError("receive: this consumer has a batch_size; iterate over batches()")
-        hand = await self._taken(deliveries.take(), timeout_s)
-        return deliveries.hold(hand, is_received=True)
-
-    async def ack(self, message: Message) -> None:
-        """Acknowledges a message that was received, or that an iteration is at. Raises ConfigError for any other."""
-        self._handed_out().acknowledge(message)
-
-    async def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
-        """Delivers a message again later, as a handler's RetryLater: `retry(message, RetryLater(delay_level=3))`. Raises
-        ConfigError, and RocketletError if the broker does not take it; you can then settle it once more."""
-        check_has_level(outcome)
-        await self._handed_out().retry(message, outcome)
-
-    async def reject(self, message: Message, *, reason: str = "") -> None:
-        """Gives a message up, as a handler's Reject. Raises as `retry` does."""
-        await self._handed_out().reject(message, Reject(reason))
-
-    def is_in_hand(self, message: Message) -> bool:
-        """Whether a message was received or iterated to, and is not settled yet."""
-        return self._deliveries is not None and self._deliveries.is_held(message)
-
-    def forsake(self, message: Message | None = None) -> None:
-        """Gives back this message, or all in hand, to be delivered again: their holders work on them no more."""
-        if self._deliveries is not None:
-            self._deliveries.forsake(message)
-
-    def _handed_out(self) -> Deliveries:
-        if self._deliveries is None:
-            reason = self._idle_reason
-            if self._has_handler and self._stage is not Stage.FAILED:
-                reason = "has a handler, which gets its messages; make one without to ask for messages"
-            raise ConfigError(f"this consumer {reason}")
-        return self._deliveries
-
 
 # ------------------------------------------------------------------------------
 # The push consumer: puts membership, pulls and handlers together.
 
 
 @takes(ConsumerOptions)
-class Consumer(Receiver):
+class Consumer(AnyConsumer):
     """A member of a consumer group.
 
         async with Consumer("host:port", "group", {"topic": "TagA || TagB"}, handler=work) as consumer: ...
@@ -276,14 +271,29 @@ class Consumer(Receiver):
         limits = batch_limits(batch_size, options["pull"], options["batch_wait_s"])
         self._broadcasting = options["broadcasting"]
         subscribed = with_retries(group, parse_subscriptions(subscriptions), broadcasting=self._broadcasting)
-        super().__init__(name_server, group, subscribed, options)
+        super().__init__(
+            name_server,
+            group,
+            subscribed,
+            options,
+            has_handler=handler is not None,
+            takes_batches=batch_size is not None,
+        )
         self._handler, self._decode = handler, decode
-        self._has_handler, self._takes_batches = handler is not None, batch_size is not None
         self._run_size = batch_size or 1
         wait_s = options["batch_wait_s"]
         self._filling = Filling(self._run_size, wait_s, self._put) if wait_s else None
         self._orderly = options["orderly"]
-        self._puller = self._make_puller(limits)
+        self._puller = Puller(
+            self._cluster,
+            group,
+            subscribed,
+            limits,
+            span_counts=not self._orderly,
+            commits=not self._broadcasting,
+            on_messages=self._take,
+            on_moved=self._correct_offset,
+        )
         self._assignment = Assignment(
             self._puller,
             drain_s=options["drain_s"],
@@ -292,10 +302,19 @@ class Consumer(Receiver):
             on_resumed=self._resumed,
         )
         self._membership = self._make_membership()
-        self._commits = self._make_commits()
+        self._commits = Commits(
+            group,
+            self._assignment.queues,
+            interval_s=options["commit_interval_s"],
+            store=self._membership.commit,
+            spawn=self._assignment.spawn,
+            limits=self._cluster.limits,
+        )
         self._retry_limit = RetryLimit(self._cluster, group, max_reconsume_times)
         self._questions = Questions(self._cluster, self, self._assignment.spawn)
-        self._workers: Workers | None = None
+        self._dispatcher: RunDispatcher | None = None
+        self._deliveries: Deliveries | None = None
+        self._messages: Messages | None = None  # of `anext(consumer)`
 
     @property
     def client_id(self) -> str:
@@ -305,33 +324,29 @@ class Consumer(Receiver):
 
     async def _begin(self) -> None:
         if self._handler is not None:
-            self._workers = self._make_workers(self._handler)
+            self._dispatcher = self._make_dispatcher(self._handler)
+            self._workers = self._dispatcher.pool
             self._workers.start()
         else:
-            self._deliveries = self._make_deliveries()
+            self._held = self._deliveries = Deliveries(
+                orderly=self._orderly,
+                retry_limit=self._retry_limit.at,
+                suspend_queue_s=self._options["suspend_queue_s"],
+                send_back=self._send_back,
+                on_acknowledged=self._acknowledged,
+                middleware=self._options["middleware"],
+            )
         await check_filters(self._cluster, self.client_id, self.group, self.subscriptions)
         await self._membership.join()
         self._commits.start()
 
     async def _undo(self) -> None:
         if self._deliveries is not None:
-            self._deliveries.close()  # tells those that wait for a message
-            self._deliveries = None
+            self._deliveries.close()  # ends waits for a message
+            self._held = self._deliveries = None
         await self._cluster.close()
         if self._workers is not None:
-            await self._workers.stop()
-
-    def _make_puller(self, limits: PullLimits) -> Puller:
-        return Puller(
-            self._cluster,
-            self.group,
-            self.subscriptions,
-            limits,
-            span_counts=not self._orderly,
-            commits=not self._broadcasting,
-            on_messages=self._take,
-            on_moved=self._correct_offset,
-        )
+            await self._workers.cancel()
 
     def _make_membership(self) -> Membership | Broadcast:
         member = (self._cluster, self.group, self.subscriptions, self._assignment)
@@ -340,41 +355,19 @@ class Consumer(Receiver):
             return Broadcast(*member, start=start, offsets_file=self._options["offsets_file"])
         return Membership(*member, start=start, strategy=self._options["strategy"])
 
-    def _make_commits(self) -> Commits:
-        interval_s = self._options["commit_interval_s"]
-        store, spawn = self._membership.commit, self._assignment.spawn
-        return Commits(
-            self.group,
-            self._assignment.queues,
-            interval_s=interval_s,
-            store=store,
-            spawn=spawn,
-            limits=self._cluster.limits,
-        )
-
-    def _make_deliveries(self) -> Deliveries:
-        return Deliveries(
-            orderly=self._orderly,
-            retry_limit=self._retry_limit.at,
-            suspend_queue_s=self._options["suspend_queue_s"],
-            send_back=self._send_back,
-            on_acknowledged=self._acknowledged,
-            middleware=self._options["middleware"],
-        )
-
-    def _make_workers(self, handler: Handler) -> Workers:
+    def _make_dispatcher(self, handler: Handler) -> RunDispatcher:
+        options, retry = self._options, self._options["retry"]
         decoding = Decoding(self._decode, handler, self._send_back) if self._decode is not None else None
-        retry = self._options["retry"]
-        inner = decoding.around if decoding is not None else None
         handling = Handling(
             self._takes_batches,
             self._concurrency,
             self._orderly,
-            self._options["suspend_queue_s"],
+            options["suspend_queue_s"],
             retry.outcome_by_level if retry is not None else None,
         )
-        return Workers(
-            Calling(handler, self._concurrency, self._options["middleware"], inner),
+        inner = decoding.around if decoding is not None else None
+        return RunDispatcher(
+            Calling(handler, self._concurrency, options["middleware"], inner),
             handling,
             send_back=self._send_back,
             retry_limit=self._retry_limit.at,
@@ -394,11 +387,33 @@ class Consumer(Receiver):
             after.push_async_callback(self._cluster.close)
             after.push_async_callback(self._assignment.finished)
             if self._workers is not None:
-                after.push_async_callback(self._workers.stop)
+                after.push_async_callback(self._workers.cancel)
             after.callback(self._commits.stop_idle)
             after.push_async_callback(self._membership.abandon)
             await self._commits.stop()
             await self._membership.leave()
+
+    # Messages, without a handler
+
+    def __aiter__(self) -> Messages:
+        """Messages one by one. A message is acknowledged when you ask for the next, unless `retry` or `reject` was called for
+        it. If you leave the loop by `break` or an exception, the last one is delivered again."""
+        return Messages(self._handed_out())
+
+    def __anext__(self) -> Awaitable[Message]:
+        """The next message, as in an iteration that lasts as long as the consumer. A wait that is cancelled loses nothing."""
+        if self._messages is None:
+            self._messages = Messages(self._handed_out())
+        return self._messages.__anext__()
+
+    def batches(self) -> Batches:
+        """Lists of up to `batch_size` messages of one queue. A list is acknowledged when you ask for the next."""
+        return Batches(self._handed_out())
+
+    def _handed_out(self) -> Deliveries:
+        self._held_messages()
+        assert self._deliveries is not None
+        return self._deliveries
 
     # Its queues, and how far it has come
 
@@ -505,14 +520,14 @@ class Consumer(Receiver):
             self._put(process_queue.add(messages, next_offset, self._run_size))
 
     def _put(self, runs: Sequence[Run]) -> None:
-        if self._workers is not None:
-            self._workers.put(runs)
+        if self._dispatcher is not None:
+            self._dispatcher.put(runs)
         elif self._deliveries is not None:
             self._deliveries.put(runs)
 
     def _resumed(self, process_queue: ProcessQueue) -> None:
-        if self._workers is not None:
-            self._workers.resume(process_queue)
+        if self._dispatcher is not None:
+            self._dispatcher.resume(process_queue)
         elif self._deliveries is not None:
             self._deliveries.resume(process_queue)
 

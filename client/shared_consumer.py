@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Self, Unpack
 
@@ -14,15 +14,15 @@ from ..protocol.codes import RequestCode
 from ..protocol.headers import ConsumeStats, UnregisterClient, write
 from ..protocol.names import INNER_PRODUCER_GROUP, Queue
 from .config import check_group, check_handler, chosen, parse_subscriptions, takes
-from .consumer import AnyConsumer
-from .consuming.handling import Calling, Decode, Decoding, Outcome, Questions, Reject, RetryLater, reason_of
+from .consumer import AnyConsumer, HeldMessages
+from .consuming.handling import Calling, Decode, Decoding, Outcome, Questions, RetryLater, reason_of
 from .consuming.queues import ProcessQueue, Standing, check_filters
 from .errors import ConfigError, RocketletError, get_logger
 from .member.leases import Heartbeats
 from .message import Message
 from .options import SharedOptions, most_retries
 from .sending.requests import is_awaited, reply_failure
-from .sharing import SharedDelivery, Sharing, Wanted, Workers
+from .sharing import DeliveryDispatcher, Sharing, Wanted
 from .wire.cluster import new_client_id
 from .wire.connection import body_of, cancelled
 
@@ -58,7 +58,9 @@ class SharedConsumer(AnyConsumer):
         check_group(group)
         self._options = options = chosen(SharedOptions, options)
         check_handler(handler, decode, options["middleware"])
-        super().__init__(name_server, group, parse_subscriptions(subscriptions), options)
+        super().__init__(
+            name_server, group, parse_subscriptions(subscriptions), options, has_handler=handler is not None
+        )
         self.client_id = new_client_id(options["client_name"])
         self._handler, self._decode = handler, decode
         self._max_reconsume_times = most_retries(options, handler)
@@ -68,7 +70,6 @@ class SharedConsumer(AnyConsumer):
         self._heartbeats = Heartbeats(self._cluster, self._described, self._addresses)
         self._cluster.listen(on_lost=self._heartbeats.forget)
         self._sharing: Sharing | None = None
-        self._workers: Workers | None = None
         self._running: list[asyncio.Task[None]] = []
         self._has_begun = False
 
@@ -86,11 +87,18 @@ class SharedConsumer(AnyConsumer):
         )
         if self._handler is not None:
             inner = None if self._decode is None else Decoding(self._decode, self._handler).around
-            call = Calling(self._handler, self._concurrency, self._options["middleware"], inner)
-            self._workers = Workers(
-                call, self._concurrency, sharing, self._settle, judge=self._judge, limits=self._cluster.limits
+            dispatcher = DeliveryDispatcher(
+                Calling(self._handler, self._concurrency, self._options["middleware"], inner),
+                self._concurrency,
+                sharing,
+                judge=self._judge,
+                on_outcome=self._reply_failure,
+                limits=self._cluster.limits,
             )
+            self._workers = dispatcher.pool
             self._workers.start()
+        else:
+            self._held = sharing
         Questions(self._cluster, self, sharing.spawn)
         await check_filters(self._cluster, self.client_id, self.group, self.subscriptions)
         await self._greet()
@@ -115,17 +123,14 @@ class SharedConsumer(AnyConsumer):
         if not self._heartbeats.is_registered(address):
             await self._heartbeats.register((address,))
 
-    def _judge(self, message: Message, error: BaseException) -> Outcome:
+    def _judge(self, messages: Sequence[Message], error: BaseException) -> Outcome:
         retry = self._options["retry"]
-        return RetryLater(reason=reason_of(error)) if retry is None else retry.outcome(message, error)
+        return RetryLater(reason=reason_of(error)) if retry is None else retry.outcome(messages[0], error)
 
-    def _settle(self, delivery: SharedDelivery, outcome: Outcome) -> None:
-        assert self._sharing is not None
-        message = delivery.message
-        if outcome is not None and is_awaited(message):
+    def _reply_failure(self, message: Message, outcome: Outcome) -> None:
+        if outcome is not None and self._sharing is not None and is_awaited(message):
             reason = outcome.reason or "it was not handled"
             self._sharing.spawn(reply_failure(self._cluster, self.group, message, reason))
-        self._sharing.settle(delivery, outcome)
 
     async def _undo(self) -> None:
         await self._leave_within(0.0)
@@ -142,7 +147,8 @@ class SharedConsumer(AnyConsumer):
             await cancelled(self._running)
             await self._leave()
             if self._workers is not None:
-                await self._workers.stop(drain_s)
+                await self._workers.drain(drain_s)
+                await self._workers.cancel()
 
         async with AsyncExitStack() as after:  # also if cancelled, because handlers take too long for it
             after.push_async_callback(self._cluster.close)
@@ -199,46 +205,10 @@ class SharedConsumer(AnyConsumer):
 
     # Messages, without a handler
 
-    def _asked(self) -> Sharing:
-        sharing = self._checked()
-        if self._handler is not None:
-            raise ConfigError(
-                "this consumer has a handler, which gets its messages; make one without to ask for messages"
-            )
-        return sharing
-
-    async def receive(self, *, timeout_s: float | None = None) -> Message:
-        """The next message. Settle it by `ack`, `retry` or `reject`; any number may be unsettled at a time, and all are
-        prolonged until then. Raises TimeoutError, and ConfigError if the consumer has a handler or does not run."""
-        sharing = self._asked()
-        delivery = await self._taken(sharing.take(), timeout_s)
-        sharing.begin_work(delivery.message)
-        return delivery.message
-
-    async def ack(self, message: Message) -> None:
-        """Acknowledges a message that was received, or that an iteration is at. Raises ConfigError for any other."""
-        sharing = self._asked()
-        sharing.settle(sharing.held(message), None)
-
-    async def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
-        """Delivers a message again later, as a handler's RetryLater: `retry(message, RetryLater(delay=2.5))`. Raises as `ack`
-        does."""
-        sharing = self._asked()
-        sharing.settle(sharing.held(message), outcome)
-
-    async def reject(self, message: Message, *, reason: str = "") -> None:
-        """Gives a message up, as a handler's Reject. Raises as `ack` does."""
-        sharing = self._asked()
-        sharing.settle(sharing.held(message), Reject(reason))
-
-    def is_in_hand(self, message: Message) -> bool:
-        """Whether a message was received or iterated to, and is not settled yet."""
-        return self._sharing is not None and self._sharing.is_held(message)
-
-    def forsake(self, message: Message) -> None:
-        """Gives back a message in hand: its holder works on it no more."""
-        if self._sharing is not None:
-            self._sharing.forsake(message)
+    def _held_messages(self) -> HeldMessages:
+        if self._held is not None:
+            self._check_running()
+        return super()._held_messages()
 
     def __aiter__(self) -> SharedMessages:
         """Messages one by one. A message is acknowledged when you ask for the next, unless `retry` or `reject` was called for
@@ -295,4 +265,4 @@ class SharedMessages:
     def __del__(self) -> None:
         last: Any = self._last
         if last is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._consumer.forsake, last)
+            self._loop.call_soon_threadsafe(self._consumer.release, last)

@@ -63,14 +63,14 @@ from .config import (
 )
 from .consuming.handling import (
     Calling,
-    Crew,
     DeliveryWatch,
+    Ended,
+    Judge,
     Outcome,
     Reject,
     RetryLater,
     Settled,
-    checked_outcome,
-    log_failure,
+    WorkerPool,
     shown,
 )
 from .errors import AnswerUnreadable, BrokerRefused, ConfigError, ConnectionFailed, RocketletError, get_logger
@@ -742,8 +742,7 @@ class Sharing:
         """Hands nothing out any more, waits until what was handed out is `handled`, and for the brokers to hear of it."""
         try:
             await handled()
-            for message in list(self._renewing.in_hand):
-                self.forsake(message)
+            self.release(None)
             await self.sources.quiet(POP_STOP_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.hand_over_patience_s):
@@ -787,13 +786,29 @@ class Sharing:
             limit = MAX_RECONSUME_TIMES
         return message.reconsume_times > limit
 
-    def begin_work(self, message: Message) -> None:
-        """Somebody works on it from now on."""
+    # Messages of a consumer without a handler (HeldMessages)
+
+    async def receive(self) -> Message | None:
+        """Return the next message, which is held until it is settled; None once the consumer stops."""
+        delivery = await self.take()
+        if delivery is None:
+            return None
+        message = delivery.message
         if self._watches:
             self._told[message] = [watch.begins([message]) for watch in self._watches]
+        return message
 
-    def held(self, message: Message) -> SharedDelivery:
-        """Raises ConfigError for a message that is not in hand."""
+    def acknowledge(self, message: Message) -> None:
+        self.settle(self._held(message), None)
+
+    async def retry(self, message: Message, outcome: RetryLater) -> None:
+        self.settle(self._held(message), outcome)
+
+    async def reject(self, message: Message, outcome: Reject) -> None:
+        self.settle(self._held(message), outcome)
+
+    def _held(self, message: Message) -> SharedDelivery:
+        """Raises ConfigError for a message that is not held."""
         delivery = self._renewing.in_hand.get(message)
         if delivery is None or delivery.is_settled:
             raise ConfigError(f"{message!r} is not in hand: it was settled before, or did not come from this consumer")
@@ -828,82 +843,71 @@ class Sharing:
         self._leaves(delivery.message, RetryLater())
         self._settling.give_back(delivery)
 
-    def forsake(self, message: Message) -> None:
-        delivery = self._renewing.in_hand.get(message)
-        if delivery is not None and not delivery.is_settled:
-            self.handout.drop(delivery)
-            self.give_back(delivery)
+    def release(self, message: Message | None) -> None:
+        """Give back this message, or all that are held."""
+        for item in list(self._renewing.in_hand) if message is None else [message]:
+            delivery = self._renewing.in_hand.get(item)
+            if delivery is not None and not delivery.is_settled:
+                self.handout.drop(delivery)
+                self.give_back(delivery)
 
 
 # ------------------------------------------------------------------------------
-# Messages to the user's handler. A worker is a task that lives as long as the consumer; there is none for each
-# message.
-#
-# A handler may do anything. Only the outcomes that are documented count as success; everything else is a failure,
-# which is logged and tried again.
+# Messages to the user's handler.
 
 
-Settle = Callable[[SharedDelivery, Outcome], None]
-Judge = Callable[[Message, BaseException], Outcome]
+class DeliveryDispatcher:
+    """Gives deliveries to the handler, and settles them by its outcomes. A message whose handler is cancelled by the end of
+    the consumer is given back.
 
-
-class Workers:
-    """`settle(delivery, outcome)`; `judge(message, error)`: the outcome for a handler that raised. A message whose handler
-    the end of the consumer cancelled is given back."""
+    Args:
+        judge: returns the outcome after a failure.
+        on_outcome: `on_outcome(message, outcome)` is called before a message is settled.
+    """
 
     def __init__(
-        self, call: Calling, concurrency: int, sharing: Sharing, settle: Settle, *, judge: Judge, limits: ClientLimits
+        self,
+        call: Calling,
+        concurrency: int,
+        sharing: Sharing,
+        *,
+        judge: Judge,
+        on_outcome: Callable[[Message, Outcome], None],
+        limits: ClientLimits,
     ) -> None:
         self._call = call
-        self._concurrency = concurrency
         self._sharing = sharing
-        handout = sharing.handout
-        self._settle = settle
         self._judge = judge
-        self._is_stopping = False
-        self._crew = Crew(call, self._work, lambda: handout.is_closed, limits)
+        self._on_outcome = on_outcome
+        self.pool = WorkerPool(call, self, concurrency, limits)
 
-    def start(self) -> None:
-        self._crew.start(self._concurrency)
+    @property
+    def is_closed(self) -> bool:
+        return self._sharing.handout.is_closed
 
-    async def _work(self) -> None:
+    async def work(self) -> None:
         task = asyncio.current_task()
         assert task is not None
-        while not task.cancelling():  # by a handler that has ended meanwhile: the next message is not to suffer from it
+        while (
+            not task.cancelling()
+        ):  # a handler that has ended may have cancelled it: that must not affect the next one
             delivery = await self._sharing.take()
             if delivery is None:
                 return
             await self._handle(delivery)
 
     async def _handle(self, delivery: SharedDelivery) -> None:
+        message = delivery.message
         try:
-            outcome: Outcome = checked_outcome(await self._call.call(delivery.message))
-        except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone
-            raise
+            ended = Ended(await self._call.call(message))
         except BaseException as error:
-            if self._is_stopping:
+            if self.pool.is_stopping and not isinstance(error, KeyboardInterrupt | GeneratorExit):
                 self._sharing.give_back(delivery)
                 raise
-            outcome = self._judge(delivery.message, error)
-            log_failure((delivery.message,), error, outcome)
-        self._settle(delivery, outcome)
-
-    async def try_one(self, message: Message) -> Outcome:
-        """The handler's outcome for a message that nobody counts. Raises whatever the handler raises."""
-        return checked_outcome(await self._call.call(message))
-
-    async def stop(self, drain_s: float) -> None:
-        """Waits for handlers that run, and cancels those that take longer."""
-        await self._crew.drain(drain_s)
-        await self.cancel()
-
-    async def cancel(self) -> None:
-        """Handlers that still run count for nothing."""
-        self._is_stopping = True
-        await self._crew.cancel()
-
-    def is_handling_here(self) -> bool:
-        return self._crew.is_handling_here()
+            ended = Ended(None, error)
+        outcome, _ = self.pool.outcome((message,), ended, self._judge, by_level=False)
+        self._on_outcome(message, outcome)
+        self._sharing.settle(delivery, outcome)
 
 
 # ------------------------------------------------------------------------------

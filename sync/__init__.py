@@ -163,14 +163,14 @@ class Receiver:
             came.append(await self._consumer.receive(timeout_s=timeout_s))
             return came[0]
 
-        def forsake() -> None:
+        def release() -> None:
             for message in came:
-                self._consumer.forsake(message)
+                self._consumer.release(message)
 
         try:
             return _loop.run(received())
         except BaseException:  # such as a signal handler's exception: a message may have come at the same moment
-            _loop.soon(forsake)
+            _loop.soon(release)
             raise
 
     def ack(self, message: Message) -> None:
@@ -188,7 +188,7 @@ class Receiver:
             try:
                 yield message
             except GeneratorExit:
-                _loop.soon(partial(self._consumer.forsake, message))
+                _loop.soon(partial(self._consumer.release, message))
                 raise
             if self._consumer.is_in_hand(message):
                 self.ack(message)
@@ -232,7 +232,7 @@ class Consumer(Receiver):
         self._consumer.check_stop()
 
         async def stopped() -> None:
-            self._consumer.forsake()
+            self._consumer.release()
             await self._consumer.stop()
 
         _loop.run(stopped())
@@ -260,12 +260,12 @@ class Consumer(Receiver):
             except (TimeoutError, StopAsyncIteration):
                 return
             except BaseException:
-                _loop.soon(batches.forsake)
+                _loop.soon(batches.release)
                 raise
             try:
                 yield messages
             except GeneratorExit:
-                _loop.soon(batches.forsake)
+                _loop.soon(batches.release)
                 raise
 
     def assignment(self) -> set[Queue]:

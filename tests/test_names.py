@@ -33,7 +33,7 @@ JUSTIFIED = frozenset(("Consumer", "Producer", "Receiver", "SharedConsumer"))
 NOT_YET = frozenset(
     "Asked Batch Broker Call Cluster Commits Connection ConsumerGroup DeadLetters Fault Finding Found Half "
     "Kind Lease Ledger Look Loop Mark Members Outcome Patience Position Progress Pull QueueRow QueueState Repeats Row Run "
-    "Seen Sending Sends Sent Share Source Stored Transactions Way Workers".split()
+    "Seen Sending Sends Sent Share Source Stored Transactions Way".split()
 )
 """Names that still stand for two things. This list becomes shorter only."""
 

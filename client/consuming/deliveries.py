@@ -15,7 +15,7 @@ from ..config import DEAD_LETTER_LEVEL
 from ..errors import ConfigError
 from ..message import Message
 from ..wire.connection import Home
-from .handling import DeliveryWatch, Outcome, Reject, RetryLater, SendBackFunction, Settled
+from .handling import DeliveryWatch, Outcome, Reject, RetryLater, SendBackFunction, Settled, check_has_level
 from .queues import ProcessQueue, Run
 
 
@@ -87,6 +87,11 @@ class Deliveries:
             self._line.append(process_queue)
         self._arrived.set()
 
+    async def receive(self) -> Message | None:
+        """Return the next message, which is held until it is settled; None once the consumer stops."""
+        hand = await self.take()
+        return None if hand is None else self.hold(hand, is_received=True)
+
     async def take(self) -> Hand | None:
         """The next run, in hand from now on; None when the consumer has been stopped."""
         self.home.check()
@@ -149,8 +154,8 @@ class Deliveries:
             self.resume(process_queue)
             self._on_acknowledged(process_queue)
 
-    def forsake(self, message: Message | None) -> None:
-        """Nobody works any more on this message in hand, or on any."""
+    def release(self, message: Message | None) -> None:
+        """Give back this message, or all that are held."""
         self._take_dropped()
         for hand in [hand for hand in self._hands if message is None or hand.message is message]:
             self.give_back(hand)
@@ -206,7 +211,8 @@ class Deliveries:
             self.give_back(hand)
 
     async def retry(self, message: Message, outcome: RetryLater) -> None:
-        """Delivered again later. Raises RocketletError if the broker does not take it; it is then still in hand."""
+        """Redeliver a message later. Raises RocketletError if the broker does not take it; it is then still held."""
+        check_has_level(outcome)
         hand, run = self._held(message)
         if not self._orderly:
             await self._send_back(message, outcome.delay_level, outcome.reason)
@@ -294,8 +300,8 @@ class Batches:
         self._deliveries.begin(self._hand, messages)
         return messages
 
-    def forsake(self) -> None:
-        """The last list is delivered again."""
+    def release(self) -> None:
+        """Give the last list back, to be redelivered."""
         hand, self._hand = self._hand, None
         if hand is not None:
             self._deliveries.give_back(hand)

@@ -142,12 +142,14 @@ class Handling:
     judge: Judge | None = None
 
 
-class Workers:
-    """Runs the handler over the messages that are put in.
+class RunDispatcher:
+    """Gives the runs of process queues to the handler, and carries out its outcomes.
 
-    `send_back(message, delay_level, reason)` hands a message to the broker to be retried; `retry_limit(broker_name)`: how
-    often one is retried in order; `on_acknowledged(process_queue)`; `on_failed(message, reason)`: its handler raised, or gave
-    it up.
+    Args:
+        send_back: `send_back(message, delay_level, reason)` returns a message to the broker, which redelivers it.
+        retry_limit: `retry_limit(broker_name)` returns how often a message is retried in order.
+        on_acknowledged: called with the process queue when messages are acknowledged.
+        on_failed: `on_failed(message, reason)` is called when the handler has raised, or rejected the message.
     """
 
     def __init__(
@@ -164,7 +166,6 @@ class Workers:
         self._call = call
         self._judge = handling.judge or _tried_again
         self._takes_batches = handling.takes_batches
-        self._concurrency = handling.concurrency
         self._orderly = handling.orderly
         self._suspend_queue_s = handling.suspend_queue_s
         self._on_failed = on_failed
@@ -175,12 +176,12 @@ class Workers:
         self._line: deque[ProcessQueue] = deque()  # those with something to hand out take turns
         self._lined_up: set[ProcessQueue] = set()  # in line; in order also with a worker, or waiting for another try
         self._idle: deque[asyncio.Future[None]] = deque()
-        self._is_stopping = False
-        self._crew = Crew(call, self._work, lambda: self._is_stopping, limits)
+        self.pool = WorkerPool(call, self, handling.concurrency, limits, takes_batches=handling.takes_batches)
         self._loop = asyncio.get_running_loop()
 
-    def start(self) -> None:
-        self._crew.start(self._concurrency)
+    @property
+    def is_closed(self) -> bool:
+        return self.pool.is_stopping
 
     def put(self, runs: Sequence[Run]) -> None:
         """Hands out the new runs of one queue."""
@@ -246,11 +247,13 @@ class Workers:
                 waiter.set_result(None)
                 count -= 1
 
-    async def _work(self) -> None:
+    async def work(self) -> None:
         line, call = self._line, self._call.call
         task = asyncio.current_task()
         assert task is not None
-        while not task.cancelling():  # by a handler that has ended meanwhile: the next message is not to suffer from it
+        while (
+            not task.cancelling()
+        ):  # a handler that has ended may have cancelled it: that must not affect the next one
             while not line:
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
@@ -297,9 +300,9 @@ class Workers:
             is_cancelled = True
             raise
         finally:
-            if is_cancelled and not self._is_stopping:
+            if is_cancelled and not self.pool.is_stopping:
                 self._loop.call_later(0, self._again, run)
-            elif not is_handled and not self._is_stopping:
+            elif not is_handled and not self.pool.is_stopping:
                 self._send_back_later(run, outcome)
             process_queue.leave()
         self._on_acknowledged(process_queue)
@@ -328,7 +331,7 @@ class Workers:
         timer.cancel()
         del run.process_queue.untaken[run]  # the queue is not left before the task leaves it
         task = asyncio.create_task(self._send_back_now(run, outcome), name="send back")
-        self._crew.add(task)
+        self.pool.add(task)
 
     async def _send_back_now(self, run: Run, outcome: Outcome) -> None:
         try:
@@ -336,10 +339,6 @@ class Workers:
                 await self._returned(run, outcome)
         finally:
             run.process_queue.leave()
-
-    async def try_one(self, message: Message) -> Outcome:
-        """The handler's outcome for a message that nobody counts. Raises whatever the handler raises."""
-        return cast("Outcome", await self._call.call([message] if self._takes_batches else message))
 
     async def _called(self, run: Run) -> Ended:
         messages = [message for message in run.messages if not message.is_given_up]
@@ -374,25 +373,21 @@ class Workers:
         return await self._called(run) if has_unreadable else ended
 
     def _outcome(self, run: Run, ended: Ended) -> Outcome:
-        """The handler's outcome for a run. A result that is none means: again, later. Raises CancelledError if the worker
-        itself is cancelled: it cannot send the messages back, so another does, by the run's outcome."""
-        error = ended.error or _fault_of(ended.result)
-        if isinstance(error, KeyboardInterrupt | GeneratorExit):  # the latter: the loop is gone
-            raise error
+        """Return the handler's outcome for a run. Raises CancelledError if the worker itself is cancelled: it cannot send the
+        messages back, so another worker does, by the run's outcome."""
         messages = [message for message in run.messages if not message.is_given_up] or run.messages
-        outcome = cast("Outcome", ended.result) if error is None else self._judge(messages, error)
-        if error is not None and not self._is_stopping:
-            log_failure(messages, error, outcome)
-            self._tell_failed(run, repr(error))
+        outcome, error = self.pool.outcome(messages, ended, self._judge, by_level=True)
+        if error is not None and not self.pool.is_stopping:
+            self._report_failed(run, repr(error))
         if isinstance(outcome, Reject):
-            self._tell_failed(run, outcome.reason or "it was given up")
+            self._report_failed(run, outcome.reason or "it was given up")
         # The handler has ended, and cancelled its worker on the way: its outcome counts, and another worker carries it out.
         if outcome is not None and _is_cancelled():
             run.outcome = outcome
             raise asyncio.CancelledError
         return outcome
 
-    def _tell_failed(self, run: Run, reason: str) -> None:
+    def _report_failed(self, run: Run, reason: str) -> None:
         if run.tries <= 1:  # in order: the first time
             for message in run.messages[run.done :]:
                 self._on_failed(message, reason)
@@ -431,7 +426,7 @@ class Workers:
                 delay_s = 0.0
         finally:
             process_queue.leave()
-            if delay_s and not self._is_stopping:
+            if delay_s and not self.pool.is_stopping:
                 self._loop.call_later(delay_s, self._offer_again, process_queue)
         self._on_acknowledged(process_queue)
         if not delay_s:
@@ -450,20 +445,12 @@ class Workers:
                 return False
         return await self._returned(run, Reject(run.failure))
 
-    async def stop(self) -> None:
-        """Cancels what still runs; nothing of it is acknowledged."""
-        self._is_stopping = True
-        await self._crew.cancel()
 
-    def is_handling_here(self) -> bool:
-        return self._crew.is_handling_here()
-
-
-def _fault_of(result: object) -> BaseException | None:
-    """Why a handler's result is no outcome."""
+def _fault_of(result: object, *, by_level: bool) -> BaseException | None:
+    """Return why a handler's result is not an outcome; None if it is one."""
     try:
         outcome = checked_outcome(result)
-        if isinstance(outcome, RetryLater):
+        if by_level and isinstance(outcome, RetryLater):
             check_has_level(outcome)
     except BaseException as error:  # its `__repr__` may raise anything
         return error
@@ -471,7 +458,7 @@ def _fault_of(result: object) -> BaseException | None:
 
 
 def checked_outcome(outcome: Any) -> Outcome:
-    """A handler's outcome. Raises TypeError for a result that is none."""
+    """Return a handler's outcome. Raises TypeError for a result that is not one."""
     if outcome is not None and not isinstance(outcome, RetryLater | Reject):
         raise TypeError(
             f"the handler returned {outcome!r}, a {type(outcome).__name__}; "
@@ -481,13 +468,13 @@ def checked_outcome(outcome: Any) -> Outcome:
 
 
 def check_has_level(outcome: RetryLater) -> None:
-    """Raises ConfigError for one that the retry topic cannot do."""
+    """Raises ConfigError for an outcome with a delay, which the retry topic does not support."""
     if outcome.delay is not None:
         raise ConfigError("delay: a Consumer's messages come again by delay_level; a SharedConsumer's after any time")
 
 
 def log_failure(messages: Sequence[Message], error: BaseException, outcome: Outcome) -> None:
-    """`outcome`: of the messages, now that their handler has raised."""
+    """Log that a handler has raised, and what becomes of its messages."""
     log.error(
         "handler_failed",
         queue=str(messages[0].queue),
@@ -584,54 +571,100 @@ def caught(handler: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseExcep
 
 
 # ------------------------------------------------------------------------------
-# The worker tasks that run a handler. A worker that is cancelled before the consumer stops is replaced.
+# The worker tasks that run the handler of either kind of consumer. A worker is a task that lives as long as the consumer:
+# there is none for each message. One that is cancelled before the consumer stops is replaced.
 
 
-class Crew:
-    """`work` is one worker's loop; `is_closed()`: whether a worker that ends has to be replaced no more."""
+class WorkSource(Protocol):
+    """Gives messages to the handler, and carries out its outcomes."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True if a worker that ends is not replaced any more."""
+        ...
+
+    async def work(self) -> None:
+        """Call the handler with message after message."""
+
+
+class WorkerPool:
+    """Runs the handler of a consumer, and judges its results.
+
+    Attributes:
+        is_stopping: True once the workers are cancelled: what still runs is not acknowledged.
+    """
 
     def __init__(
         self,
         call: Calling,
-        work: Callable[[], Coroutine[Any, Any, None]],
-        is_closed: Callable[[], bool],
+        source: WorkSource,
+        concurrency: int,
         limits: ClientLimits,
+        *,
+        takes_batches: bool = False,
     ) -> None:
         self._call = call
-        self._work = work
-        self._is_closed = is_closed
+        self._source = source
+        self._concurrency = concurrency
         self._limits = limits
+        self._takes_batches = takes_batches
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self.is_stopping = False
 
-    def start(self, count: int) -> None:
-        for number in range(count):
-            self._hire(number)
+    def start(self) -> None:
+        for number in range(self._concurrency):
+            self._start_worker(number)
 
-    def _hire(self, number: int) -> None:
-        if not self._is_closed():
-            task = asyncio.create_task(self._work(), name=f"handler {number}")
+    def _start_worker(self, number: int) -> None:
+        if not self._source.is_closed:
+            task = asyncio.create_task(self._source.work(), name=f"handler {number}")
             self._tasks.add(task)
             task.add_done_callback(partial(self._ended, number))
 
     def _ended(self, number: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not self._is_closed():
+        if not self._source.is_closed:
             log.warning("worker_cancelled", worker=number, hint="another one takes its place")
-            self._loop.call_later(self._limits.restart_s, self._hire, number)
+            self._loop.call_later(self._limits.restart_s, self._start_worker, number)
 
     def add(self, task: asyncio.Task[None]) -> None:
-        """Adds a task that ends with the workers, and that nobody replaces."""
+        """Add a task that ends with the workers and is not replaced."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def outcome(
+        self, messages: Sequence[Message], ended: Ended, judge: Judge, *, by_level: bool
+    ) -> tuple[Outcome, BaseException | None]:
+        """Return the outcome of messages whose handler has ended, and its failure. A result that is not an outcome is a
+        failure, too. Raises KeyboardInterrupt, and GeneratorExit if the loop is gone.
+
+        Args:
+            judge: returns the outcome after a failure.
+            by_level: True if retries have delay levels, not any times.
+        """
+        error = ended.error or _fault_of(ended.result, by_level=by_level)
+        if error is None:
+            return cast("Outcome", ended.result), None
+        if isinstance(error, KeyboardInterrupt | GeneratorExit):
+            raise error
+        outcome = judge(messages, error)
+        if not self.is_stopping:
+            log_failure(messages, error, outcome)
+        return outcome, error
+
+    async def try_one(self, message: Message) -> Outcome:
+        """Return the handler's outcome for a message that is not settled by it. Raises whatever the handler raises."""
+        return checked_outcome(await self._call.call([message] if self._takes_batches else message))
+
     async def drain(self, drain_s: float) -> None:
-        """Waits up to `drain_s` for the workers to end."""
+        """Wait up to `drain_s` for the workers to end."""
         if self._tasks and drain_s > 0:
             await asyncio.wait(self._tasks, timeout=drain_s)
 
     async def cancel(self) -> None:
-        """Cancels the workers and waits for their end; the caller has closed the consumer before."""
+        """Cancel the workers and wait for their end."""
+        self.is_stopping = True
         for task in self._tasks:
             task.cancel()
         self._call.stop()
@@ -639,7 +672,7 @@ class Crew:
             await asyncio.wait(self._tasks)
 
     def is_handling_here(self) -> bool:
-        """Whether a handler of this crew is the caller."""
+        """Return True if the caller is a handler of this pool."""
         try:
             current = asyncio.current_task()
         except RuntimeError:  # in a thread without a loop
