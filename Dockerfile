@@ -26,7 +26,7 @@ ENV PYTHONUNBUFFERED=1 PYSPARK_PYTHON=python3
 FROM python:3.11-slim-bookworm AS files
 COPY --from=wheel /wheel /wheel
 RUN python -m venv /opt/rocketlet \
-    && /opt/rocketlet/bin/python -m pip install --no-cache-dir "$(echo /wheel/*.whl)[broker,acl,console,control,grpc]"
+    && /opt/rocketlet/bin/python -m pip install --no-cache-dir "$(echo /wheel/*.whl)[broker,acl,console,control]"
 COPY docker/minimal_root.py /src/docker/
 RUN /opt/rocketlet/bin/python /src/docker/minimal_root.py /minimal && mkdir /data
 

@@ -571,7 +571,7 @@ def _numbers(host: str) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------
 # The accounts' file: read at the start, again when it changes, and rewritten by mqadmin's ACL commands.
 #
-# It needs PyYAML, which only brokers with accounts do: `pip install 'rocketlet[acl]'`.
+# It needs PyYAML, which only brokers with accounts do: `pip install '.[acl]'`.
 
 
 _VERSION: Final = "dataVersion"

@@ -52,7 +52,7 @@ tls_log = structlog.get_logger("rocketlet.tls")
 
 
 _HTTP2 = b"P"  # with which its preface begins; a frame of the other door cannot, it would be too long
-_NO_GRPC = "a gRPC client came, and gRPC is an extra here: pip install 'rocketlet[broker,grpc]'"
+_NO_GRPC = "a gRPC client connected, and protobuf is missing here: pip install '.[broker]'"
 
 
 @dataclass(frozen=True, slots=True)

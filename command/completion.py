@@ -23,7 +23,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 async def _completion(options: argparse.Namespace) -> int:
     if importlib.util.find_spec("shtab") is None:
-        print("rocketlet: completion needs its extra: pip install 'rocketlet[completion]'", file=sys.stderr)
+        print("rocketlet: completion needs its extra: pip install '.[completion]'", file=sys.stderr)
         return 1
     import shtab
 

@@ -23,7 +23,7 @@ try:
     import uvloop
     from rich.console import Console
 except ModuleNotFoundError as missing:
-    raise ImportError("the demo needs its extra: pip install 'rocketlet[demo]'") from missing
+    raise ImportError("the demo needs its extra: pip install '.[demo]'") from missing
 
 from ..client.admin.admin_client import AdminClient, changes, ownerships
 from ..client.errors import RocketletError

@@ -755,7 +755,7 @@ def _inflated(body: bytes, sys_flag: int, size: int, *, is_whole: bool) -> tuple
 
 
 def _lacking(missing: ModuleNotFoundError) -> MessageError:
-    return MessageError(f"the body is compressed, and {missing.name} is missing: pip install 'rocketlet[compression]'")
+    return MessageError(f"the body is compressed, and {missing.name} is missing: pip install '.[compression]'")
 
 
 def _inflate(body: bytes, kind: int, size: int, *, is_whole: bool) -> tuple[bytes, bool]:

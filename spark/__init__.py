@@ -47,7 +47,7 @@ try:
     from pyspark.sql import SparkSession
 except ModuleNotFoundError as missing:
     found = importlib.util.find_spec("pyspark") and f", and this is {importlib.metadata.version('pyspark')}"
-    raise ImportError(f"rocketlet.spark needs PySpark 4{found or ''}: pip install 'rocketlet[spark]'") from missing
+    raise ImportError(f"rocketlet.spark needs PySpark 4{found or ''}: pip install '.[spark]'") from missing
 
 from .checkpoint import group_of
 from .config import HOLD_RENEWAL_S, STOP_LOOK_S, STOP_TIMEOUT_S

@@ -70,7 +70,7 @@ def __getattr__(name: str) -> Any:
         module = import_module(f".{_MODULES.get(name, 'faults')}", __name__)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{error.name} is missing, which a broker needs: pip install 'rocketlet[pytest]'", name=error.name
+            f"{error.name} is missing, which a broker needs: pip install '.[pytest]'", name=error.name
         ) from error
     found = globals()[name] = getattr(module, name)
     return found

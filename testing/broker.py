@@ -83,7 +83,7 @@ class Broker(BrokerUnderTest):
 
     @property
     def endpoint(self) -> str:
-        """The `endpoints` for clients of 5.x in any language. Raises RuntimeError without the extra `grpc`."""
+        """The `endpoints` for clients of 5.x in any language. Raises RuntimeError if protobuf is missing."""
         return self._rig.endpoint
 
     @property

@@ -20,7 +20,7 @@ try:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 except ModuleNotFoundError as missing:
-    raise ImportError("rocketlet.otel needs OpenTelemetry: pip install 'rocketlet[otel]'") from missing
+    raise ImportError("rocketlet.otel needs OpenTelemetry: pip install '.[otel]'") from missing
 
 from rocketlet.client import Message, Outgoing, Reject, RetryLater, Sending, SendResult
 from rocketlet.client.consuming.handling import Outcome

@@ -21,7 +21,7 @@ from typing import Any
 try:
     from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 except ModuleNotFoundError as missing:
-    raise ImportError("rocketlet.taskiq needs taskiq: pip install 'rocketlet[taskiq]'") from missing
+    raise ImportError("rocketlet.taskiq needs taskiq: pip install '.[taskiq]'") from missing
 
 from rocketlet.client import Access, Consumer, Producer
 

@@ -137,7 +137,7 @@ async def _serving(
     hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[str]:
     if not all(map(importlib.util.find_spec, _NEEDED)):
-        raise ConfigError("the console needs its extra: pip install 'rocketlet[console]'")
+        raise ConfigError("the console needs its extra: pip install '.[console]'")
     from ...console.server import ConsoleServer
 
     if not _is_loopback(host):

@@ -25,7 +25,7 @@ def fault(options: argparse.Namespace) -> str | None:
     if getattr(options, "control_port", None) is None:
         return None
     if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
-        return "--control-port needs its extra: pip install 'rocketlet[control]'"
+        return "--control-port needs its extra: pip install '.[control]'"
     return None
 
 

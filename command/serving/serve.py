@@ -96,9 +96,7 @@ async def _served(run: Run, options: argparse.Namespace) -> int:
     """Runs a server; what keeps it from starting is one line."""
     needs_extra = run is not _nameserver or options.metrics_port is not None
     if needs_extra and importlib.util.find_spec("prometheus_client") is None:
-        print(
-            "rocketlet: a broker, or --metrics-port, needs an extra: pip install 'rocketlet[broker]'", file=sys.stderr
-        )
+        print("rocketlet: a broker, or --metrics-port, needs an extra: pip install '.[broker]'", file=sys.stderr)
         return 1
     if options.ignored_variables:
         hint = "Kubernetes sets them for a service of this name; settings are not of the form tcp://host:port"
@@ -332,7 +330,7 @@ def acl_of(options: argparse.Namespace) -> Acl | None:
     try:
         return Acl(AclFile(options.acl)) if options.acl else None
     except ImportError:
-        raise AclError("--acl needs PyYAML; install it with: pip install 'rocketlet[acl]'") from None
+        raise AclError("--acl needs PyYAML; install it with: pip install '.[acl]'") from None
 
 
 def _bind(options: argparse.Namespace) -> str:

@@ -1,4 +1,4 @@
-"""Its tests: `pip install 'rocketlet[pytest]' pytest-asyncio`, then `pytest`. The fixture `rocketlet` comes with the
+"""Its tests: `pip install '.[pytest]' pytest-asyncio`, then `pytest`. The fixture `rocketlet` comes with the
 package."""
 
 from __future__ import annotations

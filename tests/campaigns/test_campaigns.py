@@ -1,4 +1,4 @@
-"""Each campaign, short: by hand they run for hours (docs/reliability.md)."""
+"""Each campaign, short: by hand they run for hours (campaigns/README.md)."""
 
 from __future__ import annotations
 

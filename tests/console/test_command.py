@@ -75,4 +75,4 @@ async def test_what_keeps_a_console_from_starting_is_one_line(
     assert f"rocketlet: cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
     monkeypatch.setattr("rocketlet.command.serving.console._NEEDED", ("no_such_package",))
     assert await asyncio.to_thread(main, ("console", "--nameserver", node.address, "--port", "0")) == 1
-    assert "pip install 'rocketlet[console]'" in capsys.readouterr().err
+    assert "pip install '.[console]'" in capsys.readouterr().err

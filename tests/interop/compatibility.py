@@ -52,7 +52,7 @@ errors are Apache's, their texts are ours.
 Rocketlet's broker has no master/slave replication, DLedger, controller, tiered storage or lite topics.
 If you need one of them, use Apache RocketMQ; your code and Spark job stay as they are.
 
-Our client finds out which broker it talks to. [rebalance.md](rebalance.md) says what differs on Apache's. In these
+Our client finds out which broker it talks to. [Foreign members](foreign-members.md) says what differs on Apache's. In these
 tests 5.3 differs from 4.9 in two things. It notes the outcome of transactions every 3 s (`transactionOpBatchInterval`), and
 delivers a message twice if it checks more often. And a message that is sent to the retry topic of a group whose members lock
 their queues becomes a dead letter at once; `rocketlet messages replay` and the console hand such
@@ -68,7 +68,7 @@ for, and takes messages of all four types."""
 GRPC = """\
 ## gRPC methods
 
-Official clients of 5.x speak gRPC, on the broker's own port: `pip install 'rocketlet[broker,grpc]'`, `rocketlet start`, and
+Official clients of 5.x speak gRPC, on the broker's own port: `pip install '.[broker]'`, `rocketlet start`, and
 give the client that `host:port`. These methods of `apache.rocketmq.v2.MessagingService` are served. Lite topics and
 priorities are not.
 

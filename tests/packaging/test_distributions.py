@@ -131,7 +131,7 @@ def test_the_client_alone_is_small(clean: Environment) -> None:
 def test_a_broker_without_its_extra_names_it(clean: Environment, tmp_path: Path) -> None:
     found = subprocess.run([clean.folder / "bin" / "rocketlet", "start"], cwd=tmp_path, capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (1, "")
-    assert "pip install 'rocketlet[broker]'" in found.stderr
+    assert "pip install '.[broker]'" in found.stderr
 
 
 def test_what_needs_an_extra_says_which(clean: Environment, tmp_path: Path) -> None:
@@ -140,4 +140,4 @@ def test_what_needs_an_extra_says_which(clean: Environment, tmp_path: Path) -> N
         said = clean.run(
             "python", "-c", text.replace(".__main__", "" if extra == "spark" else ".__main__"), cwd=tmp_path
         )
-        assert f"pip install 'rocketlet[{extra}]'" in said
+        assert f"pip install '.[{extra}]'" in said

@@ -42,8 +42,8 @@ def test_what_must_hold_holds_where_messages_are_shared() -> None:
 
 
 def test_the_table_of_cases_names_tests_that_exist() -> None:
-    """docs/reliability.md: a row has a case and its tests, each as a sentence after the file that contains it."""
-    text = (ROOT / "docs" / "reliability.md").read_text()
+    """campaigns/README.md: a row has a case and its tests, each as a sentence after the file that contains it."""
+    text = (ROOT / "campaigns" / "README.md").read_text()
     table = text.partition("| Case | Test |\n")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[1:]]
     assert len(rows) == 11

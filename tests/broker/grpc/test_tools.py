@@ -130,5 +130,5 @@ async def test_clients_that_cannot_connect_and_calls_that_fail_are_named(
     texts = "\n".join(finding.text for finding in found)
     assert "41302 SendMessage of host@1@0@test (127.0.0.1:" in texts
     assert "127.0.0.1: a TLS client came to a port without TLS" in texts
-    assert "pip install 'rocketlet[broker,grpc]'" in texts
+    assert "pip install '.[broker]'" in texts
     await client.close()
