@@ -61,7 +61,7 @@ OTHERS: tuple[ExtValue, ...] = (True, "MSGPACK", "é")
 BATCHES = (0, 1, 1, 2, 5, 40)
 LARGE_BATCHES = (513, BATCH_TURN_MESSAGES, BATCH_TURN_MESSAGES + 1)
 REPORTED_BYTES = 300
-LETTERS = b'\x00\x01\x02\x09"\\{}:,\x7f\x80\xff01'
+LETTERS = b'\x00\x01\x02\x09"\\uQ{}:,\x7f\x80\xff01'
 
 
 class Pair:

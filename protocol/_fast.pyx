@@ -406,8 +406,38 @@ cdef inline bint is_int32(int64_t value) noexcept:
     return -0x80000000 <= value <= 0x7FFFFFFF
 
 
+cdef inline int hex_digit(int found) noexcept:
+    """Return the value of a digit, or -1."""
+    if c"0" <= found <= c"9":
+        return found - c"0"
+    found |= 32
+    return found - c"a" + 10 if c"a" <= found <= c"f" else -1
+
+
+cdef int unescaped(View data, Py_ssize_t at, Py_ssize_t end) except -2:
+    """Return the ASCII character of the escape that has a backslash in front of `at`; -1 if it has none."""
+    cdef int found = byte(data, at), high, low
+    if found == c'"' or found == c"\\" or found == c"/":
+        return found
+    if found == c"n":
+        return 10
+    if found == c"t":
+        return 9
+    if found == c"r":
+        return 13
+    if found == c"b":
+        return 8
+    if found == c"f":
+        return 12
+    if found != c"u" or end - at < 5 or byte(data, at + 1) != c"0" or byte(data, at + 2) != c"0":
+        return -1
+    high, low = hex_digit(byte(data, at + 3)), hex_digit(byte(data, at + 4))
+    return high << 4 | low if 0 <= high < 8 and low >= 0 else -1
+
+
 cdef Py_ssize_t find_quote(View data, Py_ssize_t at, Py_ssize_t end, bint *is_escaped) except -2:
-    """Return where the JSON text that begins at `at` ends; -1 if it does not, or has control characters."""
+    """Return where the JSON text that begins at `at` ends; -1 if it does not, has control characters, or other escapes than
+    those that `unescape` reads."""
     cdef int found
     is_escaped[0] = False
     while at < end:
@@ -417,6 +447,8 @@ cdef Py_ssize_t find_quote(View data, Py_ssize_t at, Py_ssize_t end, bint *is_es
         if found == c"\\":
             is_escaped[0] = True
             at += 1
+            if at >= end or unescaped(data, at, end) < 0:
+                return -1
         elif found < 0x20:
             return -1
         at += 1
@@ -750,49 +782,16 @@ cdef Py_ssize_t find_text(const uint8_t *start, Py_ssize_t size, const char *tex
 
 
 cdef int unescape(View data, Field *field, Output out) except -1:
-    """Write a JSON text without its escapes. Return 0 if it has others than of ASCII characters."""
+    """Write a JSON text without its escapes."""
     cdef Py_ssize_t at = field.at, end = field.at + field.size, before
-    cdef int found, high, low
     while at < end:
         before = at
         at = find(data, at, end, c"\\")
         out.put(part(data, before, at - before), at - before)
-        if at == end:
-            return 1
-        if end - at < 2:
-            return 0
-        found = byte(data, at + 1)
-        at += 2
-        if found == c"u":
-            if end - at < 4 or byte(data, at) != c"0" or byte(data, at + 1) != c"0":
-                return 0
-            high, low = hex_digit(byte(data, at + 2)), hex_digit(byte(data, at + 3))
-            if not 0 <= high < 8 or low < 0:
-                return 0
-            found = high << 4 | low
-            at += 4
-        elif found == c"n":
-            found = 10
-        elif found == c"t":
-            found = 9
-        elif found == c"r":
-            found = 13
-        elif found == c"b":
-            found = 8
-        elif found == c"f":
-            found = 12
-        elif found != c'"' and found != c"\\" and found != c"/":
-            return 0
-        out.room(1)[0] = <uint8_t>found
-    return 1
-
-
-cdef inline int hex_digit(int found) noexcept:
-    """Return the value of a digit, or -1."""
-    if c"0" <= found <= c"9":
-        return found - c"0"
-    found |= 32
-    return found - c"a" + 10 if c"a" <= found <= c"f" else -1
+        if at < end:
+            out.room(1)[0] = <uint8_t>unescaped(data, at + 1, end)
+            at += 6 if byte(data, at + 1) == c"u" else 2
+    return 0
 
 
 cdef void remove_wait(Output text) noexcept:
@@ -831,8 +830,7 @@ cdef int read_properties(View data, Send *send, Output text) except -1:
     if field.kind == ABSENT:
         return 1
     if field.is_escaped:
-        if not unescape(data, field, text):
-            return 0
+        unescape(data, field, text)
     else:
         text.put(part(data, field.at, field.size), field.size)
     if find_text(text.start, text.size, b"DEL", 3) >= 0 or find_text(text.start, text.size, b"TRAN_MSG\1", 9) >= 0:

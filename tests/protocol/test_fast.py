@@ -135,3 +135,27 @@ def test_records_with_numbers_that_have_too_many_bits_are_declined(
 @needs_module
 def test_slice_up_to_an_offset_that_has_too_many_bits_is_declined() -> None:
     assert fast.decode_slice(b"", 0, 2**64, (), None) is None
+
+
+def send_with(properties: str) -> bytes:
+    """A send whose properties are written so in JSON."""
+    header = (
+        b'{"code":310,"extFields":{"a":"p","b":"t","c":"TBW102","d":"4","e":"0","f":"0","g":"1","h":"0","i":"%b"},'
+        b'"flag":0,"opaque":1}' % properties.encode()
+    )
+    return (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+
+
+@needs_module
+@pytest.mark.parametrize("properties", ["", r"a\u0001b\u0002c", r"\n\t\r\b\f\"\\\/", "größe\U0001f600", r"\u007F"])
+def test_send_in_json_is_taken_with_the_usual_escapes(properties: str) -> None:
+    data = send_with(properties)
+    assert fast.sends_end(data * 2, 0, 1000) == 2 * len(data)
+
+
+@needs_module
+@pytest.mark.parametrize(
+    "properties", [r"\Q", r"\u12", r"\ud83d", r"\u0080", r"\u000g", "\x01", "a\\\\\\", '"', r"\u00"]
+)
+def test_send_in_json_is_declined_with_other_escapes(properties: str) -> None:
+    assert fast.sends_end(send_with(properties), 0, 1000) == 0
