@@ -188,7 +188,10 @@ class Pulling:
             if matches is None:
                 kept = _kept(pull)
                 look_again = partial(self._look_again, kept, kept.later(), attempt)
-                self._filters.when_parsed(session, subscription.expression, look_again, text_bytes(header))
+                give_nothing = partial(_give_nothing, kept, kept.later())
+                self._filters.when_parsed(
+                    session, subscription.expression, look_again, text_bytes(header), give_nothing
+                )
                 return None
         if self._pops.pools:
             fault = self._pops.pull_fault(session, header.consumer_group, header.topic)

@@ -6,7 +6,9 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -533,6 +535,26 @@ def equal(left: Term, right: Term) -> Term:
 _WORD_CHARS = 64  # characters of a refused expression that count as a word
 
 
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A request that waits for its filter.
+
+    Attributes:
+        action: called when the filter was parsed.
+        otherwise: called instead if the account of the session has changed meanwhile; it ends the request.
+        size: the bytes of the request.
+    """
+
+    session: Session
+    action: Callable[[], None]
+    otherwise: Callable[[], None]
+    size: int
+
+    def go_on(self) -> None:
+        if not self.session.is_closed:
+            self.action()
+
+
 class Filters:
     """`failed`: messages that a filter could not evaluate because of a defect of ours."""
 
@@ -541,7 +563,8 @@ class Filters:
         self._turns = runtime.turns
         self._known: dict[str, Filter | str] = {}
         self._known_words = 0
-        self._asked: dict[str, list[tuple[Session, Callable[[], None], int]]] = {}
+        self._asked: dict[str, list[_Waiting]] = {}
+        self._parsed: dict[_Waiting, None] = {}  # whose filter was parsed, and which continue in the next iteration
         self._waiting = AddressShares(limits.max_unparsed)
         self.failed = 0
 
@@ -554,18 +577,34 @@ class Filters:
             raise Refusal(Reason.BAD_EXPRESSION, found)
         return found
 
-    def when_parsed(self, session: Session, expression: str, action: Callable[[], None], size: int) -> None:
-        """Calls `action` when `find` knows the expression, unless the session is gone by then. size: bytes of the waiting
-        requests. Raises Refusal if too much waits."""
+    def when_parsed(
+        self,
+        session: Session,
+        expression: str,
+        action: Callable[[], None],
+        size: int,
+        otherwise: Callable[[], None],
+    ) -> None:
+        """Call `action` when `find` knows the expression, unless the session is gone by then.
+
+        Args:
+            size: the bytes of the request that waits.
+            otherwise: called instead of `action` if the account of the session has changed, so that the request must be
+                authorized again.
+
+        Raises:
+            Refusal: Too many requests wait.
+        """
         if not self._waiting.has_room(session.address):
             text = f"{self._limits.max_unparsed} requests wait for their SQL92 filter to be parsed; retry later"
             raise Refusal(Reason.BUSY, text)
         self._waiting.take(session.address)
         session.charge(size)
+        waiting = _Waiting(session, action, otherwise, size)
         if expression in self._asked:
-            self._asked[expression].append((session, action, size))
+            self._asked[expression].append(waiting)
             return
-        self._asked[expression] = [(session, action, size)]
+        self._asked[expression] = [waiting]
         self._turns.do(self._learn(expression), session.address)
 
     def _learn(self, expression: str) -> Work[None]:
@@ -577,11 +616,22 @@ class Filters:
             log.exception("filter_not_parsed", expression=expression[:200])
             found = f"the filter {expression[:200]!r} cannot be read"
         self._keep(expression, found)
-        for session, action, size in self._asked.pop(expression):
-            self._waiting.give_back(session.address)
-            session.charge(-size)
-            if not session.is_closed:
-                self._turns.call_for(session.address, action)
+        for waiting in self._asked.pop(expression):
+            self._waiting.give_back(waiting.session.address)
+            waiting.session.charge(-waiting.size)
+            if not waiting.session.is_closed:
+                self._parsed[waiting] = None
+                self._turns.call_for(waiting.session.address, self._go_on, waiting)
+
+    def _go_on(self, waiting: _Waiting) -> None:
+        del self._parsed[waiting]
+        waiting.go_on()
+
+    def accounts_changed(self, has_changed: Callable[[Session], bool]) -> None:
+        """End the waiting requests of sessions whose accounts have changed, as soon as their filter is parsed."""
+        for waiting in (*chain.from_iterable(self._asked.values()), *self._parsed):
+            if has_changed(waiting.session):
+                waiting.action = waiting.otherwise
 
     def _keep(self, expression: str, found: Filter | str) -> None:
         self._known[expression] = found

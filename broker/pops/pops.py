@@ -175,7 +175,8 @@ class Pops:
             matches = self._filters.find(subscription.expression)
             if matches is None:
                 parsed = partial(self._receive_parsed, receive)
-                self._filters.when_parsed(request.session, subscription.expression, parsed, request.kept_bytes)
+                end = partial(self._end_unparsed, receive)
+                self._filters.when_parsed(request.session, subscription.expression, parsed, request.kept_bytes, end)
                 return None
             receive.request = request = replace(request, matches=matches)
         now_s = self._clock.monotonic_s()
@@ -211,6 +212,12 @@ class Pops:
             if result is not None:
                 receive.is_over = True
                 self._respond(receive, result)
+
+    def _end_unparsed(self, receive: Receive[Any]) -> None:
+        """End a receive whose account has changed while it waited for its filter."""
+        if not receive.is_over:
+            receive.is_over = True
+            self._respond(receive, PopResult(Why.NOTHING_NEW))
 
     def _admit(self, request: PopRequest, pool: Pool | None, now_s: float) -> str | None:
         """Return why a client may not pop a topic that the group does not pop yet, or that is divided; None if it may."""

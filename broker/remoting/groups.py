@@ -363,6 +363,7 @@ def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffer
             expression,
             lambda: connection.write(_checked(broker, request, expression)),
             len(expression),
+            lambda: connection.write(answer(request, ResponseCode.NO_PERMISSION, remark="the account has changed")),
         )
         return None
     return answer(frame)
