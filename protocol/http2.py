@@ -241,6 +241,7 @@ class Http2:
         self.answers.table_note = b""  # before the next block, once the client's table has become smaller
         self._block: bytearray | None = None  # a block of HEADERS, until CONTINUATION ends it
         self._block_id = self._block_flags = self._block_frames = 0
+        self._given_up: list[int] = []
         self._controls = self._resets = self._cancelled = self._updates = 0
         self._since_s = 0.0
 
@@ -466,6 +467,7 @@ class Http2:
             if stream_id == 0 or stream_id > self._last_id:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM on the stream {stream_id}")
             self._count_control()
+            self._given_up.append(stream_id)
             return
         if stream.is_request_ended:
             self._count_cancelled()
@@ -473,6 +475,12 @@ class Http2:
             self._count_reset()
         self.answers.forget(stream, knows=True)
         self._events.append(Aborted(stream, int.from_bytes(payload, "big")))
+
+    def take_given_up(self) -> list[int]:
+        """Return streams that the client has reset since the last call, after their answers were complete: it may not have
+        received these."""
+        given_up, self._given_up = self._given_up, []
+        return given_up
 
     def _count_reset(self) -> None:
         self._resets += 1

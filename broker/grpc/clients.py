@@ -299,7 +299,7 @@ class Call:
     """`account`: the access key of the account that asks; empty without one. `session`: the client's connection. `aborted` is
     called if the call is over before it was answered; `due_s`: when its client gives up, in the loop's time. `answers`: the
     way to the client, in which the test kit may stand. `callers`: hears of answers. `namespace`: that of the topics in
-    messages for the client."""
+    messages for the client. `keep_answered`: calls a function if the client gives the call up after it was answered."""
 
     __slots__ = (
         "_aborted",
@@ -310,6 +310,7 @@ class Call:
         "due_s",
         "flush_soon",
         "has_request",
+        "keep_answered",
         "method",
         "namespace",
         "reader",
@@ -326,7 +327,9 @@ class Call:
         answers: Way,
         flush_soon: Callable[[], None],
         callers: Callers,
+        keep_answered: Callable[[int, Callable[[], None]], None],
     ) -> None:
+        self.keep_answered = keep_answered
         self.session = session
         self.stream = stream
         self.method = method
@@ -407,6 +410,14 @@ class Call:
     def on_abort(self, action: Callable[[], None]) -> None:
         """Calls `action` if the client gives the call up."""
         self._aborted = action
+
+    def on_given_up(self, action: Callable[[], None]) -> None:
+        """Call `action` if the client gives the call up after it was answered."""
+        self.keep_answered(self.stream.id, action)
+
+    def is_late(self, now_s: float) -> bool:
+        """True if the client does not wait for the answer any more."""
+        return self.due_s is not None and now_s >= self.due_s
 
     def abort(self) -> None:
         """The client has given the call up."""

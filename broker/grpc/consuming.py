@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -111,6 +112,9 @@ class GrpcReceive(Receive[Call]):
     def respond(self, result: PopResult) -> None:
         if self.reply_to.is_over:
             self._put_back(result.messages)
+        elif self.reply_to.is_late(self._hall.broker.clock.monotonic_s()):
+            self._put_back(result.messages)
+            end(self._hall, self.reply_to, Code.MESSAGE_NOT_FOUND, "the client waits no longer")
         elif result.why in _LATE:
             self._hall.broker.clock.call_later(RECEIVE_AGAIN_S, self._send, result)
         else:
@@ -191,6 +195,10 @@ class GrpcReceive(Receive[Call]):
             self.reply_to.send(response)
         if not self.reply_to.is_over:
             _send_time(self._hall, self.reply_to)
+            if self.request.auto_renew and self.given:
+                times_ms = frozenset(delivered.pop_ms for delivered in self.given)
+                pops = self._hall.broker.pops
+                self.reply_to.on_given_up(partial(pops.response_lost, self.request.client, times_ms))
 
     def _takes_bytes(self) -> float:
         """The largest message that the client takes. A larger one would end its call, with all others, again and again."""

@@ -22,7 +22,17 @@ from ...protocol.hpack import encode
 from ...protocol.http2 import Aborted, ErrorCode, Http2, Opened, Stream
 from ..access import Acl, Unauthorized
 from ..broker import Broker
-from ..config import CALL_WORK, CLIENT_GONE_S, FIELD_FACTOR, PENDING_BYTES, PIECE_S, STREAM_BYTES, LimitExceeded
+from ..config import (
+    ANSWERED_BYTES,
+    CALL_WORK,
+    CLIENT_GONE_S,
+    FIELD_FACTOR,
+    KEPT_RECEIVES,
+    PENDING_BYTES,
+    PIECE_S,
+    STREAM_BYTES,
+    LimitExceeded,
+)
 from ..runtime import MACHINE
 from ..sessions import AddressShares, Callers, Refusal
 from ..store.files import StoreError
@@ -78,6 +88,7 @@ class GrpcConnection(asyncio.Protocol):
         self.connection = connection
         self.http2 = Http2()
         self.ready: Ready = deque()
+        self._answered: dict[int, Callable[[], None]] = {}  # calls that were answered, by stream, the oldest first
         self._unfinished_bytes = 0
         self._charged_bytes = 0
         self._is_serving = self._is_flush_due = self._is_in_line = False
@@ -110,6 +121,8 @@ class GrpcConnection(asyncio.Protocol):
                         self._abort(event.stream)
                     else:
                         self._take(event.stream, event.data, event.is_end)
+                for stream_id in self.http2.take_given_up():
+                    self._give_up(stream_id)
                 data = b""
                 if self.ready and not connection.is_paused:
                     self.door.serve(self.ready)
@@ -150,7 +163,25 @@ class GrpcConnection(asyncio.Protocol):
         method = self.door.method_of(stream)
         left_s = grpc.timeout_s(stream.fields.get(b"grpc-timeout"))
         due_s = None if left_s is None else self.connection.heard_s + left_s
-        return Call(self.connection, stream, method, due_s, self.http2.answers, self.flush_soon, self.door.callers)
+        answers, callers = self.http2.answers, self.door.callers
+        return Call(self.connection, stream, method, due_s, answers, self.flush_soon, callers, self._keep_answered)
+
+    def _keep_answered(self, stream_id: int, given_up: Callable[[], None]) -> None:
+        """Call `given_up` if the client gives the call up after it was answered."""
+        self._answered[stream_id] = given_up
+        self.connection.charge(ANSWERED_BYTES)
+        if len(self._answered) > KEPT_RECEIVES:
+            self._forget_answered(next(iter(self._answered)))
+
+    def _forget_answered(self, stream_id: int) -> Callable[[], None] | None:
+        given_up = self._answered.pop(stream_id, None)
+        if given_up is not None:
+            self.connection.charge(-ANSWERED_BYTES)
+        return given_up
+
+    def _give_up(self, stream_id: int) -> None:
+        if (given_up := self._forget_answered(stream_id)) is not None:
+            given_up()
 
     def _take(self, stream: Stream, data: bytes, is_end: bool) -> None:
         call = stream.call
@@ -279,6 +310,8 @@ class GrpcConnection(asyncio.Protocol):
         self.ready.clear()
         for stream in self.http2.lost():
             self._abort(stream)
+        for stream_id in list(self._answered):
+            self._forget_answered(stream_id)
         self.connection.connection_lost(error)
 
 

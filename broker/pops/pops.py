@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -671,6 +671,16 @@ class Pops:
         found = self._pools.clients.get(client)
         for delivery in found.extended if found is not None else ():
             if delivery.since_s >= heard_s:
+                delivery.since_s = float("-inf")  # as if it had been extended for the maximum time
+
+    def response_lost(self, client: PopClient, times_ms: Collection[int]) -> None:
+        """A client has given a receive up after its response, with messages popped at these times, was sent. It may not have
+        received them, so the broker does not extend them any more."""
+        found = self._pools.clients.get(client)
+        for delivery in reversed(found.extended) if found is not None else ():
+            if delivery.pop_ms < min(times_ms):
+                break
+            if delivery.pop_ms in times_ms:
                 delivery.since_s = float("-inf")  # as if it had been extended for the maximum time
 
     def client_gone(self, client: PopClient) -> None:

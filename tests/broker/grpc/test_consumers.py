@@ -20,12 +20,14 @@ from rocketlet.broker.config import (
 )
 from rocketlet.broker.grpc import consuming, schema
 from rocketlet.broker.grpc.producing import filling
+from rocketlet.broker.messages import filters
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import AdminClient, Producer
 from rocketlet.client.admin.diagnosis import Patience, diagnose
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig, Work
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
+from rocketlet.protocol.http2 import encode_reset
 from rocketlet.protocol.message import Record, decode_record
 
 from ...conftest import Connect, Node, Nodes, eventually
@@ -582,6 +584,52 @@ async def test_a_message_is_not_extended_when_its_connection_is_lost_after_the_c
     node.clock.advance(RENEWED_INVISIBLE_MS / 1000)
     await new.call("Heartbeat", beat)
     assert len(await receive(client)) == 1
+
+
+@pytest.mark.parametrize("gives_up", [True, False])
+async def test_messages_are_not_extended_when_the_client_gives_the_receive_up_after_its_answer(
+    node: Node, client: GrpcClient, dial: Dial, gives_up: bool
+) -> None:
+    """A client that was suspended drops the answer, and the broker extended its messages for as long as it was heard."""
+    await joined(client)
+    other = await dial(node.address, client_id="other")
+    await send(client, b"1")
+    lost = begin(other, request(auto_renew=True))
+    assert len((await received(lost))[1]) == 1
+    node.clock.advance(0.001)
+    await send(client, b"2")
+    assert len(await receive(other, auto_renew=True)) == 1
+    if gives_up:
+        other.transport.write(encode_reset(lost.stream_id, 8))
+    beat = schema.HeartbeatRequest(client_type=2, group=resource("g"))
+    await other.call("Heartbeat", beat)
+    assert await receive(client) == []
+    node.clock.advance(RENEWED_INVISIBLE_MS / 1000)
+    await other.call("Heartbeat", beat)
+    assert [item.body for item in await receive(client)] == ([b"1"] if gives_up else [])
+
+
+async def test_a_receive_that_is_served_after_its_clients_deadline_gives_nothing(
+    node: Node, client: GrpcClient, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_slow, parsing = True, filters.parsing
+
+    def slowly(*arguments: Any) -> Any:
+        while is_slow:
+            yield
+        return (yield from parsing(*arguments))
+
+    await joined(client)
+    await send(client, b"1")
+    monkeypatch.setattr(filters, "parsing", slowly)
+    other = await dial(node.address, client_id="other")
+    asked = request(auto_renew=True, filter_expression={"type": 2, "expression": "a IS NULL"})
+    call = begin(other, asked, grpc_timeout="5S")
+    await eventually(lambda: node.broker.filters._waiting.count == 1)
+    node.clock.advance(5)
+    is_slow = False
+    assert await received(call) == (NOTHING, [])
+    assert [item.body for item in await receive(client)] == [b"1"]
 
 
 async def test_a_remoting_client_with_a_grpc_clients_id_ends_none_of_its_receives(

@@ -26,19 +26,25 @@ from ...support.requests import SUBSCRIBED, SUSPEND, pull, send
 
 
 class Slow:
-    """Lets no work have a turn, so that nothing is parsed, until it is let."""
+    """Parses nothing before `let_parse`."""
 
     def __init__(self, node: Node, patch: pytest.MonkeyPatch) -> None:
         self._filters = node.broker.filters
-        self._patch = patch
-        patch.setattr(node.broker.turns, "_turn_s", -1)
+        self._is_slow = True
+        self._parsing = filters.parsing
+        patch.setattr(filters, "parsing", self._parsing_slowly)
+
+    def _parsing_slowly(self, *arguments: Any) -> Any:
+        while self._is_slow:
+            yield
+        return (yield from self._parsing(*arguments))
 
     @property
     def asked(self) -> list[str]:
         return list(self._filters._asked)
 
     def let_parse(self) -> None:
-        self._patch.undo()
+        self._is_slow = False
 
 
 @pytest.fixture
