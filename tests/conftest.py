@@ -352,8 +352,11 @@ async def create_topic(wire: Wire, topic: str, queues: int = 4, perm: int = 6) -
     assert answer.code == 0, answer.remark
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-    """Returns when the condition holds, looking again at every turn of the loop; fails with TimeoutError."""
+async def eventually(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = PATIENCE_S) -> None:
+    """Return when the condition holds, which is checked every few ms. Raises TimeoutError when it never does."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
             await asyncio.sleep(0.002)

@@ -114,7 +114,7 @@ async def test_a_handler_that_takes_too_long_is_ended_and_its_dependencies_too(n
 
     @app.subscriber("t", group="g", timeout_s=0.01, start="first")
     async def hang(message: Message, held: Annotated[str, Depends(lease)]) -> None:
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
 
     async with app:
         await app.publish("t", b"x")
@@ -253,7 +253,7 @@ async def test_a_result_that_nobody_publishes_and_a_handler_out_of_time_are_name
 
     @app.subscriber("slow", group="slow", timeout_s=0.01, start="first", retry=RetryPolicy(never=(TimeoutError,)))
     async def hang(message: Message) -> None:
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
 
     @app.subscriber("odd", group="odd", start="first", retry=RetryPolicy(never=(TypeError,)))
     async def cook(message: Message) -> bytes:

@@ -262,9 +262,11 @@ async def test_queues_of_brokers_that_are_met_for_the_first_time_take_their_turn
     await nodes.start(name="broker-b", name_servers=(node.address,))
     async with AdminClient(node.address) as admin:
         await admin.create_topic("t", queues=4)
-        async with asyncio.timeout(PATIENCE_S):
-            while len((await admin.topic("t")).ranges) != 8:
-                await asyncio.sleep(0.01)
+
+        async def is_on_both() -> bool:
+            return len((await admin.topic("t")).ranges) == 8
+
+        await eventually(is_on_both)
     for _ in range(8):  # each begins at another queue
         async with Producer(node.address) as producer:
             assert len({(await producer.send("t", b"x")).queue for _ in range(8)}) == 8

@@ -161,12 +161,13 @@ async def test_an_orderly_handler_sees_a_queue_in_order_and_a_failure_holds_it(n
 async def test_no_more_handlers_run_at_once_than_allowed(node: Node, topic: str) -> None:
     await fill(node, 30)
     running, most, handled = 0, 0, 0
+    three = asyncio.Barrier(3)
 
     async def handle(message: Message) -> None:
         nonlocal running, most, handled
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.001)
+        await three.wait()
         running -= 1
         handled += 1
 

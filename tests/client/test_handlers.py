@@ -49,7 +49,7 @@ async def cancel_itself_and_return(message: Message) -> str:
 
 
 async def wait_for_a_cancelled_task(message: Message) -> None:
-    task = asyncio.create_task(asyncio.sleep(3600))
+    task = asyncio.create_task(asyncio.Event().wait())
     task.cancel()
     await task
 

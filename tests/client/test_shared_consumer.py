@@ -278,7 +278,7 @@ async def test_stop_waits_for_handlers_and_gives_back_what_they_do_not_finish(no
     async def work(message: Message) -> None:
         began.set()
         if message.body == b"1":
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         await gate.wait()
         done.append(message.body)
 

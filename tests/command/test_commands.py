@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from io import StringIO
 from typing import Any
@@ -328,8 +327,11 @@ async def test_top_shows_rates_lags_and_members_by_their_names(run: Run, node: N
         assert producer.client_id.startswith("shop-1#")
         await producer.send("orders", b"1")
         await eventually(lambda: len(inbox) == 1)
-        while await consumer.lag():  # the handler has returned, and its worker may not have heard of it
-            await asyncio.sleep(0.001)
+
+        async def has_caught_up() -> bool:  # the handler has returned, and its worker may not have seen that
+            return not await consumer.lag()
+
+        await eventually(has_caught_up)
         await consumer.commit()
         ran = await run("top", "--interval", "0.01", "--count", "2")
         assert "kitchen-7#" in (await run("groups", "show", "g")).out

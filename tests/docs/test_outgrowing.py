@@ -93,9 +93,7 @@ class Walker:
 
     async def has_rows(self, numbers: range) -> None:
         """Returns when the job's files have these numbers, perhaps more than once."""
-        async with asyncio.timeout(SPARK_S):
-            while self.rows().keys() != numbered(numbers).keys():
-                await asyncio.sleep(0.2)
+        await eventually(lambda: self.rows().keys() == numbered(numbers).keys(), SPARK_S)
 
 
 class Service:

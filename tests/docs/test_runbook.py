@@ -146,15 +146,15 @@ async def test_from_an_empty_folder_to_a_replayed_dead_letter(
     doctor, dead, dry_run, replay, show = steps()
     pictures = request.config.getoption("--screenshots")
     async with a_cluster(kind, tmp_path) as address, a_camera(address, pictures, kind) as camera:
-        async with asyncio.timeout(120):
-            while "orders" not in (await ran("rocketlet topics create orders".split(), address))[1]:  # until it is up
-                await asyncio.sleep(0.1)
+
+        async def prints(text: str, command: list[str]) -> bool:
+            return text in (await ran(command, address))[1]
+
+        await eventually(lambda: prints("orders", "rocketlet topics create orders".split()), 120)  # the cluster is up
         consumer = Consumer(address, "shop", "orders", handle, start="first", access=ADMINISTRATOR)
         async with consumer, Producer(address, access=ADMINISTRATOR) as producer:
             sent = await producer.send("orders", b"order 4711")
-            async with asyncio.timeout(120):
-                while "dead_letters" not in (await ran(doctor, address))[1]:
-                    await asyncio.sleep(0.1)
+            await eventually(lambda: prints("dead_letters", doctor), 120)
             status, said = await ran(dead, address)
             assert (status, "order 4711" in said) == (0, True)
             await camera.takes("1-dead", "/groups/shop/dead")

@@ -13,6 +13,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,14 @@ class Prometheus:
 
     async def ready(self) -> None:
         """Returns when it has read its database; it listens before."""
-        while True:
+
+        async def is_ready() -> bool:
             with contextlib.suppress(urllib.error.HTTPError):
                 (await asyncio.to_thread(urllib.request.urlopen, f"http://{self._address}/-/ready")).close()
-                return
-            await asyncio.sleep(0.05)
+                return True
+            return False
+
+        await eventually(is_ready)
 
     async def has_data(self, expression: str) -> bool:
         found = await self.get("query", query=expression)
@@ -127,19 +131,15 @@ async def test_the_dashboards_queries_have_data_and_the_rules_are_evaluated(tmp_
         AdminClient(broker.address) as admin,
     ):
         await admin.create_topic("orders", queues=4)
-        async with asyncio.timeout(PATIENCE_S):
-            while not await server.has_data('up{job="rocketlet"} == 1'):
-                await asyncio.sleep(0.05)
+        await eventually(lambda: server.has_data('up{job="rocketlet"} == 1'))
         async with a_group_at_work(broker.address) as work, asyncio.timeout(PATIENCE_S):
             missing, rounds = expressions(), 0
             while missing := [expression for expression in missing if not await server.has_data(expression)]:
                 await work()
-                while not await server.has_data(f"sum(rocketlet_settle_seconds_count) > {rounds}"):
-                    await asyncio.sleep(0.05)
+                more = f"sum(rocketlet_settle_seconds_count) > {rounds}"
+                await eventually(partial(server.has_data, more))
                 rounds += 1
-            while not await server.has_data(
-                'ALERTS{alertname="RocketletDeadLetters", alertstate="firing", group="shop"}'
-            ):
-                await asyncio.sleep(0.05)
+            firing = 'ALERTS{alertname="RocketletDeadLetters", alertstate="firing", group="shop"}'
+            await eventually(lambda: server.has_data(firing))
         (group,) = (await server.get("rules"))["groups"]
         assert {rule["health"] for rule in group["rules"]} == {"ok"}

@@ -25,7 +25,7 @@ from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.headers import UnregisterClient, UpdateOffset, write
 from rocketlet.testing.ports import free_port
 
-from ..conftest import PATIENCE_S, Connect
+from ..conftest import PATIENCE_S, Connect, eventually
 from ..support.certificates import Certificates
 from ..support.grpc_client import grpc_client, message, route, sending
 from ..support.requests import QUEUE, join, lock
@@ -73,9 +73,7 @@ async def test_every_acknowledged_message_survives_sigkill_in_full_load(start: S
 
     async with Producer(broker.address, retries=0) as producer:
         workers = [asyncio.create_task(send(producer, number)) for number in range(64)]
-        async with asyncio.timeout(PATIENCE_S):
-            while len(acknowledged) < target:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: len(acknowledged) >= target)
         await broker.kill()
         await asyncio.gather(*workers)
     again = await start(port=port)
@@ -187,19 +185,13 @@ async def test_a_killed_broker_that_restarts_gives_its_members_their_queues_back
             owned = await consumer.assigned()
             for number in range(100):
                 await producer.send("t", b"%d" % number)
-            async with asyncio.timeout(PATIENCE_S):
-                while len(seen) < 101:
-                    await asyncio.sleep(0.005)
+            await eventually(lambda: len(seen) == 101)
             await broker.kill()
             await start(port=port)
-            async with asyncio.timeout(PATIENCE_S):
-                while not all(not item.is_suspended for item in consumer.queues.values()):
-                    await asyncio.sleep(0.005)
+            await eventually(lambda: not any(item.is_suspended for item in consumer.queues.values()))
             assert consumer.assignment() == owned
             await producer.send("t", b"last")
-            async with asyncio.timeout(PATIENCE_S):
-                while not seen[b"last"]:
-                    await asyncio.sleep(0.005)
+            await eventually(lambda: b"last" in seen)
     assert set(seen.values()) == {1}, "though nothing was committed before the kill"
 
 

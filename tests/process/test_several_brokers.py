@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rocketlet.client import Access, AdminClient, BrokerRefused, Consumer, Message, Producer
 
-from ..conftest import PATIENCE_S
+from ..conftest import PATIENCE_S, eventually
 from ..support.certificates import Certificates
 from ..support.metrics import page
 
@@ -54,10 +54,15 @@ class Supervisor:
     async def restarted(self, broker: str) -> None:
         """Returns when the broker is ready once more."""
         count = f'rocketlet_broker_restarts_total{{broker="{broker}",cluster="DefaultCluster"}} 1.0'
-        while count not in (await page(self.metrics_port, "/metrics"))[1]:
-            await asyncio.sleep(0.01)
-        while (await page(self.metrics_port, "/readyz"))[0] != 200:
-            await asyncio.sleep(0.01)
+
+        async def has_restarted() -> bool:
+            return count in (await page(self.metrics_port, "/metrics"))[1]
+
+        async def is_ready() -> bool:
+            return (await page(self.metrics_port, "/readyz"))[0] == 200
+
+        await eventually(has_restarted)
+        await eventually(is_ready)
 
     def brokers(self) -> dict[str, int]:
         """The ids of the brokers' processes, by name."""
@@ -80,10 +85,13 @@ async def running() -> AsyncIterator[list[Supervisor]]:
 
 async def create_topic_on(brokers: int, address: str) -> None:
     """Makes the topic t; returns when the name server has it of all brokers, which tell it each by itself."""
-    async with AdminClient(address) as admin, asyncio.timeout(PATIENCE_S):
+    async with AdminClient(address) as admin:
         await admin.create_topic("t", queues=4)
-        while len((await admin.topic("t")).config) < brokers:
-            await asyncio.sleep(0.01)
+
+        async def is_on_all() -> bool:
+            return len((await admin.topic("t")).config) >= brokers
+
+        await eventually(is_on_all)
 
 
 async def gone(pid: int) -> None:

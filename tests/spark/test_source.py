@@ -16,7 +16,7 @@ import uvloop
 from rocketlet.client import ConfigError, Consumer, Message, Producer, RetryLater
 from rocketlet.protocol.names import Queue
 
-from ..conftest import PATIENCE_S
+from ..conftest import PATIENCE_S, eventually
 from .planners import member_of
 from .running import MARKS, QUEUES, Sink, committed, fill, report, rows_of, run_once, stream, wait_for
 
@@ -97,12 +97,12 @@ def test_a_query_shares_its_group_with_a_consumer_and_nothing_is_lost(
             seen[int(message.body)] += 1
 
         async with Consumer(address, "g", "t", handle, start="first") as consumer, Producer(address) as producer:
-            while len([queue for queue in consumer.assignment() if queue.topic == "t"]) < QUEUES // 2:
-                await asyncio.sleep(0.01)
+            await eventually(
+                lambda: len([queue for queue in consumer.assignment() if queue.topic == "t"]) >= QUEUES // 2
+            )
             for number in numbers:
                 await producer.send("t", b"%d" % number)
-            while not until():
-                await asyncio.sleep(0.01)
+            await eventually(until)
 
     def all_there() -> bool:
         return len(seen.keys() | sink.numbers.keys()) == 200
@@ -131,8 +131,7 @@ def test_what_another_member_failed_to_handle_comes_with_its_first_topic(
             return RetryLater(delay_level=1)
 
         async with Consumer(address, "g", "t", handle, start="first"):
-            while len(tried) < 50:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: len(tried) == 50)
 
     uvloop.run(asyncio.wait_for(fail_all(), PATIENCE_S))
     sink = Sink()
@@ -160,12 +159,11 @@ def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(addr
             def mine() -> int:
                 return sum(queue.topic == "t" for queue in consumer.assignment())
 
-            while sum(reading.leaving for reading in member_of(member)._readings.values()) < QUEUES // 2:
-                await asyncio.sleep(0.01)
+            readings = member_of(member)._readings
+            await eventually(lambda: sum(reading.leaving for reading in readings.values()) >= QUEUES // 2)
             assert mine() == 0
             await asyncio.get_running_loop().run_in_executor(None, finish)
-            while mine() < QUEUES // 2:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: mine() >= QUEUES // 2)
 
     try:
         planned = member.plan(None)
@@ -191,8 +189,11 @@ def test_a_queue_lost_and_won_back_goes_on_from_the_groups_offset(address: str) 
                 seen.add(int(message.body))
 
             async with Consumer(address, "g", "t", handle, start="first") as consumer:
-                while sum(queue.topic == "t" for queue in consumer.assignment()) < QUEUES // 2 or len(seen) < 180:
-                    await asyncio.sleep(0.01)
+                await eventually(
+                    lambda: (
+                        sum(queue.topic == "t" for queue in consumer.assignment()) >= QUEUES // 2 and len(seen) >= 180
+                    )
+                )
 
         uvloop.run(asyncio.wait_for(consume_some(), PATIENCE_S))
         before = committed(address, "g")

@@ -13,7 +13,7 @@ from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 from rocketlet.protocol.headers import RegisterBroker, write
 
-from ..conftest import Connect, Node, Nodes, Wire, create_topic
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from .requests import SUBSCRIBED, SUSPEND, join, members, pull, send
 
 FLAGS = SUBSCRIBED | SUSPEND
@@ -55,11 +55,11 @@ async def two_brokers(nodes: Nodes, connect: Connect, limits_of_b: Limits | None
 
 
 async def both_are_known(node: Node) -> None:
-    while True:
+    async def has_both() -> bool:
         route = await node.broker.name_servers.find_route("t")
-        if route is not None and len(route.brokers) == 2:
-            return
-        await asyncio.sleep(0.002)
+        return route is not None and len(route.brokers) == 2
+
+    await eventually(has_both)
 
 
 async def reading(two: Two) -> Member:

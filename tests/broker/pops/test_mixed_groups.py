@@ -13,7 +13,7 @@ from rocketlet.client.admin.diagnosis import diagnose
 from rocketlet.protocol.codes import ONEWAY_FLAG, PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
 from rocketlet.protocol.message import Record
 
-from ...conftest import Connect, Node, Nodes, Wire, create_topic
+from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.handlers import Inbox
 from ...support.requests import ack, commit, join, popped, pull
 from ...support.requests import send as send_to
@@ -61,16 +61,14 @@ async def test_who_pulls_and_who_pops_share_a_topic_and_hand_queues_over(nodes: 
     inbox, got, sent = Inbox(), list[bytes](), list[bytes]()
 
     async def until_all() -> None:
-        while len(inbox.messages) + len(got) < len(sent):
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(inbox.messages) + len(got) >= len(sent))
 
     async with popper(await connect(node.address), got):
         sent += await send(node, (b"apart-%d" % number for number in range(20)))
         await until_all()
         async with Consumer(node.address, "g", "t", inbox, start="first"):
             sent += await send(node, (b"joined-%d" % number for number in range(40)))
-            while owners(node)["(shared)"] != 4 or len(owners(node)) != 2:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: owners(node)["(shared)"] == 4 and len(owners(node)) == 2)
             sent += await send(node, (b"both-%d" % number for number in range(40)))
             await until_all()
             assert {body[:4] for body in inbox.bodies} & {body[:4] for body in got} >= {b"both"}

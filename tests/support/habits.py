@@ -1,0 +1,87 @@
+"""Counts two habits of tests that make them break or wait without need: `python -m tests.support.habits [--list]`.
+
+A private access is an attribute with a leading underscore of an object other than `self` and `cls`, a name of that kind that
+is imported, or one that is replaced by its name (`setattr(Pool, "_places", ...)`). Names that
+the same module of tests or a shared one defines do not count, and neither do names with two underscores at both ends.
+
+A sleep is a call of `sleep` with a constant longer than 0, or with anything else than a constant."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+MOST_PRIVATE_ACCESSES = 524
+MOST_SLEEPS = 53
+"""The committed counts, which only become smaller."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def defined(tree: ast.AST) -> Iterator[str]:
+    """Yield the private names that a module defines: functions, variables, and attributes of `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node.value):
+            yield node.attr
+
+
+def _is_own(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def private_accesses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of each private access."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and not _is_own(node.value):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, alias.name) for alias in node.names if is_private(alias.name))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("setattr", "getattr", "delattr")):
+            texts = [item.value for item in node.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+            yield from ((node.lineno, text) for text in (one.rpartition(".")[2] for one in texts) if is_private(text))
+
+
+def sleeps(tree: ast.AST) -> Iterator[int]:
+    """Yield the line of each sleep."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "sleep":
+            length = node.args[0] if node.args else None
+            if not isinstance(length, ast.Constant) or length.value:
+                yield node.lineno
+
+
+def found() -> tuple[list[str], list[str]]:
+    """Return the places of private accesses and of sleeps in all tests."""
+    trees = {path: ast.parse(path.read_text()) for path in sorted(TESTS.rglob("*.py"))}
+    shared = {name for path, tree in trees.items() if not path.name.startswith("test_") for name in defined(tree)}
+    private, slept = list[str](), list[str]()
+    for path, tree in trees.items():
+        place, own = path.relative_to(TESTS), shared | set(defined(tree))
+        private += [f"{place}:{line} {name}" for line, name in private_accesses(tree) if name not in own]
+        slept += [f"{place}:{line}" for line in sleeps(tree)]
+    return private, slept
+
+
+def main() -> None:
+    private, slept = found()
+    for places, what in ((private, "private accesses"), (slept, "sleeps longer than 0")):
+        print(f"{len(places)} {what}")
+        for place in places if "--list" in sys.argv else ():
+            print(" ", place)
+    files = Counter(place.partition(":")[0] for place in private)
+    for file, count in files.most_common(40) if "--list" in sys.argv else ():
+        print(f"{count:5} {file}")
+
+
+if __name__ == "__main__":
+    main()
