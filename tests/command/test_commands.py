@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rocketlet.client import (
     AdminClient,
     BrokerRefused,
@@ -16,15 +19,20 @@ from rocketlet.client import (
     Producer,
     Reject,
 )
+from rocketlet.client.wire.connection import Access
+from rocketlet.command import config
 from rocketlet.command.cli import main
 from rocketlet.command.plumbing import logs
+from rocketlet.command.tools import load
+from rocketlet.command.tools.load import Half, Load
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.testing import Broker
+from rocketlet.testing import Broker, Fault
 
-from ..conftest import Node, Wire, create_topic, eventually
+from ..conftest import Node, Nodes, Wire, create_topic, eventually
+from ..support.accounts import ACCOUNTS, ADMIN, SECRETS, AccountsFile
 from ..support.handlers import Inbox
 from ..support.requests import send
-from .conftest import Run
+from .conftest import Ran, Run
 
 
 async def test_an_empty_cluster_says_that_it_is_empty(run: Run) -> None:
@@ -352,3 +360,125 @@ async def test_brokers_and_members_tell_their_own_version(run: Run, node: Node) 
         await consumer.assigned()
         (line,) = [line for line in (await run("groups", "show", "g")).out.splitlines() if " t [*]" in line]
         assert line.endswith("  Rocketlet 0.1.0")
+
+
+# `rocketlet acl` and `rocketlet version` on a broker with accounts.
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> AccountsFile:
+    return AccountsFile(tmp_path / "plain_acl.yml")
+
+
+async def test_accounts_are_listed_made_changed_and_deleted(
+    nodes: Nodes, file: AccountsFile, monkeypatch: pytest.MonkeyPatch, run_on: Callable[[Node], Run]
+) -> None:
+    node = await nodes.start(acl=file.acl)
+    monkeypatch.setenv("ROCKETLET_SECRET_KEY", SECRETS[ADMIN])
+
+    async def acl(*arguments: str) -> Ran:
+        return await run_on(node)("acl", *arguments, "--access-key", ADMIN)
+
+    assert {record["account"] for record in (await acl("list", "--json")).records} == {
+        entry["accessKey"] for entry in ACCOUNTS
+    }
+    shown = (await acl("list")).out
+    assert not any(secret in shown for secret in SECRETS.values())
+    refused = await acl("put", "new-key", "--new-secret")
+    assert (refused.status, "ROCKETLET_NEW_SECRET_KEY" in refused.err) == (1, True)
+    monkeypatch.setenv("ROCKETLET_NEW_SECRET_KEY", "a-new-secret")
+    assert (await acl("put", "new-key", "--new-secret", "--topics", "orders=PUB|SUB,secrets=DENY")).status == 0
+    assert (await acl("put", "new-key", "--default-groups", "SUB")).status == 0
+    (stored,) = [
+        entry for entry in yaml.safe_load(file.path.read_text())["accounts"] if entry["accessKey"] == "new-key"
+    ]
+    assert stored["secretKey"] == "a-new-secret"
+    assert stored["topicPerms"] == ["orders=PUB|SUB", "secrets=DENY"]
+    assert stored["defaultGroupPerm"] == "SUB"
+    wrong = await acl("put", "new-key", "--topics", "orders=EVERYTHING")
+    assert (wrong.status, "EVERYTHING" in wrong.err) == (1, True)
+    assert (await acl("white", "10.0.0.{1,2}", "--yes")).out == "no account is needed from 10.0.0.{1,2}\n"
+    assert "10.0.0.{1,2}" in (await acl("list")).out
+    assert (await acl("delete", "new-key", "--yes")).status == 0
+    assert "new-key" not in (await acl("list")).out
+
+
+async def test_the_versions_of_all_parts_are_shown(run: Run) -> None:
+    parts = {str(record["part"]): record["version"] for record in (await run("version", "--json")).records}
+    assert parts.keys() == {"rocketlet", "module", "python", "broker-a"}
+    assert all(parts.values())
+
+
+# `rocketlet bench` on a real broker: what it measures, what it leaves behind, and its limits.
+
+
+SHORT = ("--seconds", "0.2", "--rate", "200", "--in-flight", "4", "--size", "100")
+
+
+async def left_behind(address: str) -> list[str]:
+    async with AdminClient(address) as admin:
+        names = [*await admin.topics(system=True), *await admin.groups()]
+    return [name for name in names if "rocketlet-bench" in name]
+
+
+async def test_what_is_sent_is_consumed_and_nothing_stays(node: Node, run: Run) -> None:
+    ran = await run("bench", *SHORT, "--json")
+    assert (ran.status, ran.err) == (0, "")
+    sent, consumed = ran.records
+    assert (sent["what"], consumed["what"]) == ("sent", "consumed")
+    assert sent["messages"] == consumed["messages"]
+    assert 0 < int(str(sent["messages"])) <= 40, "the rate holds"
+    for record in (sent, consumed):
+        waits = [float(str(record[name])) for name in ("p50_ms", "p99_ms", "p999_ms", "max_ms")]
+        assert waits[0] > 0
+        assert waits == sorted(waits)
+        assert float(str(record["per_s"])) > 0
+    assert await left_behind(node.address) == []
+
+
+async def test_people_see_a_table(run: Run) -> None:
+    ran = await run("bench", *SHORT, "--queues", "2")
+    head, *rows = ran.out.splitlines()
+    assert head.split()[:2] == ["what", "messages"]
+    assert [row.split()[0] for row in rows] == ["sent", "consumed"]
+
+
+async def test_sends_that_are_refused_are_counted_and_what_was_made_is_deleted(rocketlet: Broker) -> None:
+    for code in ("SEND_MESSAGE_V2", "SEND_BATCH_MESSAGE"):
+        rocketlet.faults.add(Fault.answer(code, response="MESSAGE_ILLEGAL", remark="not today", times=100))
+    outcome = await load.apply(rocketlet.address, Load(seconds=0.1, rate=100, size=2000, in_flight=2), Access())
+    assert (len(outcome.sent.waits_ms), outcome.missing) == (0, 0)
+    assert outcome.failed > 0
+    assert "not today" in outcome.fault
+    assert await left_behind(rocketlet.address) == []
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "make"),
+    [
+        (0.1, config.MAX_BENCH_SECONDS, lambda value: Load(seconds=value)),
+        (config.MIN_BENCH_BYTES, config.MAX_BENCH_BYTES, lambda value: Load(size=value)),
+        (1, config.MAX_BENCH_QUEUES, lambda value: Load(queues=value)),
+        (1, config.MAX_BENCH_IN_FLIGHT, lambda value: Load(in_flight=value)),
+    ],
+)
+def test_limits(least: float, most: float, make: Callable[[float], Load]) -> None:
+    make(least)
+    make(most)
+    for value in (least - 0.1, most + 1):
+        with pytest.raises(Exception, match="use "):
+            make(value)
+
+
+async def test_what_is_beyond_a_limit_is_refused_with_the_range(run: Run) -> None:
+    ran = await run("bench", "--size", "7")
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err == f"rocketlet: --size 7: use 8 to {config.MAX_BENCH_BYTES}\n"
+
+
+def test_percentiles_are_waits_that_were_seen() -> None:
+    half = Half()
+    assert half.percentiles_ms((0.5, 1.0)) == [0.0, 0.0]
+    for wait_ms in range(1000, 0, -1):
+        half.note(float(wait_ms))
+    assert half.percentiles_ms((0.5, 0.99, 0.999, 1.0)) == [500.0, 990.0, 999.0, 1000.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 import rocketlet
 import yaml
+from rocketlet.command.cli import parser
 
+from ..conftest import made_once
+from ..interop.conftest import fetched
 from .conftest import ROOT
 
 WORKFLOWS = ROOT / ".github" / "workflows"
@@ -109,3 +113,102 @@ def test_every_link_to_a_file_leads_somewhere() -> None:
         if not Path(page.parent, target).exists()
     ]
     assert not broken
+
+
+# The changelog is for users: Keep a Changelog's sections, and releases that fit a page.
+
+
+SECTIONS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
+MAX_RELEASE_LINES = 60
+MAX_LINE_CHARACTERS = 140
+
+
+def faults_of(text: str) -> list[str]:
+    """Everything that breaks the form, in words."""
+    faults = [f"too long a line: {line}" for line in text.splitlines() if len(line) > MAX_LINE_CHARACTERS]
+    for release in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        name = release.split("\n", 1)[0]
+        lines = [line for line in release.splitlines() if line.strip()]
+        if not name.startswith("[Unreleased]") and len(lines) > MAX_RELEASE_LINES:
+            faults.append(f"{name} has {len(lines)} lines, {MAX_RELEASE_LINES} are allowed")
+        found = re.findall(r"^### (.+)$", release, re.MULTILINE)
+        if len(found) != len(set(found)) or not set(found) <= set(SECTIONS):
+            faults.append(f"{name} has the sections {found}; take each of {SECTIONS} once at most")
+    return faults
+
+
+def test_the_changelog_has_its_form() -> None:
+    assert faults_of((ROOT / "CHANGELOG.md").read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("## [1.0.0]\n### News\n", "sections"),
+        ("## [1.0.0]\n### Added\n### Added\n", "sections"),
+        ("## [1.0.0]\n### Added\n" + "- a bullet\n" * 60, "has 62 lines"),
+        ("x" * 141, "too long a line"),
+    ],
+)
+def test_what_breaks_the_form_is_found(text: str, fault: str) -> None:
+    (found,) = faults_of(text)
+    assert fault in found
+
+
+# The manifest of docs/operations.md fits Kubernetes' published schema, and its command is one of ours.
+
+
+PAGE = Path(__file__).parents[2] / "docs/operations.md"
+CHECKER = "kubernetes-validate==1.37.0"  # it brings the schemas of the versions that it knows
+
+
+@pytest.fixture
+def manifest() -> str:
+    (found,) = re.findall(r'```yaml title="rocketlet.yaml"\n(.*?)^```', PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return str(found)
+
+
+@pytest.fixture(scope="session")
+def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def make(folder: Path) -> None:
+        fetched([sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), CHECKER], folder)
+
+    return made_once(tmp_path_factory, "kubernetes-validate", make)
+
+
+def faults(checker: Path, manifest: str, folder: Path) -> str:
+    """The checker's words, empty if it finds nothing."""
+    path = folder / "manifest.yaml"
+    path.write_text(manifest)
+    command = [sys.executable, "-m", "kubernetes_validate", "--strict", str(path)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(checker)}, capture_output=True, text=True)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+@pytest.mark.pypi
+def test_the_manifest_fits_the_schema(checker: Path, manifest: str, tmp_path: Path) -> None:
+    assert faults(checker, manifest, tmp_path) == ""
+
+
+@pytest.mark.pypi
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("readOnlyRootFilesystem", "readOnlyRoot"), ("replicas: 1", "replicas: one"), ("mountPath", "path")],
+)
+def test_the_check_finds_wrong_fields(right: str, wrong: str, checker: Path, manifest: str, tmp_path: Path) -> None:
+    assert right in manifest
+    assert faults(checker, manifest.replace(right, wrong), tmp_path) != ""
+
+
+def test_the_pod_runs_our_command_without_rights(manifest: str) -> None:
+    _, stateful = yaml.safe_load_all(manifest)
+    pod = stateful["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    program, *arguments = container["command"]
+    assert program == "rocketlet"
+    options = parser(arguments[0]).parse_args(arguments)
+    assert options.metrics_port in [port["containerPort"] for port in container["ports"]]
+    assert str(options.data) in [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False

@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import h2.config
 import h2.connection
 import h2.events
+import hpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol import config as limits
 from rocketlet.protocol import http2
+from rocketlet.protocol.config import MAX_CALL_BYTES, MAX_STATUS_CHARS
+from rocketlet.protocol.grpc import (
+    CallFault,
+    MessageReader,
+    Status,
+    encode_message,
+    is_grpc,
+    only_trailers,
+    percent_encoded,
+    timeout_s,
+    trailers,
+)
+from rocketlet.protocol.hpack import Field
 from rocketlet.protocol.hpack import encode as block_of
-from rocketlet.protocol.http2 import Aborted, ErrorCode, Event, Http2, Kind, Opened, Received, Stream, encode
+from rocketlet.protocol.http2 import (
+    Aborted,
+    ErrorCode,
+    Event,
+    Http2,
+    Kind,
+    MalformedRequest,
+    Opened,
+    Received,
+    Stream,
+    check_trailers,
+    content_length,
+    encode,
+    request_fields,
+)
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/s/m"), (":authority", "a:1"), ("te", "trailers")]
 BLOCK = block_of(*((name.encode(), value.encode()) for name, value in FIELDS))
@@ -350,3 +380,137 @@ def test_after_goaway_nothing_is_read() -> None:
     server, _ = begun()
     server.end()
     assert server.receive(call(1), 0.0) == []
+
+
+# Which header fields a request may have. Fields are checked once only, so everything is tried twice.
+
+
+PSEUDO: list[Field] = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/")]
+
+
+def test_fields_are_found_by_name_and_repeated_ones_are_joined() -> None:
+    for _ in range(2):
+        found = request_fields([*PSEUDO, (b":authority", b"a"), (b"te", b"trailers"), (b"a", b"1"), (b"a", b"2")])
+        assert found[b"a"] == b"1, 2"
+        assert request_fields([*PSEUDO, (b"a", b"1")])[b"a"] == b"1"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        PSEUDO[1:],
+        [*PSEUDO, (b":path", b"/")],
+        [(b"a", b"1"), *PSEUDO],
+        [*PSEUDO, (b":status", b"200")],
+        [*PSEUDO, (b":other", b"1")],
+        [*PSEUDO, (b"A", b"1")],
+        [*PSEUDO, (b"", b"1")],
+        [*PSEUDO, (b"connection", b"close")],
+        [*PSEUDO, (b"transfer-encoding", b"chunked")],
+        [*PSEUDO, (b"te", b"gzip")],
+        [*PSEUDO, (b"x-mq-client-id", b"a"), (b"x-mq-client-id", b"b")],
+        [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"")],
+    ],
+)
+def test_malformed_requests(fields: list[Field]) -> None:
+    request_fields([*PSEUDO, (b"te", b"trailers")])  # the same names, all well
+    for _ in range(2):
+        with pytest.raises(MalformedRequest):
+            request_fields(fields)
+
+
+@pytest.mark.parametrize("field", [(b":path", b"/"), (b"A", b"1"), (b"te", b"gzip")])
+def test_malformed_trailers(field: Field) -> None:
+    check_trailers([(b"grpc-status", b"0")])
+    with pytest.raises(MalformedRequest):
+        check_trailers([field])
+
+
+def test_a_length_is_a_number() -> None:
+    assert content_length({}) == -1
+    assert content_length({b"content-length": b"12"}) == 12
+    for text in (b"", b"-1", b"1.5", b"9" * 16):
+        with pytest.raises(MalformedRequest):
+            content_length({b"content-length": text})
+
+
+# gRPC's messages, status and deadlines.
+
+
+@given(st.lists(st.binary(max_size=50), max_size=8), st.lists(st.integers(1, 30), max_size=60))
+def test_messages_come_whole_however_their_data_is_cut(messages: list[bytes], sizes: list[int]) -> None:
+    data = b"".join(map(encode_message, messages))
+    reader, found = MessageReader(), []
+    while data:
+        size = sizes.pop() if sizes else len(data)
+        found += reader.feed(data[:size])
+        data = data[size:]
+    assert found == messages
+    assert reader.waiting_bytes == 0
+
+
+def test_a_message_that_comes_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
+    reader, count = MessageReader(), 200_000
+    tracemalloc.start()
+    try:
+        reader.feed(b"\0" + (2 * count + 1).to_bytes(4, "big"))
+        for number in range(count):
+            reader.feed(number.to_bytes(2, "big", signed=False) if number < 65_536 else bytes((number & 0xFF, 1)))
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert reader.waiting_bytes == 2 * count + 5
+    assert kept_bytes < 1.25 * reader.waiting_bytes
+
+
+def test_the_largest_message_is_taken_and_a_larger_one_is_refused_by_its_prefix() -> None:
+    reader = MessageReader()
+    assert reader.feed(b"\0" + MAX_CALL_BYTES.to_bytes(4, "big")) == []
+    assert len(reader.feed(b"x" * MAX_CALL_BYTES)[0]) == MAX_CALL_BYTES
+    with pytest.raises(CallFault, match=f"{MAX_CALL_BYTES} are allowed") as fault:
+        reader.feed(b"\0" + (MAX_CALL_BYTES + 1).to_bytes(4, "big"))
+    assert fault.value.status is Status.RESOURCE_EXHAUSTED
+
+
+def test_a_compressed_message_is_refused() -> None:
+    with pytest.raises(CallFault, match="identity") as fault:
+        MessageReader().feed(b"\1\0\0\0\1x")
+    assert fault.value.status is Status.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [(b"1H", 3600.0), (b"2M", 120.0), (b"3S", 3.0), (b"4m", 0.004), (b"5u", 5e-6), (b"6n", 6e-9)]
+)
+def test_deadlines(text: bytes, seconds: float) -> None:
+    assert timeout_s(text) == pytest.approx(seconds)
+    assert timeout_s(b"9" * 8 + text[-1:]) is not None
+    for wrong in (text[-1:], b"123456789" + text[-1:], text[:-1], b"-1" + text[-1:], b"1.5S", b""):
+        with pytest.raises(CallFault, match="grpc-timeout"):
+            timeout_s(wrong)
+
+
+def test_without_a_deadline_there_is_none() -> None:
+    assert timeout_s(None) is None
+
+
+def test_a_status_says_why() -> None:
+    assert _decoded(trailers()) == {"grpc-status": "0"}
+    found = _decoded(trailers(Status.NOT_FOUND, "100 % größer\n"))
+    assert found == {"grpc-status": "5", "grpc-message": "100 %25 gr%C3%B6%C3%9Fer%0A"}
+    found = _decoded(only_trailers(Status.INTERNAL, "x" * (MAX_STATUS_CHARS + 1)))
+    assert found["grpc-message"] == "x" * MAX_STATUS_CHARS
+
+
+def _decoded(block: bytes) -> dict[str, str]:
+    return {str(name): str(value) for name, value in hpack.Decoder().decode(block)}
+
+
+def test_text_that_no_utf8_can_hold_is_shown_all_the_same() -> None:
+    assert percent_encoded("\ud800") == b"?"
+
+
+@pytest.mark.parametrize("text", [b"application/grpc", b"application/grpc+proto", b"application/grpc;charset=utf-8"])
+def test_content_types_of_grpc(text: bytes) -> None:
+    assert is_grpc(text)
+    assert not is_grpc(text.replace(b"grpc", b"json"))
+    assert not is_grpc(b"application/grpc-web")

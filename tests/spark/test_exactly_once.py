@@ -10,6 +10,7 @@ import sqlite3
 import sys
 from collections import Counter
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -62,13 +63,17 @@ def written(folder: Path) -> int:
         return int(database.execute("SELECT count(*) FROM batches").fetchone()[0]) if found else 0
 
 
+def has_more_than(folder: Path, count: int) -> bool:
+    return written(folder) > count
+
+
 async def test_each_message_is_once_in_the_table_in_delta_and_in_parquet(address: str, tmp_path: Path) -> None:
     await asyncio.to_thread(fill, address, range(MESSAGES))
     job, chance = Job(address, tmp_path), random.Random(SEED)
     for _ in range(KILLS):
         before = written(tmp_path)
         await job.start()
-        await eventually(lambda before=before: written(tmp_path) > before, 200)
+        await eventually(partial(has_more_than, tmp_path, before), 200)
         await asyncio.sleep(chance.uniform(0, 0.5))
         await job.kill()
     await job.start()

@@ -5,17 +5,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rocketlet.client import ConfigError, ConnectionFailed
 from rocketlet.client.config import CLIENT_LIMITS
 from rocketlet.protocol import admin_bodies
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, ResetOffset, UpdateOffset, write
 from rocketlet.protocol.names import Queue
+from rocketlet.sync import Consumer
+
+from .strategies import RANGES
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.batch import RocketletReader
@@ -568,3 +576,295 @@ def test_a_query_from_the_latest_reads_no_history_of_a_broker_that_was_away(memb
                     planner.finish(following)
                     read += rows_of(following)
             assert read == 100
+
+
+# A batch that Spark runs again, as the planner of a member sees it.
+
+
+pytest.importorskip("pyspark")
+
+
+def owned(service: Consumer) -> int:
+    return sum(queue.topic == "t" for queue in service.assignment())
+
+
+def test_the_queues_of_a_batch_that_is_run_again_are_kept_until_it_is_finished(address: str) -> None:
+    """A service that joins meanwhile handles none of its messages."""
+    fill(address, range(50 * QUEUES))
+    with opened(address, True) as planner:
+        batch = planner.plan()
+        assert batch is not None
+    given = {"group": "g", "topic": "t", "nameServer": address}
+    again = _planner(stream_options(given), batch, is_unfinished=True)
+    handled: list[bytes] = []
+    with (
+        ThreadPoolExecutor(1) as other,
+        Consumer(address, "g", "t", lambda message: handled.append(message.body)) as service,
+    ):
+        wait_for(lambda: len(report(address, "g")["members"]) == 2)
+        assigned = other.submit(service.assigned)
+        again.finish(batch)
+        assigned.result(60)
+        wait_for(lambda: owned(service) == QUEUES // 2)
+        again.close()
+        wait_for(lambda: owned(service) == QUEUES)
+        fill(address, range(1))
+        wait_for(lambda: bool(handled))
+    assert handled == [b"0"]
+
+
+# Where planners begin, as options, groups and checkpoints say.
+
+
+pytest.importorskip("pyspark")
+
+from .planners import BOTH
+
+
+def test_an_offset_behind_the_end_of_its_queue_is_named(address: str) -> None:
+    fill(address, range(400))
+    exact = '{"t": {"broker-a": {"0": 500}}}'
+    for membership in (True, False):
+        with (
+            pytest.raises(ConfigError, match="startingOffsets names t@broker-a:0 at 500, which ends at 100"),
+            opened(address, membership, startingOffsets=exact),
+        ):
+            pass
+
+
+@BOTH
+def test_a_starting_time_without_a_message_is_named_where_the_options_say_so(address: str, membership: bool) -> None:
+    fill(address, range(400))
+    later = {"startingTimestamp": str(int(time.time() * 1000) + 60_000)}
+    with (
+        pytest.raises(ConfigError, match=r"t@broker-a:0 has no message since \d+ ms, where it is to start"),
+        opened(address, membership, EMPTY, **later, startingOffsetsByTimestampStrategy="error"),
+    ):
+        pass
+    with opened(address, membership, EMPTY, **later) as planner:
+        batch = read_all(planner)
+    with opened(address, membership, batch, **later, startingOffsetsByTimestampStrategy="error"):
+        pass  # a query that goes on asks no more where to begin
+
+
+def test_a_member_that_began_at_the_latest_of_empty_queues_gets_what_comes_while_it_is_away(address: str) -> None:
+    fill(address, range(0))
+    with opened(address, True, startingOffsets="latest") as planner:
+        first = planner.plan()
+        assert first is not None
+        assert rows_of(first) == 0, "an empty batch: the checkpoint keeps that the query has begun"
+        assert planner.plan() is None
+    fill(address, range(100))
+    with opened(address, True, startingOffsets="latest") as planner:
+        batch = planner.plan()
+        assert batch is not None
+        assert rows_of(batch) == 100
+
+
+@BOTH
+def test_a_topic_made_while_a_query_of_a_pattern_is_stopped_is_read_from_its_first_message(
+    address: str, membership: bool
+) -> None:
+    """Also where no row came before."""
+    fill(address, range(0))
+    given: dict[str, str | None] = {"topic": None, "topicPattern": "[tu]", "startingOffsets": "latest"}
+    with opened(address, membership, EMPTY, **given) as planner:
+        begun = planner.plan()
+        assert begun is not None
+    fill(address, range(100), "u")
+    with opened(address, membership, begun, **given) as planner:
+        batch = planner.plan()
+        assert batch is not None
+        assert rows_of(batch) == 100
+
+
+@BOTH
+@pytest.mark.parametrize("queue", ["t@broker-a:9", "t@broker-z:0", "u@broker-a:0"])
+@pytest.mark.parametrize("name", ["startingOffsets", "startingOffsetsByTimestamp"])
+def test_a_start_of_a_queue_that_is_not_there_is_named(address: str, membership: bool, queue: str, name: str) -> None:
+    fill(address, range(400))
+    topic, broker_name, queue_id = re.split("[@:]", queue)
+    given = {name: json.dumps({topic: {broker_name: {queue_id: 5}}})}
+    with (
+        pytest.raises(ConfigError, match=f"{name} names {queue}, which does not exist"),
+        opened(address, membership, EMPTY, **given),
+    ):
+        pass
+    with opened(address, membership) as planner:
+        batch = read_all(planner)
+    with opened(address, membership, batch, **given) as planner:
+        assert planner.plan() is None, "a query that goes on asks no more where to begin"
+
+
+def test_a_batch_read_names_a_start_behind_its_end_and_an_end_that_is_not_there(address: str) -> None:
+    fill(address, range(400))
+
+    def ranges(**given: str) -> None:
+        options = batch_options({"nameServer": address, "topic": "t", **given})
+        RocketletReader(options, ("body",)).partitions()
+
+    with pytest.raises(ConfigError, match="t@broker-a:0: the start 50 is behind the end 20"):
+        ranges(
+            startingOffsets='{"t": {"broker-a": {"0": 50}}}', endingOffsets='{"t": {"broker-a": {"0": 20}}}'
+        )  # fmt: skip
+    with pytest.raises(ConfigError, match="endingOffsets names t@broker-a:0 at 500, which ends at 100"):
+        ranges(endingOffsets='{"t": {"broker-a": {"0": 500}}}')
+    with pytest.raises(ConfigError, match="startingOffsets names t@broker-a:0 at 500, which ends at 100"):
+        ranges(startingOffsets='{"t": {"broker-a": {"0": 500}}}')
+
+
+@BOTH
+def test_times_are_given_per_queue(address: str, membership: bool) -> None:
+    fill(address, range(200))  # 50 in each queue
+    later = str(int(time.time() * 1000) + 60_000)
+    times = json.dumps({"t": {"broker-a": {"0": int(later), "1": 0}}})
+    with opened(address, membership, startingOffsetsByTimestamp=times) as planner:
+        batch = read_all(planner)
+        assert {queue.queue_id for queue, (begin, end) in batch.ranges.items() if begin < end} == {1, 2, 3}
+
+
+pytest.importorskip("pyspark")
+from rocketlet.spark.share import Patience
+
+
+def test_it_counts_from_the_first_failure_not_from_the_last_success() -> None:
+    now_s = 0.0
+    patience = Patience(30.0, lambda: now_s)
+    patience.renew()
+    now_s = 33.0  # a batch that ran for long
+    assert not patience.is_over()
+    now_s = 39.0
+    assert not patience.is_over()
+    patience.renew()
+    looks = 0
+    while not patience.is_over():
+        now_s += 1.0
+        looks += 1
+    assert looks == 30
+
+
+def test_a_process_that_was_stopped_has_not_waited() -> None:
+    now_s = 0.0
+    patience = Patience(30.0, lambda: now_s)
+    assert not patience.is_over()
+    now_s = 40.0
+    assert not patience.is_over(), "nothing was tried in these 40 s"
+
+
+pytest.importorskip("pyspark")
+from rocketlet.spark.checkpoint import Range, shared_out, split
+
+
+@given(RANGES, st.integers(1, 300))
+def test_a_limit_is_kept_and_rows_are_taken_from_the_front(ranges: dict[Queue, Range], limit: int) -> None:
+    cut = shared_out(ranges, limit)
+    assert sum(end - begin for begin, end in cut.values()) <= limit
+    total = sum(end - begin for begin, end in ranges.values())
+    assert (not cut) == (total == 0)
+    for queue, (begin, end) in cut.items():
+        assert begin == ranges[queue][0]
+        assert begin < end <= ranges[queue][1]
+    if total <= limit:
+        assert cut == {queue: span for queue, span in ranges.items() if span[0] < span[1]}
+
+
+@given(RANGES, st.integers(1, 5000), st.data())
+def test_a_limit_in_bytes_is_passed_by_one_message_at_most(
+    ranges: dict[Queue, Range], limit: int, data: st.DataObject
+) -> None:
+    costs = {queue: data.draw(st.floats(1, 1000)) for queue in ranges}
+    cut = shared_out(ranges, limit, costs)
+    spent = sum((end - begin) * costs[queue] for queue, (begin, end) in cut.items())
+    assert spent <= limit * 1.000001 or [end - begin for begin, end in cut.values()] == [1]
+    assert bool(cut) == any(begin < end for begin, end in ranges.values())
+
+
+@given(st.integers(1, 64), st.integers(1, 12), st.booleans())
+def test_no_queue_starves_under_a_limit_below_one_message_for_each(queues: int, limit: int, in_bytes: bool) -> None:
+    """However fast the queues fill up: each is served before any other is served twice as often as all of them need."""
+    every = [Queue("t", "b", number) for number in range(queues)]
+    ends = dict.fromkeys(every, 0)
+    served_last: Queue | None = None
+    seen: set[Queue] = set()
+    costs = dict.fromkeys(every, 1.0) if in_bytes else None
+    for _ in range(-(-queues // limit)):
+        cut = shared_out({queue: (ends[queue], ends[queue] + 1000) for queue in every}, limit, costs, served_last)
+        for queue, (_, end) in cut.items():
+            ends[queue] = end
+            served_last = queue
+        seen |= cut.keys()
+    assert seen == set(every)
+
+
+@given(RANGES, st.integers(1, 50), st.integers(1, 500))
+def test_no_part_has_more_rows_than_a_task_may_have(ranges: dict[Queue, Range], least: int, most: int) -> None:
+    parts = split(ranges, least, most)
+    assert all(end - begin <= most for _, (begin, end) in parts)
+    assert sum(end - begin for _, (begin, end) in parts) == sum(end - begin for begin, end in ranges.values())
+
+
+@given(RANGES, st.integers(1, 50))
+def test_ranges_are_split_into_parts_of_like_size(ranges: dict[Queue, Range], least: int) -> None:
+    parts = split(ranges, least)
+    total = sum(end - begin for begin, end in ranges.values())
+    assert len(parts) >= min(least, total)
+    for queue, (begin, end) in ranges.items():
+        mine = [span for other, span in parts if other == queue]
+        assert [number for first, last in mine for number in range(first, last)] == list(range(begin, end))
+        sizes = {last - first for first, last in mine}
+        assert not mine or max(sizes) - min(sizes) <= 1
+
+
+# The content of Spark's checkpoint, and which checkpoints a query goes on from.
+
+
+pytest.importorskip("pyspark")
+from rocketlet.spark.checkpoint import Mark, check_resumed
+from rocketlet.spark.options import StreamOptions
+
+from .strategies import RANGES
+
+MARKS = st.dictionaries(
+    st.tuples(st.sampled_from("tu"), st.sampled_from(["a", "b:1"])),
+    st.builds(Mark, st.text("0123456789abcdef", max_size=16), st.integers(0, 2**45), st.integers(0, 9)),
+)
+BATCHES = st.builds(Batch, RANGES, MARKS, st.sampled_from([None, True, False]), st.sampled_from(["", "g"]))
+
+
+@given(BATCHES)
+def test_what_spark_logs_is_read_back(batch: Batch) -> None:
+    assert from_offset(json.loads(json.dumps(to_offset(batch)))) == batch
+
+
+def test_a_checkpoint_without_a_batch_and_one_of_an_earlier_release_are_read() -> None:
+    assert from_offset({}) == EMPTY
+    assert from_offset({"t": {"b": {"0": "5:7"}}}) == Batch({Queue("t", "b", 0): (5, 7)})
+
+
+@pytest.mark.parametrize("offset", [{"t": {"b": {"0": "5"}}}, {"$": {"topics": {"t": {"b": {"other": 1}}}}}, {"$": 5}])
+def test_a_foreign_checkpoint_is_refused(offset: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="no offset of this source"):
+        from_offset(offset)
+
+
+def options(**changed: str) -> StreamOptions:
+    return stream_options({"nameServer": "h:1", "topic": "t", "group": "g", **changed})
+
+
+def test_another_membership_is_refused_and_told_where_to_go_on() -> None:
+    ranges = {Queue("t", "b", 0): (5, 7), Queue("t", "b", 1): (9, 9)}
+    with pytest.raises(
+        ConfigError, match=r"membership is false; the checkpoint was written with true.* group=g and starting"
+    ):
+        check_resumed(Batch(ranges, membership=True, group="g"), options(membership="false"))
+    with pytest.raises(ConfigError, match=r'membership is true.* startingOffsets={"t":{"b":{"0":7,"1":9}}}'):
+        check_resumed(Batch(ranges, membership=False), options())
+    check_resumed(Batch(ranges, membership=True, group="g"), options())
+    check_resumed(Batch(ranges, membership=False), options(membership="false"))
+    check_resumed(EMPTY, options())
+
+
+def test_another_group_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the option group is 'g'; the checkpoint belongs to the group 'h'"):
+        check_resumed(Batch(membership=True, group="h"), options())
+    check_resumed(Batch(membership=False, group="h"), options(membership="false"))

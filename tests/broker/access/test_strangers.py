@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+import urllib.request
 from typing import Any
 
 import orjson
@@ -11,14 +14,32 @@ from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, NAME_SERVER_REQUESTS, OF_BROKERS
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
+from rocketlet.broker.tls import Tls
+from rocketlet.client import AdminClient, Producer
+from rocketlet.client.admin.diagnosis import Harm, Patience, diagnose
 from rocketlet.protocol import bodies
-from rocketlet.protocol.bodies import DataVersion, TopicConfig, finish
+from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.frame import MSGPACK, Frame, encode
+from rocketlet.protocol.headers import Signer
+from rocketlet.protocol.names import TRACE_TOPIC, parse_subscription
 
 from campaigns.frames import Peer
 
-from ...conftest import Connect, Node, Nodes, Wire, create_topic
+from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ...support.accounts import (
+    ACCOUNTS,
+    ADMIN,
+    SECRETS,
+    SEND,
+    AccountsFile,
+    SignedWire,
+    Wired,
+    access,
+    account,
+    signed_wire,
+)
+from ...support.certificates import Certificates
 
 
 def registration(name: str, address: str, number: int = 0) -> dict[str, Any]:
@@ -170,3 +191,269 @@ async def test_administration_can_be_confined_to_the_brokers_machine(nodes: Node
         assert refused == [rule.is_admin and code not in OF_BROKERS, False], code
     for peer in (far, near):
         peer.hang_up()
+
+
+# A client that has proven its account over TLS need not sign on that connection; the proof counts nowhere else.
+
+
+async def tls_wire(node: Node, certificates: Certificates, access_key: str, **versions: Any) -> SignedWire:
+    context = certificates.client_context()
+    for name, version in versions.items():
+        setattr(context, name, version)
+    host, _, port = node.address.rpartition(":")
+    wire = SignedWire(*await asyncio.open_connection(host, int(port), ssl=context))
+    wire.access_key, wire.secret = access_key, SECRETS[access_key]
+    return wire
+
+
+def channel_of(wire: SignedWire) -> str:
+    binding = wire._writer.get_extra_info("ssl_object").get_channel_binding("tls-unique")
+    return str(binding.hex())
+
+
+async def identified(wire: SignedWire) -> int:
+    return (await wire.call(RequestCode.IDENTIFY, {"channel": channel_of(wire)}, serialize_type=MSGPACK)).code
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_who_is_identified_needs_no_signature_on_that_connection(
+    nodes: Nodes, file: AccountsFile, certificates: Certificates, version: ssl.TLSVersion
+) -> None:
+    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
+    wire = await tls_wire(node, certificates, "orders-key", maximum_version=version)
+    other = await tls_wire(node, certificates, "orders-key")
+    assert await identified(wire) == 0
+    wire.access_key = other.access_key = ""
+    assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0
+    assert "No default permission" in ((await wire.call(310, {**SEND, "b": "other"}, b"x")).remark or "")
+    assert "No accessKey" in ((await other.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
+    await wire.close()
+    await other.close()
+
+
+async def test_a_proof_is_worth_nothing_elsewhere(nodes: Nodes, file: AccountsFile, certificates: Certificates) -> None:
+    """Neither on another TLS connection nor on a plain one nor by the signature of another request."""
+    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
+    honest, thief = [await tls_wire(node, certificates, "orders-key") for _ in range(2)]
+    plain = await signed_wire(node.address, "orders-key")
+    stolen = {"channel": channel_of(honest)}
+    stolen["Signature"] = Signer(honest.secret).signature({**stolen, "AccessKey": "orders-key"}, b"")
+    own = {"channel": channel_of(thief), "Signature": stolen["Signature"]}
+    for wire, ext in ((thief, stolen), (thief, own), (thief, {}), (plain, stolen), (plain, {"channel": ""})):
+        assert (await wire.call(RequestCode.IDENTIFY, ext)).code != 0
+        wire.access_key = ""
+        assert "No accessKey" in ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
+        wire.access_key = "orders-key"
+    for wire in (honest, thief, plain):
+        await wire.close()
+
+
+async def test_a_white_address_is_no_proof(nodes: Nodes, file: AccountsFile, certificates: Certificates) -> None:
+    """An account that passes unsigned today must not be believed tomorrow."""
+    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
+    wire = await tls_wire(node, certificates, "trusted-key")
+    wire.secret = "a-wrong-secret"
+    assert await identified(wire) != 0
+    file.rewrite([*ACCOUNTS[:-1], account("trusted-key", topicPerms=["orders=PUB"])])
+    wire.access_key = ""
+    assert "No accessKey" in ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
+    await wire.close()
+
+
+async def test_a_changed_secret_ends_what_was_proven_and_a_changed_permission_holds(
+    nodes: Nodes, file: AccountsFile, certificates: Certificates
+) -> None:
+    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
+    wire = await tls_wire(node, certificates, "orders-key")
+    assert await identified(wire) == 0
+    wire.access_key = ""
+    file.rewrite([account("orders-key", topicPerms=["orders=SUB"])])
+    assert "No default permission" in ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
+    file.rewrite([{**account("orders-key"), "secretKey": "another-secret"}])
+    with pytest.raises(ConnectionResetError):
+        await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")
+    assert not any(queue.next for queue in node.broker.store.queues.values())
+
+
+async def test_our_client_identifies_itself_and_comes_back_after_a_change(
+    nodes: Nodes, file: AccountsFile, certificates: Certificates
+) -> None:
+    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
+    by_tls = access("orders-key", tls=True, ca_file=str(certificates.folder / "ca.pem"))
+    async with Producer(node.address, access=by_tls) as producer:
+        await producer.send("orders", b"1")
+        known = [connection.known for connection in node.server._connections]
+        await eventually(lambda: any(getattr(item, "identified", None) for item in known))
+        for number in range(3):
+            await producer.send("orders", b"%d" % number)
+        file.rewrite([account("orders-key", topicPerms=["orders=PUB"], defaultTopicPerm="PUB")])
+        await producer.send("orders", b"2")
+        await producer.send("other", b"2")
+
+
+async def test_refusals_and_handshakes_are_metrics(
+    nodes: Nodes, file: AccountsFile, certificates: Certificates
+) -> None:
+    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files), metrics_port=0)
+    by_tls, plain = await tls_wire(node, certificates, "nobody-key"), await signed_wire(node.address, "")
+    for wire in (by_tls, plain):
+        assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code != 0
+        await wire.close()
+    url = f"http://127.0.0.1:{node.server.metrics_port}/metrics"
+    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
+    for line in (
+        'rocketlet_requests_refused_total{broker="broker-a",cluster="DefaultCluster",reason="permission"} 1.0',
+        'rocketlet_requests_refused_total{broker="broker-a",cluster="DefaultCluster",reason="no_key"} 1.0',
+        'rocketlet_tls_handshakes_total{broker="broker-a",cluster="DefaultCluster",outcome="done"} 1.0',
+        'rocketlet_tls_handshakes_total{broker="broker-a",cluster="DefaultCluster",outcome="failed"} 0.0',
+    ):
+        assert line in text
+
+
+async def test_an_account_changes_its_secret_while_its_clients_work(
+    nodes: Nodes, file: AccountsFile, certificates: Certificates
+) -> None:
+    node = await nodes.start(acl=file.acl, tls=Tls("permissive", certificates.files))
+    proven = await tls_wire(node, certificates, "orders-key")
+    signing = await signed_wire(node.address, "orders-key")
+    assert await identified(proven) == 0
+    proven.access_key = ""
+    rotated = account("orders-key", topicPerms=["orders=PUB"])
+    rotated |= {"secretKey": "a-new-secret", "formerSecretKey": SECRETS["orders-key"]}
+    others = [entry for entry in ACCOUNTS if entry["accessKey"] != "orders-key"]
+    file.rewrite([*others, rotated])
+
+    async def sends(wire: SignedWire) -> bool:
+        return (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code == 0
+
+    assert [await sends(proven), await sends(signing)] == [True, True]
+    assert file.acl.former == {"orders-key": 1}, "the other proved itself before"
+    renewed = await signed_wire(node.address, "orders-key")
+    renewed.secret = "a-new-secret"
+    assert await sends(renewed)
+    del rotated["formerSecretKey"]
+    file.rewrite([*others, rotated])
+    assert [await sends(signing), await sends(renewed)] == [False, True]
+    with pytest.raises(ConnectionError):
+        await sends(proven)
+    for wire in (proven, signing, renewed):
+        await wire.close()
+
+
+async def test_a_secret_that_is_set_from_afar_is_the_only_one(file: AccountsFile) -> None:
+    file.rewrite([account("orders-key", formerSecretKey="the-one-before")])
+    file.acl.file.put_account({"accessKey": "orders-key", "secretKey": "a-new-secret"})
+    assert file.acl.file.policy.accounts["orders-key"].former is None
+    assert "the-one-before" not in file.path.read_text()
+
+
+async def test_doctor_names_who_is_refused_and_why(nodes: Nodes, file: AccountsFile) -> None:
+    node = await nodes.start(acl=file.acl)
+    wire = await signed_wire(node.address, "orders-key")
+    wire.secret = "not-its-secret"
+    assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code != 0
+    await wire.close()
+    async with AdminClient(node.address, access=access(ADMIN)) as admin:
+        (finding,) = [one for one in await diagnose(admin, Patience(0, 0, 0)) if one.kind == "requests_refused"]
+    assert (finding.harm, finding.subject) == (Harm.STANDS, "broker-a")
+    assert "127.0.0.1 asked for SEND_MESSAGE_V2 (310): Check signature failed for accessKey=orders-key" in finding.text
+
+
+# Topics in which brokers keep what is of others: delayed and half messages, replies, dead letters, traces.
+
+
+PULL: dict[str, Any] = {
+    "queueOffset": 0, "maxMsgNums": 1, "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*",
+    "subVersion": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "DefaultCluster_REPLY_TOPIC",
+        "%DLQ%theirs",
+        "%RETRY%theirs",
+        TRACE_TOPIC,
+    ],
+)
+async def test_no_request_shows_in_another_topic_what_is_denied(
+    guarded: Node, wired: Wired, file: AccountsFile, topic: str
+) -> None:
+    """An account that may read all topics but one read that one's delayed and half messages, replies and dead letters."""
+    curious = account("readers-key", defaultTopicPerm="PUB|SUB", defaultGroupPerm="SUB")
+    curious |= {"topicPerms": ["secret=DENY"], "groupPerms": ["theirs=DENY"]}
+    file.rewrite([*(item for item in ACCOUNTS if item["accessKey"] != "readers-key"), curious])
+    admin, reader = await wired(ADMIN), await wired("readers-key")
+    guarded.broker.group_configs.put(GroupConfig("theirs"))
+    for text in ("KEYS\1k", "KEYS\1k\2DELAY\x0118", "KEYS\1k\2TRAN_MSG\1true\2PGROUP\1p"):
+        assert (await admin.call(RequestCode.SEND_MESSAGE_V2, {**SEND, "b": "secret", "i": text}, b"hidden")).code == 0
+    dead = {**SEND, "b": "%RETRY%theirs", "j": 99, "i": "KEYS\1k"}
+    assert (await admin.call(RequestCode.SEND_MESSAGE_V2, dead, b"hidden")).code == 0
+    queue_id = 17 if topic.startswith("SCHEDULE") else 0
+    pull = {**PULL, "topic": topic, "queueId": queue_id, "consumerGroup": "ours"}
+    query = {"topic": topic, "key": "k", "maxNum": 1, "beginTimestamp": 0, "endTimestamp": 2**62}
+    for code, ext in (
+        (RequestCode.PULL_MESSAGE, pull),
+        (RequestCode.QUERY_MESSAGE, query),
+        (RequestCode.GET_MAX_OFFSET, {"topic": topic, "queueId": queue_id}),
+        (RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic}),
+        (RequestCode.QUERY_CONSUME_QUEUE, {"topic": topic, "queueId": queue_id, "index": 0, "count": 1}),
+    ):
+        for asked in (ext, {**ext, "consumerGroup": ""}):
+            refused = await reader.call(code, asked)
+            assert (refused.code, "No default permission for" in (refused.remark or "")) == (1, True), (code, refused)
+        allowed = await admin.call(code, ext)
+        assert "AclException" not in (allowed.remark or "")
+    subscriptions = (parse_subscription(topic, "*", version=1),)
+    beat = bodies.encode_heartbeat(Heartbeat("c", (ConsumerData("ours", subscriptions=subscriptions),)))
+    assert "No default permission" in ((await reader.call(RequestCode.HEART_BEAT, body=beat)).remark or "")
+
+
+async def test_no_place_in_the_log_shows_what_is_denied(guarded: Node, wired: Wired, file: AccountsFile) -> None:
+    curious = account("readers-key", defaultTopicPerm="PUB|SUB", defaultGroupPerm="SUB")
+    curious |= {"topicPerms": ["secret=DENY"], "groupPerms": ["theirs=DENY"]}
+    file.rewrite([*(item for item in ACCOUNTS if item["accessKey"] != "readers-key"), curious])
+    admin, reader = await wired(ADMIN), await wired("readers-key")
+    guarded.broker.group_configs.put(GroupConfig("theirs"))
+    for text in ("", "DELAY\x0118", "TRAN_MSG\1true\2PGROUP\1p", "REAL_TOPIC\1open\2DELAY\x0118"):
+        assert (await admin.call(RequestCode.SEND_MESSAGE_V2, {**SEND, "b": "secret", "i": text}, b"hidden")).code == 0
+    dead = {**SEND, "b": "%RETRY%theirs", "j": 99}
+    assert (await admin.call(RequestCode.SEND_MESSAGE_V2, dead, b"hidden")).code == 0
+    reply = {**SEND, "i": "REPLY_TO_CLIENT\1nobody"}
+    await admin.call(RequestCode.SEND_REPLY_MESSAGE_V2, reply, b"hidden")
+    queues = [queue for queue in guarded.broker.store.queues.values() if queue.next]
+    places = [queue.entry(offset)[0] for queue in queues for offset in range(queue.next)]
+    assert len(places) == 6
+    for place in places:
+        sent_back = {"offset": place, "group": "ours", "delayLevel": 1, "originMsgId": "", "originTopic": ""}
+        for code, ext in (
+            (RequestCode.VIEW_MESSAGE_BY_ID, {"offset": place}),
+            (RequestCode.CONSUMER_SEND_MSG_BACK, sent_back),
+        ):
+            refused = await reader.call(code, ext)
+            assert (refused.code, "No default permission for" in (refused.remark or "")) == (1, True), (place, refused)
+        assert (await admin.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": place})).code == 0
+
+
+async def test_what_waits_is_shown_to_nobody_who_may_only_read_where_it_goes(
+    guarded: Node, wired: Wired, file: AccountsFile
+) -> None:
+    """A delayed message is not due, a half one may be rolled back: sent back, its group would handle it."""
+    reader = account("readers-key", defaultTopicPerm="DENY", defaultGroupPerm="SUB") | {"topicPerms": ["secret=SUB"]}
+    file.rewrite([*(item for item in ACCOUNTS if item["accessKey"] != "readers-key"), reader])
+    admin, reads = await wired(ADMIN), await wired("readers-key")
+    due_ms = guarded.broker.clock.time_ms() + 3_600_000
+    for text, code in (
+        ("", 0),
+        ("DELAY\x0118", 1),
+        (f"TIMER_DELIVER_MS\x01{due_ms}", 1),
+        ("TRAN_MSG\x01true\x02PGROUP\x01p", 1),
+    ):
+        sent = await admin.call(RequestCode.SEND_MESSAGE_V2, {**SEND, "b": "secret", "i": text}, b"hidden")
+        place = int(str(sent.ext["msgId"])[-16:], 16)
+        sent_back = {"offset": place, "group": "ours", "delayLevel": 1, "originMsgId": "", "originTopic": ""}
+        assert (await reads.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": place})).code == code, text
+        assert (await reads.call(RequestCode.CONSUMER_SEND_MSG_BACK, sent_back)).code == code, text

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 
 import pytest
-from rocketlet.broker.config import HELD_PULL_BYTES, Limits
+from rocketlet.broker.config import BATCH_TURN_MESSAGES, HELD_PULL_BYTES, PULL_BYTES, Limits
+from rocketlet.broker.remoting.messages import store_batch
 from rocketlet.broker.runtime import MovableClock
+from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.codes import RequestCode as Code
-from rocketlet.protocol.codes import ResponseCode
-from rocketlet.protocol.frame import Frame, encode
+from rocketlet.protocol.frame import JSON, ExtValue, Frame, encode
+from rocketlet.protocol.headers import FIRST_ID, SendMessage
+from rocketlet.protocol.message import PIECE_MESSAGES, BatchEntry, encode_batch, split
 
 from campaigns.frames import Peer
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ...support.requests import heartbeat, join, pull, send
+from ...support.requests import heartbeat, join, pull, send, send_v2, write_send_v2
 
 
 async def test_long_requests_are_limited_with_flush_sync_too(nodes: Nodes) -> None:
@@ -109,3 +114,162 @@ async def test_a_body_that_a_waiting_request_does_not_need_is_not_kept(
     assert not (await wire.request(Code.GET_CONSUMER_RUNNING_INFO)).body
     kept = [found for found in gc.get_objects() if isinstance(found, Frame) and len(found.body) == len(body)]
     assert kept == []
+
+
+# A batch of very many messages is stored in pieces, and is refused as a whole.
+
+
+async def test_a_batch_of_very_many_messages_is_stored_in_pieces(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t")
+    queue = node.broker.store.queue("t", 0)
+    peer = Peer(node.server, 7)
+    batch = encode_batch([BatchEntry(0, b"", "")] * (5 * BATCH_TURN_MESSAGES))
+    work = store_batch(node.broker, peer.connection, Frame(Code.SEND_BATCH_MESSAGE, 1, send_v2(m="true"), batch))
+    grown, seen = [], 0
+    for _ in work:
+        grown.append(queue.next - seen)
+        peer.send(encode(Frame(Code.SEND_MESSAGE_V2, 2, send_v2())))  # which others do meanwhile
+        seen = queue.next
+    assert sum(grown) == 5 * BATCH_TURN_MESSAGES
+    assert max(grown) == PIECE_MESSAGES
+    peer.hang_up()
+
+
+async def test_a_long_batch_is_answered_with_the_places_of_all_and_before_what_is_behind(
+    node: Node, wire: Wire
+) -> None:
+    await create_topic(wire, "t")
+    queue = node.broker.store.queue("t", 0)
+    count = 2 * BATCH_TURN_MESSAGES + 1
+    batch = encode_batch([BatchEntry(0, b"", "")] * count)
+    frames = [Frame(Code.SEND_BATCH_MESSAGE, 1, send_v2(m="true"), batch), Frame(Code.SEND_MESSAGE_V2, 2, send_v2())]
+    peer = Peer(node.server, 7)
+    peer.send(b"".join(map(encode, frames)))
+    await node.broker.turns.done()
+    await asyncio.sleep(0)
+    first, second = peer.received()
+    assert (first.code, first.ext["queueOffset"], second.ext["queueOffset"]) == (0, "0", str(count))
+    places = [int(found[-16:], 16) for found in str(first.ext["msgId"]).split(",")]
+    assert places == [queue.entry(offset)[0] for offset in range(count)]
+    peer.hang_up()
+
+
+@pytest.mark.parametrize("count", [3, 2 * BATCH_TURN_MESSAGES])
+async def test_a_sender_that_needs_no_ids_gets_the_first_one(node: Node, wire: Wire, count: int) -> None:
+    await create_topic(wire, "t")
+    batch = encode_batch([BatchEntry(0, b"", "")] * count)
+    answer = await wire.call(Code.SEND_BATCH_MESSAGE, {**send_v2(m="true"), FIRST_ID: "true"}, batch)
+    queue = node.broker.store.queue("t", 0)
+    assert (answer.code, answer.ext["queueOffset"], queue.next) == (0, "0", count)
+    assert str(answer.ext["msgId"])[-16:] == f"{queue.entry(0)[0]:016X}"
+    assert len(str(answer.ext["msgId"])) == 32
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (b"\0\0\0\x17" + bytes(19), "malformed"),
+        (encode_batch([BatchEntry(0, b"", "a\x01" + "x" * 32_700)]), "are allowed"),
+    ],
+)
+async def test_a_long_batch_with_a_fault_at_its_end_is_no_batch(
+    node: Node, wire: Wire, entry: bytes, reason: str
+) -> None:
+    await create_topic(wire, "t")
+    batch = encode_batch([BatchEntry(0, b"", "")] * (3 * BATCH_TURN_MESSAGES)) + entry
+    answer = await wire.call(Code.SEND_BATCH_MESSAGE, send_v2(m="true"), batch)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert reason in (answer.remark or "")
+    assert node.broker.store.queue("t", 0).next == 0
+
+
+def test_a_piece_of_a_batch_has_few_bytes_or_one_message() -> None:
+    sizes = [10, 400_000, 400_000, 3_000_000, 10, 10]
+    data = encode_batch([BatchEntry(0, bytes(size), "") for size in sizes])
+    assert [len(piece.flags) for piece in split(data)] == [3, 1, 2]
+
+
+# A client that drains a backlog lets the small requests of others go first.
+
+
+BODY = bytes(20_000)
+
+
+def asked(code: int, opaque: int, ext: dict[str, ExtValue], body: bytes = b"") -> bytes:
+    return encode(Frame(code, opaque, ext, body, serialize_type=JSON))
+
+
+def sent(opaque: int, body: bytes = b"x") -> bytes:
+    header = SendMessage("p", "t", "TBW102", 4, 0, 0, 1, 0)
+    return asked(RequestCode.SEND_MESSAGE_V2, opaque, write_send_v2(header), body)
+
+
+def pulled(opaque: int) -> bytes:
+    return asked(RequestCode.PULL_MESSAGE, opaque, pull(consumer_group=f"g{opaque}"))
+
+
+def filled(node: Node) -> None:
+    node.broker.topics.put(TopicConfig("t", 1, 1), 0)
+    peer = Peer(node.server, 1)
+    for number in range(32):
+        peer.send(sent(number, BODY))
+    assert [frame.code for frame in peer.received()] == [0] * 32
+    peer.hang_up()
+
+
+def drains(node: Node, count: int) -> list[Peer]:
+    """Clients that have each got a large answer."""
+    found = [Peer(node.server, 10 + number) for number in range(count)]
+    for peer in found:
+        peer.send(pulled(1))
+        (answer,) = peer.received()
+        assert PULL_BYTES / 2 < len(answer.body) <= PULL_BYTES
+    return found
+
+
+def opaques(peer: Peer) -> list[int]:
+    return [frame.opaque for frame in peer.received()]
+
+
+async def test_a_drain_goes_on_behind_the_small_requests_of_others(node: Node) -> None:
+    filled(node)
+    (drain,), other = drains(node, 1), Peer(node.server, 2)
+    drain.send(pulled(2))
+    other.send(sent(3))
+    assert (opaques(drain), opaques(other)) == ([], [3])
+    await asyncio.sleep(0)
+    assert opaques(drain) == [2]
+
+
+async def test_drains_take_turns(node: Node) -> None:
+    filled(node)
+    first, second = drains(node, 2)
+    first.send(pulled(2))
+    second.send(pulled(2))
+    first.send(pulled(3))  # behind its own
+    await asyncio.sleep(0)
+    assert (opaques(first), opaques(second)) == ([2, 3], [])
+    await asyncio.sleep(0)
+    assert (opaques(first), opaques(second)) == ([], [2])
+
+
+async def test_a_drain_that_has_got_little_is_one_no_more(node: Node) -> None:
+    filled(node)
+    (drain,) = drains(node, 1)
+    drain.send(sent(2))
+    await asyncio.sleep(0)
+    assert opaques(drain) == [2]
+    drain.send(sent(3))
+    assert opaques(drain) == [3]
+
+
+async def test_a_drain_that_hangs_up_is_forgotten(node: Node) -> None:
+    filled(node)
+    (first, second), served = drains(node, 2), node.server.behind
+    first.send(pulled(2))
+    second.send(pulled(2))
+    first.hang_up()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (opaques(first), opaques(second)) == ([], [2])
+    assert not served._waiting

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 from rocketlet.broker.config import DELAY_LEVELS_MS, IDLE_LIMIT_S, MAX_HOLD_S, RETENTION_SWEEP_S, TRANSACTION_SWEEP_S
-from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.runtime import MovableClock, Tasks
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import Heartbeat
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -151,3 +152,17 @@ async def test_an_outcome_is_asked_for_also_if_the_clock_was_set_back(nodes: Nod
     clock.back_s = 86_400.0
     await advance(node, wire, 2 * TRANSACTION_SWEEP_S)
     await wire.request(RequestCode.CHECK_TRANSACTION_STATE)
+
+
+# A broker's background tasks end with it.
+
+
+async def test_what_has_not_begun_when_the_broker_stops_is_closed() -> None:
+    """Else Python says of each that it was never awaited."""
+
+    async def answered() -> None: ...
+
+    tasks, work = Tasks(MovableClock()), answered()
+    tasks.spawn(work)
+    await tasks.stop()
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
