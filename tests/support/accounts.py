@@ -11,11 +11,12 @@ import yaml
 from rocketlet.broker.access import Acl, AclFile
 from rocketlet.broker.tls import Tls
 from rocketlet.client import Access
-from rocketlet.protocol.codes import Language
-from rocketlet.protocol.frame import JSON
+from rocketlet.protocol.codes import Language, RequestCode
+from rocketlet.protocol.frame import JSON, MSGPACK
 from rocketlet.protocol.headers import Signer
 
-from ..conftest import Wire
+from ..conftest import Node, Wire
+from .certificates import Certificates
 
 Wired = Callable[[str], Awaitable["SignedWire"]]
 SEND: dict[str, Any] = {
@@ -98,3 +99,22 @@ async def signed_wire(address: str, access_key: str) -> SignedWire:
         keys = access(access_key)
         wire.access_key, wire.secret = keys.access_key, keys.secret_key
     return wire
+
+
+async def tls_wire(node: Node, certificates: Certificates, access_key: str, **versions: Any) -> SignedWire:
+    context = certificates.client_context()
+    for name, version in versions.items():
+        setattr(context, name, version)
+    host, _, port = node.address.rpartition(":")
+    wire = SignedWire(*await asyncio.open_connection(host, int(port), ssl=context))
+    wire.access_key, wire.secret = access_key, SECRETS[access_key]
+    return wire
+
+
+def channel_of(wire: SignedWire) -> str:
+    binding = wire._writer.get_extra_info("ssl_object").get_channel_binding("tls-unique")
+    return str(binding.hex())
+
+
+async def identified(wire: SignedWire) -> int:
+    return (await wire.call(RequestCode.IDENTIFY, {"channel": channel_of(wire)}, serialize_type=MSGPACK)).code

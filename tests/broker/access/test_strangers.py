@@ -20,7 +20,7 @@ from rocketlet.client.admin.diagnosis import Harm, Patience, diagnose
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode
-from rocketlet.protocol.frame import MSGPACK, Frame, encode
+from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.headers import Signer
 from rocketlet.protocol.names import TRACE_TOPIC, parse_subscription
 
@@ -37,7 +37,10 @@ from ...support.accounts import (
     Wired,
     access,
     account,
+    channel_of,
+    identified,
     signed_wire,
+    tls_wire,
 )
 from ...support.certificates import Certificates
 
@@ -194,25 +197,6 @@ async def test_administration_can_be_confined_to_the_brokers_machine(nodes: Node
 
 
 # A client that has proven its account over TLS need not sign on that connection; the proof counts nowhere else.
-
-
-async def tls_wire(node: Node, certificates: Certificates, access_key: str, **versions: Any) -> SignedWire:
-    context = certificates.client_context()
-    for name, version in versions.items():
-        setattr(context, name, version)
-    host, _, port = node.address.rpartition(":")
-    wire = SignedWire(*await asyncio.open_connection(host, int(port), ssl=context))
-    wire.access_key, wire.secret = access_key, SECRETS[access_key]
-    return wire
-
-
-def channel_of(wire: SignedWire) -> str:
-    binding = wire._writer.get_extra_info("ssl_object").get_channel_binding("tls-unique")
-    return str(binding.hex())
-
-
-async def identified(wire: SignedWire) -> int:
-    return (await wire.call(RequestCode.IDENTIFY, {"channel": channel_of(wire)}, serialize_type=MSGPACK)).code
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

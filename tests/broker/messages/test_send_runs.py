@@ -26,10 +26,9 @@ from rocketlet.protocol.message import encode_batch
 from campaigns.sends import SHORT_NAMES, Pair
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
-from ...support.accounts import ACCOUNTS, AccountsFile, account
+from ...support.accounts import ACCOUNTS, AccountsFile, account, identified, tls_wire
 from ...support.certificates import Certificates
 from ...support.requests import SUBSCRIBED, SUSPEND, pull
-from ..access.test_identity import identified, tls_wire
 
 pytestmark = pytest.mark.skipif(fast.MODULE == "pure", reason="needs the compiled module: make dev")
 KINDS = [JSON, ROCKETMQ, MSGPACK]
