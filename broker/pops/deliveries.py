@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 from struct import Struct
 from struct import error as StructError
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -411,6 +412,7 @@ _FORGET: Final = Struct(">cI")
 
 MAX_COUNT: Final = 0xFFFF  # in one record
 _NOT_RENEWED: Final = -1
+_offset_of, _attempts_of = attrgetter("offset"), attrgetter("attempts")
 
 
 class PoolPlace(NamedTuple):
@@ -449,12 +451,12 @@ def _text(kind: bytes, number: int, text: str) -> bytes:
 def pop(number: int, next_offset: int, pop_ms: int, deadline_ms: int, popped: Sequence[Delivery]) -> bytes:
     """Record up to `MAX_COUNT` deliveries."""
     head = _POP.pack(b"P", number, next_offset, pop_ms, deadline_ms, 0, _NOT_RENEWED, len(popped))
-    return head + b"".join([_POPPED.pack(delivery.offset, delivery.attempts) for delivery in popped])
+    return head + b"".join(map(_POPPED.pack, map(_offset_of, popped), map(_attempts_of, popped)))
 
 
-def ack(number: int, offsets: Sequence[int]) -> bytes:
-    """Record that up to `MAX_COUNT` offsets are finished."""
-    return _ACK.pack(b"A", number, len(offsets)) + b"".join(map(_OFFSET.pack, offsets))
+def ack(number: int, done: Sequence[Delivery]) -> bytes:
+    """Record that up to `MAX_COUNT` deliveries are finished."""
+    return _ACK.pack(b"A", number, len(done)) + b"".join(map(_OFFSET.pack, map(_offset_of, done)))
 
 
 def change(number: int, offset: int, deadline_ms: int, attempts: int) -> bytes:

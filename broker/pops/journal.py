@@ -94,9 +94,8 @@ class PopJournal:
     def acknowledged(self, deliveries: QueueDeliveries, done: Sequence[Delivery]) -> None:
         if deliveries.number not in self._defined:
             self._define(deliveries)
-        offsets = [delivery.offset for delivery in done]
-        for first in range(0, len(offsets), MAX_COUNT):
-            self._content.append(records.ack(deliveries.number, offsets[first : first + MAX_COUNT]))
+        for first in range(0, len(done), MAX_COUNT):
+            self._content.append(records.ack(deliveries.number, done[first : first + MAX_COUNT]))
 
     def passed(self, deliveries: QueueDeliveries) -> None:
         """Record that the filter did not want the messages up to `next`."""

@@ -345,8 +345,12 @@ class QueueDeliveries:
     def finish(self, deliveries: Iterable[Delivery]) -> None:
         """Finish deliveries whose acknowledgement is on the disk, except those that were popped again since."""
         if not self.is_in_order:
+            unfinished, pop_group = self.unfinished, self.pool.pop_group
             for delivery in deliveries:
-                self._finish(delivery)
+                if delivery.state is DeliveryState.ACKNOWLEDGED:
+                    delivery.turn(Event.FINISH)
+                    del unfinished[delivery.offset]
+                    pop_group.unfinished -= 1
             return
         for key in dict.fromkeys(delivery.key for delivery in deliveries):
             for delivery in self._order.done(key):
@@ -466,9 +470,12 @@ class Receive(Generic[ReplyTo]):
         pool: where it waits; None if it does not.
         arrival: increases with each receive: the one that waits longest is served first.
         is_over: True if it has its result or was cancelled.
+        queue_id: the queue for whose messages it waits; None if it is any queue.
+        address: the address of its client; empty without a session.
+        charged_bytes: what its session pays while it waits.
     """
 
-    __slots__ = ("_charged_bytes", "arrival", "is_over", "pool", "reply_to", "request", "timer")
+    __slots__ = ("address", "arrival", "charged_bytes", "is_over", "pool", "queue_id", "reply_to", "request", "timer")
 
     def __init__(self, request: PopRequest, reply_to: ReplyTo) -> None:
         self.request = request
@@ -476,18 +483,10 @@ class Receive(Generic[ReplyTo]):
         self.arrival = next(_arrivals)
         self.is_over = False
         self.pool: Pool | None = None
+        self.queue_id = request.queue_id if request.is_strict else None
+        self.address = request.session.address if request.session is not None else ""
         self.timer: Timer | None = None
-        self._charged_bytes = 0
-
-    @property
-    def queue_id(self) -> int | None:
-        """The queue for whose messages it waits; None if it is any queue."""
-        return self.request.queue_id if self.request.is_strict else None
-
-    @property
-    def address(self) -> str:
-        """The address of its client; empty without a session."""
-        return self.request.session.address if self.request.session is not None else ""
+        self.charged_bytes = 0
 
     def respond(self, result: PopResult) -> None:
         """Send the result of a receive that has waited. If the client does not take it, put the messages back."""
@@ -502,18 +501,6 @@ class Receive(Generic[ReplyTo]):
         if self.pool is not None and not self.is_over:
             self.pool.remove(self)
         self.is_over = True
-
-    def pay(self) -> None:
-        """Have the session pay while the receive waits: it counts as one of its held pulls."""
-        if (session := self.request.session) is not None:
-            self._charged_bytes = self.request.kept_bytes
-            session.held_pulls += 1
-            session.charge(self._charged_bytes)
-
-    def stop_paying(self) -> None:
-        if (session := self.request.session) is not None:
-            session.held_pulls -= 1
-            session.charge(-self._charged_bytes)
 
 
 # ------------------------------------------------------------------------------
@@ -609,12 +596,16 @@ class Pool:
     # Receives that wait
 
     def hold(self, receive: Receive[Any]) -> None:
+        """Let a receive wait. It counts as a held pull of its session, which pays for it."""
         receive.pool = self
         self._waiting.setdefault(receive.queue_id, OrderedDict())[receive] = None
         self.waits += 1
         self._pools.receives.take(receive.address)
         self._pools.client(receive.request.client).receives[receive] = None
-        receive.pay()
+        if (session := receive.request.session) is not None:
+            receive.charged_bytes = receive.request.kept_bytes
+            session.held_pulls += 1
+            session.charge(receive.charged_bytes)
 
     def remove(self, receive: Receive[Any]) -> None:
         """End the wait of a receive, which has its result or is cancelled."""
@@ -629,9 +620,11 @@ class Pool:
         self._pools.receives.give_back(receive.address)
         client = self._pools.clients[receive.request.client]
         del client.receives[receive]
-        if not client.receives:
+        if not (client.receives or client.pools):
             self._pools.remove_if_idle(client)
-        receive.stop_paying()
+        if (session := receive.request.session) is not None:
+            session.held_pulls -= 1
+            session.charge(-receive.charged_bytes)
 
     def waiting(self) -> list[Receive[Any]]:
         """Return all receives that wait, in no order."""
@@ -788,19 +781,23 @@ class Pools:
     Attributes:
         all: the pools by group and topic.
         groups: every group that has popped since the start, by name.
+        by_topic: the pools of each topic.
         clients: clients with a pool, a receive that waits, or a message that is extended.
         receives: how many receives wait, by the address of their client.
     """
 
-    def __init__(self, runtime: Runtime, topics: Topics, appender: Appender, offsets: Offsets) -> None:
+    def __init__(
+        self, runtime: Runtime, broker_name: str, topics: Topics, appender: Appender, offsets: Offsets
+    ) -> None:
         self._limits = runtime.limits
+        self._broker_name = broker_name
         self._clock: Clock = runtime.clock
         self._topics, self._offsets = topics, offsets
         self._store = appender.store
         self._last_number = 0
         self.all: dict[tuple[str, str], Pool] = {}
         self.groups: dict[str, PopGroup] = {}
-        self._of_topic: dict[str, dict[Pool, None]] = {}
+        self.by_topic: dict[str, dict[Pool, None]] = {}
         self.clients: dict[PopClient, PoppingClient] = {}
         self._by_request: OrderedDict[PoolClient, None] = OrderedDict()  # the one that asked longest ago first
         self._of_session: dict[Session, dict[PoolClient, None]] = {}
@@ -831,7 +828,7 @@ class Pools:
             pop_group = self.groups[group] = PopGroup(group)
         pool = self.all[group, topic] = Pool(self, pop_group, topic)
         pop_group.pools[pool] = None
-        self._of_topic.setdefault(topic, {})[pool] = None
+        self.by_topic.setdefault(topic, {})[pool] = None
         self._unused[pool] = None
         return pool
 
@@ -1029,16 +1026,14 @@ class Pools:
 
     # Deliveries
 
-    def delivery(
-        self, broker_name: str, group: str, topic: str, text: str
-    ) -> tuple[QueueDeliveries, Delivery] | AckStatus:
+    def delivery(self, group: str, topic: str, text: str) -> tuple[QueueDeliveries, Delivery] | AckStatus:
         """Return the delivery of a receipt handle, or why there is none."""
         handle = decode_handle(text)
         if handle is None:
             return AckStatus.UNREADABLE
         pool = self.all.get((group, topic))
         deliveries = pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
-        if handle.broker_name != broker_name or deliveries is None or handle.offset >= deliveries.next:
+        if handle.broker_name != self._broker_name or deliveries is None or handle.offset >= deliveries.next:
             return AckStatus.UNKNOWN
         delivery = deliveries.unfinished.get(handle.offset)
         if delivery is None:
@@ -1102,9 +1097,6 @@ class Pools:
         pop_group = self.groups.get(group)
         return list(pop_group.pools) if pop_group is not None else []
 
-    def of_topic(self, topic: str) -> list[Pool]:
-        return list(self._of_topic.get(topic, ()))
-
     def remove(self, pool: Pool) -> None:
         """Remove a pool that nobody pops any more, or whose group or topic is deleted."""
         for client in list(pool.clients.values()):
@@ -1112,10 +1104,10 @@ class Pools:
         self._unused.pop(pool, None)
         del self.all[pool.group, pool.topic]
         del pool.pop_group.pools[pool]
-        of_topic = self._of_topic[pool.topic]
+        of_topic = self.by_topic[pool.topic]
         del of_topic[pool]
         if not of_topic:
-            del self._of_topic[pool.topic]
+            del self.by_topic[pool.topic]
 
     def group_deleted(self, group: str) -> None:
         """Forget the figures of a group whose pools are removed."""

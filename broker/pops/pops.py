@@ -116,7 +116,7 @@ class Pops:
         self._deadlines = Deadlines(clock, self)
         self._attempts: OrderedDict[Attempt, list[GivenDelivery]] = OrderedDict()
         self._journal = PopJournal(frames, topics, clock)
-        self._pools = Pools(runtime, topics, appender, offsets)
+        self._pools = Pools(runtime, broker_name, topics, appender, offsets)
         self.pools = self._pools.all  # empty as long as no client pops, which is all that pulls then have to check
         self.clients = self._pools.clients_of
         self.unfinished, self.redelivered = self._pools.unfinished, self._pools.redelivered
@@ -127,6 +127,7 @@ class Pops:
         self.popped = self._pools.popped
         self.numbers, self.full = self._pools.numbers, self._pools.full
         self.record_contact = self._pools.record_contact
+        self._find = self._pools.delivery
         self._writer = JournalWriter(self._journal, offsets, clock, flusher, self)
         self._division = Division(
             runtime, broker_name, topics, groups, locks, watch, modes, history, self._pools, routes, self
@@ -210,14 +211,11 @@ class Pops:
             receive.fail(error)
         else:
             if result is not None:
-                receive.is_over = True
-                self._respond(receive, result)
+                self._end(receive, result)
 
     def _end_unparsed(self, receive: Receive[Any]) -> None:
         """End a receive whose account has changed while it waited for its filter."""
-        if not receive.is_over:
-            receive.is_over = True
-            self._respond(receive, PopResult(Why.NOTHING_NEW))
+        self._end(receive, PopResult(Why.NOTHING_NEW))
 
     def _admit(self, request: PopRequest, pool: Pool | None, now_s: float) -> str | None:
         """Return why a client may not pop a topic that the group does not pop yet, or that is divided; None if it may."""
@@ -333,7 +331,7 @@ class Pops:
     def appended(self, queues: Iterable[ConsumeQueue]) -> None:
         """Serve the receives that wait for messages of these queues."""
         for queue in dict.fromkeys(queues):
-            for pool in self._pools.of_topic(queue.topic):
+            for pool in list(self._pools.by_topic.get(queue.topic, ())):
                 pool.offer(queue.queue_id)
                 if pool.waits:
                     self._serve(pool)
@@ -361,17 +359,15 @@ class Pops:
             self._clock.call_soon(self._serve, pool)
 
     def _end(self, receive: Receive[Any], result: PopResult) -> None:
-        """Give a receive that waits its result."""
-        if receive.is_over or receive.pool is None:
+        """Give a receive its result, unless it has one."""
+        if receive.is_over:
             return
-        receive.pool.remove(receive)
-        self._respond(receive, result)
-
-    def _respond(self, receive: Receive[Any], result: PopResult) -> None:
-        """A protocol server that fails must not harm the sender of the message."""
+        if receive.pool is not None:
+            receive.pool.remove(receive)
+        receive.is_over = True
         try:
             receive.respond(result)
-        except Exception:
+        except Exception:  # a protocol server that fails must not harm the sender of the message
             request = receive.request
             log.exception("receive_not_answered", group=request.group, topic=request.topic)
             self.put_back(request.group, request.topic, result.messages)
@@ -473,9 +469,6 @@ class Pops:
                 self._dead_letters.dead_letter(*found, reason)
             outcome = self._finish(*found)
         self._writer.answer_when_written([outcome], answer)
-
-    def _find(self, group: str, topic: str, handle: str) -> tuple[QueueDeliveries, Delivery] | AckStatus:
-        return self._pools.delivery(self._broker_name, group, topic, handle)
 
     # Deadlines
 
@@ -732,7 +725,7 @@ class Pops:
 
     def topic_deleted(self, topic: str) -> None:
         """A topic that is recreated by this name has another identity."""
-        self._delete(self._pools.of_topic(topic), Why.TOPIC_GONE)
+        self._delete(list(self._pools.by_topic.get(topic, ())), Why.TOPIC_GONE)
 
     def _delete(self, pools: Iterable[Pool], why: Why) -> None:
         for pool in pools:
@@ -858,7 +851,8 @@ class JournalWriter:
         """Commit the queue's offset with the next write, if it has moved."""
         self._touched[deliveries] = None
         if not self._is_writing:
-            self.write_soon()
+            self._is_writing = True
+            self._clock.call_soon(self.write)
 
     def write_soon(self) -> None:
         if not self._is_writing:

@@ -102,11 +102,7 @@ def pop_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers
         from_first=header.init_mode == FROM_FIRST,
         from_end=header.init_mode == FROM_END,
     )
-    return _receive(broker, connection, PopReceive(broker, connection, small(frame), request))
-
-
-def _receive(broker: Broker, connection: Connection, receive: PopReceive) -> Buffers | None:
-    connection.on_lost(broker.pops.session_gone)
+    receive = PopReceive(broker, connection, small(frame), request)
     result = broker.pops.receive(receive)
     return None if result is None else receive.encode(result)
 
@@ -129,6 +125,7 @@ class PopReceive(Receive[Frame]):
         super().__init__(request, frame)
         self._broker = broker
         self._connection = connection
+        connection.on_lost(broker.pops.session_gone)
 
     def respond(self, result: PopResult) -> None:
         connection = self._connection
@@ -316,7 +313,9 @@ def notification(broker: Broker, connection: Connection, frame: Frame) -> Buffer
         is_strict=header.queue_id >= 0,
         session=connection,
     )
-    return _receive(broker, connection, NotificationReceive(broker, connection, small(frame), request))
+    receive = NotificationReceive(broker, connection, small(frame), request)
+    result = broker.pops.receive(receive)
+    return None if result is None else receive.encode(result)
 
 
 class NotificationReceive(PopReceive):
