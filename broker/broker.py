@@ -138,8 +138,12 @@ class Broker:
     def _read_groups(self, config: BrokerConfig) -> Frames:
         """Reads what is kept of groups, and makes what sending needs of it. Returns the file of popped messages."""
         folder, limits = config.data_dir, self.limits
-        self.offsets = Offsets(folder / "offsets.json", self.topics.identity, limits, self._save_locks_later)
-        self.offsets.forget_former(self.topics.deleted)
+        self.history = History(self.runtime)
+        self.groups = self._make_groups(config.name)
+        self.offsets = Offsets(
+            folder / "offsets.json", self.groups, self.topics.identity, limits, self._save_locks_later
+        )
+        self.offsets.apply_journal(self.topics.deleted)
         self.offsets.clamp(self.store.queues)
         self.group_configs = groups = GroupConfigs(
             self.runtime, folder / "groups.json", auto_create=config.auto_create_groups
@@ -157,8 +161,6 @@ class Broker:
 
     def _make_members(self, config: BrokerConfig) -> None:
         folder, clock, limits = config.data_dir, self.clock, self.limits
-        self.history = History(self.runtime)
-        self.groups = self._make_groups(config.name)
         self.refusals = Refusals(clock)
         self.repeats = Repeats(clock)
         self.locks = self._make_locks(folder / "locks.json")

@@ -313,7 +313,7 @@ class Collector:
             None,
             *("topic", "group"),
         )
-        for (name, topic), messages in self._broker.progress.lost.items():
+        for name, topic, messages in self._broker.progress.lost():
             lost.add_metric([*self._place, topic, name], messages)
         return lost
 

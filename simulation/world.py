@@ -38,6 +38,7 @@ from unittest import mock
 
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BrokerConfig, Limits
+from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.pops.deliveries import SHARDING_KEY
 from rocketlet.broker.remoting.connection import Connection
@@ -211,20 +212,18 @@ class World:
             raise_later(fault)
 
     def _watch_offsets(self, broker: Broker) -> None:
-        put = broker.offsets.put
+        commit = broker.offsets.commit
         owned: dict[tuple[str, int], int] = {}  # by leases' owners; foreign members may put each other back
 
-        def checked(group: str, topic: str, queue_id: int, offset: int, **options: bool) -> None:
-            before = (
-                owned.get((topic, queue_id), 0) if self._has_foreign else broker.offsets.get(group, topic, queue_id)
-            )
+        def checked(group: ConsumerGroup, topic: str, queue_id: int, offset: int, *, by_owner: bool = False) -> None:
+            before = owned.get((topic, queue_id), 0) if self._has_foreign else group.offset(topic, queue_id)
             if before is not None and offset < before:
                 raise_later(f"the offset of {topic}:{queue_id} goes back from {before} to {offset}")
-            if options.get("by_owner"):
+            if by_owner:
                 owned[topic, queue_id] = offset
-            put(group, topic, queue_id, offset, **options)
+            commit(group, topic, queue_id, offset, by_owner=by_owner)
 
-        broker.offsets.put = checked  # type: ignore[method-assign]
+        broker.offsets.commit = checked  # type: ignore[method-assign]
 
     def _watch_locks(self, broker: Broker) -> None:
         lock = broker.locks.lock

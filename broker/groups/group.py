@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 import structlog
@@ -112,6 +113,29 @@ class Contest:
     timer: Timer | None = None
 
 
+class TopicOffsets:
+    """The offsets that a group has committed in a topic.
+
+    Attributes:
+        offsets: the next message that the group reads, by queue id.
+        of_owners: the last commits of lease owners, by queue id.
+        rewinds: how often an offset went back.
+        encoded: the entry of the state file, until an offset changes.
+        handed_over: queues whose offsets are to be written soon.
+        lost: how many messages retention deleted before the group had committed them, since the start.
+    """
+
+    __slots__ = ("encoded", "handed_over", "lost", "of_owners", "offsets", "rewinds")
+
+    def __init__(self) -> None:
+        self.offsets: dict[int, int] = {}
+        self.of_owners: dict[int, int] | None = None
+        self.rewinds = 0
+        self.encoded: bytes | None = None
+        self.handed_over: set[int] | None = None
+        self.lost = 0
+
+
 class GroupQueue:
     """A queue of a topic in a group: its lease and its reader.
 
@@ -210,6 +234,9 @@ class GroupQueue:
 Owners = Mapping[str, list[str]]  # by topic, the owner of each of its queues here, in their order
 _NOWHERE: Mapping[str, int] = {}
 _NOBODY: Mapping[Session, Member] = {}
+_NONE: Final[Any] = MappingProxyType(
+    {}
+)  # in place of a dict of its own in each of a million groups with an offset alone
 
 
 class ConsumerGroup:
@@ -217,6 +244,7 @@ class ConsumerGroup:
 
     Attributes:
         is_deleted: True if nothing was left of the group. Who holds such an object looks the name up again.
+        offsets: the committed offsets, by topic.
         queues: the queues with a lease or a reader.
         awaited_readers: how many queues wait for their foreign readers from before a restart.
         lost_readers: how many queues had foreign readers whose connections have closed.
@@ -230,41 +258,89 @@ class ConsumerGroup:
         issued_lists: the foreign members that were given each list.
         has_bound_members: True if the group has, or had, members that claim more queues than their own.
         bound_since_s: the members that were given a list of themselves alone before the last one.
+        foreign: those of the members that are Apache's push consumers.
+        topics: how many members subscribe to each topic.
+        reported: the disagreements of members that were reported, so that each is logged once.
+        is_uneven: True if foreign members subscribe to different topics, so that they claim more queues than they own.
     """
+
+    __slots__ = (
+        "_alone",
+        "_companions",
+        "_limits",
+        "_newest",
+        "_of_shape",
+        "_places",
+        "_seen",
+        "_sticky",
+        "_strategies",
+        "awaited_readers",
+        "bound_since_s",
+        "change",
+        "drain",
+        "foreign",
+        "has_bound_members",
+        "is_deleted",
+        "is_uneven",
+        "issued",
+        "issued_lists",
+        "lost_readers",
+        "members",
+        "name",
+        "offsets",
+        "owners",
+        "owners_found_s",
+        "queues",
+        "reported",
+        "settled_ids",
+        "sync",
+        "topics",
+    )
 
     def __init__(self, name: str, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self.name = name
         self.is_deleted = False
-        self.queues: dict[QueueKey, GroupQueue] = {}
+        self.offsets: dict[str, TopicOffsets] = _NONE
+        self.queues: dict[QueueKey, GroupQueue] = _NONE
         self.awaited_readers = 0
         self.lost_readers = 0
         self.change = 0
         self.drain: Drain | None = None
         self.sync = NO_PEERS
         self.settled_ids: frozenset[str] = frozenset()
-        self.owners: Owners = {}
+        self.owners: Owners = _NONE
         self.owners_found_s: float | None = None
-        self.issued: dict[Session, Issued] = {}
-        self.issued_lists: dict[MemberList, Readers] = {}
+        self.issued: dict[Session, Issued] = _NONE
+        self.issued_lists: dict[MemberList, Readers] = _NONE
         self.has_bound_members = False
-        self.bound_since_s: dict[Session, float] = {}
-        self.members: dict[Session, Member] = {}
-        self.foreign: dict[Session, Member] = {}  # those of the members
-        self.topics: Counter[str] = Counter()  # how many members subscribe to each
-        # already reported, so that each disagreement is logged once
+        self.bound_since_s: dict[Session, float] = _NONE
+        self.members: dict[Session, Member] = _NONE
+        self.foreign: dict[Session, Member] = _NONE
+        self.topics: Counter[str] = _NONE
         self.reported: frozenset[str] = frozenset()
-        self._of_shape: dict[Shape, dict[Session, None]] = {}  # members by their subscriptions
-        self._newest: dict[str, Subscription | None] = {}
-        self._places: dict[str | None, dict[str, int]] = {}
-        self._companions: dict[frozenset[str], MemberList] = {}
-        self._seen_queues: dict[str, dict[str, int]] = {}
-        self._seen_counts: dict[str, int] = {}
-        self._strategies: frozenset[str] | None = None
-        self._sticky: dict[str, StickyShares] = {}
-        # Foreign members subscribe to different topics, and are bound by whose the queues are to be (`allotment`).
         self.is_uneven = False
-        self._alone: set[frozenset[str]] = set()  # topics of those that are told of themselves only
+        self._of_shape: dict[Shape, dict[Session, None]] = _NONE
+        self._newest: dict[str, Subscription | None] = _NONE
+        self._places: dict[str | None, dict[str, int]] = _NONE
+        self._companions: dict[frozenset[str], MemberList] = _NONE
+        self._seen: dict[str, tuple[dict[str, int], int]] = _NONE
+        self._strategies: frozenset[str] | None = None
+        self._sticky: dict[str, StickyShares] = _NONE
+        self._alone: frozenset[frozenset[str]] = frozenset()  # the topics of members whose lists have them alone
+
+    def begin_membership(self) -> None:
+        """The first member joins."""
+        self.owners, self.issued, self.issued_lists, self.bound_since_s = {}, {}, {}, {}
+        self.members, self.foreign, self.topics = {}, {}, Counter()
+        self._of_shape, self._newest, self._places, self._companions, self._seen, self._sticky = {}, {}, {}, {}, {}, {}
+
+    def end_membership(self) -> None:
+        """The last member is gone: the next one begins as in a new group."""
+        self.members = self.foreign = self.topics = _NONE
+        self._of_shape = self._newest = self._places = self._companions = self._seen = self._sticky = _NONE
+        self.reported = frozenset()
+        self.is_uneven, self._alone = False, frozenset()
 
     @property
     def message_model(self) -> str:
@@ -279,7 +355,12 @@ class ConsumerGroup:
     @property
     def is_unused(self) -> bool:
         """True if nothing is known of the group that a new object would not have."""
-        return not self.members and not self.queues
+        return not (self.members or self.queues or self.offsets)
+
+    def offset(self, topic: str, queue_id: int) -> int | None:
+        """Return the committed offset of a queue."""
+        item = self.offsets.get(topic)
+        return item.offsets.get(queue_id) if item is not None else None
 
     def issued_to(self, session: Session) -> MemberList | None:
         """Return the list that a member was given last; None if it was given none."""
@@ -376,6 +457,8 @@ class ConsumerGroup:
 
     def _near(self, topics: frozenset[str]) -> MemberList:
         """Found once per change for all that subscribe to the same, because every member asks after each."""
+        if not self.members:
+            return MemberList([])
         found = self._companions.get(topics)
         if found is None:
             staying = (member for member in self.members.values() if not member.data.leaving)
@@ -404,7 +487,7 @@ class ConsumerGroup:
             near = len(self._near(topics).ids)
             if any(len(self.order(topic)) != near for topic in topics):
                 alone.add(topics)
-        self.is_uneven, self._alone = is_uneven, alone
+        self.is_uneven, self._alone = is_uneven, frozenset(alone)
 
     def list_for(self, connection: Session) -> MemberList:
         """The list for a foreign member that may know of the last change."""
@@ -429,23 +512,26 @@ class ConsumerGroup:
 
     def seen_queues(self, topic: str) -> dict[str, int]:
         """How many queues of a topic the members see, by broker: also of one that is away, which a newcomer cannot find."""
+        return self._see(topic)[0]
+
+    def _see(self, topic: str) -> tuple[dict[str, int], int]:
         if topic not in self.topics:
-            return {}
-        seen = self._seen_queues.get(topic)
-        if seen is None:
-            seen = {}
+            return {}, 0
+        found = self._seen.get(topic)
+        if found is None:
+            seen: dict[str, int] = {}
             for member in self.members.values():
                 for broker_name, counts in member.data.queue_counts.items():
                     if topic in counts:
                         # The largest number: a member with an old route must not hide queues from the others.
                         seen[broker_name] = max(counts[topic], seen.get(broker_name, 0))
-            self._seen_queues[topic] = seen = _as_many_as_may_be(seen, self._limits.max_seen_queues)
-            self._seen_counts[topic] = sum(seen.values())
-        return seen
+            seen = _as_many_as_may_be(seen, self._limits.max_seen_queues)
+            found = self._seen[topic] = seen, sum(seen.values())
+        return found
 
     def seen_count(self, topic: str) -> int:
         """How many these are in all."""
-        return self._seen_counts[topic] if self.seen_queues(topic) else 0
+        return self._see(topic)[1]
 
     def sees(self, member: Member, topic: str, counts: Mapping[str, int]) -> None:
         """A member that asks has looked up a route: it sees so many queues of a topic, by broker."""
@@ -478,11 +564,6 @@ class ConsumerGroup:
                     queue, member.client_id
                 )
 
-    def end_membership(self) -> None:
-        """The last member is gone: the next one starts as in a new group."""
-        self.reported = frozenset()
-        self.is_uneven, self._alone = False, set()
-
     def changed(self) -> None:
         """Members, their topics or strategies have changed."""
         for topic in [topic for topic in self._sticky if topic not in self.topics]:
@@ -496,8 +577,7 @@ class ConsumerGroup:
 
     def sees_others(self) -> None:
         """Members see other queues than before."""
-        self._seen_queues.clear()
-        self._seen_counts.clear()
+        self._seen.clear()
         for shares in self._sticky.values():
             shares.doubt()
 
@@ -602,6 +682,8 @@ class ConsumerGroups:
         """Return the group's queue, created if the group has nothing of it."""
         queue = group.queues.get(key)
         if queue is None:
+            if group.queues is _NONE:
+                group.queues = {}
             queue = group.queues[key] = GroupQueue(group, key)
             groups = self._of_topic.setdefault(key[0], {})
             groups[group] = groups.get(group, 0) + 1
@@ -626,6 +708,7 @@ class ConsumerGroups:
             if not groups[group]:
                 self._forget_topic(group, key[0])
             if not group.queues:
+                group.queues = _NONE
                 self.release(group)
 
     def owners(self, name: str) -> dict[QueueKey, str]:
@@ -637,6 +720,24 @@ class ConsumerGroups:
     def queues(self) -> list[GroupQueue]:
         """The queues of all groups."""
         return [queue for group in self._groups.values() for queue in group.queues.values()]
+
+    def add_offsets(self, group: ConsumerGroup, topic: str) -> TopicOffsets:
+        """Return a place for the first offset of a group in a topic."""
+        if group.offsets is _NONE:
+            group.offsets = {}
+        item = group.offsets[topic] = TopicOffsets()
+        groups = self._of_topic.setdefault(topic, {})
+        groups[group] = groups.get(group, 0) + 1
+        return item
+
+    def remove_offsets(self, group: ConsumerGroup, topic: str) -> None:
+        """Delete the offsets of a group in a topic, and the group if nothing is left of it."""
+        del group.offsets[topic]
+        groups = self._of_topic[topic]
+        groups[group] -= 1
+        if not groups[group]:
+            self._forget_topic(group, topic)
+        self.release(group)
 
     def of_topic(self, topic: str) -> list[ConsumerGroup]:
         """The groups that have anything of a topic."""
@@ -696,6 +797,8 @@ class ConsumerGroups:
                 group.sees_others()
                 self.check_soon(group, client_id)
             return
+        if not group.members:
+            group.begin_membership()
         member = Member(client_id, connection, data, language, version, now_s)
         member.update(data, now_s)
         group.members[connection] = member
@@ -718,10 +821,10 @@ class ConsumerGroups:
         group.take_shape(member, None)
         self._charge(member, 0)
         self._forget_topics(group, member.subscriptions)
+        self._changed(group, event, member)
         if not group.members:
             group.end_membership()
-        self._changed(group, event, member)
-        self.release(group)
+            self.release(group)
 
     def subscribing(self, topic: str) -> list[ConsumerGroup]:
         """The groups with a member that subscribes to the topic."""

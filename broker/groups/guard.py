@@ -140,7 +140,7 @@ class ReaderGuard:
         if contest.active_s + silent_s <= now_s or contest.began_s + max_s <= now_s:
             return True
         is_quiet = contest.returned_s + GUARD_QUIET_S <= now_s and not self._held_by(queue, reader)
-        return is_quiet and (self._offsets.get(*queue.place) or 0) >= queue.given_offset
+        return is_quiet and (queue.group.offset(*queue.key) or 0) >= queue.given_offset
 
     def _free(self, queue: GroupQueue, contest: Contest) -> None:
         queue.contest = None

@@ -23,7 +23,7 @@ from ..store.files import StoreFull, read_state, replace_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal
 from ..store.store import Store
-from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue
+from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, TopicOffsets
 from .leases import Locks
 from .members import Member
 from .settings import History
@@ -48,7 +48,7 @@ _POPPED = "popped"  # always {}: earlier releases take it for a group's offsets
 
 
 class Offsets:
-    """The committed offsets of all groups.
+    """Stores and saves the committed offsets of all groups. A group has them by topic (`TopicOffsets`).
 
     Args:
         identity_of: returns an id of a topic that no later topic of the same name has; empty if it is not known.
@@ -58,145 +58,160 @@ class Offsets:
     def __init__(
         self,
         path: Path,
+        groups: ConsumerGroups,
         identity_of: Callable[[str], str],
         limits: Limits = LIMITS,
         on_handed_over: Callable[[], None] = lambda: None,
     ) -> None:
         self._limits = limits
         self._path = path
+        self._groups = groups
         self._identity_of = identity_of
         self._on_handed_over = on_handed_over
         self._journal = Journal(path)
-        self._handed_over: dict[tuple[str, str], set[int]] = {}  # queues whose offsets are to be written soon
+        self._handed_over: list[tuple[ConsumerGroup, str]] = []  # groups and topics with offsets to be written soon
         self._is_saving = False
-        self._offsets: dict[tuple[str, str], dict[int, int]] = {}
         self._dirty = False
-        # The last commit of a lease's owner; by group and topic, so that a deleted topic costs one look a group.
-        self._of_owners: dict[tuple[str, str], dict[int, int]] = {}
+        self._count = 0
         state = read_state(path) or {}
-        self._rewinds: dict[str, int] = state.pop(_REWINDS, {})
-        self._saved_identities: dict[str, str] = state.pop(_IDENTITIES, {})
-        self.has_pops = (
-            state.pop(_POPPED, None) is not None
-        )  # whether a group has popped ever: its journal is there then
+        rewinds = state.pop(_REWINDS, {})
+        self._saved_identities = list(state.pop(_IDENTITIES, {}).items())
+        self.has_pops = state.pop(_POPPED, None) is not None  # True if a group has ever popped: its journal exists then
         for key, queues in state.items():
-            topic, _, group = key.partition("@")
-            self._offsets[topic, group] = {int(number): int(offset) for number, offset in queues.items()}
-        self._count = sum(map(len, self._offsets.values()))
-        self._encoded: dict[tuple[str, str], bytes] = {}  # entries of the state file, until their offsets change
-        self._topics_of: dict[str, dict[str, None]] = {}
-        self._groups_of: dict[str, dict[str, None]] = {}
-        for topic, group in self._offsets:
-            self._note(topic, group)
+            topic, _, name = key.partition("@")
+            item = self._obtain(groups.obtain(name), topic)
+            item.offsets = {int(number): int(offset) for number, offset in queues.items()}
+            item.rewinds = rewinds.get(key, 0)
+            self._count += len(queues)
 
-    def _note(self, topic: str, group: str) -> None:
-        self._topics_of.setdefault(group, {})[topic] = None
-        self._groups_of.setdefault(topic, {})[group] = None
+    def _obtain(self, group: ConsumerGroup, topic: str) -> TopicOffsets:
+        item = group.offsets.get(topic)
+        if item is None:
+            item = self._groups.add_offsets(group, topic)
+        return item
 
-    def forget_former(self, deleted: Container[str]) -> None:
-        """Forget offsets in topics that were deleted after these were saved, recreated or not, and apply the journal."""
-        for topic, saved in self._saved_identities.items():
+    def _find(self, name: str, topic: str) -> TopicOffsets | None:
+        group = self._groups.get(name)
+        return group.offsets.get(topic) if group is not None else None
+
+    def apply_journal(self, deleted: Container[str]) -> None:
+        """Delete offsets in topics that were deleted after these were saved, recreated or not, and apply the journal."""
+        for topic, saved in self._saved_identities:
             if self._is_former(topic, saved, deleted):
-                self.forget_topic(topic)
-        for topic, group, saved, offsets in chain.from_iterable(self._journal.read()):
+                self.topic_deleted(topic)
+        self._saved_identities = []
+        for topic, name, saved, offsets in chain.from_iterable(self._journal.read()):
             if not self._is_former(topic, saved, deleted):
                 for queue_id, offset in offsets:
-                    self.put(group, topic, queue_id, offset)
+                    self.put(name, topic, queue_id, offset)
 
     def _is_former(self, topic: str, saved: str, deleted: Container[str]) -> bool:
         identity = self._identity_of(topic)
         return identity != saved and bool(identity or topic in deleted)
 
-    def clamp(self, queues: Mapping[tuple[str, int], ConsumeQueue]) -> None:
-        """Sets back offsets beyond the end of their queue: the end was lost, and what will take its place is not read yet."""
-        for (topic, group), offsets in self._offsets.items():
-            for number, offset in offsets.items():
+    def clamp(self, queues: Mapping[QueueKey, ConsumeQueue]) -> None:
+        """Set back offsets beyond the end of their queue: the end was lost, and what will replace it is not read yet."""
+        for group, topic, item in self._all():
+            for number, offset in item.offsets.items():
                 queue = queues.get((topic, number))
                 end = queue.next if queue else 0
                 if offset > end:
                     log.warning(
-                        "offset_set_back", group=group, topic=topic, queue=number, offset=offset, end=end,
+                        "offset_set_back", group=group.name, topic=topic, queue=number, offset=offset, end=end,
                         hint="it was beyond the end of the queue",
                     )  # fmt: skip
-                    offsets[number] = end
+                    item.offsets[number] = end
                     self._dirty = True
 
-    def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        queues = self._offsets.get((topic, group))
-        return None if queues is None else queues.get(queue_id)
+    def _all(self) -> Iterator[tuple[ConsumerGroup, str, TopicOffsets]]:
+        return ((group, topic, item) for group in self._groups for topic, item in list(group.offsets.items()))
 
-    def knows(self, group: str, topic: str) -> bool:
-        """Whether the group has an offset in any queue of the topic."""
-        return bool(self._offsets.get((topic, group)))
+    def get(self, name: str, topic: str, queue_id: int) -> int | None:
+        group = self._groups.get(name)
+        return group.offset(topic, queue_id) if group is not None else None
 
-    def put(self, group: str, topic: str, queue_id: int, offset: int, *, by_owner: bool = False) -> None:
-        """by_owner: under a lease. Until somebody else has put an offset, nobody but an owner may go back behind it.
+    def knows(self, name: str, topic: str) -> bool:
+        """Return True if the group has an offset in any queue of the topic."""
+        return self._find(name, topic) is not None
 
-        Raises LimitExceeded, and IllegalName for a group that nothing is known of."""
-        key = topic, group
-        queues = self._offsets.get(key)
-        if queues is None:
-            fault = group_fault(group)
-            if fault:
+    def put(self, name: str, topic: str, queue_id: int, offset: int, *, by_owner: bool = False) -> None:
+        """Commit an offset; see `commit`."""
+        group = self._groups.obtain(name)
+        try:
+            self.commit(group, topic, queue_id, offset, by_owner=by_owner)
+        finally:
+            self._groups.release(group)
+
+    def commit(self, group: ConsumerGroup, topic: str, queue_id: int, offset: int, *, by_owner: bool = False) -> None:
+        """Commit an offset. Raises LimitExceeded, and IllegalName for the first offset of a group.
+
+        Args:
+            group: the group.
+            topic: the topic.
+            queue_id: the queue.
+            offset: the next message that the group reads.
+            by_owner: True if the commit is fenced by a lease. Until another client has committed, only an owner may commit
+                a lower offset.
+        """
+        item = group.offsets.get(topic)
+        if item is None or queue_id not in item.offsets:
+            if item is None and (fault := group_fault(group.name)):
                 raise IllegalName(fault)
-        if queues is None or queue_id not in queues:
             if self._count >= self._limits.max_offsets:
                 raise LimitExceeded(
                     f"this broker keeps {self._limits.max_offsets} offsets; delete groups that nobody needs"
                 )
             self._count += 1
-        if queues is None:
-            queues = self._offsets[key] = {}
-            self._note(topic, group)
-        owners = self._of_owners.get(key)
+            item = item or self._groups.add_offsets(group, topic)
+        owners = item.of_owners
         if by_owner:
             if owners is None:
-                owners = self._of_owners[key] = {}
+                owners = item.of_owners = {}
             owners[queue_id] = offset
         elif owners and owners.get(queue_id) != offset:
             owners.pop(queue_id, None)
-        if offset < queues.get(queue_id, 0):
-            self._rewinds[f"{topic}@{group}"] = self.rewinds(group, topic) + 1
-        queues[queue_id] = offset
-        self._encoded.pop(key, None)
+        if offset < item.offsets.get(queue_id, 0):
+            item.rewinds += 1
+        item.offsets[queue_id] = offset
+        item.encoded = None
         self._dirty = True
 
-    def _of_owner(self, key: tuple[str, str], queue_id: int) -> int:
-        owners = self._of_owners.get(key)
-        return owners.get(queue_id, 0) if owners else 0
-
-    def rewinds(self, group: str, topic: str) -> int:
+    def rewinds(self, name: str, topic: str) -> int:
         """How often the group's offset of a queue of the topic went back."""
-        return self._rewinds.get(f"{topic}@{group}", 0)
+        item = self._find(name, topic)
+        return item.rewinds if item is not None else 0
 
-    def mark(self, group: str, topic: str, queue_id: int) -> None:
-        """The committed offset counts as an owner's: the next reader goes on from here."""
-        offset = self.get(group, topic, queue_id)
-        if offset is not None:
-            self._of_owners.setdefault((topic, group), {})[queue_id] = offset
-            self.hand_over(group, [(topic, queue_id)])
+    def mark(self, name: str, topic: str, queue_id: int) -> None:
+        """The committed offset counts as an owner's: the next reader continues from here."""
+        item = self._find(name, topic)
+        if item is not None and queue_id in item.offsets:
+            item.of_owners = item.of_owners or {}
+            item.of_owners[queue_id] = item.offsets[queue_id]
+            self.hand_over(name, [(topic, queue_id)])
             self._on_handed_over()
 
-    def hand_over(self, group: str, places: Iterable[tuple[str, int]]) -> None:
+    def hand_over(self, name: str, places: Iterable[QueueKey]) -> None:
         """Other members continue in these queues, by topic and queue id: `write_handed_over` writes their offsets."""
-        if self._dirty or self._is_saving:  # else the file has them
+        group = self._groups.get(name)
+        if group is not None and (self._dirty or self._is_saving):  # else the file has them
             for topic, queue_id in places:
-                if self.get(group, topic, queue_id) is not None:
-                    self._handed_over.setdefault((topic, group), set()).add(queue_id)
+                item = group.offsets.get(topic)
+                if item is not None and queue_id in item.offsets:
+                    if item.handed_over is None:
+                        item.handed_over = set()
+                        self._handed_over.append((group, topic))
+                    item.handed_over.add(queue_id)
 
     def write_handed_over(self) -> None:
         """Write the offsets of queues that were handed over. If the disk is full, they are saved with all others."""
-        handed_over, self._handed_over = self._handed_over, {}
-        line = [
-            (
-                topic,
-                group,
-                self._identity_of(topic),
-                [(queue_id, queues[queue_id]) for queue_id in queue_ids & queues.keys()],
-            )
-            for (topic, group), queue_ids in handed_over.items()
-            if (queues := self._offsets.get((topic, group)))
-        ]
+        handed_over, self._handed_over = self._handed_over, []
+        line = []
+        for group, topic in handed_over:
+            item = group.offsets.get(topic)
+            if item is not None and item.handed_over is not None:
+                queue_ids, item.handed_over = item.handed_over, None
+                offsets = [(queue_id, item.offsets[queue_id]) for queue_id in queue_ids & item.offsets.keys()]
+                line.append((topic, group.name, self._identity_of(topic), offsets))
         if line:
             self._dirty = True  # the next save shortens the journal
             try:
@@ -204,61 +219,56 @@ class Offsets:
             except StoreFull as error:
                 log.error("offsets_not_saved", reason=str(error), hint="they are saved with all others, within 5 s")
 
-    def let_go_back(self, group: str, topic: str, queue_id: int) -> None:
-        """An administrator sends the group back: a member may be behind the last owner again."""
-        owners = self._of_owners.get((topic, group))
-        if owners:
-            owners.pop(queue_id, None)
+    def let_go_back(self, name: str, topic: str, queue_id: int) -> None:
+        """An administrator resets the group: a member may commit a lower offset than the last owner."""
+        item = self._find(name, topic)
+        if item is not None and item.of_owners:
+            item.of_owners.pop(queue_id, None)
 
-    def is_behind_owner(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Whether an offset is one from before the last owner of a lease has gone on from it."""
-        return offset < self._of_owner((topic, group), queue_id)
+    def is_behind_owner(self, name: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Return True if an offset is lower than the one from which the last owner of a lease has continued."""
+        item = self._find(name, topic)
+        return item is not None and bool(item.of_owners) and offset < (item.of_owners or {}).get(queue_id, 0)
 
-    def of(self, group: str, topic: str) -> dict[int, int]:
+    def of(self, name: str, topic: str) -> dict[int, int]:
         """The group's offsets in a topic, by queue id."""
-        return dict(self._offsets.get((topic, group), {}))
+        item = self._find(name, topic)
+        return dict(item.offsets) if item is not None else {}
 
-    def topics_of(self, group: str) -> list[str]:
-        return list(self._topics_of.get(group, ()))
+    def topics_of(self, name: str) -> list[str]:
+        group = self._groups.get(name)
+        return list(group.offsets) if group is not None else []
 
     def groups(self) -> set[str]:
         """Every group that has an offset."""
-        return set(self._topics_of)
+        return {group.name for group in self._groups if group.offsets}
 
     def groups_of(self, topic: str) -> list[str]:
-        return list(self._groups_of.get(topic, ()))
+        return [group.name for group in self._groups.of_topic(topic) if topic in group.offsets]
 
     def encoded(self) -> Iterator[bytes]:
         """Everything, as it is saved: entries `"topic@group":{"queue id":offset}`."""
-        for key in list(self._offsets):
-            entry = self._encoded.get(key)
-            queues = self._offsets.get(key)
-            if queues is None:
-                continue
-            if entry is None:
-                value = orjson.dumps(queues, option=orjson.OPT_NON_STR_KEYS)
-                entry = self._encoded[key] = b"%b:%b" % (orjson.dumps("@".join(key)), value)
-            yield entry
+        for group, topic, item in self._all():
+            if group.offsets.get(topic) is item:
+                if item.encoded is None:
+                    value = orjson.dumps(item.offsets, option=orjson.OPT_NON_STR_KEYS)
+                    item.encoded = b"%b:%b" % (orjson.dumps(f"{topic}@{group.name}"), value)
+                yield item.encoded
 
-    def forget_group(self, group: str) -> None:
-        for topic in self.topics_of(group):
-            self._forget(topic, group)
+    def group_deleted(self, name: str) -> None:
+        for topic in self.topics_of(name):
+            self._delete(name, topic)
 
-    def forget_topic(self, topic: str) -> None:
-        for group in self.groups_of(topic):
-            self._forget(topic, group)
+    def topic_deleted(self, topic: str) -> None:
+        for name in self.groups_of(topic):
+            self._delete(name, topic)
 
-    def _forget(self, topic: str, group: str) -> None:
-        queues = self._offsets.pop((topic, group))
-        self._count -= len(queues)
-        self._of_owners.pop((topic, group), None)
-        self._encoded.pop((topic, group), None)
-        for table, name, other in ((self._topics_of, group, topic), (self._groups_of, topic, group)):
-            del table[name][other]
-            if not table[name]:
-                del table[name]
-        self._rewinds.pop(f"{topic}@{group}", None)
-        self._dirty = True
+    def _delete(self, name: str, topic: str) -> None:
+        group = self._groups.get(name)
+        if group is not None:
+            self._count -= len(group.offsets[topic].offsets)
+            self._groups.remove_offsets(group, topic)
+            self._dirty = True
 
     def note_pops(self) -> None:
         """The journal of pops is there from now on."""
@@ -281,11 +291,13 @@ class Offsets:
 
     def _saving(self, is_synced: bool) -> Job[None]:
         # First: an offset must not be saved with the identity of a topic that was made anew meanwhile.
-        identities = {topic: identity for topic in self._groups_of if (identity := self._identity_of(topic))}
+        topics = {topic for group in self._groups for topic in group.offsets}
+        identities = {topic: identity for topic in sorted(topics) if (identity := self._identity_of(topic))}
+        rewinds = {f"{topic}@{group.name}": item.rewinds for group, topic, item in self._all() if item.rewinds}
         yield None
         entries = yield from joined(self.encoded())
         popped: dict[str, Any] = {_POPPED: {}} if self.has_pops else {}
-        rest = orjson.dumps({_REWINDS: self._rewinds, _IDENTITIES: identities, **popped})
+        rest = orjson.dumps({_REWINDS: rewinds, _IDENTITIES: identities, **popped})
         content = b"{%b%b%b" % (entries, b"," if entries else b"", rest[1:])
         yield partial(replace_state, self._path, content, sync=is_synced)
 
@@ -337,7 +349,6 @@ class GroupProgress:
         self._offsets = offsets
         self._groups = groups
         self._popped = popped
-        self.lost: Counter[tuple[str, str]] = Counter()
 
     def _offset(
         self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: Popped | None
@@ -435,14 +446,21 @@ class GroupProgress:
                     if queue_id % LOOKS == 0:
                         yield
                 if lost:
-                    self.lost[group, topic] += lost
+                    self._groups.obtain(group).offsets[topic].lost += lost
                     hint = "keep messages longer, or add consumers to catch up; delete groups that nobody needs"
                     log.warning("messages_expired_unread", group=group, topic=topic, messages=lost, hint=hint)
             yield
 
+    def lost(self) -> Iterator[tuple[str, str, int]]:
+        """How many messages retention deleted before a group had committed them, since the start, by group and topic."""
+        for group in self._groups:
+            for topic, item in group.offsets.items():
+                if item.lost:
+                    yield group.name, topic, item.lost
+
     def groups(self) -> list[str]:
         """The groups with members or offsets."""
-        return sorted({group.name for group in self._groups if group.members} | self._offsets.groups())
+        return sorted(group.name for group in self._groups if group.members or group.offsets)
 
     def topics_of(self, group: str) -> list[str]:
         """Return the topics in which a group has an offset, and those its members subscribe to; none for a broadcasting

@@ -336,7 +336,7 @@ class Pulling:
         own. An answer without messages moves Apache's clients at once, 4.9's Java (PullCallback, NO_NEW_MSG) and Go's alike;
         PULL_OFFSET_MOVED would cost them 10 s."""
         place = (header.consumer_group, header.topic, header.queue_id)
-        committed = self._offsets.get(*place)
+        committed = group.offset(header.topic, header.queue_id)
         if committed is None or header.queue_offset >= committed:
             return None
         if self._offsets.is_behind_owner(*place, header.queue_offset):
@@ -640,7 +640,7 @@ class CheckedPulls:
             return None
         group = group_queue.group
         if flags & PULL_SUSPEND:
-            committed = self._offsets.get(group.name, *key) or 0
+            committed = group.offset(*key) or 0
             if offset < committed or (offset < commit_offset and flags & PULL_COMMIT_OFFSET):
                 return None  # another member may have read the queue since
         if flags & PULL_COMMIT_OFFSET:
@@ -703,7 +703,7 @@ class Commits:
         allotment = self._draining.allotment
         if fault is None and group.has_bound_members and allotment.is_bystander(group, session, *key):
             return f"{topic}:{queue_id} is another's; this member does not read it"
-        goes_back = fault is None and offset < (self._offsets.get(group.name, topic, queue_id) or 0)
+        goes_back = fault is None and offset < (group.offset(topic, queue_id) or 0)
         if goes_back and (session in group.foreign or not (is_member or may_be_tool)):
             return self._stale_fault(session, group, key, offset)
         return fault
@@ -711,7 +711,7 @@ class Commits:
     def store(self, session: Session, group: ConsumerGroup, key: QueueKey, offset: int, *, by_owner: bool) -> None:
         topic, queue_id = key
         drain, queue, end = group.drain, group.queues.get(key, NO_QUEUE), offset
-        if drain is not None and not drain.is_over and offset > (self._offsets.get(group.name, topic, queue_id) or 0):
+        if drain is not None and not drain.is_over and offset > (group.offset(topic, queue_id) or 0):
             self._draining.record_progress(group, session)
         if queue.lease is not None:
             end = self._locks.record_commit(queue, offset)
@@ -720,7 +720,7 @@ class Commits:
                 "offset_set_back", group=group.name, topic=topic, queue=queue_id, offset=offset, end=end,
                 hint="the member read messages that were lost before this start; their offsets are given again",
             )  # fmt: skip
-        self._offsets.put(group.name, topic, queue_id, end, by_owner=by_owner)
+        self._offsets.commit(group, topic, queue_id, end, by_owner=by_owner)
         if self._pops.pools:
             self._pops.offsets_reset(group.name, topic, queue_id)
 
@@ -748,7 +748,7 @@ class Commits:
         if self._offsets.is_behind_owner(group.name, *key, offset):
             return f"{offset} is behind what the last owner of {topic}:{queue_id} has committed"
         if group.queues.get(key, NO_QUEUE).reader is not session:
-            committed = f"{self._offsets.get(group.name, *key)}, which the group has committed of {topic}:{queue_id}"
+            committed = f"{group.offset(*key)}, which the group has committed of {topic}:{queue_id}"
             return f"{offset} is behind {committed}; this member does not read it"
         return None
 

@@ -138,7 +138,7 @@ def delete_groups(broker: Broker, connection: Connection, frame: Frame) -> Work[
 def _delete_group(broker: Broker, name: str, *, offsets: bool) -> None:
     broker.group_configs.delete(name)
     if offsets:
-        broker.offsets.forget_group(name)
+        broker.offsets.group_deleted(name)
         broker.pops.group_deleted(name)
     else:
         broker.pops.end_receives(name)
@@ -918,7 +918,7 @@ async def _delete_topics(broker: Broker, frame: Frame, wanted: list[str]) -> Buf
 
 async def _delete_topic(broker: Broker, name: str) -> None:
     broker.topics.delete(name, broker.store.end)
-    broker.offsets.forget_topic(name)
+    broker.offsets.topic_deleted(name)
     broker.pops.topic_deleted(name)
     broker.watch.topic_deleted(name)
     noting = broker.locks.topic_deleted(name)

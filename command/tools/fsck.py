@@ -10,7 +10,9 @@ from pathlib import Path
 import orjson
 
 from ...broker.config import DELAY_LEVELS_MS, BrokerConfig
+from ...broker.groups.group import ConsumerGroups
 from ...broker.groups.offsets import Offsets
+from ...broker.groups.settings import History
 from ...broker.messages.later import tag_code_of
 from ...broker.messages.topics import Topics
 from ...broker.runtime import Runtime, run
@@ -77,15 +79,17 @@ def _print(findings: list[Finding], recovered: Recovered | None) -> None:
 
 def _repair(folder: Path) -> Recovered:
     """Does the same as a start, for the whole log."""
-    topics = Topics(Runtime(), BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), on_change=lambda topic: None)
+    runtime = Runtime()
+    topics = Topics(runtime, BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), on_change=lambda topic: None)
     tag_code = partial(tag_code_of, levels_ms=DELAY_LEVELS_MS)
     store = Store(folder, segment_bytes=1 << 28, tag_code_of=tag_code)
     try:
         found = store.recover(topics.since(), deleted=topics.deleted, knows_topics=False, rebuilds=True)
         if not topics.is_current:
             topics.adopt(found.unknown_topics)
-        offsets = Offsets(folder / "offsets.json", topics.identity)
-        offsets.forget_former(topics.deleted)
+        groups = ConsumerGroups(runtime, History(runtime), "", topics.queues_of, lambda group: None)
+        offsets = Offsets(folder / "offsets.json", groups, topics.identity)
+        offsets.apply_journal(topics.deleted)
         offsets.clamp(store.queues)
         run(offsets.saving())
         store.checkpoint(closes=True)

@@ -12,9 +12,10 @@ from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Session
 
 
-def make_groups(runtime: Runtime, history: History, queues: int = 8) -> ConsumerGroups:
+def make_groups(runtime: Runtime | None = None, history: History | None = None, queues: int = 8) -> ConsumerGroups:
     """Groups alone; each topic has this many queues."""
-    return ConsumerGroups(runtime, history, "a", lambda topic: queues, lambda group: None)
+    runtime = runtime or Runtime(MovableClock(stands=True))
+    return ConsumerGroups(runtime, history or History(runtime), "a", lambda topic: queues, lambda group: None)
 
 
 def make_locks(

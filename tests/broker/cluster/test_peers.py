@@ -124,6 +124,7 @@ def test_brokers_that_do_not_know_the_request_are_forgotten_beyond_a_number() ->
 def group_of(*topics: str) -> ConsumerGroup:
     """A foreign member for each topic, which it subscribes to beside one that all do."""
     group = ConsumerGroup("g")
+    group.begin_membership()
     for topic in topics:
         connection = cast("Connection", object())
         data = ConsumerData("g", subscriptions=(Subscription("t"), Subscription(topic)))

@@ -49,6 +49,7 @@ def route_of(counts: tuple[int, int]) -> Route:
 
 def joined(people: list[Someone]) -> tuple[ConsumerGroup, dict[Someone, Connection]]:
     group, connections = ConsumerGroup("g"), {}
+    group.begin_membership()
     for someone in people:
         connection = connections[someone] = peer()
         subscriptions = tuple(parse_subscription(topic, "*", version=1) for topic in sorted((*someone.topics, RETRIES)))

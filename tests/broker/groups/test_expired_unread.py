@@ -25,7 +25,7 @@ async def test_they_are_told_by_group_and_are_no_lag(nodes: Nodes, connect: Conn
     with capture_logs() as logs:
         node.clock.advance(100 * 3600)
         await node.broker.expire_segments()
-        await eventually(lambda: bool(node.broker.progress.lost))
+        await eventually(lambda: any(node.broker.progress.lost()))
     begin = node.broker.store.queues["t", 0].begin
     assert 0 < begin < 40
     expired = [line for line in logs if line["event"] == "messages_expired_unread"]

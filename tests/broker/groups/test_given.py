@@ -101,6 +101,8 @@ class Lists:
         runtime = Runtime(MovableClock(stands=True), limits)
         groups = make_groups(runtime, History(runtime))
         self.g, self.h = groups.obtain("g"), groups.obtain("h")
+        self.g.begin_membership()
+        self.h.begin_membership()
         self.allotment = Allotment(runtime, groups, _no_route, on_moved=lambda group: None)
 
     def issue(self, group: ConsumerGroup, connection: Connection, client_id: str, *ids: str) -> None:

@@ -12,9 +12,11 @@ from rocketlet.broker.groups.offsets import Offsets
 from rocketlet.broker.runtime import run
 from rocketlet.broker.store.files import read_state
 
+from ...support.locks import make_groups
+
 
 def made(folder: Path, identity: str = "id", **limits: Any) -> Offsets:
-    return Offsets(folder / "offsets.json", lambda topic: identity, Limits(**limits))
+    return Offsets(folder / "offsets.json", make_groups(), lambda topic: identity, Limits(**limits))
 
 
 def save(offsets: Offsets) -> dict[str, Any] | None:
@@ -63,7 +65,7 @@ def test_so_many_offsets_are_kept_and_others_may_come_when_some_are_gone(tmp_pat
         offsets.put("g", "t", 1, 1)
     with pytest.raises(LimitExceeded):
         offsets.put("i", "t", 1, 1)
-    offsets.forget_group("g")
+    offsets.group_deleted("g")
     assert (offsets.get("g", "t", 0), offsets.groups(), offsets.groups_of("t")) == (None, {"h"}, ["h"])
     offsets.put("i", "t", 1, 1)
 
@@ -74,7 +76,7 @@ def test_what_goes_back_is_counted_until_it_is_forgotten(tmp_path: Path) -> None
         offsets.put("g", "t", 0, offset)
     assert (offsets.rewinds("g", "t"), offsets.rewinds("g", "u")) == (2, 0)
     save(offsets)
-    offsets.forget_topic("t")
+    offsets.topic_deleted("t")
     assert (offsets.rewinds("g", "t"), offsets.topics_of("g")) == (0, [])
     assert save(offsets) == {"rewinds": {}, "identities": {}}
 
@@ -102,7 +104,7 @@ def test_an_owner_s_offset_may_be_given_up(tmp_path: Path, by: str) -> None:
     offsets.mark("g", "t", 0)
     assert offsets.is_behind_owner("g", "t", 0, 4)
     if by == "forget":
-        offsets.forget_topic("t")
+        offsets.topic_deleted("t")
     else:
         offsets.let_go_back("g", "t", 0)
     assert not offsets.is_behind_owner("g", "t", 0, 4)
@@ -119,7 +121,7 @@ def test_offsets_of_a_topic_that_was_made_anew_are_forgotten(
     offsets.put("g", "t", 0, 5)
     save(offsets)
     again = made(tmp_path, identity)
-    again.forget_former(deleted)
+    again.apply_journal(deleted)
     assert again.knows("g", "t") is is_kept
 
 
@@ -153,7 +155,7 @@ def test_the_offset_of_a_queue_that_was_handed_over_is_read_by_the_next_run(tmp_
         offsets.hand_over("g", [("t", 0), ("t", 3)])
     offsets.write_handed_over()
     again = made(tmp_path)
-    again.forget_former(())
+    again.apply_journal(())
     assert again.of("g", "t") == {0: 7}
     assert save(again) == {"t@g": {"0": 7}, "rewinds": {}, "identities": {"t": "id"}}
 
@@ -169,7 +171,7 @@ def test_a_save_leaves_nothing_of_earlier_hand_overs(tmp_path: Path) -> None:
     offsets.write_handed_over()
     assert (tmp_path / "offsets.journal").read_bytes() == b"", "the file has it"
     again = made(tmp_path)
-    again.forget_former(())
+    again.apply_journal(())
     assert again.of("g", "t") == {0: 9}
 
 
@@ -186,7 +188,7 @@ def test_an_offset_that_is_handed_over_during_a_save_is_kept(tmp_path: Path) -> 
             offsets.write_handed_over()
             step()
     again = made(tmp_path)
-    again.forget_former(())
+    again.apply_journal(())
     assert again.of("g", "t") == {0: 7, 1: 3}
 
 
@@ -199,5 +201,5 @@ def test_a_hand_over_in_a_topic_that_was_deleted_since_is_forgotten(
     offsets.hand_over("g", [("t", 0)])
     offsets.write_handed_over()
     again = made(tmp_path, identity)
-    again.forget_former(deleted)
+    again.apply_journal(deleted)
     assert not again.knows("g", "t")

@@ -510,7 +510,7 @@ def test_offsets_in_a_deleted_topic_are_forgotten_although_nothing_was_saved(
         broker.offsets.put("g", topic, 0, 1)
     broker.persist()
     broker.topics.delete("gone", broker.store.end)
-    broker.offsets.forget_topic("gone")
+    broker.offsets.topic_deleted("gone")
     if is_made_anew:
         broker.topics.put(TopicConfig("gone", 1, 1), broker.store.end)
         for number in range(3):

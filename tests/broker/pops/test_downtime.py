@@ -158,7 +158,7 @@ def test_a_deleted_group_does_not_return_when_a_message_was_acknowledged_in_the_
     world.send("m")
     world.state.ack("g", "t", handles(world.receive()), lambda outcomes: None)
     world.state.group_deleted("g")
-    world.offsets.forget_group("g")
+    world.offsets.group_deleted("g")
     world.turn()
     world.kill()
     world.open()

@@ -103,15 +103,15 @@ class World:
         self.store.recover(self.topics.since(), deleted=self.topics.deleted, knows_topics=self.topics.is_current)
         self.topics.ensure(TopicConfig("t", self.queues, self.queues), 0)
         self.appender = Appender(self.store, self._appended)
-        self.offsets = Offsets(folder / "offsets.json", self.topics.identity)
-        self.offsets.clamp(self.store.queues)
-        self.groups = GroupConfigs(runtime, folder / "groups.json", auto_create=True)
-        self.clock.soon.clear()
-        self.pops: Pops | None = None
         history = History(runtime)
         self.members = ConsumerGroups(
             runtime, history, "b", self.topics.queues_of, on_change=lambda group: self.state.changed(group)
         )
+        self.offsets = Offsets(folder / "offsets.json", self.members, self.topics.identity)
+        self.offsets.clamp(self.store.queues)
+        self.groups = GroupConfigs(runtime, folder / "groups.json", auto_create=True)
+        self.clock.soon.clear()
+        self.pops: Pops | None = None
         self.locks = Locks(
             runtime, self.members, history, folder / "locks.json",
             on_free=lambda session, group: session.tell(GroupChanged(group)), on_change=lambda: None,

@@ -262,7 +262,7 @@ async def test_offsets_are_limited_at_their_edge(wire: Wire, node: Node) -> None
     assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0, "a known one is not another one"
     answer = await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"queueId": 1})
     assert (answer.code, "keeps 5 offsets" in (answer.remark or "")) == (1, True)
-    node.broker.offsets.forget_group("g")
+    node.broker.offsets.group_deleted("g")
     assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"queueId": 1})).code == 0
 
 

@@ -120,7 +120,7 @@ async def test_what_strangers_ask_a_group_for_is_not_kept(wire: Wire, node: Node
         assert (await wire.call(Code.GET_CONSUMER_LIST_BY_GROUP, ext)).code in (0, 1)
     group = node.broker.groups.get("g")
     assert group is not None
-    kept = [*group._places, *group._seen_queues, *group._sticky]
+    kept = [*group._places, *group._seen, *group._sticky]
     assert not [topic for topic in kept if topic and topic.startswith("x-")]
 
 
@@ -365,8 +365,8 @@ def test_what_peers_name_is_not_kept_when_it_is_long() -> None:
 async def test_offsets_of_owners_are_forgotten_with_their_topic(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 2)
     node.broker.offsets.put("g", "t", 0, 5, by_owner=True)
-    node.broker.offsets.forget_topic("t")
-    assert node.broker.offsets._of_owners == {}
+    node.broker.offsets.topic_deleted("t")
+    assert node.broker.groups.get("g") is None
 
 
 @pytest.mark.limits(max_read_queues=0)  # it keeps what nobody reads
