@@ -160,6 +160,7 @@ POP_JOURNAL_BYTES: Final = 4 * 1024 * 1024  # records of pops and acknowledgemen
 MAX_USER_PROPERTIES: Final = 128  # user properties of a message, as Apache's
 MAX_USER_PROPERTY_BYTES: Final = 16_384  # the names and values of user properties, with tag and keys
 MAX_ENDPOINTS_BYTES: Final = 1024  # a request's endpoints, which its answer repeats for each queue
+HISTORY_EVENT_BYTES: Final = 190  # counted for an event in a group's history, beside its texts
 KEPT_RECEIVES: Final = 64  # answered receives of a connection that its client may still give up
 ANSWERED_BYTES: Final = 600  # counted for each of them
 ROUTE_PIECE_BYTES: Final = 32_768  # of the answer to QueryRoute, encoded in one piece of work
@@ -356,7 +357,8 @@ class Limits:
     heartbeat_limit_s: float = 120.0  # a member without a heartbeat for longer is gone
     history_events: int = 10_000  # events kept for one group
     history_groups: int = 1000  # groups whose events are kept
-    history_all_events: int = 200_000  # events of all groups, about 280 bytes each; beyond, the oldest are forgotten
+    history_all_events: int = 200_000  # events of all groups; beyond, the oldest are removed
+    history_bytes: int = 40 * 1024 * 1024  # memory of all these events with their texts; beyond, the oldest are removed
     max_groups: int = 10_000  # groups of a broker
     max_client_ids: int = 16  # client ids that one connection goes by
     max_producer_groups: int = 256  # producer groups of one connection

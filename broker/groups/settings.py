@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from sys import getsizeof
 from typing import Any, Final
 
 import orjson
@@ -17,6 +18,7 @@ from ...protocol.group_bodies import PULL, RequestMode, decode_request_modes, en
 from ...protocol.names import SYSTEM_GROUP_PREFIX, IllegalName, group_fault
 from ..config import (
     HANDOVER_BOUNDS_S,
+    HISTORY_EVENT_BYTES,
     HISTORY_TEXT_CHARS,
     LIMITS,
     MAX_NAMED_CHARS,
@@ -221,56 +223,83 @@ class Refusals:
 LOCKED: Final = "locked"
 
 
+# Of a lease there are the most events. A tuple takes half of a dictionary's memory; the names of the details are one
+# object for all events of a kind.
+HistoryEvent = tuple[Any, ...]  # the names of the details, time in ms, event, client id, details
+_OF_LEASE: Final = ("topic", "queue", "epoch")
+
+
+def shown(event: HistoryEvent) -> dict[str, Any]:
+    """Return an event as it is reported: `{"ms", "event", "client", ...}`."""
+    names, ms, kind, client, *details = event
+    return {"ms": ms, "event": kind, "client": client, **dict(zip(names, details, strict=True))}
+
+
+def _bytes_of(event: HistoryEvent) -> int:
+    if event[0] is _OF_LEASE:  # whose texts others keep, too
+        return HISTORY_EVENT_BYTES
+    return HISTORY_EVENT_BYTES + sum(getsizeof(detail) for detail in event[4:] if isinstance(detail, str))
+
+
 class History:
-    """Per group, at most 10,000 events: `{"ms", "event", "client", ...}`, oldest first; of the 1,000 youngest groups, and
-    200,000 in all."""
+    """At most 10,000 events of a group, oldest first; of the 1,000 youngest groups, and 200,000 or 40 MiB in all."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._limits = runtime.limits
         self._clock = runtime.clock
-        self._events: dict[str, deque[dict[str, Any]]] = {}
-        self._order: deque[deque[dict[str, Any]]] = deque()  # whose event is the oldest of all
+        self._events: dict[str, deque[HistoryEvent]] = {}
+        self._order: deque[deque[HistoryEvent]] = deque()  # whose event is the oldest of all
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._bytes = 0
         self.rebalances = Rebalances(runtime)
 
     def add(self, group: str, event: str, client: str, **detail: Any) -> None:
-        self._put(group, {"ms": self._clock.time_ms(), "event": event, "client": client, **_short(detail)})
+        names = tuple(detail)
+        names = self._names.setdefault(names, names)
+        self._put(group, (names, self._clock.time_ms(), event, client, *map(_short, detail.values())))
         self.rebalances.note(group, event)
 
     def changed_hands(self, event: str, key: LeaseKey, client: str, epoch: int) -> None:
         """A lease that began or ended. One request may have 8,192 of them, so this does as little as it can."""
         group, topic, queue_id = key
-        ms = self._clock.time_ms()
-        self._put(
-            group, {"ms": ms, "event": event, "client": client, "topic": topic, "queue": queue_id, "epoch": epoch}
-        )
+        self._put(group, (_OF_LEASE, self._clock.time_ms(), event, client, topic, queue_id, epoch))
         self.rebalances.changed_hands(key, is_free=event != LOCKED)
 
-    def _put(self, group: str, event: dict[str, Any]) -> None:
+    def _put(self, group: str, event: HistoryEvent) -> None:
         events = self._events.get(group)
         if events is None:
             events = self._events[group] = deque()
             if len(self._events) > self._limits.history_groups:
-                self._events.pop(next(iter(self._events))).clear()
+                forgotten = self._events.pop(next(iter(self._events)))
+                while forgotten:
+                    self._drop_oldest(forgotten)
         events.append(event)
+        self._bytes += _bytes_of(event)
         self._order.append(events)
         if len(events) > self._limits.history_events:
-            events.popleft()
-        if len(self._order) > self._limits.history_all_events:
-            oldest = self._order.popleft()
-            if oldest:
-                oldest.popleft()
+            self._drop_oldest(events)
+        while len(self._order) > self._limits.history_all_events or self._bytes > self._limits.history_bytes:
+            self._drop_oldest(self._order.popleft())
 
-    def of(self, group: str, since_ms: int = 0) -> list[dict[str, Any]]:
-        """The events from a time on, so that a command that looks every second gets only new ones."""
+    def _drop_oldest(self, events: deque[HistoryEvent]) -> None:
+        if events:
+            self._bytes -= _bytes_of(events.popleft())
+
+    def of(self, group: str) -> list[dict[str, Any]]:
+        """Return all events of a group, as they are reported."""
+        return list(map(shown, self.since(group)))
+
+    def since(self, group: str, since_ms: int = 0) -> list[HistoryEvent]:
+        """Return the events from a time on, so that a command that polls every second gets only new ones."""
         found = self._events.get(group, ())
         if not since_ms:
             return list(found)
-        newest = list(itertools.takewhile(lambda event: event["ms"] >= since_ms, reversed(found)))
+        newest = list(itertools.takewhile(lambda event: event[1] >= since_ms, reversed(found)))
         return newest[::-1]
 
 
-def _short(detail: dict[str, Any]) -> dict[str, Any]:
-    return {name: value[:HISTORY_TEXT_CHARS] if isinstance(value, str) else value for name, value in detail.items()}
+def _short(detail: Any) -> Any:
+    return detail[:HISTORY_TEXT_CHARS] if isinstance(detail, str) else detail
 
 
 # ------------------------------------------------------------------------------

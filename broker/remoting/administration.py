@@ -67,6 +67,7 @@ from ..config import (
 )
 from ..groups.group import ConsumerGroup as Group
 from ..groups.members import Member
+from ..groups.settings import shown
 from ..machine import resident_bytes
 from ..messages.topics import GOT, GOT_BYTES, PUT, PUT_BYTES, SENT_BACK, Rate, Statistics, Totals
 from ..runtime import Histogram
@@ -531,6 +532,11 @@ def history_of(broker: Broker, name: str, since_ms: int = 0, *, lag: bool = True
     for topic in broker.progress.topics_of(name) if lag else ():
         messages, oldest_ms, in_hand = yield from broker.progress.lag(name, topic)
         progress.append({"topic": topic, "messages": messages, "oldestMs": oldest_ms, "inHand": in_hand})
+    events: list[dict[str, Any]] = []
+    for number, event in enumerate(broker.history.since(name, since_ms), 1):
+        events.append(shown(event))
+        if number % SLICE == 0:
+            yield
     return {
         "broker": broker.config.name,
         "members": members,
@@ -540,7 +546,7 @@ def history_of(broker: Broker, name: str, since_ms: int = 0, *, lag: bool = True
         "full": [f"{topic}:{queue_id}" for topic, queue_id in broker.pops.full(name)],
         "queues": {topic: broker.topics.queues_of(topic) for topic in _subscribed(group)},
         "disagreements": sorted(group.reported) if group else [],
-        "events": broker.history.of(name, since_ms),
+        "events": events,
     }
 
 
