@@ -141,7 +141,7 @@ class SharedConsumer(AnyConsumer):
     async def _leave_within(self, drain_s: float) -> None:
         sharing = self._sharing
         assert sharing is not None
-        sharing.handout.close()
+        sharing.dispatcher.close()
 
         async def handled() -> None:
             await cancelled(self._running)
@@ -178,11 +178,11 @@ class SharedConsumer(AnyConsumer):
 
     async def pause(self) -> None:
         """After it returns no handler begins; those that run finish. Messages that come meanwhile go to other members."""
-        self._checked().handout.pause()
+        self._checked().dispatcher.pause()
 
     async def resume(self) -> None:
         """Ends a pause."""
-        self._checked().handout.resume()
+        self._checked().dispatcher.resume()
 
     async def lag(self) -> int:
         """How many messages of its topics the group has not acknowledged; on Apache's brokers, how many nobody has received

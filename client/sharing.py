@@ -84,18 +84,24 @@ consumer_log = get_logger("rocketlet.consumer")
 
 
 # ------------------------------------------------------------------------------
-# A message in our hands.
+# A delivery of a popped message to this member.
 #
-# Its time counts from when the answer came, less what this process stood still meanwhile: the answer may have waited
-# in the socket for so long.
+# Its visibility timeout counts from when the response came, less the time for which this process was frozen meanwhile,
+# because the response may have waited in the socket for as long.
 
 
-_MARGIN: Final = 0.1  # the part of its time by which a message is ours for less than the broker says
+_MARGIN: Final = 0.1  # the part of its visibility timeout by which a message is ours for less time than the broker says
 
 
 class SharedDelivery:
-    """`receipt` is what it is acknowledged with; a renewal may replace it. `settle`: what to say of it as soon as the renewal
-    that is under way is answered. `is_settled`: whoever had it has said what becomes of it. `since_s`: when it came."""
+    """A message and its receipt, which a renewal may replace.
+
+    Attributes:
+        since_s: when the message came.
+        named_s: when the log last named its handler for taking long.
+        settle: sends its outcome as soon as the renewal in flight is answered.
+        is_settled: True if its outcome is known.
+    """
 
     __slots__ = ("is_renewing", "is_settled", "message", "named_s", "receipt", "settle", "since_s")
 
@@ -168,14 +174,21 @@ def deliveries_of(answer: Frame, topic: str, broker_name: str, ends_s: float) ->
 
 
 # ------------------------------------------------------------------------------
-# Matches takers that wait for a message with messages that wait for a taker.
+# Free slots of handlers, or callers of `receive`, for messages that come.
 #
-# A receive takes no more messages than there are takers: a message that waits in our memory could be with another
-# member. So each receive reserves places before it is sent.
+# A receive takes no more messages than there are free slots, because a message that waits in our memory could be with
+# another member. So each receive reserves slots before it is sent.
 
 
-class Handout:
-    """`unwanted` gets what comes during a pause or behind the end. `sources`: how many want places at all."""
+class SlotDispatcher:
+    """Gives messages to waiting takers, each of which is a free slot.
+
+    Args:
+        unwanted: takes messages that come during a pause or after the end.
+
+    Attributes:
+        sources: how many topics and brokers reserve slots.
+    """
 
     def __init__(self, unwanted: Callable[[SharedDelivery], None]) -> None:
         self._unwanted = unwanted
@@ -191,7 +204,7 @@ class Handout:
     # Takers
 
     async def take(self) -> SharedDelivery | None:
-        """The next message; None behind the end. A wait that is cancelled loses nothing."""
+        """Return the next message; None after the end. A wait that is cancelled loses nothing."""
         while not self.is_closed:
             if self._waiting:
                 return self._waiting.popleft()
@@ -202,7 +215,7 @@ class Handout:
                 delivery = await taker
             except asyncio.CancelledError:
                 if taker.done() and not taker.cancelled() and (missed := taker.result()) is not None:
-                    self._hand(missed, first=True)
+                    self._give(missed, first=True)
                 elif taker in self._takers:
                     self._takers.remove(taker)
                 raise
@@ -213,21 +226,21 @@ class Handout:
         return None
 
     def drop(self, delivery: SharedDelivery) -> bool:
-        """Takes out a message that waits; whether it did."""
+        """Remove a message that waits. Returns True if it did."""
         try:
             self._waiting.remove(delivery)
         except ValueError:
             return False
         return True
 
-    # Bringers
+    # Sources
 
     @property
     def _free(self) -> int:
         return len(self._takers) - self._reserved - len(self._waiting)
 
     async def reserve(self, most: int) -> int:
-        """Returns with one to `most` places when there are some. Those who wait have their turns."""
+        """Wait for free slots, and return how many are reserved: one to `most`. Sources that wait get slots in order."""
         granted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._line.append((granted, most))
         self._grant()
@@ -243,28 +256,28 @@ class Handout:
             granted, most = self._line.popleft()
             if not granted.done():
                 count = max(min(most, self._free - len(self._line)), 1)
-                self.take_places(count)
+                self.reserve_now(count)
                 granted.set_result(count)
 
-    def take_places(self, count: int) -> None:
-        """Whether they are there or not."""
+    def reserve_now(self, count: int) -> None:
+        """Reserve slots, even if they are not free."""
         self._reserved += count
         self._holders += 1
 
     @property
     def is_short(self) -> bool:
-        """Whether somebody waits for a place, or would if he came now: nobody should keep one for long."""
+        """True if there are fewer free slots than sources without one; callers must then free theirs soon."""
         return self._free < self.sources - self._holders
 
     def put(self, deliveries: Iterable[SharedDelivery], places: int) -> None:
-        """Hands out the messages that came for so many places, which are free again."""
+        """Give out the messages that came for this many reserved slots, and end the reservation."""
         self._reserved -= places
         self._holders -= 1
         for delivery in deliveries:
-            self._hand(delivery)
+            self._give(delivery)
         self._grant()
 
-    def _hand(self, delivery: SharedDelivery, *, first: bool = False) -> None:
+    def _give(self, delivery: SharedDelivery, *, first: bool = False) -> None:
         if self.is_paused or self.is_closed:
             self._unwanted(delivery)
             return
@@ -289,7 +302,7 @@ class Handout:
         self._grant()
 
     def close(self) -> None:
-        """Takers get None; what waits is not wanted."""
+        """End the waits of all takers, and give the messages that wait back."""
         self.is_closed = True
         self._give_all_back()
         while self._takers:
@@ -303,11 +316,11 @@ class Handout:
 
 
 # ------------------------------------------------------------------------------
-# Receives: one is under way for each topic and broker, as long as somebody waits for a message.
+# Receives: one is in flight for each topic and broker while there are free slots.
 #
-# One that may wait at the broker takes a single place, and brings a single message. If the answer says that there are
-# more, the next takes as many places as there are and does not wait. In order, each brings one message: the broker
-# gives the next one of its message group when that is settled.
+# A receive that may wait at the broker reserves a single slot, and brings a single message. If the response says that there
+# are more, the next receive reserves all free slots and does not wait. In order, each brings one message: the broker
+# delivers the next message of its message group when that one is settled.
 
 
 _EMPTY = frozenset((ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_TIMEOUT))
@@ -318,7 +331,7 @@ Register = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A member's settings for each topic. from_first: a new group begins with the first message, else behind the last."""
+    """A member's settings for each topic. from_first: True if a new group starts at the first message, not after the last."""
 
     group: str
     invisible_s: float
@@ -327,9 +340,14 @@ class Wanted:
 
 
 class Source:
-    """A topic at a broker. `register(address)` says there who we are. `on_arrived` is told of each message; one whose tag has
-    only the hash of a wanted one goes to `on_other`. `late`: of a broker that was away when the member joined, where the
-    group begins there."""
+    """A topic at a broker.
+
+    Args:
+        register: `register(address)` sends the broker a heartbeat, unless it has had one on this connection.
+        on_arrived: called with each message.
+        on_other: called with a message whose tag only shares the hash of a wanted one.
+        late: where the group starts at a broker that was away when the member joined; None for another broker.
+    """
 
     def __init__(
         self,
@@ -337,7 +355,7 @@ class Source:
         wanted: Wanted,
         subscription: Subscription,
         broker_name: str,
-        handout: Handout,
+        dispatcher: SlotDispatcher,
         *,
         register: Register,
         on_arrived: Callable[[SharedDelivery], None],
@@ -350,7 +368,7 @@ class Source:
         self._wanted = wanted
         self._subscription = subscription
         self.broker_name = broker_name
-        self._handout = handout
+        self._dispatcher = dispatcher
         self._register = register
         self._on_arrived = on_arrived
         self._on_other = on_other
@@ -363,28 +381,28 @@ class Source:
         return self._subscription.topic
 
     async def begin(self) -> None:
-        """Asks for the first time: what is sent from now on will be received. Raises RocketletError."""
-        self._handout.take_places(1)
+        """Send the first receive: messages that are sent from now on will be received. Raises RocketletError."""
+        self._dispatcher.reserve_now(1)
         await self._receive(1, 0.0)
 
     async def run(self) -> None:
         may_wait = False
-        while not self._handout.is_closed:
+        while not self._dispatcher.is_closed:
             many = not may_wait and not self._wanted.orderly
-            places = await self._handout.reserve(POP_MESSAGES if many else 1)
-            wait_s = POP_TURN_S if self._handout.is_short else POP_WAIT_S
+            places = await self._dispatcher.reserve(POP_MESSAGES if many else 1)
+            wait_s = POP_TURN_S if self._dispatcher.is_short else POP_WAIT_S
             try:
                 rest = await self._receive(places, 0.0 if many else wait_s)
             except Exception as error:  # any: without this task nothing more would come
-                await asyncio.sleep(self._said(error))
+                await asyncio.sleep(self._report(error))
             else:
                 may_wait = not rest
                 if self._is_failing:
                     self._is_failing = False
                     log.info("broker_back", broker=self.broker_name, topic=self.topic)
 
-    def _said(self, error: Exception) -> float:
-        """Names a failure the first time. Returns how long to wait."""
+    def _report(self, error: Exception) -> float:
+        """Log the first of consecutive failures. Returns how long to wait."""
         if not isinstance(error, RocketletError):
             log.exception("pop_failed", broker=self.broker_name, topic=self.topic)
         elif not self._is_failing:
@@ -393,8 +411,7 @@ class Source:
         return self._limits.reconnect_s if isinstance(error, ConnectionFailed) else self._limits.pull_error_delay_s
 
     async def _receive(self, places: int, wait_s: float) -> int:
-        """Sends one receive, for places that were reserved. Returns about how many messages are left. Raises
-        RocketletError."""
+        """Send one receive for reserved slots. Returns about how many messages are left. Raises RocketletError."""
         found: list[SharedDelivery] = []
         self.is_asking = True
         try:
@@ -404,7 +421,7 @@ class Source:
             self.is_asking = False
             for delivery in found:
                 self._on_arrived(delivery)
-            self._handout.put(found, places)
+            self._dispatcher.put(found, places)
 
     async def _ask(self, places: int, wait_s: float) -> tuple[list[SharedDelivery], int]:
         connection = await self._cluster.broker(self.broker_name)
@@ -432,7 +449,7 @@ class Source:
         return [delivery for delivery in found if delivery not in others] if others else found, rest
 
     async def _set_begins(self, connection: Connection, late: LateQueues) -> None:
-        """Commits where the group begins in the queues of which it has no offset. Raises RocketletError."""
+        """Commit where the group starts in the queues of which it has no offset. Raises RocketletError."""
         route = self._cluster.route(self.topic)
         for queue in subscribe_queues(self.topic, route) if route is not None else ():
             if queue.broker_name != self.broker_name:
@@ -453,7 +470,7 @@ class Source:
         return props.find(delivery.message.record.properties, props.TAGS) in tags
 
     def _header(self, places: int, wait_s: float) -> PopMessage:
-        """The header without its time: a broker would refuse it by its own clock."""
+        """Return the header without its time, because a broker with another clock would refuse it."""
         wanted, subscription = self._wanted, self._subscription
         return PopMessage(
             wanted.group,
@@ -472,14 +489,19 @@ class Source:
 
 
 # ------------------------------------------------------------------------------
-# Prolongs messages that are still in our hands, a third of their time after they came or were prolonged last.
+# Extends the visibility timeouts of messages in flight, when a third of it has passed since they came or were extended last.
 #
-# A message that nobody has taken by then is given back: another member may be waiting for it. A handler that takes
-# minutes is named.
+# A message that waits for a slot by then is given back, because another member may be waiting for it. A handler that takes
+# minutes is named in the log.
 
 
 class Renewing:
-    """`in_hand`: by message. `is_unwanted(delivery)`: whether nobody has taken it, so that it was given back."""
+    """Args:
+        is_unwanted: returns True if a delivery waited for a slot, and gives it back.
+
+    Attributes:
+        in_flight: the deliveries by message.
+    """
 
     def __init__(
         self, cluster: Cluster, group: str, invisible_s: float, is_unwanted: Callable[[SharedDelivery], bool]
@@ -489,7 +511,7 @@ class Renewing:
         self._group = group
         self._invisible_s = invisible_s
         self._is_unwanted = is_unwanted
-        self.in_hand: dict[Message, SharedDelivery] = {}
+        self.in_flight: dict[Message, SharedDelivery] = {}
 
     async def run(self) -> None:
         step_s = self._invisible_s / RENEWALS
@@ -497,15 +519,15 @@ class Renewing:
             await asyncio.sleep(step_s / 4)
             due_s = clock_s() + self._invisible_s - step_s
             try:
-                for delivery in list(self.in_hand.values()):
+                for delivery in list(self.in_flight.values()):
                     if -math.inf < delivery.lease.ends_s < due_s and not delivery.is_renewing:
-                        self._look_at(delivery)
+                        self._renew_or_lose(delivery)
             except Exception:  # any: without this task every message would come again
                 log.exception("renewals_failed", group=self._group)
 
-    def _look_at(self, delivery: SharedDelivery) -> None:
+    def _renew_or_lose(self, delivery: SharedDelivery) -> None:
         if self._is_unwanted(delivery):
-            self.in_hand.pop(delivery.message, None)
+            self.in_flight.pop(delivery.message, None)
         elif delivery.lease.is_over:
             self._lost(delivery, "it was not renewed in time")
         else:
@@ -529,13 +551,13 @@ class Renewing:
         delivery.is_renewing = False
         settle, delivery.settle = delivery.settle, None
         if isinstance(answer, Frame):
-            self._take(delivery, asked_s, answer)
+            self._apply(delivery, asked_s, answer)
         else:
             log.info("renewal_failed", message=delivery.message.message_id, reason=str(answer))
         if settle is not None:
             settle()
 
-    def _take(self, delivery: SharedDelivery, asked_s: float, answer: Frame) -> None:
+    def _apply(self, delivery: SharedDelivery, asked_s: float, answer: Frame) -> None:
         fault = f"{code_name(answer.code)}: {answer.remark}" if answer.code else ""
         if not answer.code:
             try:
@@ -547,13 +569,13 @@ class Renewing:
                     self._lost(delivery, "the response to its renewal came too late")
                 return
         if answer.code == ResponseCode.NO_MESSAGE:  # somebody else has it, or it is done
-            self.in_hand.pop(delivery.message, None)
+            self.in_flight.pop(delivery.message, None)
             self._lost(delivery, fault)
         else:
             log.warning("renewal_failed", message=delivery.message.message_id, reason=fault)
 
     def _lost(self, delivery: SharedDelivery, reason: str) -> None:
-        """It stays lost, although its holder may still settle it if nobody else has got it."""
+        """End the lease of a delivery. Its outcome is still sent, and counts if the message was not redelivered."""
         delivery.lease.end()
         hint = "it is handled a second time, perhaps at the same time"
         log.warning("message_lost", message=delivery.message.message_id, reason=reason, hint=hint)
@@ -571,47 +593,49 @@ class Renewing:
 
 
 def _changed(receipt: Receipt, to: ChangedInvisibleTime) -> Receipt:
-    """Apache's brokers void the old one."""
+    """Return the receipt after a renewal. Apache's brokers void the previous one."""
     return receipt._replace(
         start_offset=receipt.offset, pop_ms=to.pop_time, invisible_ms=to.invisible_time, revive_qid=to.revive_qid
     )
 
 
 # ------------------------------------------------------------------------------
-# The topics and brokers that we receive from, by their routes.
+# The topics and brokers to receive from, by their routes.
 
 
 Make = Callable[[Subscription, str, bool], Source]
 _NOT_YET: Final = frozenset((ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SERVICE_NOT_AVAILABLE))
-"""Refusals that a start does not end with."""
+"""Refusals that do not end a start."""
 
 
 class Sources:
-    """`make(subscription, broker_name, is_late)`: of a place that has come into being while we were here; it is read from its
-    start."""
+    """Args:
+    make: `make(subscription, broker_name, is_late)` makes a source; is_late: True if the topic or broker was added while
+        the member was here, so that it is read from its start.
+    """
 
     def __init__(
-        self, cluster: Cluster, subscriptions: Mapping[str, Subscription], make: Make, handout: Handout
+        self, cluster: Cluster, subscriptions: Mapping[str, Subscription], make: Make, dispatcher: SlotDispatcher
     ) -> None:
         self._cluster = cluster
         self._limits = cluster.limits
         self._subscriptions = subscriptions
         self._make = make
-        self._handout = handout
+        self._dispatcher = dispatcher
         self._running: dict[tuple[str, str], tuple[Source, asyncio.Task[None]]] = {}
         self._changed = asyncio.Event()
         cluster.listen(on_change=lambda topic: self._changed.set())
 
     @property
     def missing(self) -> list[str]:
-        """Topics that no name server knows."""
+        """The topics that no name server knows."""
         return [topic for topic in self._subscriptions if self._cluster.route(topic) is None]
 
     async def begin(self) -> None:
-        """Asks each broker for the first time. One that is away is asked later. Raises BrokerRefused if a broker
-        refuses this consumer."""
+        """Send each broker its first receive. One that is away gets it later. Raises BrokerRefused if a broker refuses this
+        consumer."""
         sources = [self._make(self._subscriptions[topic], name, False) for topic, name in self._places()]
-        self._handout.sources = len(sources)
+        self._dispatcher.sources = len(sources)
         for outcome in await asyncio.gather(*(source.begin() for source in sources), return_exceptions=True):
             if isinstance(outcome, BrokerRefused) and outcome.code in _NOT_YET:
                 continue
@@ -621,7 +645,7 @@ class Sources:
             self._run(source)
 
     async def run(self) -> None:
-        """Follows the routes."""
+        """Follow the routes."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.missing_route_interval_s if self.missing else None):
@@ -637,7 +661,7 @@ class Sources:
         gone = [self._running.pop(place)[1] for place in self._running.keys() - places]
         for topic, broker_name in places - self._running.keys():
             self._run(self._make(self._subscriptions[topic], broker_name, True))
-        self._handout.sources = len(self._running)
+        self._dispatcher.sources = len(self._running)
         await cancelled(gone)
 
     def _run(self, source: Source) -> None:
@@ -654,7 +678,7 @@ class Sources:
         }
 
     async def quiet(self, patience_s: float) -> None:
-        """Returns when no receive is under way any more, or after that time: a broker may hold one for long."""
+        """Wait until no receive is in flight any more, up to `patience_s`: a broker may hold one for long."""
         asking = [task for source, task in self._running.values() if source.is_asking]
         idle = [task for source, task in self._running.values() if not source.is_asking]
         await cancelled(idle)
@@ -673,12 +697,14 @@ def _is_away(error: BaseException) -> bool:
 
 
 # ------------------------------------------------------------------------------
-# One member of a group that shares messages: its receives, the messages in hand, and their outcomes.
+# One member of a group that shares messages: its receives, the messages in flight, and their outcomes.
 
 
 class Sharing:
-    """`max_reconsume_times`: None leaves it to a broker that counts, which Apache's do not. `tells`: middleware that is a
-    DeliveryWatch hears of what is handed out, because there is no handler."""
+    """Args:
+    max_reconsume_times: how often a message is retried; None leaves that to the broker, which Apache's do not do.
+    tells: True if middleware that is a DeliveryWatch is notified of deliveries, because there is no handler.
+    """
 
     def __init__(
         self,
@@ -701,9 +727,9 @@ class Sharing:
         self._told: dict[Message, list[Settled]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._settling = Settling(cluster, wanted.group, self.spawn)
-        self.handout = Handout(self.give_back)
+        self.dispatcher = SlotDispatcher(self.give_back)
         self._renewing = Renewing(cluster, wanted.group, wanted.invisible_s, self._is_unwanted)
-        self.sources = Sources(cluster, subscriptions, self._source, self.handout)
+        self.sources = Sources(cluster, subscriptions, self._source, self.dispatcher)
         self._running: list[asyncio.Task[None]] = []
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -719,7 +745,7 @@ class Sharing:
             wanted,
             subscription,
             broker_name,
-            self.handout,
+            self.dispatcher,
             register=self._register,
             on_arrived=self._arrived,
             on_other=self._settling.ack,
@@ -739,7 +765,7 @@ class Sharing:
         ]
 
     async def stop(self, handled: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Hands nothing out any more, waits until what was handed out is `handled`, and for the brokers to hear of it."""
+        """Wait until the deliveries are `handled`, and until the brokers have the outcomes."""
         try:
             await handled()
             self.release(None)
@@ -755,18 +781,18 @@ class Sharing:
     # Messages
 
     def _arrived(self, delivery: SharedDelivery) -> None:
-        self._renewing.in_hand[delivery.message] = delivery
+        self._renewing.in_flight[delivery.message] = delivery
 
     def _is_unwanted(self, delivery: SharedDelivery) -> bool:
-        if not self.handout.drop(delivery):
+        if not self.dispatcher.drop(delivery):
             return False
         self.give_back(delivery)
         return True
 
     async def take(self) -> SharedDelivery | None:
-        """The next message that may be tried; None behind the end."""
+        """Return the next message that may be handled; None after the end."""
         while True:
-            delivery = await self.handout.take()
+            delivery = await self.dispatcher.take()
             if delivery is None:
                 return None
             if delivery.lease.is_over:  # this process was suspended: another member may have the message by now
@@ -777,7 +803,7 @@ class Sharing:
                 return delivery
 
     def _is_tried_too_often(self, message: Message) -> bool:
-        """Whether it was tried as often as it may be, and still came. Our own brokers count themselves."""
+        """Return True if a message came again after its last retry. Rocketlet's brokers count that themselves."""
         limit = self._max_reconsume_times
         if limit is None:
             connection = self._cluster.connected(message.queue.broker_name)
@@ -809,17 +835,17 @@ class Sharing:
 
     def _held(self, message: Message) -> SharedDelivery:
         """Raises ConfigError for a message that is not held."""
-        delivery = self._renewing.in_hand.get(message)
+        delivery = self._renewing.in_flight.get(message)
         if delivery is None or delivery.is_settled:
             raise ConfigError(f"{message!r} is not in hand: it was settled before, or did not come from this consumer")
         return delivery
 
     def is_held(self, message: Message) -> bool:
-        delivery = self._renewing.in_hand.get(message)
+        delivery = self._renewing.in_flight.get(message)
         return delivery is not None and not delivery.is_settled
 
     def settle(self, delivery: SharedDelivery, outcome: Outcome) -> None:
-        """Settles a message by the outcome of its holder."""
+        """Settle a message by its outcome."""
         message, delivery.is_settled = delivery.message, True
         limit = self._max_reconsume_times
         if isinstance(outcome, RetryLater) and limit is not None and message.reconsume_times >= limit:
@@ -834,21 +860,21 @@ class Sharing:
             self._settling.retry(delivery, outcome)
 
     def _leaves(self, message: Message, outcome: Outcome) -> None:
-        self._renewing.in_hand.pop(message, None)
+        self._renewing.in_flight.pop(message, None)
         for settled in self._told.pop(message, ()):
             settled(outcome)
 
     def give_back(self, delivery: SharedDelivery) -> None:
-        """Another member may have it at once."""
+        """Give a message back, so that another member may have it immediately."""
         self._leaves(delivery.message, RetryLater())
         self._settling.give_back(delivery)
 
     def release(self, message: Message | None) -> None:
         """Give back this message, or all that are held."""
-        for item in list(self._renewing.in_hand) if message is None else [message]:
-            delivery = self._renewing.in_hand.get(item)
+        for item in list(self._renewing.in_flight) if message is None else [message]:
+            delivery = self._renewing.in_flight.get(item)
             if delivery is not None and not delivery.is_settled:
-                self.handout.drop(delivery)
+                self.dispatcher.drop(delivery)
                 self.give_back(delivery)
 
 
@@ -883,7 +909,7 @@ class DeliveryDispatcher:
 
     @property
     def is_closed(self) -> bool:
-        return self._sharing.handout.is_closed
+        return self._sharing.dispatcher.is_closed
 
     async def work(self) -> None:
         task = asyncio.current_task()
@@ -911,10 +937,10 @@ class DeliveryDispatcher:
 
 
 # ------------------------------------------------------------------------------
-# Tells brokers the outcomes of their messages.
+# Sends brokers the outcomes of their messages.
 #
-# Acknowledgements of one turn of the loop leave in one request. An acknowledgement without an answer is sent again
-# until nobody can be waiting for it: the message then comes again.
+# Acknowledgements of one event-loop iteration are one request. Unanswered acknowledgements are resent until the receipt has
+# expired; the broker then redelivers the message.
 
 
 _OFFSETS_SPAN: Final = 4096  # offsets that one entry of a batch spans
@@ -926,11 +952,13 @@ _GONE: Final = frozenset(
         ResponseCode.INVALID_PARAMETER,
     )
 )
-"""Refusals that stay the same."""
+"""Refusals that a retry gets, too."""
 
 
 class Settling:
-    """`spawn` runs what waits for a broker."""
+    """Args:
+    spawn: runs a coroutine that waits for a broker.
+    """
 
     def __init__(self, cluster: Cluster, group: str, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._cluster = cluster
@@ -945,7 +973,7 @@ class Settling:
     # Done
 
     def ack(self, delivery: SharedDelivery) -> None:
-        """The broker is told at the end of this turn, and until it has heard it."""
+        """Acknowledge a message at the end of this event-loop iteration, and again until the broker has answered."""
         self._open += 1
         self._settled.clear()
         if delivery.is_renewing:  # Apache's brokers answer with another receipt, and the old one counts for nothing
@@ -1018,7 +1046,7 @@ class Settling:
             self._settled.set()
 
     async def settled(self) -> None:
-        """Returns when each broker has heard what we said."""
+        """Wait until each broker has answered."""
         await self._settled.wait()
 
     # Again, or never
@@ -1028,12 +1056,12 @@ class Settling:
         self._later(delivery, partial(self._until_heard, delivery, partial(self.change, delivery, delay_s)))
 
     def give_back(self, delivery: SharedDelivery) -> None:
-        """Another member may have it at once; it was no try."""
+        """Give a message back, so that another member may have it immediately. The attempt does not count."""
         back = partial(self.change, delivery, 0.0, suspend=True)
         self._later(delivery, partial(self._until_heard, delivery, back))
 
     def reject(self, delivery: SharedDelivery, reason: str, done: Callable[[], None]) -> None:
-        """`done` is called when the dead letter is kept. Until then the message is to be prolonged."""
+        """Dead-letter a message. `done` is called when the dead letter is stored; until then the message must be extended."""
         self._later(delivery, partial(self._reject, delivery, reason, done))
 
     def _later(self, delivery: SharedDelivery, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -1093,7 +1121,7 @@ class Settling:
             await asyncio.sleep(self._limits.reconnect_s)
 
     async def change(self, delivery: SharedDelivery, delay_s: float, *, suspend: bool = False) -> None:
-        """The message comes again after that time. Raises RocketletError."""
+        """Redeliver a message after `delay_s`. Raises RocketletError."""
         connection = await self._cluster.broker(delivery.receipt.broker_name)
         ext = change_ext(self._group, delivery, delay_s, suspend=suspend)
         await connection.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, timeout_s=OFFSET_TIMEOUT_S)
@@ -1132,8 +1160,8 @@ def change_ext(
 
 
 def _by_pop(deliveries: Sequence[SharedDelivery], *, is_ours: bool) -> Sequence[tuple[str, Receipt, Sequence[int]]]:
-    """Offsets by what they were popped with. Our broker knows a delivery by its queue and time alone, so that those of one
-    receive are one entry; Apache's also by where the receive began in the queue."""
+    """Return offsets by the receive that popped them. Our broker identifies a delivery by its queue and pop time, so that all
+    of one receive are one entry; Apache's brokers also by the offset at which the receive started."""
     entries: list[tuple[str, Receipt, list[int]]] = []
     newest: dict[object, tuple[str, Receipt, list[int]]] = {}
     for delivery in sorted(deliveries, key=lambda item: item.receipt.offset):
@@ -1149,7 +1177,7 @@ def _by_pop(deliveries: Sequence[SharedDelivery], *, is_ours: bool) -> Sequence[
 
 
 def delay_of(outcome: RetryLater, message: Message) -> float:
-    """The seconds after which a message is to come again."""
+    """Return the seconds after which a message is to be redelivered."""
     delay = outcome.delay
     if delay is not None:
         return delay.total_seconds() if isinstance(delay, timedelta) else float(delay)

@@ -1,7 +1,7 @@
-"""Messages for a consumer without a handler: handed out when they are asked for, settled by the caller.
+"""Messages of a consumer without a handler: returned when the application asks for them, and settled by it.
 
-A run that is in hand counts as a running handler: a hand-over of its queue waits for it. A message that comes back
-unsettled is handed out again, first. A wait that is cancelled loses nothing and ends nothing.
+A run that is held counts as a running handler, so a hand-over of its queue waits for it. A message that is given back
+unsettled is the next one of its queue. A wait that is cancelled loses nothing and ends nothing.
 """
 
 from __future__ import annotations
@@ -19,30 +19,40 @@ from .handling import DeliveryWatch, Outcome, Reject, RetryLater, SendBackFuncti
 from .queues import ProcessQueue, Run
 
 
-class Hand:
-    """The holder of a run: the task that took it, and which message of it is being worked on. `is_received`: that message
-    was asked for alone, so that the run goes back when it is settled. `told`: hears how it ends."""
+class HeldRun:
+    """A run that the application works on.
 
-    __slots__ = ("is_received", "message", "run", "task", "told")
+    Attributes:
+        task: the task that took it.
+        message: the message of it that is being worked on.
+        is_received: True if that message was received alone, so that the rest of the run is given back when it is settled.
+        watches: called with the outcome of the message.
+    """
+
+    __slots__ = ("is_received", "message", "run", "task", "watches")
 
     def __init__(self, run: Run) -> None:
         self.run: Run | None = run
         self.task = asyncio.current_task()
         self.message: Message | None = None
         self.is_received = False
-        self.told: list[Settled] = []
+        self.watches: list[Settled] = []
 
-    def ends(self, outcome: Outcome) -> None:
-        told, self.told = self.told, []
-        for settled in told:
+    def end(self, outcome: Outcome) -> None:
+        watches, self.watches = self.watches, []
+        for settled in watches:
             settled(outcome)
 
 
 class Deliveries:
-    """`send_back(message, delay_level, reason)` hands a message to the broker; `retry_limit(broker_name)`: how often one is
-    retried in order; `on_acknowledged(process_queue)`. `orderly`:
-    a queue has one run in hand at most, and one that is to be retried holds it. Middleware that is a DeliveryWatch is told
-    of messages that are handed out."""
+    """Args:
+    orderly: True if a queue has at most one held run, and a run that is to be retried suspends the queue.
+    suspend_queue_s: for how long.
+    send_back: `send_back(message, delay_level, reason)` returns a message to the broker, which redelivers it.
+    retry_limit: `retry_limit(broker_name)` returns how often a message is retried in order.
+    on_acknowledged: called with the process queue when messages are acknowledged.
+    middleware: a layer that is a DeliveryWatch is notified of deliveries.
+    """
 
     def __init__(
         self,
@@ -62,11 +72,11 @@ class Deliveries:
         self._on_acknowledged = on_acknowledged
         self._line: deque[ProcessQueue] = deque()
         self._lined_up: set[ProcessQueue] = set()
-        self._resting: set[ProcessQueue] = set()  # in order: until their first run may be tried again
+        self._suspended: set[ProcessQueue] = set()  # in order: suspended until the retry of their first run
         self._arrived = asyncio.Event()
-        self._hands: set[Hand] = set()
-        self._dropped: deque[Hand] = deque()
-        self._holding: dict[Message, Hand] = {}
+        self._held_runs: set[HeldRun] = set()
+        self._dropped: deque[HeldRun] = deque()
+        self._holding: dict[Message, HeldRun] = {}
         self.is_closed = False
         self.home = Home()
         self.home.begin()
@@ -74,14 +84,14 @@ class Deliveries:
     # Handing out
 
     def put(self, runs: Sequence[Run]) -> None:
-        """The new runs of one queue."""
+        """Add the new runs of one queue."""
         if runs:
             process_queue = runs[0].process_queue
             process_queue.waiting.extend(runs)
             self.resume(process_queue)
 
     def resume(self, process_queue: ProcessQueue) -> None:
-        """Something of this queue may be handed out again. Queues take turns."""
+        """Return messages of this queue again. Queues take turns."""
         if process_queue.waiting and process_queue not in self._lined_up:
             self._lined_up.add(process_queue)
             self._line.append(process_queue)
@@ -89,19 +99,19 @@ class Deliveries:
 
     async def receive(self) -> Message | None:
         """Return the next message, which is held until it is settled; None once the consumer stops."""
-        hand = await self.take()
-        return None if hand is None else self.hold(hand, is_received=True)
+        held = await self.take()
+        return None if held is None else self.hold(held, is_received=True)
 
-    async def take(self) -> Hand | None:
-        """The next run, in hand from now on; None when the consumer has been stopped."""
+    async def take(self) -> HeldRun | None:
+        """Return the next run, which is held from now on; None once the consumer stops."""
         self.home.check()
         while not self.is_closed:
             self._take_dropped()
             run = self._next()
             if run is not None:
-                hand = Hand(run)
-                self._hands.add(hand)
-                return hand
+                held = HeldRun(run)
+                self._held_runs.add(held)
+                return held
             self._arrived.clear()
             await self._arrived.wait()
         return None
@@ -112,7 +122,7 @@ class Deliveries:
             self._lined_up.discard(process_queue)
             while process_queue.waiting and process_queue.waiting[0].is_done:
                 process_queue.waiting.popleft()
-            is_held = process_queue in self._resting or (self._orderly and process_queue.running)
+            is_held = process_queue in self._suspended or (self._orderly and process_queue.running)
             if not process_queue.waiting or not process_queue.may_begin or is_held:
                 continue  # it comes back into the line when that has changed
             run = process_queue.waiting.popleft()
@@ -121,28 +131,27 @@ class Deliveries:
             return run
         return None
 
-    def give_back(self, hand: Hand) -> None:
-        """Takes a run out of hand; its unacknowledged messages are handed out again."""
-        run = self._taken_from(hand)
+    def give_back(self, held: HeldRun) -> None:
+        """End the hold of a run. Its unacknowledged messages are returned again."""
+        run = self._taken_from(held)
         if run is not None:
             self._put_back(run)
 
-    def drop(self, hand: Hand) -> None:
-        """Like `give_back`, but soon, from any thread and in the midst of anything: Python collects garbage where it
-        pleases."""
-        self._dropped.append(hand)
+    def drop(self, held: HeldRun) -> None:
+        """Give a run back soon. May be called from any thread and at any point, because the garbage collector does that."""
+        self._dropped.append(held)
         self.home.call_soon(self._take_dropped)
 
     def _take_dropped(self) -> None:
         while self._dropped:
             self.give_back(self._dropped.popleft())
 
-    def _taken_from(self, hand: Hand) -> Run | None:
-        run, hand.run = hand.run, None
-        self._hands.discard(hand)
-        if hand.message is not None:
-            self._holding.pop(hand.message, None)
-        hand.ends(RetryLater())
+    def _taken_from(self, held: HeldRun) -> Run | None:
+        run, held.run = held.run, None
+        self._held_runs.discard(held)
+        if held.message is not None:
+            self._holding.pop(held.message, None)
+        held.end(RetryLater())
         return run
 
     def _put_back(self, run: Run) -> None:
@@ -157,32 +166,32 @@ class Deliveries:
     def release(self, message: Message | None) -> None:
         """Give back this message, or all that are held."""
         self._take_dropped()
-        for hand in [hand for hand in self._hands if message is None or hand.message is message]:
-            self.give_back(hand)
+        for held in [held for held in self._held_runs if message is None or held.message is message]:
+            self.give_back(held)
 
     def close(self) -> None:
-        """The consumer stops: what its own task still has is given back; for others the hand-over waits."""
+        """The consumer stops: give back what the calling task holds. The hand-over waits for what other tasks hold."""
         self.is_closed = True
         self._arrived.set()
         self._take_dropped()
-        for hand in [hand for hand in self._hands if hand.task is asyncio.current_task()]:
-            self.give_back(hand)
+        for held in [held for held in self._held_runs if held.task is asyncio.current_task()]:
+            self.give_back(held)
 
     # Settling
 
-    def hold(self, hand: Hand, *, is_received: bool = False) -> Message:
-        """The next message of the run in hand, which is to be settled now."""
-        assert hand.run is not None
-        hand.message = message = hand.run.messages[hand.run.done]
-        hand.is_received = is_received
-        self._holding[message] = hand
-        self.begin(hand, [message])
+    def hold(self, held: HeldRun, *, is_received: bool = False) -> Message:
+        """Return the next message of a held run, which is to be settled next."""
+        assert held.run is not None
+        held.message = message = held.run.messages[held.run.done]
+        held.is_received = is_received
+        self._holding[message] = held
+        self.begin(held, [message])
         return message
 
-    def begin(self, hand: Hand, messages: Sequence[Message]) -> None:
-        """Somebody works on them from now on."""
+    def begin(self, held: HeldRun, messages: Sequence[Message]) -> None:
+        """Notify the watches that the application works on messages."""
         if self._watches:
-            hand.told = [watch.begins(messages) for watch in self._watches]
+            held.watches = [watch.begins(messages) for watch in self._watches]
 
     def is_held(self, message: Message) -> bool:
         self._take_dropped()
@@ -192,52 +201,52 @@ class Deliveries:
         """Raises ConfigError for a message that is not in hand."""
         self._end(message, *self._held(message), None)
 
-    def _held(self, message: Message) -> tuple[Hand, Run]:
+    def _held(self, message: Message) -> tuple[HeldRun, Run]:
         self.home.check()
         self._take_dropped()
-        hand = self._holding.get(message)
-        if hand is None or hand.run is None:
+        held = self._holding.get(message)
+        if held is None or held.run is None:
             raise ConfigError(f"{message!r} is not in hand: it was settled before, or did not come from this consumer")
-        return hand, hand.run
+        return held, held.run
 
-    def _end(self, message: Message, hand: Hand, run: Run, outcome: Outcome) -> None:
-        if self._holding.pop(message, None) is not hand:
-            return  # settled otherwise while the broker was asked: the run is at another message by now
-        hand.message = None
-        hand.ends(outcome)
+    def _end(self, message: Message, held: HeldRun, run: Run, outcome: Outcome) -> None:
+        if self._holding.pop(message, None) is not held:
+            return  # it was settled while the broker was asked: the run is at another message by now
+        held.message = None
+        held.end(outcome)
         if not run.is_done:  # else its queue was lost meanwhile
             run.process_queue.acknowledge(run, run.done + 1)
-        if hand.is_received:
-            self.give_back(hand)
+        if held.is_received:
+            self.give_back(held)
 
     async def retry(self, message: Message, outcome: RetryLater) -> None:
         """Redeliver a message later. Raises RocketletError if the broker does not take it; it is then still held."""
         check_has_level(outcome)
-        hand, run = self._held(message)
+        held, run = self._held(message)
         if not self._orderly:
             await self._send_back(message, outcome.delay_level, outcome.reason)
-            self._end(message, hand, run, outcome)
+            self._end(message, held, run, outcome)
             return
         limit = await self._retry_limit(message.queue.broker_name)
-        hand, run = self._held(message)  # else it was settled otherwise meanwhile
+        held, run = self._held(message)  # again, because it may have been settled meanwhile
         run.tries += 1
         if run.tries > limit:
             await self.reject(message, Reject(outcome.reason))
             return
-        self._taken_from(hand)
-        self._resting.add(run.process_queue)  # nobody has it, and still nothing of the queue begins
+        self._taken_from(held)
+        self._suspended.add(run.process_queue)  # the run is not held, but no other run of the queue may start
         self._put_back(run)
-        asyncio.get_running_loop().call_later(self._suspend_queue_s, self._rested, run.process_queue)
+        asyncio.get_running_loop().call_later(self._suspend_queue_s, self._end_suspension, run.process_queue)
 
-    def _rested(self, process_queue: ProcessQueue) -> None:
-        self._resting.discard(process_queue)
+    def _end_suspension(self, process_queue: ProcessQueue) -> None:
+        self._suspended.discard(process_queue)
         self.resume(process_queue)
 
     async def reject(self, message: Message, outcome: Reject) -> None:
-        """Kept in the group's dead-letter topic. Raises RocketletError as `retry` does."""
-        hand, run = self._held(message)
+        """Store a message in the group's dead-letter topic. Raises RocketletError as `retry` does."""
+        held, run = self._held(message)
         await self._send_back(message, DEAD_LETTER_LEVEL, outcome.reason)
-        self._end(message, hand, run, outcome)
+        self._end(message, held, run, outcome)
 
 
 def _goes_on(run: Run | None) -> bool:
@@ -250,30 +259,30 @@ class Messages:
 
     def __init__(self, deliveries: Deliveries) -> None:
         self._deliveries = deliveries
-        self._hand: Hand | None = None
+        self._last: HeldRun | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Message:
         self._settle()
-        if self._hand is None:
-            self._hand = await self._deliveries.take()
-            if self._hand is None:
+        if self._last is None:
+            self._last = await self._deliveries.take()
+            if self._last is None:
                 raise StopAsyncIteration
-        return self._deliveries.hold(self._hand)
+        return self._deliveries.hold(self._last)
 
     def _settle(self) -> None:
-        hand = self._hand
-        if hand is not None and hand.message is not None and hand.run is not None:
-            self._deliveries.acknowledge(hand.message)
-        if hand is not None and (self._deliveries.is_closed or not _goes_on(hand.run)):
-            self._hand = None
-            self._deliveries.give_back(hand)
+        held = self._last
+        if held is not None and held.message is not None and held.run is not None:
+            self._deliveries.acknowledge(held.message)
+        if held is not None and (self._deliveries.is_closed or not _goes_on(held.run)):
+            self._last = None
+            self._deliveries.give_back(held)
 
     def __del__(self) -> None:
-        if self._hand is not None:
-            self._deliveries.drop(self._hand)
+        if self._last is not None:
+            self._deliveries.drop(self._last)
 
 
 class Batches:
@@ -281,31 +290,31 @@ class Batches:
 
     def __init__(self, deliveries: Deliveries) -> None:
         self._deliveries = deliveries
-        self._hand: Hand | None = None
+        self._last: HeldRun | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[Message]:
         self._deliveries.home.check()
-        hand, self._hand = self._hand, None
-        if hand is not None and hand.run is not None:
-            hand.run.process_queue.acknowledge(hand.run)
-            hand.ends(None)
-            self._deliveries.give_back(hand)
-        self._hand = await self._deliveries.take()
-        if self._hand is None or self._hand.run is None:
+        held, self._last = self._last, None
+        if held is not None and held.run is not None:
+            held.run.process_queue.acknowledge(held.run)
+            held.end(None)
+            self._deliveries.give_back(held)
+        self._last = await self._deliveries.take()
+        if self._last is None or self._last.run is None:
             raise StopAsyncIteration
-        messages = self._hand.run.messages[self._hand.run.done :]
-        self._deliveries.begin(self._hand, messages)
+        messages = self._last.run.messages[self._last.run.done :]
+        self._deliveries.begin(self._last, messages)
         return messages
 
     def release(self) -> None:
         """Give the last list back, to be redelivered."""
-        hand, self._hand = self._hand, None
-        if hand is not None:
-            self._deliveries.give_back(hand)
+        held, self._last = self._last, None
+        if held is not None:
+            self._deliveries.give_back(held)
 
     def __del__(self) -> None:
-        if self._hand is not None:
-            self._deliveries.drop(self._hand)
+        if self._last is not None:
+            self._deliveries.drop(self._last)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rocketlet.client import ConfigError, Consumer, Message, Producer, RetryLater
 from rocketlet.client.application import stop_signal
-from rocketlet.client.consuming.deliveries import Deliveries, Hand
+from rocketlet.client.consuming.deliveries import Deliveries, HeldRun
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ..support.handlers import Inbox, fill
@@ -95,7 +95,7 @@ async def test_an_iteration_that_another_thread_collects_is_given_back_where_the
     threads: list[int] = []
     give_back = Deliveries.give_back
 
-    def counted(deliveries: Deliveries, hand: Hand) -> None:
+    def counted(deliveries: Deliveries, hand: HeldRun) -> None:
         threads.append(threading.get_ident())
         give_back(deliveries, hand)
 
@@ -215,7 +215,7 @@ async def test_a_signal_stops_a_service_gracefully(node: Node, wire: Wire, numbe
     program = f"""
 import asyncio
 from rocketlet.client import Consumer, Producer
-from rocketlet.client.consuming.deliveries import Deliveries, Hand
+from rocketlet.client.consuming.deliveries import Deliveries, HeldRun
 from rocketlet.client.application import stop_signal
 
 async def handle(message):

@@ -26,7 +26,7 @@ from rocketlet.client import (
 )
 from rocketlet.client.consuming.handling import Outcome
 from rocketlet.client.message import clock_s
-from rocketlet.client.sharing import Handout, SharedDelivery
+from rocketlet.client.sharing import SharedDelivery, SlotDispatcher
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
@@ -122,16 +122,16 @@ async def test_no_handler_begins_with_a_message_whose_lease_is_over(
 ) -> None:
     """The process was suspended when the message had come: it may be another member's by now."""
     await create_topic(wire, "t", 1)
-    take, over = Handout.take, list[SharedDelivery]()
+    take, over = SlotDispatcher.take, list[SharedDelivery]()
 
-    async def taken(handout: Handout) -> SharedDelivery | None:
-        delivery = await take(handout)
+    async def taken(dispatcher: SlotDispatcher) -> SharedDelivery | None:
+        delivery = await take(dispatcher)
         if delivery is not None and len(over) < 2:
             delivery.lease.ends_s = clock_s()
             over.append(delivery)
         return delivery
 
-    monkeypatch.setattr(Handout, "take", taken)
+    monkeypatch.setattr(SlotDispatcher, "take", taken)
     inbox = Inbox()
     async with SharedConsumer(node.address, "g", "t", inbox, start="first"):
         await fill(node, 3)

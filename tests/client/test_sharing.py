@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.client import Message, RetryLater
 from rocketlet.client.message import Lease, clock_s
-from rocketlet.client.sharing import Handout, SharedDelivery, _by_pop, delay_of
+from rocketlet.client.sharing import SharedDelivery, SlotDispatcher, _by_pop, delay_of
 from rocketlet.protocol.group_bodies import decode_batch_acks, encode_batch_acks
 from rocketlet.protocol.message import MessageError, Receipt, receipt_of, starts_of, tried_in
 from rocketlet.protocol.names import Queue
@@ -24,11 +24,11 @@ def delivery(offset: int = 0, start: int | None = None, pop_ms: int = 1, **place
 
 
 class Back:
-    """A handout whose unwanted messages are kept."""
+    """A dispatcher whose unwanted messages are kept."""
 
     def __init__(self) -> None:
         self.unwanted: list[SharedDelivery] = []
-        self.handout = Handout(self.unwanted.append)
+        self.dispatcher = SlotDispatcher(self.unwanted.append)
 
 
 async def turn() -> None:
@@ -37,30 +37,30 @@ async def turn() -> None:
 
 
 async def test_a_receive_gets_as_many_places_as_somebody_waits_for() -> None:
-    handout = Back().handout
-    reserving = asyncio.create_task(handout.reserve(32))
+    dispatcher = Back().dispatcher
+    reserving = asyncio.create_task(dispatcher.reserve(32))
     await turn()
     assert not reserving.done()
-    takers = [asyncio.create_task(handout.take()) for _ in range(3)]
+    takers = [asyncio.create_task(dispatcher.take()) for _ in range(3)]
     assert await reserving == 1, "the first taker's"
-    assert await handout.reserve(32) == 2
+    assert await dispatcher.reserve(32) == 2
     messages = [delivery(number) for number in range(3)]
-    handout.put(messages[:1], 1)
-    handout.put(messages[1:], 2)
+    dispatcher.put(messages[:1], 1)
+    dispatcher.put(messages[1:], 2)
     assert [await taker for taker in takers] == messages
 
 
 async def test_sources_take_turns_where_there_are_fewer_places() -> None:
-    handout = Back().handout
-    handout.sources = 2
-    taker = asyncio.create_task(handout.take())
+    dispatcher = Back().dispatcher
+    dispatcher.sources = 2
+    taker = asyncio.create_task(dispatcher.take())
     await turn()
-    assert await handout.reserve(32) == 1
-    assert handout.is_short, "the other source would wait"
-    second = asyncio.create_task(handout.reserve(32))
-    third = asyncio.create_task(handout.reserve(32))
+    assert await dispatcher.reserve(32) == 1
+    assert dispatcher.is_short, "the other source would wait"
+    second = asyncio.create_task(dispatcher.reserve(32))
+    third = asyncio.create_task(dispatcher.reserve(32))
     await turn()
-    handout.put((), 1)
+    dispatcher.put((), 1)
     assert await second == 1
     assert not third.done()
     taker.cancel()
@@ -68,37 +68,37 @@ async def test_sources_take_turns_where_there_are_fewer_places() -> None:
 
 
 async def test_a_cancelled_wait_loses_no_message_and_no_place() -> None:
-    handout = Back().handout
-    first = asyncio.create_task(handout.take())
+    dispatcher = Back().dispatcher
+    first = asyncio.create_task(dispatcher.take())
     await turn()
-    handout.put([came := delivery()], await handout.reserve(1))
+    dispatcher.put([came := delivery()], await dispatcher.reserve(1))
     first.cancel()
-    assert await handout.take() is came
-    reserving = asyncio.create_task(handout.reserve(1))
+    assert await dispatcher.take() is came
+    reserving = asyncio.create_task(dispatcher.reserve(1))
     await turn()
-    waiting = asyncio.create_task(handout.take())
+    waiting = asyncio.create_task(dispatcher.take())
     await asyncio.sleep(0)  # it is granted a place, and has not run yet
     reserving.cancel()
     await turn()
-    assert await handout.reserve(1) == 1
+    assert await dispatcher.reserve(1) == 1
     waiting.cancel()
 
 
 async def test_a_pause_and_the_end_want_nothing() -> None:
     back = Back()
-    handout = back.handout
-    taker = asyncio.create_task(handout.take())
+    dispatcher = back.dispatcher
+    taker = asyncio.create_task(dispatcher.take())
     await turn()
-    places = await handout.reserve(1)
-    handout.pause()
-    handout.put([first := delivery()], places)
+    places = await dispatcher.reserve(1)
+    dispatcher.pause()
+    dispatcher.put([first := delivery()], places)
     assert back.unwanted == [first]
-    handout.resume()
-    handout.put([second := delivery()], await handout.reserve(1))
-    handout.pause()  # before the taker runs
+    dispatcher.resume()
+    dispatcher.put([second := delivery()], await dispatcher.reserve(1))
+    dispatcher.pause()  # before the taker runs
     await turn()
     assert back.unwanted == [first, second]
-    handout.close()
+    dispatcher.close()
     assert await taker is None
 
 
