@@ -51,8 +51,14 @@ cover: dev ## measure which lines the tests reach (without Java, Go and Spark)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-docs: dev ## build the site of the docs into site/; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: .docs/installed ## build the site of the docs into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 .docs/bin/mkdocs build --strict
+
+.docs/installed: pyproject.toml
+	$(PYTHON) -m venv .docs
+	.docs/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	npm install --silent --no-save --prefix .docs 'mermaid@>=11 <12' || echo 'npm is missing: diagrams are shown as text'
+	@touch .docs/installed
 
 demo: dev ## a year of flights through two brokers, four consumers and two Spark queries
 	$(BIN)/python -m rocketlet.demo $(ARGS)

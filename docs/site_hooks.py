@@ -13,8 +13,10 @@ import ast
 import importlib
 import os
 import re
+import sys
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rocketlet.client.config import options_of
@@ -26,7 +28,28 @@ ROOT = Path(__file__).parents[1]
 os.environ["COLUMNS"] = "100"  # how wide argparse writes
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+MERMAID = ROOT / ".docs" / "node_modules" / "mermaid" / "dist" / "mermaid.min.js"  # which `make docs` installs
+_FOUND_FIRST = ("index.md", "how-to/", "tutorial.md", "testing.md", "faq.md", "troubleshooting.md")  # by the search
+_FOUND_LAST = ("reference/", "architecture.md", "decisions/")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Bundle mermaid, so that the pages load nothing from other hosts."""
+    if MERMAID.exists():
+        from mkdocs.structure.files import File
+
+        files.append(File.generated(config, "javascripts/mermaid.min.js", abs_src_path=str(MERMAID)))
+        config.extra_javascript.append("javascripts/mermaid.min.js")
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
+    if page is not None and page.file.src_uri.startswith(_FOUND_FIRST):
+        page.meta.setdefault("search", {"boost": 4})
+    if page is not None and page.file.src_uri.startswith(_FOUND_LAST):
+        page.meta.setdefault("search", {"boost": 0.3})
+    if not MERMAID.exists():  # the theme would load it from another host
+        markdown = markdown.replace("```mermaid", "```text")
     markdown = re.sub(r"<!-- help -->", lambda _: _commands(parser()), markdown)
     markdown = re.sub(r"<!-- log events: (.*?) -->", lambda found: _events(ROOT / found[1]), markdown)
     markdown = re.sub(r"<!-- options: (.*?)\.(\w+) -->", lambda found: options(found[1], found[2]), markdown)
@@ -108,7 +131,7 @@ def limits(path: Path) -> str:
     """A table of a module's numbers and those of its class of limits: name, value with its unit, and the comment beside or
     above, by section."""
     lines = path.read_text().splitlines()
-    values = dict(vars(importlib.import_module("rocketlet." + ".".join(path.relative_to(ROOT).with_suffix("").parts))))
+    values = dict(vars(_module(path)))
     found: dict[str, list[str]] = {}
     section = ""
     tree = ast.parse("\n".join(lines))
@@ -130,6 +153,17 @@ def limits(path: Path) -> str:
         found.setdefault(section, []).append(row)
     head = "| Limit | Value | |\n|---|---|---|\n"
     return "\n\n".join(section + head + "\n".join(rows) for section, rows in found.items())
+
+
+def _module(path: Path) -> ModuleType:
+    """Import a module of the package, even if what its package needs, such as PySpark, is not installed."""
+    name = "rocketlet." + ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = sys.modules[name.rpartition(".")[0]] = ModuleType(name.rpartition(".")[0])
+        package.__path__ = [str(path.parent)]
+        return importlib.import_module(name)
 
 
 def _with_unit(name: str, value: float) -> str:
