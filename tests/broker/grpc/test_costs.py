@@ -187,7 +187,7 @@ async def test_clients_that_pop_are_charged_for_all_that_is_kept_of_them_and_it_
 
 
 def charged(node: Node) -> int:
-    return sum(connection.charged_bytes for connection in node.server._connections)
+    return sum(connection.charged_bytes for connection in node.server.connections)
 
 
 @pytest.mark.parametrize("kind", [1, 2])

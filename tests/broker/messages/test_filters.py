@@ -96,10 +96,10 @@ async def test_what_waits_for_a_filter_counts_and_a_client_that_is_gone_is_forgo
     for asking in (wire, leaving):
         asking.send(Code.PULL_MESSAGE, filtered("a = 1", flags=SUBSCRIBED | SUSPEND))
     await eventually(lambda: node.broker.filters._waiting.count == 2)
-    connections = list(node.server._connections)
+    connections = node.server.connections
     assert all(connection.charged_bytes > len("a = 1") for connection in connections)
     await leaving.close()
-    await eventually(lambda: len(node.server._connections) == 1)
+    await eventually(lambda: len(node.server.connections) == 1)
     slow.let_parse()
     await eventually(lambda: not node.broker.filters._waiting.count)
     await eventually(lambda: [connection.held_pulls for connection in connections].count(1) == 1)

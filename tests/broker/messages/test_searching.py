@@ -144,7 +144,7 @@ async def test_a_client_has_one_search_at_a_time_and_others_wait_in_line(
         patch.setattr(node.broker.turns, *STANDING)
         asked = [wire.send(RequestCode.QUERY_MESSAGE, query("k")) for _ in range(20)]
         await eventually(lambda: sum(map(len, searches._waiting.values())) == 19)
-        (first,) = node.server._connections
+        (first,) = node.server.connections
         assert (node.broker.turns.waiting, first.charged_bytes > 19 * 1024) == (1, True)
         others = [await connect(node.address) for _ in range(LIMITS.max_searches)]
         also_asked = [other.send(RequestCode.QUERY_MESSAGE, query("k")) for other in others]

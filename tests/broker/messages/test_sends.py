@@ -330,8 +330,8 @@ async def test_a_client_that_asks_and_does_not_read_costs_bounded_memory(
     greedy = await connect(node.address)
     greedy._writer.transport.pause_reading()  # type: ignore[attr-defined]
     asked = [greedy.send(RequestCode.PULL_MESSAGE, pull("t", max_msg_nums=1)) for _ in range(500)]  # 100 MB of answers
-    await eventually(lambda: any(connection.is_paused for connection in node.server._connections))
-    (slow,) = [connection for connection in node.server._connections if connection.is_paused]
+    await eventually(lambda: any(connection.is_paused for connection in node.server.connections))
+    (slow,) = [connection for connection in node.server.connections if connection.is_paused]
     assert slow._transport is not None
     assert slow._transport.get_write_buffer_size() < 10_000_000
     assert (await send(wire)).code == 0, "others are served meanwhile"
@@ -555,7 +555,7 @@ async def test_replies_to_a_client_that_never_answers_take_nobody_elses_places(
     for client, name in ((silent, "silent"), (waiting, "me")):
         body = bodies.encode_heartbeat(Heartbeat(name, producer_groups=("p",)))
         await client.call(RequestCode.HEART_BEAT, body=body)
-    connections = list(node.server._connections)
+    connections = node.server.connections
     held = {connection: connection.charged_bytes for connection in connections}
     for _ in range(3):
         hostile.send(RequestCode.SEND_REPLY_MESSAGE_V2, reply("silent"), b"x")

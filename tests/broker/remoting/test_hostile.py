@@ -297,7 +297,7 @@ async def test_a_held_pull_that_fails_hurts_only_its_own_connection(
     await create_topic(wire, "t")
     reader = await connect(node.address)
     reader.send(RequestCode.PULL_MESSAGE, pull(flags=6))
-    await eventually(lambda: any(node.broker.held_pulls.of(item) for item in node.server._connections))
+    await eventually(lambda: any(node.broker.held_pulls.of(item) for item in node.server.connections))
 
     def broken(*args: Any, **fields: Any) -> Any:
         raise RuntimeError("planted")

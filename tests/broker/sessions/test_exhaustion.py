@@ -76,8 +76,8 @@ async def test_held_pulls_of_a_client_that_does_not_read_are_answered_when_it_re
     await create_topic(wire, "t", 64)
     lazy = await connect(node.address)
     asked = [lazy.send(RequestCode.PULL_MESSAGE, pull("t", queue=queue, flags=6)) for queue in range(64)]
-    await eventually(lambda: any(connection.held_pulls == 64 for connection in node.server._connections))
-    (connection,) = [connection for connection in node.server._connections if connection.held_pulls == 64]
+    await eventually(lambda: any(connection.held_pulls == 64 for connection in node.server.connections))
+    (connection,) = [connection for connection in node.server.connections if connection.held_pulls == 64]
     lazy._writer.transport.pause_reading()  # type: ignore[attr-defined]
     for queue in range(64):
         await send(wire, b"x" * 250_000, queue=queue)
@@ -331,13 +331,13 @@ async def test_a_client_that_does_not_read_is_idle_and_closed(node: Node, wire: 
     greedy._writer.transport.pause_reading()  # type: ignore[attr-defined]
     for _ in range(100):
         greedy.send(RequestCode.PULL_MESSAGE, pull("t", max_msg_nums=1))
-    await eventually(lambda: any(connection.is_paused for connection in node.server._connections))
-    (slow,) = [connection for connection in node.server._connections if connection.is_paused]
+    await eventually(lambda: any(connection.is_paused for connection in node.server.connections))
+    (slow,) = [connection for connection in node.server.connections if connection.is_paused]
     before_s = slow.active_s
     slow.write([b"a notification"])
     assert slow.active_s == before_s, "what is written to it is no sign of life"
     node.clock.advance(IDLE_LIMIT_S + SWEEP_INTERVAL_S)
-    await eventually(lambda: slow not in node.server._connections)
+    await eventually(lambda: slow not in node.server.connections)
 
 
 async def test_many_connections_with_held_pulls_close_in_linear_time(node: Node, wire: Wire) -> None:

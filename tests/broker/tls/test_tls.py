@@ -369,7 +369,7 @@ async def test_a_handshake_that_does_not_end_is_ended(
             with suppress(ConnectionResetError):
                 while await reader.read(65_536):
                     pass
-        await eventually(lambda: tls.failed_handshakes == 1 and not node.server._connections)
+        await eventually(lambda: tls.failed_handshakes == 1 and not node.server.connections)
     assert [entry["event"] for entry in logs] == ["tls_handshake_failed"]
     monkeypatch.undo()  # a handshake that does end may take its time
     wire = await secure_wire(node, certificates.client_context())
@@ -414,12 +414,12 @@ async def test_a_client_that_leaves_amid_its_handshake_is_forgotten(
     for hard in (False, True):
         _, writer = await raw(both)
         writer.write(HELLO)
-        await eventually(lambda: len(both.server._connections) == 1)
+        await eventually(lambda: len(both.server.connections) == 1)
         if hard:
             linger = socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
             writer.get_extra_info("socket").setsockopt(*linger)
         writer.close()
-        await eventually(lambda: not both.server._connections)
+        await eventually(lambda: not both.server.connections)
 
 
 async def test_a_node_stops_while_handshakes_hang(nodes: Nodes, certificates: Certificates, raw: Any) -> None:
@@ -427,7 +427,7 @@ async def test_a_node_stops_while_handshakes_hang(nodes: Nodes, certificates: Ce
     reader, writer = await raw(node)
     writer.write(HELLO)
     silent, _ = await raw(node)
-    await eventually(lambda: len(node.server._connections) == 2)
+    await eventually(lambda: len(node.server.connections) == 2)
     await node.stop()
     for end in (reader, silent):
         with suppress(ConnectionResetError):
