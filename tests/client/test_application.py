@@ -165,7 +165,7 @@ async def text(body: str) -> None: ...
 @pytest.mark.parametrize(
     ("function", "options", "said"),
     [
-        (one, {"concurency": 3}, "unexpected keyword argument 'concurency'; the options are"),
+        (one, {"concurency": 3}, "unexpected keyword argument 'concurency'; did you mean 'concurrency'"),
         (one, {"sharing": True, "batch_size": 3}, "batch_size"),
         (one, {"concurrency": 0}, "concurrency: 0"),
         (one, {"start": "now"}, "start: 'now'"),

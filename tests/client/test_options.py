@@ -49,7 +49,9 @@ def test_a_planted_option_is_one_line() -> None:
 
 
 def test_an_unknown_option_is_refused_by_its_name() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'patience'; the options are concurrency, "):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'; the options are concurrency, "):
+        Client("h:1", colour=5)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'patience'; did you mean 'patience_s'"):
         Client("h:1", patience=5)
 
 

@@ -419,7 +419,7 @@ ASKED: list[tuple[str, int, dict[str, Any], bytes]] = [
     ("deleteTopicInNameServer", Code.DELETE_TOPIC_IN_NAMESRV, {"topic": "new"}, b""),
 ]  # fmt: skip
 # Only 5.x's brokers have it; the dashboard says that the broker does not support it.
-OF_5 = {"createUser": 3001, "listUser": 3005, "createAcl": 3006, "listAcl": 3010, "getColdDataFlowCtrInfo": 2004}
+OF_5 = {"getColdDataFlowCtrInfo": 2004}
 
 
 async def test_each_of_their_requests_is_answered(wire: Wire) -> None:
