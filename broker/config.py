@@ -172,6 +172,7 @@ MAX_GROUP_KEY_BYTES: Final = 63  # the name of a message group
 MAX_MESSAGE_ID_CHARS: Final = 255  # a message id, which clients choose
 MAX_TIMESTAMP_MS: Final = 253_402_300_799_999  # the latest time in a response, the end of the year 9999
 MAX_CONTEXT_CHARS: Final = 1024  # a message's trace context, and the name of its host; longer ones are left out
+MAX_PRIORITY: Final = (1 << 31) - 1  # the priority of a message, a Java int; the larger, the more urgent
 MAX_RECOVERY_S: Final = 3600  # the latest time to ask for a transaction's outcome
 REQUEST_TIMEOUT_S: Final = (
     3.0  # the request timeout of a gRPC client that has sent no settings, as official clients have it

@@ -78,7 +78,7 @@ NO_LEASE: Final = Lease(0)  # for messages that did not come from a queue of our
 class Outgoing:
     """A message to send. `delay_level`: 0 delivers at once, 1 to 18 after 1 s to 2 h (with the broker's default levels).
     `delay`, a time or seconds, and `at`, with a time zone, say any time. `message_id`: how consumers recognize the message
-    if it is sent twice. Default: a new one."""
+    if it is sent twice. Default: a new one. `priority`: the larger, the more urgent, in topics of the type PRIORITY."""
 
     body: bytes
     tag: str | None = None
@@ -89,6 +89,10 @@ class Outgoing:
     message_id: str | None = None
     delay: timedelta | float | None = None
     at: datetime | None = None
+    priority: int | None = None
+
+
+_PRIORITY_DIGITS: Final = 10  # of a Java int
 
 
 class SendResult(NamedTuple):
@@ -163,7 +167,13 @@ class Message:
     def outgoing(self) -> Outgoing:
         """The message as it was sent first, to be sent again. Raises MessageError as `body` does."""
         return Outgoing(
-            self.body, self.tag, self.keys, self.user_properties, flag=self.record.flag, message_id=self.message_id
+            self.body,
+            self.tag,
+            self.keys,
+            self.user_properties,
+            flag=self.record.flag,
+            message_id=self.message_id,
+            priority=self.priority,
         )
 
     @property
@@ -180,6 +190,12 @@ class Message:
     def keys(self) -> list[str]:
         """The words to search it by."""
         return self.properties.get(props.KEYS, "").split()
+
+    @property
+    def priority(self) -> int | None:
+        """The priority that the sender gave it, None without one. Larger is more urgent."""
+        text = self.properties.get(props.PRIORITY, "")
+        return int(text) if text.isascii() and text.isdecimal() and len(text) <= _PRIORITY_DIGITS else None
 
     @property
     def message_id(self) -> str:

@@ -338,7 +338,7 @@ def queue_of(data: QueueShape) -> Queue:
 # Topics and routes
 
 MESSAGE_TYPE: Final = "message.type"
-MESSAGE_TYPES: Final = frozenset(("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "UNSPECIFIED"))
+MESSAGE_TYPES: Final = frozenset(("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED", "UNSPECIFIED"))
 
 
 @dataclass(frozen=True, slots=True)

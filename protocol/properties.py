@@ -24,6 +24,7 @@ TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+PRIORITY: Final = "_SYS_MSG_PRIORITY_"  # 5.4's: the larger, the more urgent
 TIMER_RECALL: Final = "TIMER_DEL_UNIQKEY"
 PRODUCER_GROUP: Final = "PGROUP"
 UNIQUE_KEY: Final = "UNIQ_KEY"
@@ -76,6 +77,7 @@ RESERVED: Final = frozenset(
         "TIMER_DELIVER_MS",
         "TIMER_OUT_MS",
         "TIMER_DEL_UNIQKEY",
+        "_SYS_MSG_PRIORITY_",
         "POP_CK",
         "1ST_POP_TIME",
         "DLQ_ORIGIN_TOPIC",

@@ -180,8 +180,8 @@ class Broker(BrokerUnderTest):
 
     # Ordering
 
-    def create_topic(self, topic: str, queues: int = TOPIC_QUEUES) -> None:
-        self._do(lambda: state.create_topic(self._rig.running, topic, queues))
+    def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, message_type: str = "") -> None:
+        self._do(lambda: state.create_topic(self._rig.running, topic, queues, message_type))
 
     def create_group(self, group: str) -> None:
         self._do(lambda: state.create_group(self._rig.running, group))

@@ -46,7 +46,7 @@ class Cluster:
     async def rebalanced(self, group: str, *, members: int | None = None, timeout_s: float = WAIT_S) -> dict[str, int]:
         return await rebalanced(self.address, group, members=members, timeout_s=timeout_s)
 
-    async def create_topic(self, topic: str, queues: int = TOPIC_QUEUES) -> None:
+    async def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, message_type: str = "") -> None:
         """Creates a topic on each broker."""
         async with AdminClient(self.address) as admin:
-            await admin.create_topic(topic, queues=queues)
+            await admin.create_topic(topic, queues=queues, message_type=message_type)

@@ -144,7 +144,7 @@ def _topics(rig: Rig, call: Call) -> dict[str, int]:
 
 
 def _create_topic(rig: Rig, call: Call) -> shapes.Done:
-    state.create_topic(rig.running, call.path["topic"], call.body.queues)
+    state.create_topic(rig.running, call.path["topic"], call.body.queues, call.body.message_type)
     return shapes.Done()
 
 

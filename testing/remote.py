@@ -149,8 +149,8 @@ class RemoteBroker(BrokerUnderTest):
 
     # Ordering
 
-    def create_topic(self, topic: str, queues: int = TOPIC_QUEUES) -> None:
-        self._calls.do("PUT", f"/topics/{_part(topic)}", shapes.TopicOrder(queues))
+    def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, message_type: str = "") -> None:
+        self._calls.do("PUT", f"/topics/{_part(topic)}", shapes.TopicOrder(queues, message_type))
 
     def create_group(self, group: str) -> None:
         self._calls.do("PUT", f"/groups/{_part(group)}")

@@ -189,6 +189,7 @@ class Progress(Struct):
 
 class TopicOrder(Struct, forbid_unknown_fields=True):
     queues: Annotated[int, Meta(ge=1)] = TOPIC_QUEUES
+    message_type: str = ""
 
 
 class Lease(Struct, forbid_unknown_fields=True):

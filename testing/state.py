@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..broker.broker import Broker
 from ..client.message import Message
 from ..protocol import names
-from ..protocol.bodies import GroupConfig, TopicConfig
+from ..protocol.bodies import MESSAGE_TYPES, GroupConfig, TopicConfig
 from ..protocol.message import decode_records
 from ..protocol.names import Queue, counted
 from .errors import UnknownGroup, UnknownTopic
@@ -133,10 +133,12 @@ def timeline(broker: Broker, group: str) -> list[dict[str, Any]]:
 # Ordering
 
 
-def create_topic(broker: Broker, topic: str, queues: int) -> None:
-    """Create a topic, or change its number of queues; its other settings stay.
+def create_topic(broker: Broker, topic: str, queues: int, message_type: str = "") -> None:
+    """Create a topic, or change its number of queues, and its type if one is named; its other settings stay.
 
-    Raises ValueError if messages would become unreadable; IllegalName, LimitExceeded."""
+    Raises ValueError if messages would become unreadable, or for an unknown type; IllegalName, LimitExceeded."""
+    if message_type and message_type not in MESSAGE_TYPES:
+        raise ValueError(f"message_type is {message_type!r}; expected one of {', '.join(sorted(MESSAGE_TYPES))}")
     found = broker.topics.get(topic)
     lost = sum(
         queue.next - queue.begin
@@ -149,7 +151,8 @@ def create_topic(broker: Broker, topic: str, queues: int) -> None:
             "become unreadable; create the topic with its queues before messages are sent"
         )
     wanted = TopicConfig(topic) if found is None else found
-    broker.topics.put(replace(wanted, read_queues=queues, write_queues=queues), broker.store.end)
+    changed = replace(wanted, read_queues=queues, write_queues=queues)
+    broker.topics.put(replace(changed, message_type=message_type or wanted.message_type), broker.store.end)
 
 
 def create_group(broker: Broker, group: str) -> None:

@@ -174,8 +174,10 @@ class BrokerUnderTest(ABC):
     # Ordering
 
     @abstractmethod
-    def create_topic(self, topic: str, queues: int = TOPIC_QUEUES) -> None:
-        """Raises ValueError for an illegal name."""
+    def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, message_type: str = "") -> None:
+        """Create a topic, or change it. `message_type`: what it is for, such as PRIORITY; empty: any messages.
+
+        Raises ValueError for an illegal name or type."""
 
     @abstractmethod
     def create_group(self, group: str) -> None:

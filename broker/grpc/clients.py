@@ -470,14 +470,26 @@ TYPES: Final = {
     "FIFO": (2,),
     "DELAY": (3,),
     "TRANSACTION": (4,),
+    "PRIORITY": (6,),
     "MIXED": _ALL_TYPES,
     "UNSPECIFIED": _ALL_TYPES,
 }
 
 
+def announced_types(topic: TopicConfig) -> tuple[int, ...]:
+    """Return the types that routes announce.
+
+    A topic without a type takes all, but priorities are announced for topics of that type only, because Java's client 5.0.3
+    fails at a route with a type that it does not know.
+    """
+    return TYPES.get(topic.message_type, _ALL_TYPES)
+
+
 def accepted_types(topic: TopicConfig) -> tuple[int, ...]:
     """A topic that nobody gave a type takes all: those of 4.9 never had one."""
-    return TYPES.get(topic.message_type, _ALL_TYPES)
+    if topic.message_type in ("", "UNSPECIFIED"):
+        return (*_ALL_TYPES, *TYPES["PRIORITY"])
+    return TYPES[topic.message_type]
 
 
 class Holding(NamedTuple):
@@ -582,7 +594,7 @@ def _holdings(hall: Hall, name: str, creates: bool, route: Route | None) -> list
     found: list[Holding] = []
     if topic is not None:
         queues = QueueData(own, topic.read_queues, topic.write_queues, topic.perm)
-        found.append(Holding(queues, "", accepted_types(topic)))
+        found.append(Holding(queues, "", announced_types(topic)))
     addresses = {data.name: data.addresses.get(0, "") for data in route.brokers} if route is not None else {}
     found += [
         Holding(data, addresses[data.broker_name], _ALL_TYPES) for data in others if addresses.get(data.broker_name)

@@ -27,6 +27,7 @@ from ..config import (
     MAX_CONTEXT_CHARS,
     MAX_GROUP_KEY_BYTES,
     MAX_MESSAGE_ID_CHARS,
+    MAX_PRIORITY,
     MAX_RECOVERY_S,
     MAX_SEND_MESSAGES,
     MAX_TIMER_DELAY_MS,
@@ -193,8 +194,8 @@ def _refuse(staged: _Answers, reason: str) -> None:
 # Messages as these clients write them, and as they are stored: both doors share the topics.
 
 
-NORMAL, FIFO, DELAY, TRANSACTION = 1, 2, 3, 4
-TYPE_NAMES: Final = {NORMAL: "NORMAL", FIFO: "FIFO", DELAY: "DELAY", TRANSACTION: "TRANSACTION"}
+NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY = 1, 2, 3, 4, 6
+TYPE_NAMES: Final = {NORMAL: "NORMAL", FIFO: "FIFO", DELAY: "DELAY", TRANSACTION: "TRANSACTION", PRIORITY: "PRIORITY"}
 
 SHARDING_KEY: Final = "__SHARDINGKEY"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
@@ -215,11 +216,17 @@ RESERVED: Final = frozenset(
     "INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE "
     "INNER_MULTI_QUEUE_OFFSET TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS "
     "TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC "
-    "DLQ_ORIGIN_MESSAGE_ID __CRC32#".split()
+    "DLQ_ORIGIN_MESSAGE_ID __CRC32# _SYS_MSG_PRIORITY_ __LITE_TOPIC ORIGIN_GROUP".split()
 )
 # Set by brokers, or shown in fields of their own. As from Apache's proxy, clients see the message group and the
 # transaction id among the user properties, too.
-_HIDDEN: Final = RESERVED | {CHECK_IMMUNITY, TRACE_CONTEXT, "TRANSACTION_CHECK_TIMES", "INNER_NUM"}
+_HIDDEN: Final = RESERVED | {
+    CHECK_IMMUNITY,
+    TRACE_CONTEXT,
+    "TRANSACTION_CHECK_TIMES",
+    "INNER_NUM",
+    "INNER_MULTI_DISPATCH",
+}
 
 
 class Sent(NamedTuple):
@@ -269,6 +276,8 @@ def checked(message: Any, topic: str, now_ms: int, max_delay_ms: int = MAX_TIMER
         found[TIMER_DELIVER_MS] = str(_delivery_ms(system, now_ms, max_delay_ms))
     group_key = _group_key(found, system)
     kind = TRANSACTION if is_half else DELAY if TIMER_DELIVER_MS in found else FIFO if group_key else NORMAL
+    if system.HasField("priority"):
+        kind = _add_priority(found, system, kind)
     for name, value in ((TRACE_CONTEXT, system.trace_context), (BORN_HOST, system.born_host)):
         if value and len(value) <= MAX_CONTEXT_CHARS and not has_control(value):  # otherwise it is left out
             found[name] = value
@@ -327,6 +336,17 @@ def _delivery_ms(system: Any, now_ms: int, max_delay_ms: int) -> int:
         )
         raise Fault(Code.ILLEGAL_DELIVERY_TIME, reason)
     return max(due_ms, 0)
+
+
+def _add_priority(found: dict[str, str], system: Any, kind: int) -> int:
+    """Return the type of a message with a priority, which delivery times and transactions keep theirs beside."""
+    if system.priority < 0:
+        raise Fault(Code.BAD_REQUEST, f"priority: got {system.priority}; expected 0 or more")
+    if kind == FIFO:
+        reason = "a message has either a message group or a priority: the messages of a group keep their order"
+        raise Fault(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, reason)
+    found[props.PRIORITY] = str(system.priority)
+    return PRIORITY if kind == NORMAL else kind
 
 
 def _group_key(found: dict[str, str], system: Any) -> str:
@@ -421,7 +441,12 @@ def _fill_properties(system: Any, found: dict[str, str], record: Record, namespa
         system.dead_letter_queue.message_id = found.get(DEAD_MESSAGE_ID, "")
     is_half = found.get(props.TRANSACTION) == "true"
     is_timed = due != "" or props.DELAY in found
-    system.message_type = TRANSACTION if is_half else DELAY if is_timed else FIFO if group_key else NORMAL
+    priority = found.get(props.PRIORITY, "")
+    is_urgent = priority.isdecimal() and len(priority) <= 10 and int(priority) <= MAX_PRIORITY
+    if is_urgent:
+        system.priority = int(priority)
+    kind = TRANSACTION if is_half else DELAY if is_timed else FIFO if group_key else NORMAL
+    system.message_type = PRIORITY if kind == NORMAL and is_urgent else kind
 
 
 def set_ms(timestamp: Any, time_ms: int) -> None:

@@ -22,6 +22,7 @@ from ..config import (
     BATCH_TURN_MESSAGES,
     MAX_CHECKED_SENDS,
     MAX_NAMED_CHARS,
+    MAX_PRIORITY,
     MAX_REASON_CHARS,
     MAX_RETRY_QUEUES,
     REGION,
@@ -51,6 +52,7 @@ _LATER_MARK: Final = "DEL"  # all properties that keep a message back have it in
 _TAGS_MARK: Final = props.TAGS + props.NAME_END
 _WAIT_MARK: Final = props.WAIT + props.NAME_END
 _TRANSACTION_MARK: Final = props.TRANSACTION + props.NAME_END
+_PRIORITY_MARK: Final = props.PRIORITY + props.NAME_END
 
 
 # Of a body, of properties, of a batch in bytes and in messages, of a piece of a batch in both, of a header
@@ -235,6 +237,8 @@ class Sending:
         text = header.properties
         if name[0] == "%" and name.startswith(names.RETRY_PREFIX):
             name, queue_id, text = self._retries.place_of(header, queue_id, text)
+        elif _PRIORITY_MARK in text:
+            queue_id = self._queue_of_priority(name, text)
         is_half = _TRANSACTION_MARK in text and props.find(text, props.TRANSACTION) == "true"
         if _WAIT_MARK in text and _DELAY_MARK not in text and not is_half:
             # Apache's Java client sets WAIT=true in each message, and its broker does not store it either
@@ -280,6 +284,16 @@ class Sending:
             self._checked_at = generation
         self._checked.add((name, queue_id))
         return queue_id
+
+    def _queue_of_priority(self, name: str, text: str) -> int:
+        """Return the queue of a message with a priority, whichever queue its sender chose: each level has a queue, and the
+        last queue has all higher levels, as at Apache's broker of 5.4. Raises Refusal."""
+        value = props.find(text, props.PRIORITY) or ""
+        if not (value.isascii() and value.isdecimal() and int(value[:11]) <= MAX_PRIORITY):
+            reason = f"priority: got {value[:40]!r}; expected a number from 0 to {MAX_PRIORITY}"
+            raise Refusal(Reason.ILLEGAL_MESSAGE, reason)
+        topic = self._topics.get(name)
+        return max(min(int(value), (topic.write_queues if topic is not None else 1) - 1), 0)
 
     def _later(self, text: str, name: str, queue_id: int, is_half: bool) -> tuple[_Later, str]:
         """The place in which a message with a later time waits, if it has one, and its properties there. Raises Refusal."""

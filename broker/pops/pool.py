@@ -544,6 +544,7 @@ class Pool:
         used_s: when a client asked last.
         is_cut: True if the last receive found nothing because a filter had to stop early.
         is_in_order: True if a client has asked for the messages in order.
+        is_by_priority: True if higher queues come first, because the topic's messages have priorities.
         owned: the queues that the pool may serve; None if they are all of the topic (`division`).
         leaving: owned queues that other members are to get, and since when.
         epochs: the epochs of the pool's leases.
@@ -564,6 +565,7 @@ class Pool:
         self.is_cut = False
         self.is_served_later = False
         self.is_in_order = False
+        self.is_by_priority = False
         self.owned: set[int] | None = None
         self.leaving: dict[int, float] = {}
         self.epochs: dict[int, int] = {}
@@ -646,6 +648,9 @@ class Pool:
 
     def places(self, request: PopRequest) -> Iterator[int]:
         """Yield the ready queues in the order in which a receive tries them. The caller calls `rotate` for each."""
+        if self.is_by_priority and not request.is_strict:
+            yield from sorted(self.ready, reverse=True)
+            return
         if request.queue_id is not None and request.queue_id in self.ready:
             yield request.queue_id
         if request.is_strict:
@@ -831,6 +836,11 @@ class Pools:
         self.by_topic.setdefault(topic, {})[pool] = None
         self._unused[pool] = None
         return pool
+
+    def has_priorities(self, topic: str) -> bool:
+        """Return True if the topic is for messages with priorities: a queue for each level, the highest last."""
+        config = self._topics.get(topic)
+        return config is not None and config.message_type == "PRIORITY"
 
     def _starts(self, request: PopRequest) -> Iterator[tuple[ConsumeQueue, int]]:
         """Yield the queues of the topic, and where the group continues. A group that is new to the topic starts at the end

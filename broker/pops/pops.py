@@ -231,6 +231,7 @@ class Pops:
         wanted, room = min(request.count, MAX_POP_MESSAGES), request.max_bytes
         settings = self._settings.get(request.group)
         is_in_order = pool.is_in_order or (settings is not None and settings.consume_orderly)
+        pool.is_by_priority = not is_in_order and self._pools.has_priorities(request.topic)
         found: list[Delivered] = []
         given: list[GivenDelivery] = []
         pool.is_cut = False

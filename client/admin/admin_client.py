@@ -26,7 +26,7 @@ from ...protocol.admin_bodies import (
     decode_topic_stats,
 )
 from ...protocol.allocation import CONSISTENT_HASH
-from ...protocol.bodies import BrokerData, GroupConfig, TopicConfig
+from ...protocol.bodies import MESSAGE_TYPES, BrokerData, GroupConfig, TopicConfig
 from ...protocol.codes import PERM_READ, PERM_WRITE, SYS_COMPRESSED, SYS_COMPRESSION_MASK, RequestCode, ResponseCode
 from ...protocol.config import MAX_TOPIC_QUEUES
 from ...protocol.frame import Ext, Frame
@@ -308,18 +308,22 @@ class AdminClient:
         *,
         queues: int | None = None,
         perm: int | None = None,
+        message_type: str = "",
         brokers: Iterable[str] | None = None,
     ) -> dict[str, TopicConfig]:
         """Create a topic on the brokers that do not have it, of all brokers or of those named. Return its settings there by
         the brokers' names.
 
         Brokers that have the topic keep their settings, which `change_topic` changes. Default `queues` and `perm`: those of
-        the brokers that have the topic, or 4 queues that may be written and read if no broker has it.
+        the brokers that have the topic, or 4 queues that may be written and read if no broker has it. `message_type`: what
+        the topic is for, such as FIFO or PRIORITY; brokers of 4.9 ignore it.
 
         Raises:
-            ConfigError: the topic's name, the number of queues or the name of a broker is invalid.
+            ConfigError: the topic's name, its type, the number of queues or the name of a broker is invalid.
         """
         fault = names.topic_fault(name)
+        if message_type and message_type not in MESSAGE_TYPES:
+            raise ConfigError(f"message_type: got {message_type!r}; expected one of {', '.join(sorted(MESSAGE_TYPES))}")
         if fault:
             raise ConfigError(f"topic: {fault}")
         route = await self._cluster.find_route(name)
@@ -330,8 +334,11 @@ class AdminClient:
             perm = reduce(or_, (data.perm for data in there.values())) if there else PERM_READ | PERM_WRITE
         _check_queues("queues", queues)
         missing = {broker: at for broker, at in (await self.masters(brokers)).items() if broker not in there}
-        await self._each(missing, RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(name, queues, queues, perm)))
-        return {broker: TopicConfig(name, queues, queues, perm) for broker in sorted(missing)}
+        attributes = f"+message.type={message_type}" if message_type else ""
+        header = CreateTopic(name, queues, queues, perm, attributes=attributes)
+        await self._each(missing, RequestCode.UPDATE_AND_CREATE_TOPIC, write(header))
+        config = TopicConfig(name, queues, queues, perm, message_type=message_type)
+        return dict.fromkeys(sorted(missing), config)
 
     async def change_topic(
         self,

@@ -129,5 +129,6 @@ class SendOptions(MessageOptions, total=False):
     delay_level: int
     delay: timedelta | float | None
     at: datetime | None
+    priority: int | None
     queue: Queue | None
     message_id: str | None

@@ -449,6 +449,17 @@ def later_text(delay_level: int, delay: Delay | None, at: datetime | None) -> st
     return f"{props.DELAY}\x01{delay_level}" if delay_level else ""
 
 
+def own_text(one: Outgoing) -> str:
+    """The properties for when and how urgently a message is delivered; empty without any. Raises MessageIllegal."""
+    later, priority = later_text(one.delay_level, one.delay, one.at), one.priority
+    if priority is None:
+        return later
+    if type(priority) is not int or not 0 <= priority <= MAX_INT:
+        raise MessageIllegal(f"priority: got {priority!r}; expected a number from 0 to {MAX_INT}")
+    text = f"{props.PRIORITY}\x01{priority}"
+    return f"{later}{props.PAIR_END}{text}" if later else text
+
+
 def _milliseconds(delay: Delay) -> int:
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isfinite(seconds) or seconds < 0:

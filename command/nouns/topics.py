@@ -10,7 +10,7 @@ from typing import Final
 from ...client.admin.admin_client import AdminClient
 from ...client.config import TOPIC_QUEUES
 from ...client.errors import ConfigError, TopicNotFound
-from ...protocol.bodies import TopicConfig
+from ...protocol.bodies import MESSAGE_TYPES, TopicConfig
 from ...protocol.names import Queue, counted
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
 from ..plumbing.output import Output, complain, local_time
@@ -33,6 +33,12 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
         help=f"queues on each broker (default: as on the brokers that have the topic, or {TOPIC_QUEUES})",
     )
     create.add_argument("--perm", type=int, choices=PERMS, help=f"{PERMS_HELP} (default: as there, or 6)")
+    create.add_argument(
+        "--type",
+        default="",
+        choices=sorted(MESSAGE_TYPES),
+        help="the only kind of messages that it takes (default: any kind)",
+    )
     create.add_argument("--broker", action="append", help="only on this broker; may be given several times")
     set_ = verb(verbs, "set", "change a topic's queues or permission", _set)
     set_.add_argument("topic")
@@ -95,7 +101,9 @@ async def _create(options: argparse.Namespace, admin: AdminClient, output: Outpu
         known = dict((await admin.topic(options.topic)).config)
     except TopicNotFound:
         known = {}
-    created = await admin.create_topic(options.topic, queues=options.queues, perm=options.perm, brokers=options.broker)
+    created = await admin.create_topic(
+        options.topic, queues=options.queues, perm=options.perm, message_type=options.type, brokers=options.broker
+    )
     for broker, config in sorted({**known, **created}.items()):
         has = counted(config.write_queues, "queue")
         if output.as_json:

@@ -69,8 +69,7 @@ GRPC = """\
 ## gRPC methods
 
 Official clients of 5.x speak gRPC, on the broker's own port: `pip install '.[broker]'`, `rocketlet start`, and
-give the client that `host:port`. These methods of `apache.rocketmq.v2.MessagingService` are served. Lite topics and
-priorities are not.
+give the client that `host:port`. These methods of `apache.rocketmq.v2.MessagingService` are served. Lite topics are not.
 
 | method | for |
 |---|---|

@@ -114,6 +114,7 @@ NEVER_TAKEN: dict[str, dict[str, Any]] = {
     "queue that the broker chooses": {"queue_id": -1},
     "delayed": {"properties": "DELAY\x011"},
     "sent to a time": {"properties": "TIMER_DELAY_MS\x0110000"},
+    "priority": {"properties": "_SYS_MSG_PRIORITY_\x013"},
     "half message": {"properties": "TRAN_MSG\x01true\x02PGROUP\x01p"},
     "signed": {"more": {"AccessKey": "a"}},
     "response in another encoding": {"more": {"acceptEncoding": "MSGPACK"}},
@@ -317,7 +318,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Run
         yield runner, runner.run(make(tmp_path_factory.mktemp("pair")))
 
 
-ITEMS = st.sampled_from(("TAGS", "KEYS", "WAIT", "AWAIT", "DELAY", "TRAN_MSG", "a", "")) | st.text(max_size=5)
+NAMES = ("TAGS", "KEYS", "WAIT", "AWAIT", "DELAY", "TRAN_MSG", "_SYS_MSG_PRIORITY_", "a", "")
+ITEMS = st.sampled_from(NAMES) | st.text(max_size=5)
 TEXTS = st.lists(
     st.tuples(ITEMS, st.sampled_from(("\x01", "\x01", "")), st.text(max_size=8)).map("".join), max_size=5
 ).map("\x02".join)
