@@ -51,7 +51,7 @@ from .runtime import MACHINE, Clock, Device, Histogram, Job, Line, Runtime, Time
 from .sessions import Callers, Clients, GroupChanged, Recent, Session
 from .store.files import Save, StoreFull
 from .store.index import ConsumeQueue
-from .store.journals import Frames
+from .store.journals import POPS_JOURNAL, Frames
 from .store.store import Flusher, Retention, RetentionTime, Store
 from .tls import Tls
 
@@ -148,7 +148,7 @@ class Broker:
         self.group_configs = groups = GroupConfigs(
             self.runtime, folder / "groups.json", auto_create=config.auto_create_groups
         )
-        pop_frames = Frames(folder / "pops.journal", is_synced=config.flush == "sync")
+        pop_frames = Frames(folder / POPS_JOURNAL, is_synced=config.flush == "sync")
         journals = (self.topics.journal, groups.journal, self.timers.journal, pop_frames)
         self.flusher = Flusher(self.store, journals, self.device.make) if config.flush == "sync" else None
         self.retries = Retries(

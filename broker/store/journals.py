@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -183,14 +184,12 @@ class Frames:
             return
         except OSError as error:
             raise StoreError(f"cannot read {self.path}: {error.strerror}") from error
-        while self.size < len(data):
-            content = _content(data, self.size)
-            if content is None:
-                log.error("pop_journal_damaged", file=str(self.path), kept=self.size, bytes=len(data) - self.size)
-                self._truncate()
-                break
+        for content in _contents(data):
             yield content
             self.size += _HEAD.size + len(content)
+        if self.size < len(data):
+            log.error("pop_journal_damaged", file=str(self.path), kept=self.size, bytes=len(data) - self.size)
+            self._truncate()
         self.base = self.size
 
     def append(self, content: bytes) -> None:
@@ -259,6 +258,49 @@ class Frames:
             disk.cut(self.path, self.size)
         except OSError as error:
             log.warning("journal_cut_failed", file=str(self.path), reason=error.strerror)
+
+
+def _contents(data: bytes) -> Iterator[bytes]:
+    """The contents of the frames, up to the first that is damaged or cut off."""
+    position = 0
+    while (content := _content(data, position)) is not None:
+        yield content
+        position += _HEAD.size + len(content)
+
+
+POPS_JOURNAL: Final = "pops.journal"  # the one that consists of frames; the others of lines
+
+
+def repair_journal(path: Path) -> None:
+    """Cut off what is damaged. Raises StoreError."""
+    if path.name == POPS_JOURNAL:
+        for _ in Frames(path).read():
+            pass
+    else:
+        Journal(path).read()
+
+
+def journal_fault(path: Path) -> str | None:
+    """Return why a journal is not whole; None if it is."""
+    if not path.is_file():
+        return "it is not a regular file"
+    try:
+        data = disk.read_file(path)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    if path.name == POPS_JOURNAL:
+        whole = sum(_HEAD.size + len(content) for content in _contents(data))
+    else:
+        whole = sum(map(len, itertools.takewhile(_is_whole, data.splitlines(keepends=True))))
+    return None if whole == len(data) else f"{len(data) - whole:,} bytes at its end are damaged or cut off"
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        _value(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _content(data: bytes, position: int) -> bytes | None:

@@ -16,6 +16,7 @@ from ...protocol.names import counted, topic_fault
 from . import log as marks
 from .files import Folder, OpenFiles, StoreError, StoreFull, check_format, read_state, state_fault
 from .index import ENTRY, ENTRY_BYTES, ConsumeQueue, QueueState
+from .journals import journal_fault
 from .log import CommitLog, Damage, Marks
 
 # ------------------------------------------------------------------------------
@@ -307,6 +308,7 @@ def inspect(path: Path) -> Iterator[Finding]:
     files = OpenFiles()
     try:
         yield from _state_files(folder)
+        yield from _journals(folder)
         yield from _log_and_indexes(folder, files)
     finally:
         files.close()
@@ -326,6 +328,12 @@ def _state_files(folder: Folder) -> Iterator[Finding]:
             yield Finding(path.name, fault, "rebuild it; fewer messages are found after damage in the commit log")
         else:
             yield Finding(path.name, fault, "nothing: restore it from a backup, or remove it to lose that state")
+
+
+def _journals(folder: Folder) -> Iterator[Finding]:
+    for path in sorted(folder.path.glob("*.journal")):
+        fault = journal_fault(path)
+        yield Finding(path.name, fault, "cut them off; the changes in them are lost" if fault else "")
 
 
 def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[Finding]:

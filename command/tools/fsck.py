@@ -17,6 +17,7 @@ from ...broker.messages.later import tag_code_of
 from ...broker.messages.topics import Topics
 from ...broker.runtime import Runtime, run
 from ...broker.store.files import StoreError
+from ...broker.store.journals import repair_journal
 from ...broker.store.recovery import Finding, Recovered, inspect
 from ...broker.store.store import Store
 from ...protocol.names import counted
@@ -79,6 +80,8 @@ def _print(findings: list[Finding], recovered: Recovered | None) -> None:
 
 def _repair(folder: Path) -> Recovered:
     """Does the same as a start, for the whole log."""
+    for path in folder.glob("*.journal"):
+        repair_journal(path)
     runtime = Runtime()
     topics = Topics(runtime, BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), on_change=lambda topic: None)
     tag_code = partial(tag_code_of, levels_ms=DELAY_LEVELS_MS)

@@ -16,6 +16,7 @@ import orjson
 import pytest
 from rocketlet.broker.store import files, recovery
 from rocketlet.broker.store.files import StoreError, read_state, write_state
+from rocketlet.broker.store.journals import Frames, Journal
 from rocketlet.broker.store.log import Damage
 from rocketlet.broker.store.recovery import Lost, Recovered, inspect
 from rocketlet.broker.store.store import Store
@@ -750,6 +751,35 @@ def test_damage_is_named_and_repaired(tmp_path: Path, capsys: pytest.CaptureFixt
     else:
         assert left == expected
     store.close()
+
+
+@pytest.mark.parametrize("name", ["pops.journal", "groups.journal"])
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_a_damaged_journal_is_named_and_repaired(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str
+) -> None:
+    filled(tmp_path)
+    path = tmp_path / name
+    if name == "pops.journal":
+        frames = Frames(path)
+        for _ in range(2):
+            frames.append(b"a frame")
+        frames.close()
+    else:
+        path.unlink(missing_ok=True)
+        for _ in range(2):
+            Journal(path).append(["a line"])
+    whole = path.read_bytes()
+    assert fsck(tmp_path, repairs=False, is_json=False) == 0
+    assert f"whole    {name}" in capsys.readouterr().out
+    if damage == "cut":
+        path.write_bytes(whole[:-3])
+    else:
+        flip(path, len(whole) - 3)
+    assert fsck(tmp_path, repairs=False, is_json=False) == 1
+    assert f"damaged  {name}: " in capsys.readouterr().out
+    assert fsck(tmp_path, repairs=True, is_json=False) == 0
+    assert path.read_bytes() == whole[: len(whole) // 2]
 
 
 def test_a_folder_that_is_none_or_in_use_is_refused(tmp_path: Path) -> None:
