@@ -295,4 +295,4 @@ async def test_run_ends_with_sigterm_and_leaves_the_group(node: Node, tmp_path: 
         process.send_signal(signal.SIGTERM)
         assert await process.stdout.readline() == b"ended\n"
         assert await process.wait() == 0
-    assert node.broker.groups.get("g") is None
+    assert node.broker.groups.online("g") is None

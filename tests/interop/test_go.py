@@ -191,7 +191,7 @@ async def test_gos_odd_habits_are_answered(cluster: Cluster, go: Run) -> None:
     async with go("consume", ns=cluster.address, group="g", topic="t", tags="TagA") as peer:
         await peer.started()
         node = cluster.nodes[0]
-        await eventually(lambda: node.broker.groups.get("g") is not None)
+        await eventually(lambda: node.broker.groups.online("g") is not None)
         group = node.broker.groups.get("g")
         assert group is not None
         (member,) = group.members.values()

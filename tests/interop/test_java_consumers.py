@@ -298,9 +298,9 @@ async def test_a_java_member_that_ends_is_gone_at_once(cluster: Cluster, java: R
     await cluster.create_topic("t")
     async with java("consume", ns=cluster.address, group="g", topic="t") as peer:
         await peer.started()
-        await peer.until(lambda: all(node.broker.groups.get("g") is not None for node in cluster.nodes))
+        await peer.until(lambda: all(node.broker.groups.online("g") is not None for node in cluster.nodes))
     for node in cluster.nodes:
-        assert node.broker.groups.get("g") is None
+        assert node.broker.groups.online("g") is None
         assert node.broker.clients.all_producers() == {}
 
 
