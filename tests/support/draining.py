@@ -43,8 +43,9 @@ async def joins(wire: Wire, client_id: str, *topics: str, strategy: str = "") ->
 
 
 async def handled(wire: Wire, queue: int, offset: int) -> None:
-    flags = FLAGS | 0x1
-    await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, offset=offset, flags=flags, commit_offset=offset))
+    """Commit an offset by a pull that does not wait for messages."""
+    header = pull(queue=queue, offset=offset, flags=FLAGS | 0x1, commit_offset=offset, suspend_timeout_millis=1)
+    await wire.call(RequestCode.PULL_MESSAGE, header)
 
 
 def members_of(node: Node) -> int:

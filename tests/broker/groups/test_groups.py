@@ -134,7 +134,8 @@ async def test_retries_have_one_reader_where_members_know_only_of_some(node: Nod
     await beat(two, "c2", {"u": "*", retry: "*"})
     await send(one, b"again", topic=retry)
     flags = SUBSCRIBED | SUSPEND
-    assert (await two.call(RequestCode.PULL_MESSAGE, pull(retry, flags=flags))).code == ResponseCode.PULL_NOT_FOUND
+    none = pull(retry, flags=flags, suspend_timeout_millis=1)
+    assert (await two.call(RequestCode.PULL_MESSAGE, none)).code == ResponseCode.PULL_NOT_FOUND
     assert (await one.call(RequestCode.PULL_MESSAGE, pull(retry, flags=flags))).code == 0
     await one.close()
     await eventually(lambda: len(node.broker.groups.get("g").members) == 1)  # type: ignore[union-attr]
