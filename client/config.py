@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from textwrap import fill
 from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
@@ -262,6 +263,7 @@ class Option:
     check: ArgumentCheck
 
 
+@cache
 def options_of(kind: Any) -> Mapping[str, Option]:
     """The options that a TypedDict declares, in a module whose annotations are values, not text."""
     return {name: hint.__metadata__[0] for name, hint in kind.__annotations__.items()}
@@ -269,15 +271,16 @@ def options_of(kind: Any) -> Mapping[str, Option]:
 
 def chosen(kind: type[Given], given: Mapping[str, Any]) -> Given:
     """The value of each option: as given, checked, or its default. Raises ConfigError, and TypeError for an unknown one."""
-    options = options_of(kind)
+    options = options_of(cast("Any", kind))
     for name in given:
         if name not in options:
             near = difflib.get_close_matches(name, options, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(options)}"
             raise TypeError(f"unexpected keyword argument {name!r}; {hint}")
-    found = {name: given.get(name, option.default) for name, option in options.items()}
+    found: dict[str, Any] = {}
     for name, option in options.items():
-        option.check(name, found[name])
+        found[name] = value = given.get(name, option.default)
+        option.check(name, value)
     return cast("Given", found)
 
 
@@ -539,7 +542,7 @@ def _subscription(topic: Any, expression: Any) -> Subscription:
         parsed = parse_subscription(topic, expression, version=int(time.time() * 1000), kind=kind)
     except SubscriptionError as error:
         raise ConfigError(f"subscriptions: {topic}: {error}") from None
-    odd = sorted(tag for tag in parsed.tags if re.search(r"[\s|,&]", tag) or tag == "*")
+    odd = sorted(tag for tag in parsed.tags if re.search(r"[\s|,&]", tag) or tag == "*") if parsed.tags else []
     if odd:
         raise ConfigError(
             f"subscriptions: {topic}: {odd[0]!r} is not a tag; separate tags by '||', or filter by Sql(\"TAGS = '...'\")"

@@ -118,8 +118,8 @@ class Leases:
 
     @property
     def are_releasing(self) -> bool:
-        """Whether a hand-over is under way. One whose broker is in no route any more is not waited for."""
-        masters = self._cluster.masters()
+        """True if a hand-over is under way. One whose broker is in no route any more is not waited for."""
+        masters = self._cluster.masters() if self._handing_over else {}
         return any(queue.broker_name in masters for queue in self._handing_over)
 
     @property
@@ -139,7 +139,8 @@ class Leases:
         wanted = set(wanted)
         lockable = wanted - self._locks.unlocking
         unlockable = self._locks.doubtful - lockable - self._handing_over.keys()
-        await self._give_back(queue for queue in unlockable if not self._locks.is_requested(queue))
+        if unlockable:
+            await self._give_back(queue for queue in unlockable if not self._locks.is_requested(queue))
         free = wanted - self._locks.unlocking - self.owned.keys() - self._handing_over.keys() - self._ending.keys()
         queues = by_broker(sorted(filter(self._is_known_at, free)))
         await _all(
@@ -157,7 +158,9 @@ class Leases:
             return
         for queue, offset in offsets.items():
             self._take(connection, queue, leases[queue], offset)
-        await _all(self._begin(connection, queue, lease) for queue, lease in leases.items() if queue not in offsets)
+        unknown = leases.keys() - offsets.keys()
+        if unknown:
+            await _all(self._begin(connection, queue, leases[queue]) for queue in unknown)
 
     async def _begin(self, connection: Connection, queue: Queue, lease: Lease) -> None:
         """A queue was locked: finds where to read from, or unlocks it again."""
@@ -359,8 +362,12 @@ class Leases:
 
     async def reclaim(self) -> None:
         """Asks brokers that are back, or have another address, for the queues that were ours."""
-        moved = {queue for queue, lease in self.owned.items() if self._has_moved(queue, lease)}
-        await self._renew_all(self._suspended | self._releasing.keys() | moved)
+        reclaimed = self._suspended | self._releasing.keys()
+        for queue, lease in self.owned.items():
+            if self._has_moved(queue, lease):
+                reclaimed.add(queue)
+        if reclaimed:
+            await self._renew_all(reclaimed)
 
     def _has_moved(self, queue: Queue, lease: Lease) -> bool:
         """Whether the queue's broker has another address than the lease was granted or renewed at: there it takes a commit

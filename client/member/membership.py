@@ -194,7 +194,7 @@ class Membership:
         """Members have changed, or the queues of a topic."""
         self._rebalance.grown(str(frame.ext.get("topic")))
         try:
-            self._shares.told(connection, frame.ext)
+            self._shares.record_notification(connection, frame.ext)
         except BodyError as error:
             log.warning("places_unreadable", peer=connection.address, reason=str(error))
         self._wake.set()
@@ -515,20 +515,24 @@ class Shares:
             return None
         return Share(self._strategy.allocate(self.client_id, queues, ids), queues, len(ids), unknown)
 
-    def told(self, connection: Connection, ext: Mapping[str, object]) -> None:
-        """A broker has said that the group has changed, and perhaps what this member would ask. Raises BodyError."""
+    def record_notification(self, connection: Connection, ext: Mapping[str, object]) -> None:
+        """A broker has notified this member that the group has changed, perhaps with the response to the request that this
+        member would send next. Raises BodyError."""
         places = group_bodies.decode_places(str(ext.get(EXT_PLACES, "{}")).encode())
         shares = group_bodies.decode_shares(str(ext.get(EXT_SHARES, "{}")).encode())
         now_s = clock_s()
-        # Else this member is told its share by another broker than newcomers, which take other shares then.
-        self._silent_s = {
-            name: s for name, s in self._silent_s.items() if self._cluster.connected(name) is not connection
-        }
-        if EXT_PLACES in ext or EXT_SHARES in ext:
-            # its earlier news is over, also where it has none now: a member with another strategy has joined
-            self._told = {topic: told for topic, told in self._told.items() if told.connection is not connection}
-        self._told |= {topic: _Told(connection, now_s, place=place) for topic, place in places.items()}
-        self._told |= {topic: _Told(connection, now_s, share=share) for topic, share in shares.items()}
+        for name in list(self._silent_s):
+            # Else this member would ask another broker than newcomers do, and the shares would differ.
+            if self._cluster.connected(name) is connection:
+                del self._silent_s[name]
+        for topic in list(self._told) if EXT_PLACES in ext or EXT_SHARES in ext else ():
+            # What the broker said before is outdated, even if it says nothing now: a member with another strategy has joined.
+            if self._told[topic].connection is connection:
+                del self._told[topic]
+        for topic, place in places.items():
+            self._told[topic] = _Told(connection, now_s, place=place)
+        for topic, share in shares.items():
+            self._told[topic] = _Told(connection, now_s, share=share)
 
     def _may_use(self, queues: list[Queue], told: _Told) -> bool:
         """Whether it is fresh, and of the broker that would be asked."""
@@ -555,15 +559,22 @@ class Shares:
         raise error
 
     def _asked(self, queues: list[Queue]) -> list[str]:
-        """The brokers of the queues in the order in which they are asked: one that did not answer is the last for a while."""
+        """Return the brokers of the queues in the order in which they are asked. One that did not respond is the last for a
+        while."""
+        brokers: dict[str, None] = {}
+        for queue in queues:
+            brokers[queue.broker_name] = None
+        if not self._silent_s:
+            return list(brokers)
         since_s = clock_s() - PLACE_S
-        brokers = dict.fromkeys(queue.broker_name for queue in queues)
         return sorted(brokers, key=lambda name: self._silent_s.get(name, since_s) > since_s)
 
 
 def _unknown(topic: str, queues: list[Queue], answer: Frame) -> list[Queue]:
-    """The queues of brokers that are missing in this member's route only: a broker was away when it joined. The others share
-    them out with it; without them it would take other queues than they leave to it."""
+    """Return the queues of brokers that are missing in this member's route only: a broker was away when it joined. The other
+    members share them out, too; without them this member would take other queues than they leave to it."""
+    if EXT_SEEN_QUEUES not in answer.ext:
+        return []
     seen = group_bodies.decode_seen_queues(str(answer.ext.get(EXT_SEEN_QUEUES, "{}")).encode())
     missing = seen.keys() - {queue.broker_name for queue in queues}
     return [Queue(topic, broker_name, number) for broker_name in missing for number in range(seen[broker_name])]

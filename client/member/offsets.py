@@ -61,7 +61,7 @@ class GroupOffsets:
         self._group = group
         self._start = start
         self._starts = starts or {}
-        self.late = LateQueues(cluster)
+        self.late = LateQueues(cluster) if start == "last" else None
         self._first_seen: dict[str, frozenset[Queue]] = {}
         self._latest: dict[Queue, int] = {}
         self._known: set[tuple[str, str]] = set()
@@ -77,7 +77,7 @@ class GroupOffsets:
 
     async def fix_latest(self, topics: Iterable[str]) -> None:
         """The member joins: a group that begins at the latest message reads messages stored from now on."""
-        if self._start == "last":
+        if self.late is not None:
             await self.late.join()
         for topic in topics:
             route = self._cluster.route(topic)
@@ -98,7 +98,8 @@ class GroupOffsets:
                 self._latest |= zip(queues, found, strict=True)
         except RocketletError as error:
             log.warning("start_offset_unknown", broker=broker_name, topic=queues[0].topic, reason=str(error))
-            self.late.miss(broker_name)
+            if self.late is not None:
+                self.late.miss(broker_name)
 
     async def begin(self, connection: Connection, queue: Queue, epoch: int) -> int:
         """The group's committed offset, or where a new group begins; all of a queue that is new or for retries; of one whose
@@ -110,10 +111,11 @@ class GroupOffsets:
         start = self._start_of(queue)
         offset = await self._committed(connection, queue, start, alone=queue in self._starts)
         if offset is None:
-            if start is None:
-                offset = await self.late.begin_offset(connection, queue)
-            else:
+            if start is not None:
                 offset = await begin_offset(connection, queue, start)
+            else:
+                assert self.late is not None
+                offset = await self.late.begin_offset(connection, queue)
             await self._keep_start(queue, offset, epoch)
         return offset
 
@@ -123,7 +125,7 @@ class GroupOffsets:
             return self._starts[queue]
         if queue.topic.startswith(RETRY_PREFIX):
             return "first"
-        if self._start == "last" and not self.late.was_there(queue.broker_name):
+        if self.late is not None and not self.late.was_there(queue.broker_name):
             return None
         if queue not in self._first_seen.get(queue.topic, ()):
             return self._start if isinstance(self._start, int) else "first"

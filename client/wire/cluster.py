@@ -198,17 +198,20 @@ class Cluster:
         return route
 
     def _with_living(self, topic: str, route: Route) -> Route:
-        """The route for a member of a group, with the brokers that were in it before. A broker that restarts is missing for
-        a moment, and a name server that has just started does not know all; neither may take queues from their owners.
-        After a minute the route is believed."""
+        """Return the route for a member of a group, with the brokers that were in it before. A broker that restarts is
+        missing for a moment, and a name server that has just started does not know all brokers. Neither may take queues from
+        their owners, so brokers that are missing are kept for a minute."""
         if not self.keeps_brokers:
             return route
-        now_s = asyncio.get_running_loop().time()
+        named = set()
+        for broker in route.brokers:
+            named.add(broker.name)
+            self._missing_s.pop((topic, broker.name), None)
         before = self._routes.get(topic)
-        named = {broker.name for broker in route.brokers}
-        for name in named:
-            self._missing_s.pop((topic, name), None)
-        missing = [broker for broker in (before.brokers if before else ()) if broker.name not in named]
+        if before is None:
+            return route
+        now_s = asyncio.get_running_loop().time()
+        missing = [broker for broker in before.brokers if broker.name not in named]
         news = sorted(broker.name for broker in missing if (topic, broker.name) not in self._missing_s)
         if news:
             log.warning("brokers_missing_in_route", topic=topic, brokers=news, hint="they are kept for a while")
@@ -217,7 +220,7 @@ class Cluster:
             for broker in missing
             if now_s - self._missing_s.setdefault((topic, broker.name), now_s) < self.limits.route_patience_s
         ]
-        if not kept or before is None:
+        if not kept:
             return route
         names_kept = {broker.name for broker in kept}
         queues = tuple(data for data in before.queues if data.broker_name in names_kept)
@@ -305,16 +308,14 @@ class Cluster:
         return self._masters.get(broker_name)
 
     def masters(self) -> dict[str, str]:
-        """Address by broker name, of all brokers in the routes of the client's topics."""
-        return {
-            broker.name: broker.addresses[0]
-            # The template is on every broker of the cluster: its route would lead a member to brokers that it does
-            # not need.
-            for topic, route in self._routes.items()
-            if topic != names.DEFAULT_TOPIC
-            for broker in route.brokers
-            if 0 in broker.addresses
-        }
+        """Return address by broker name, of all brokers in the routes of the client's topics."""
+        found: dict[str, str] = {}
+        for topic, route in self._routes.items():
+            # The template is on every broker of the cluster: its route would lead a member to brokers that it does not need.
+            for broker in route.brokers if topic != names.DEFAULT_TOPIC else ():
+                if 0 in broker.addresses:
+                    found[broker.name] = broker.addresses[0]
+        return found
 
     def connected(self, broker_name: str) -> Connection | None:
         """The open connection to a broker, if there is one."""

@@ -77,6 +77,7 @@ async def test_one_pull_shows_that_those_before_it_are_begun_with() -> None:
 def test_queues_that_come_later_are_read_from_their_start_and_single_ones_from_where_was_said() -> None:
     starts = {QUEUES[1]: At(7)}
     offsets = GroupOffsets(cast("Cluster", SimpleNamespace()), "g", "last", starts)
+    assert offsets.late is not None
     offsets.late._brokers = frozenset(["broker-a"])
     retries = Queue("%RETRY%g", "broker-a", 0)
     offsets.saw("t", QUEUES[:2])

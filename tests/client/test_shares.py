@@ -60,7 +60,7 @@ def shares_at(strategy: Strategy = AVG, **brokers: Broker) -> Shares:
 
 
 def tell(shares: Shares, broker: Broker, ext: dict[str, object]) -> None:
-    shares.told(cast("Connection", broker), ext)
+    shares.record_notification(cast("Connection", broker), ext)
 
 
 def place(position: int, members: int, queues: int) -> dict[str, object]:
