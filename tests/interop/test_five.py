@@ -105,6 +105,16 @@ async def test_consumers_in_order(node: Node, official: Official) -> None:
     assert [body for body in peer.bodies if body.startswith("fifo")] == [f"fifo-{number}" for number in range(5)]
 
 
+@feature("messages with priorities, the most urgent received first")
+async def test_urgent_messages_are_received_first(node: Node, official: Official) -> None:
+    put(node, message_type="PRIORITY")
+    async with official.run("urgent", endpoint=node.address, topic="t") as sender:
+        await sender.until(lambda: bool(sender.found("DONE")))
+    async with official.run("simple", endpoint=node.address, topic="t") as peer:
+        await peer.until(lambda: len(peer.bodies) == 3)
+    assert peer.bodies == [f"priority-{priority}" for priority in (3, 2, 1)]
+
+
 @feature("push consumer: dead letters by the group's limit")
 async def test_dead_letters(node: Node, official: Official) -> None:
     put(node)

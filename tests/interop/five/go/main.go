@@ -149,6 +149,22 @@ func produce() {
 	must(producer.GracefulStop())
 }
 
+// urgent sends messages with priorities, the least urgent first.
+func urgent() {
+	producer, err := rmq.NewProducer(config(), rmq.WithTopics(get("topic", "t")))
+	must(err)
+	must(producer.Start())
+	for priority := int32(1); priority < 4; priority++ {
+		sent := message(fmt.Sprintf("priority-%d", priority))
+		must(sent.SetPriority(priority))
+		_, err := producer.Send(context.Background(), sent)
+		must(err)
+	}
+	say("DONE")
+	waitForStdin()
+	must(producer.GracefulStop())
+}
+
 func push() {
 	consumer, err := rmq.NewPushConsumer(config(), rmq.WithPushAwaitDuration(5*time.Second),
 		rmq.WithPushSubscriptionExpressions(filters()),
@@ -204,5 +220,5 @@ func main() {
 		options[name] = value
 	}
 	rmq.EnableSsl = get("tls", "") != ""
-	map[string]func(){"produce": produce, "push": push, "simple": simple}[os.Args[1]]()
+	map[string]func(){"produce": produce, "urgent": urgent, "push": push, "simple": simple}[os.Args[1]]()
 }

@@ -34,6 +34,7 @@ public class Peer {
         try {
             switch (arguments[0]) {
                 case "produce" -> produce();
+                case "urgent" -> urgent();
                 case "push" -> push();
                 case "simple" -> simple();
                 default -> throw new IllegalArgumentException(arguments[0]);
@@ -125,6 +126,16 @@ public class Peer {
             } else if (body.equals("rolled-back")) {
                 transaction.rollback();
             }
+        }
+        say("DONE");
+        waitForStdin();
+    }
+
+    /** Sends messages with priorities, the least urgent first. */
+    static void urgent() throws Exception {
+        Producer producer = provider.newProducerBuilder().setClientConfiguration(configuration()).setTopics(topic()).build();
+        for (int priority = 1; priority < 4; priority++) {
+            send(producer, message("priority-" + priority).setPriority(priority).build());
         }
         say("DONE");
         waitForStdin();

@@ -56,6 +56,17 @@ async function produce() {
   await stdin;
 }
 
+// Messages with priorities, the least urgent first. Node 1.0.8 takes the priority 0 for none
+async function urgent() {
+  const producer = new Producer({ ...common, topic });
+  await producer.startup();
+  for (let priority = 1; priority < 4; priority++) {
+    await producer.send({ topic, body: Buffer.from(`priority-${priority}`), priority });
+  }
+  say('DONE');
+  await stdin;
+}
+
 // The first time, or always
 const isBad = (view) => view.body.toString() === 'worse' || (view.body.toString() === 'bad' && view.deliveryAttempt === 1);
 const consuming = {
@@ -93,4 +104,4 @@ async function simple() {
   await stdin;
 }
 
-({ produce, push, simple })[mode]().catch((error) => say('FAILED', error)).then(() => process.exit(0));
+({ produce, urgent, push, simple })[mode]().catch((error) => say('FAILED', error)).then(() => process.exit(0));

@@ -103,6 +103,19 @@ def produce():
     producer.shutdown()
 
 
+def urgent():
+    """Send messages with priorities, the least urgent first."""
+    producer = Producer(configuration(), (TOPIC,), tls_enable="tls" in OPTIONS)
+    producer.startup()
+    for priority in range(1, 4):
+        sent = message(f"priority-{priority}")
+        sent.priority = priority
+        producer.send(sent)
+    say("DONE")
+    sys.stdin.read()
+    producer.shutdown()
+
+
 class Listener(MessageListener):
     def consume(self, view):
         if "spans" in OPTIONS:
@@ -144,7 +157,7 @@ def simple():
 
 
 try:
-    {"produce": produce, "push": push, "simple": simple}[MODE]()
+    {"produce": produce, "urgent": urgent, "push": push, "simple": simple}[MODE]()
 except Exception as error:
     say("FAILED", repr(error))
 os._exit(0)  # its threads would go on
