@@ -33,10 +33,11 @@ from .config import (
 from .groups.drains import Draining, Notifications, Repeats
 from .groups.group import ConsumerGroup, ConsumerGroups
 from .groups.guard import ReaderGuard
+from .groups.history import History, Refusals
 from .groups.leases import Locks
 from .groups.offsets import GroupProgress, Offsets, Watch
 from .groups.pulling import Commits, Pulling
-from .groups.settings import GroupConfigs, History, Refusals, RequestModes
+from .groups.settings import GroupConfigs, RequestModes
 from .machine import shares
 from .messages.appender import Appender
 from .messages.filters import Filters
@@ -146,7 +147,7 @@ class Broker:
         self.offsets.apply_journal(self.topics.deleted)
         self.offsets.clamp(self.store.queues)
         self.group_configs = groups = GroupConfigs(
-            self.runtime, folder / "groups.json", auto_create=config.auto_create_groups
+            self.runtime, self.groups, folder / "groups.json", auto_create=config.auto_create_groups
         )
         pop_frames = Frames(folder / POPS_JOURNAL, is_synced=config.flush == "sync")
         journals = (self.topics.journal, groups.journal, self.timers.journal, pop_frames)

@@ -90,7 +90,7 @@ class Weeks(World):
         return {
             "objects": len(gc.get_objects()),
             "connections": len(server.connections),
-            "groups": len(list(broker.groups)),
+            "groups": sum(bool(group.members) for group in broker.groups),
             "locks": len(broker.locks),
             "held_pulls": broker.held_pulls.count,
             "files": sum(path.is_file() for path in node.folder.rglob("*")),

@@ -101,7 +101,7 @@ def members(broker: Broker, group: str) -> list[str]:
 
 def groups(broker: Broker) -> list[str]:
     """The groups that have members."""
-    return [group.name for group in broker.groups]
+    return [group.name for group in broker.groups if group.members]
 
 
 def topics(broker: Broker) -> dict[str, int]:
@@ -120,7 +120,7 @@ def _check_group(broker: Broker, group: str) -> None:
     is_known = group in broker.group_configs or broker.groups.online(group) is not None
     is_kept = broker.topics.get(names.dlq_topic(group)) is not None or broker.offsets.topics_of(group)
     if not is_known and not is_kept:
-        known = ", ".join(sorted(item.name for item in broker.groups)) or "none"
+        known = ", ".join(sorted(item.name for item in broker.groups if item.members)) or "none"
         raise UnknownGroup(f"the broker knows no group {group}; with members: {known}")
 
 

@@ -1,9 +1,10 @@
 """Consumer groups: members, leases, offsets, pulls. Nothing here knows its broker.
 
-settings   settings of groups, their mode (pull or pop), history
+history    events of groups, how long rebalances took, refused heartbeats
 members    members, their shares and disagreements, and the member list that each member was given
 stages     the stages of a change of a group with foreign members: drain, synchronization of brokers
 group      a consumer group and its queues: all state of a group is in one object
+settings   settings of groups, their mode (pull or pop)
 leases     each queue of a group has one owner (LOCK_BATCH_MQ)
 offsets    committed offsets, progress, readers of queues
 claims     which foreign member claims which queue

@@ -27,9 +27,10 @@ from ..sessions import GroupChanged, Recent, Session
 from .agreement import Agreement, Say
 from .claims import Allotment, Found, Moves, Routes
 from .group import ConsumerGroup, ConsumerGroups
+from .history import History
 from .members import ALONE, MemberList
 from .offsets import Watch
-from .settings import GroupConfigs, History
+from .settings import GroupConfigs
 from .stages import Drain, DrainEvent, DrainStage, GivenElsewhere, QueueKey
 
 log = structlog.get_logger("rocketlet.groups")

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import structlog
 
 from ...protocol.allocation import STICKY
-from ...protocol.bodies import LOOKS, ConsumerData, Work, finish
+from ...protocol.bodies import LOOKS, ConsumerData, GroupConfig, Work, finish
 from ...protocol.group_bodies import BrokerShare
 from ...protocol.names import Subscription, sorted_ids
 from ..config import (
@@ -27,6 +27,7 @@ from ..messages.held_pulls import HeldPull
 from ..runtime import Runtime, Timer
 from ..sessions import Reason, Refusal, Session
 from ..store.journals import Former, LeaseKey
+from .history import History
 from .members import (
     ALONE,
     Issued,
@@ -40,7 +41,6 @@ from .members import (
     size_of,
     stale_counts,
 )
-from .settings import History
 from .stages import NO_PEERS, Drain, QueueKey
 
 log = structlog.get_logger("rocketlet.groups")
@@ -111,6 +111,13 @@ class Contest:
     wanted_s: float
     waiting: list[HeldPull] = field(default_factory=list)
     timer: Timer | None = None
+
+
+class Unread(NamedTuple):
+    """A subscribed queue that no member reads. is_named: it was reported."""
+
+    since_s: float
+    is_named: bool
 
 
 class TopicOffsets:
@@ -244,6 +251,7 @@ class ConsumerGroup:
 
     Attributes:
         is_deleted: True if nothing was left of the group. Who holds such an object looks the name up again.
+        settings: the group's settings; None if it does not exist for administrators.
         offsets: the committed offsets, by topic.
         queues: the queues with a lease or a reader.
         awaited_readers: how many queues wait for their foreign readers from before a restart.
@@ -261,6 +269,9 @@ class ConsumerGroup:
         foreign: those of the members that are Apache's push consumers.
         topics: how many members subscribe to each topic.
         reported: the disagreements of members that were reported, so that each is logged once.
+        is_check_due: True if the members will be checked for disagreements soon.
+        logged: an interval of time, and how many disagreements of the group were logged in it.
+        unread: the queues that no member reads.
         is_uneven: True if foreign members subscribe to different topics, so that they claim more queues than they own.
     """
 
@@ -280,10 +291,12 @@ class ConsumerGroup:
         "drain",
         "foreign",
         "has_bound_members",
+        "is_check_due",
         "is_deleted",
         "is_uneven",
         "issued",
         "issued_lists",
+        "logged",
         "lost_readers",
         "members",
         "name",
@@ -292,15 +305,18 @@ class ConsumerGroup:
         "owners_found_s",
         "queues",
         "reported",
+        "settings",
         "settled_ids",
         "sync",
         "topics",
+        "unread",
     )
 
     def __init__(self, name: str, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self.name = name
         self.is_deleted = False
+        self.settings: GroupConfig | None = None
         self.offsets: dict[str, TopicOffsets] = _NONE
         self.queues: dict[QueueKey, GroupQueue] = _NONE
         self.awaited_readers = 0
@@ -319,6 +335,9 @@ class ConsumerGroup:
         self.foreign: dict[Session, Member] = _NONE
         self.topics: Counter[str] = _NONE
         self.reported: frozenset[str] = frozenset()
+        self.is_check_due = False
+        self.logged = (0, 0)
+        self.unread: dict[QueueKey, Unread] = _NONE
         self.is_uneven = False
         self._of_shape: dict[Shape, dict[Session, None]] = _NONE
         self._newest: dict[str, Subscription | None] = _NONE
@@ -337,7 +356,7 @@ class ConsumerGroup:
 
     def end_membership(self) -> None:
         """The last member is gone: the next one begins as in a new group."""
-        self.members = self.foreign = self.topics = _NONE
+        self.members = self.foreign = self.topics = self.unread = _NONE
         self._of_shape = self._newest = self._places = self._companions = self._seen = self._sticky = _NONE
         self.reported = frozenset()
         self.is_uneven, self._alone = False, frozenset()
@@ -355,7 +374,7 @@ class ConsumerGroup:
     @property
     def is_unused(self) -> bool:
         """True if nothing is known of the group that a new object would not have."""
-        return not (self.members or self.queues or self.offsets)
+        return not (self.members or self.queues or self.offsets or self.settings)
 
     def offset(self, topic: str, queue_id: int) -> int | None:
         """Return the committed offset of a queue."""
@@ -641,9 +660,8 @@ class ConsumerGroups:
         self._queues_of = queues_of
         self._clock = clock = runtime.clock
         self._turns = runtime.turns
-        self._to_check: set[str] = set()
-        self._logged: Counter[str] = Counter()
-        self._logged_since_s = clock.monotonic_s()
+        self._log_window = 0  # the interval of REPORT_AGAIN_S in which logged disagreements are counted
+        self._log_window_s = clock.monotonic_s()
         self._groups: dict[str, ConsumerGroup] = {}
         self._names: dict[Session, set[str]] = {}
         self._of_topic: dict[str, dict[ConsumerGroup, int]] = {}  # the groups that have anything of a topic, counted
@@ -742,6 +760,10 @@ class ConsumerGroups:
     def of_topic(self, topic: str) -> list[ConsumerGroup]:
         """The groups that have anything of a topic."""
         return list(self._of_topic.get(topic, ()))
+
+    def topics_with_offsets(self) -> list[str]:
+        """The topics in which any group has an offset."""
+        return [topic for topic, groups in self._of_topic.items() if any(topic in group.offsets for group in groups)]
 
     def _forget_topic(self, group: ConsumerGroup, topic: str) -> None:
         """The group has nothing of the topic any more."""
@@ -916,13 +938,13 @@ class ConsumerGroups:
         changes."""
         if len(group.members) <= self._limits.checked_at_once:
             self.check(group, client_id)
-        elif group.name not in self._to_check:
-            self._to_check.add(group.name)
+        elif not group.is_check_due:
+            group.is_check_due = True
             self._turns.do(self._checking(group, client_id))
 
     def _checking(self, group: ConsumerGroup, client_id: str) -> Work[None]:
         yield
-        self._to_check.discard(group.name)
+        group.is_check_due = False
         found = yield from group.finding_faults(self.broker_name, self._queues_of)
         self._report(group, client_id, found)
 
@@ -930,17 +952,18 @@ class ConsumerGroups:
         """Reports where members disagree, each disagreement once."""
         self._report(group, client_id, group.faults(self.broker_name, self._queues_of))
 
-    def _may_log(self, name: str) -> bool:
+    def _may_log(self, group: ConsumerGroup) -> bool:
         """Whether the log does not have enough of a group: members that disagree in ever other ways do not fill it."""
-        if self._clock.monotonic_s() - self._logged_since_s >= REPORT_AGAIN_S:
-            self._logged.clear()
-            self._logged_since_s = self._clock.monotonic_s()
-        self._logged[name] += 1
-        return self._logged[name] <= self._limits.max_logged_faults
+        if self._clock.monotonic_s() >= self._log_window_s + REPORT_AGAIN_S:
+            self._log_window += 1
+            self._log_window_s = self._clock.monotonic_s()
+        window, count = group.logged
+        group.logged = self._log_window, count + 1 if window == self._log_window else 1
+        return group.logged[1] <= self._limits.max_logged_faults
 
     def _report(self, group: ConsumerGroup, client_id: str, faults: frozenset[str]) -> None:
         for fault in sorted(faults - group.reported):
-            if self._may_log(group.name):
+            if self._may_log(group):
                 log.warning("members_disagree", group=group.name, fault=fault)
             self._history.add(group.name, "disagreement", client_id, fault=fault)
         group.reported = faults

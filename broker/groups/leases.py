@@ -17,7 +17,7 @@ from ..runtime import Job, Runtime
 from ..sessions import Session
 from ..store.journals import Change, Former, LeaseKey, Ledger
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, Lease
-from .settings import History
+from .history import History
 
 log = structlog.get_logger("rocketlet.groups")
 

@@ -23,10 +23,10 @@ from ..store.files import StoreFull, read_state, replace_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal
 from ..store.store import Store
-from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, TopicOffsets
+from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, TopicOffsets, Unread
+from .history import History
 from .leases import Locks
 from .members import Member
-from .settings import History
 from .stages import QueueKey
 
 log = structlog.get_logger("rocketlet.groups")
@@ -246,10 +246,12 @@ class Offsets:
     def groups_of(self, topic: str) -> list[str]:
         return [group.name for group in self._groups.of_topic(topic) if topic in group.offsets]
 
-    def encoded(self) -> Iterator[bytes]:
-        """Everything, as it is saved: entries `"topic@group":{"queue id":offset}`."""
+    def encoded(self, rewinds: dict[str, int] | None = None) -> Iterator[bytes]:
+        """Everything, as it is saved: entries `"topic@group":{"queue id":offset}`. Adds to `rewinds` by topic@group."""
         for group, topic, item in self._all():
             if group.offsets.get(topic) is item:
+                if rewinds is not None and item.rewinds:
+                    rewinds[f"{topic}@{group.name}"] = item.rewinds
                 if item.encoded is None:
                     value = orjson.dumps(item.offsets, option=orjson.OPT_NON_STR_KEYS)
                     item.encoded = b"%b:%b" % (orjson.dumps(f"{topic}@{group.name}"), value)
@@ -291,11 +293,11 @@ class Offsets:
 
     def _saving(self, is_synced: bool) -> Job[None]:
         # First: an offset must not be saved with the identity of a topic that was made anew meanwhile.
-        topics = {topic for group in self._groups for topic in group.offsets}
-        identities = {topic: identity for topic in sorted(topics) if (identity := self._identity_of(topic))}
-        rewinds = {f"{topic}@{group.name}": item.rewinds for group, topic, item in self._all() if item.rewinds}
+        topics = self._groups.topics_with_offsets()
+        identities = {topic: identity for topic in topics if (identity := self._identity_of(topic))}
         yield None
-        entries = yield from joined(self.encoded())
+        rewinds: dict[str, int] = {}
+        entries = yield from joined(self.encoded(rewinds))
         popped: dict[str, Any] = {_POPPED: {}} if self.has_pops else {}
         rest = orjson.dumps({_REWINDS: rewinds, _IDENTITIES: identities, **popped})
         content = b"{%b%b%b" % (entries, b"," if entries else b"", rest[1:])
@@ -349,6 +351,7 @@ class GroupProgress:
         self._offsets = offsets
         self._groups = groups
         self._popped = popped
+        self._losers: set[ConsumerGroup] = set()  # groups that have lost messages
 
     def _offset(
         self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: Popped | None
@@ -446,14 +449,16 @@ class GroupProgress:
                     if queue_id % LOOKS == 0:
                         yield
                 if lost:
-                    self._groups.obtain(group).offsets[topic].lost += lost
+                    loser = self._groups.obtain(group)
+                    loser.offsets[topic].lost += lost
+                    self._losers.add(loser)
                     hint = "keep messages longer, or add consumers to catch up; delete groups that nobody needs"
                     log.warning("messages_expired_unread", group=group, topic=topic, messages=lost, hint=hint)
             yield
 
     def lost(self) -> Iterator[tuple[str, str, int]]:
         """How many messages retention deleted before a group had committed them, since the start, by group and topic."""
-        for group in self._groups:
+        for group in self._losers:
             for topic, item in group.offsets.items():
                 if item.lost:
                     yield group.name, topic, item.lost
@@ -478,9 +483,6 @@ class GroupProgress:
 # Rocketlet members cannot read a queue that another one has locked. Foreign members do not lock, and two of them read
 # a queue while they have different member lists. A member that pulls again soon after another one has pulled is the
 # second reader, unless it has the lock, or comes after longer than a pull is held: then it has got the queue back.
-
-
-_Key = tuple[str, str, int]  # group, topic, queue id
 
 
 class Watch:
@@ -509,8 +511,6 @@ class Watch:
         self._queues: dict[
             Session, dict[GroupQueue, None]
         ] = {}  # of which a connection is the reader, or was before it
-        self._unread_s: dict[_Key, float] = {}
-        self._named: set[_Key] = set()
         self._due_s = float("-inf")
         self.double_readers = 0
         self.orphaned: Counter[tuple[str, str]] = Counter()
@@ -620,49 +620,36 @@ class Watch:
         now_s = self._clock.monotonic_s()
         if now_s < self._due_s:
             return
-        unread = yield from self._unread(now_s)
-        now_s = self._clock.monotonic_s()
-        unread_s: dict[_Key, float] = {}
-        named: set[_Key] = set()
-        fresh: list[_Key] = []
+        looks = unread_count = reported = 0
         orphaned: Counter[tuple[str, str]] = Counter()
-        for number, key in enumerate(unread, 1):
-            unread_s[key] = since_s = self._unread_s.get(key, now_s)
-            if now_s - since_s >= ORPHAN_S:
-                orphaned[key[:2]] += 1
-                if key in self._named:
-                    named.add(key)
-                elif len(fresh) < self._limits.max_reported:
-                    fresh.append(key)
-            if number % LOOKS == 0:
-                yield
-        for group_name, topic, queue_id in fresh:
-            self._name("orphaned", group_name, "", f"{topic}:{queue_id} is read by nobody")
-        self._unread_s, self._named, self.orphaned = unread_s, named.union(fresh), orphaned
-
-    @property
-    def orphans(self) -> int:
-        return self.orphaned.total()
-
-    def _unread(self, now_s: float) -> Work[list[_Key]]:
-        """The queues that nobody reads now, up to the limit."""
-        unread: list[_Key] = []
-        looks = 0
         for group in self._groups:
+            unread: dict[QueueKey, Unread] = {}
             for topic in () if group.is_broadcasting else sorted(group.topics):
                 if self._is_popped(group.name, topic):
                     continue
                 for queue_id in range(self._queues_of(topic)):
-                    queue = group.queue(topic, queue_id)
+                    key, queue = (topic, queue_id), group.queue(topic, queue_id)
                     is_unread = queue.lease is None and queue.reader not in group.members
-                    if is_unread and len(unread) < self._limits.max_read_queues:
-                        unread.append((group.name, topic, queue_id))
+                    if is_unread and unread_count < self._limits.max_read_queues:
+                        since_s, is_named = group.unread.get(key, (now_s, False))
+                        if now_s - since_s >= ORPHAN_S:
+                            orphaned[group.name, topic] += 1
+                            if not is_named and reported < self._limits.max_reported:
+                                self._name("orphaned", group.name, "", f"{topic}:{queue_id} is read by nobody")
+                                reported, is_named = reported + 1, True
+                        unread[key] = Unread(since_s, is_named)
+                        unread_count += 1
                     looks += 1
                     if looks % LOOKS == 0:
                         yield
             looks += bool(group.members)
-        self._due_s = now_s + looks / self._limits.watched_per_s
-        return unread
+            if group.members:
+                group.unread = unread
+        self.orphaned, self._due_s = orphaned, now_s + looks / self._limits.watched_per_s
+
+    @property
+    def orphans(self) -> int:
+        return self.orphaned.total()
 
     def _name(self, event: str, group: str, client_id: str, fault: str) -> None:
         log.warning("queue_misread", kind=event, group=group, fault=fault)

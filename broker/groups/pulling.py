@@ -169,9 +169,9 @@ class Pulling:
         session, header, _, _ = pull
         try:
             # In the order of Apache's PullMessageProcessor: clients react to the first fault.
-            self._check_group_and_topic(header)
-            group = self._groups.obtain(header.consumer_group)
-            self._check_member(session, header, group)
+            group = self._check_group_and_topic(header)
+            if header.sys_flag & codes.PULL_SUSPEND and session not in group.members:
+                self._check_stranger(session, header, group)
             subscription = self._subscription(session, header, group)
         except Refusal as refusal:
             if refusal.reason in _SAID_SOON and attempt < SUBSCRIPTION_LOOKS:
@@ -368,16 +368,18 @@ class Pulling:
 
     # Checks
 
-    def _check_group_and_topic(self, header: PullMessage) -> None:
+    def _check_group_and_topic(self, header: PullMessage) -> ConsumerGroup:
+        """Return the group, which is created if groups may be."""
         if not self._settings.now.permission & PERM_READ:
             raise Refusal(Reason.NOT_PERMITTED, f"the broker[{self._settings.now.name}] pulling message is forbidden")
-        group = self._group_configs.ensure(header.consumer_group)
-        if group is None:
-            raise Refusal(
-                Reason.NO_GROUP,
-                f"subscription group [{header.consumer_group}] does not exist",
-            )
-        if not group.consume_enable:
+        group = self._groups.get(header.consumer_group)
+        settings = group.settings if group is not None else None
+        if group is None or settings is None:
+            settings = self._group_configs.ensure(header.consumer_group)
+            if settings is None:
+                raise Refusal(Reason.NO_GROUP, f"subscription group [{header.consumer_group}] does not exist")
+            group = self._groups.obtain(header.consumer_group)
+        if not settings.consume_enable:
             raise Refusal(Reason.NOT_PERMITTED, f"subscription group no permission, {header.consumer_group}")
         topic = self._topics.get(header.topic)
         if topic is None:
@@ -389,13 +391,12 @@ class Pulling:
                 Reason.ILLEGAL,
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] readQueueNums:[{topic.read_queues}]",
             )
+        return group
 
-    def _check_member(self, session: Session, header: PullMessage, group: ConsumerGroup) -> None:
+    def _check_stranger(self, session: Session, header: PullMessage, group: ConsumerGroup) -> None:
         """A push consumer whose heartbeat has not come yet, on a new connection or after a restart of the broker. Apache's
         broker takes the subscription of any member for it (ConsumerManager.findSubscriptionData); here its queue may be
         another's by now."""
-        if not header.sys_flag & codes.PULL_SUSPEND or session in group.members:
-            return
         group_queue = group.queue(header.topic, header.queue_id)
         if group_queue.lease is not None:
             self._locks.renew_awaited(group_queue, session)
@@ -434,7 +435,7 @@ class Pulling:
                 Reason.NOT_SUBSCRIBED,
                 f"the consumer's group info not exist, send a heartbeat of {name} first",
             )
-        settings = self._group_configs.ensure(name)
+        settings = group.settings
         if group.message_model == "BROADCASTING" and settings and not settings.consume_broadcast_enable:
             raise Refusal(Reason.NOT_PERMITTED, f"the consumer group[{name}] can not consume by broadcast way")
         found = group.subscription(session, header.topic)

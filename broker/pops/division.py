@@ -14,10 +14,11 @@ from ...protocol.group_bodies import POP, SHARED_OWNER, LockRequest
 from ...protocol.names import Queue, Subscription
 from ..config import POOL_LEAVE_S, POOL_LOOK_S
 from ..groups.group import ConsumerGroup, ConsumerGroups
+from ..groups.history import History
 from ..groups.leases import Locks
 from ..groups.members import POPS, Member
 from ..groups.offsets import Watch
-from ..groups.settings import History, RequestModes
+from ..groups.settings import RequestModes
 from ..messages.topics import Topics
 from ..runtime import Clock, Runtime, Timer
 from ..sessions import Event, Question, Reports, Session

@@ -30,9 +30,10 @@ from ..config import (
     LimitExceeded,
 )
 from ..groups.group import ConsumerGroups
+from ..groups.history import History
 from ..groups.leases import Locks
 from ..groups.offsets import Offsets, Watch
-from ..groups.settings import GroupConfigs, History, RequestModes
+from ..groups.settings import GroupConfigs, RequestModes
 from ..messages.appender import Appender, property_bytes
 from ..messages.filters import Filters
 from ..messages.sending import sent_back

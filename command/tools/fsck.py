@@ -11,8 +11,8 @@ import orjson
 
 from ...broker.config import DELAY_LEVELS_MS, BrokerConfig
 from ...broker.groups.group import ConsumerGroups
+from ...broker.groups.history import History
 from ...broker.groups.offsets import Offsets
-from ...broker.groups.settings import History
 from ...broker.messages.later import tag_code_of
 from ...broker.messages.topics import Topics
 from ...broker.runtime import Runtime, run

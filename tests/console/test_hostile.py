@@ -104,7 +104,7 @@ async def _fill(node: Node) -> None:
             await producer.send("orders", name.encode(), tag="T", keys="k", properties=properties)
     for name in NAMES:
         topics._topics[name] = TopicConfig(name, 1, 1)
-        groups._groups[name] = GroupConfig(name)
+        groups._store(GroupConfig(name))
 
 
 async def test_a_body_that_inflates_is_inflated_as_far_as_a_page_shows_it(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rocketlet.broker.config import LIMITS, Limits
 from rocketlet.broker.groups.group import ConsumerGroups
+from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.leases import Locks
-from rocketlet.broker.groups.settings import History
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Session
 

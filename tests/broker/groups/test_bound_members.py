@@ -9,9 +9,9 @@ import pytest
 from rocketlet.broker.config import LIMITS, RELOOK_S, Limits
 from rocketlet.broker.groups.claims import Allotment, Claims
 from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups
+from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.members import ALONE, MemberList
 from rocketlet.broker.groups.offsets import Watch
-from rocketlet.broker.groups.settings import History
 from rocketlet.broker.groups.stages import Drain
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.runtime import MovableClock, Runtime

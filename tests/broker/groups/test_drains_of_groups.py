@@ -10,8 +10,8 @@ import pytest
 from rocketlet.broker.config import DROPPED_AFTER_S, LIMITS, TOLD_AGAIN, LimitExceeded, Limits
 from rocketlet.broker.groups.drains import Draining, Repeats
 from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups
+from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.offsets import Watch
-from rocketlet.broker.groups.settings import History
 from rocketlet.broker.groups.stages import Drain, PeerSync
 from rocketlet.broker.messages.held_pulls import Until
 from rocketlet.broker.remoting.connection import Connection

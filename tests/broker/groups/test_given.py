@@ -8,8 +8,8 @@ import pytest
 from rocketlet.broker.config import LIMITS, Limits
 from rocketlet.broker.groups.claims import Allotment, claims_by_list
 from rocketlet.broker.groups.group import ConsumerGroup
+from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.members import MemberList
-from rocketlet.broker.groups.settings import History
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol import names

@@ -14,8 +14,8 @@ from rocketlet.broker.config import (
     STANDSTILL_S,
     Limits,
 )
+from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.leases import Locks
-from rocketlet.broker.groups.settings import History
 from rocketlet.broker.runtime import MovableClock, Runtime, run
 from rocketlet.broker.sessions import Session
 from rocketlet.protocol.bodies import LOOKS, finish

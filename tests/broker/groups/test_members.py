@@ -18,8 +18,8 @@ from rocketlet.broker.config import (
     Limits,
 )
 from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups
+from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.members import size_of
-from rocketlet.broker.groups.settings import History
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Refusal
@@ -422,14 +422,14 @@ def test_disagreements_are_reported_once_and_again_when_they_come_back(world: Wo
 
 def test_the_log_has_so_many_disagreements_of_a_group_in_a_while() -> None:
     world = World(max_logged_faults=1)
-    assert [world.groups._may_log("g") for _ in range(2)] == [True, False]
-    assert world.groups._may_log("h")
+    assert [world.groups._may_log(world.groups.obtain("g")) for _ in range(2)] == [True, False]
+    assert world.groups._may_log(world.groups.obtain("h"))
     world.clock.advance(REPORT_AGAIN_S - 1)
-    assert not world.groups._may_log("g")
+    assert not world.groups._may_log(world.groups.obtain("g"))
     world.clock.advance(1)
-    assert [world.groups._may_log("g") for _ in range(2)] == [True, False]
+    assert [world.groups._may_log(world.groups.obtain("g")) for _ in range(2)] == [True, False]
     world.clock.advance(REPORT_AGAIN_S - 1)
-    assert not world.groups._may_log("g"), "since the last time"
+    assert not world.groups._may_log(world.groups.obtain("g")), "since the last time"
 
 
 @pytest.mark.parametrize(("retry_queues", "compared", "is_alone"), [(1, 2, False), (2, 2, True), (1, 1, True)])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rocketlet.broker.groups.drains import Notifications
 from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups
-from rocketlet.broker.groups.settings import History
+from rocketlet.broker.groups.history import History
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import GroupChanged
 from rocketlet.protocol.bodies import SLICE, ConsumerData, TopicConfig, finish

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocketlet.broker.config import LIMITS, Limits
 from rocketlet.broker.groups.claims import Allotment, owners_of
-from rocketlet.broker.groups.settings import History
+from rocketlet.broker.groups.history import History
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol.allocation import TopicQueues
 from rocketlet.protocol.bodies import BrokerData, QueueData, Route

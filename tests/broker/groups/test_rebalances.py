@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rocketlet.broker.config import REBALANCE_REST_S, Limits
-from rocketlet.broker.groups.settings import Rebalances
+from rocketlet.broker.groups.history import Rebalances
 from rocketlet.broker.runtime import MovableClock, Runtime
 
 KEY = ("g", "t", 0)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rocketlet.broker.config import MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, Limits
 from rocketlet.broker.groups.group import GroupQueue
+from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.offsets import Watch
-from rocketlet.broker.groups.settings import History
 from rocketlet.broker.remoting.connection import Connection
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol.bodies import ConsumerData, finish
@@ -236,9 +236,9 @@ def test_after_a_look_at_very_many_queues_the_watch_rests(tmp_path: Path) -> Non
     assert world.looks() == QUEUES
     world.joins("u")
     assert world.looks(rested_s - 0.1) == QUEUES
-    before = dict(world.watch._unread_s)
+    unread = len(world.groups.obtain("g").unread)
     world.looks(0.1)
-    assert len(world.watch._unread_s) == len(before) + QUEUES
+    assert len(world.groups.obtain("g").unread) == unread + QUEUES
 
 
 def test_no_queue_of_a_broadcasting_group_is_called_unread(world: World) -> None:

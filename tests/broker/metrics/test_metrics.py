@@ -23,7 +23,7 @@ from rocketlet.broker.config import (
     ROOM_BYTES,
     Limits,
 )
-from rocketlet.broker.groups.settings import Rebalances
+from rocketlet.broker.groups.history import Rebalances
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import Histogram, MovableClock, Runtime
 from rocketlet.broker.server import Listening, Server

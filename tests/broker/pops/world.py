@@ -10,9 +10,10 @@ from typing import Any, cast
 
 from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.groups.group import ConsumerGroups
+from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.offsets import Offsets, Watch
-from rocketlet.broker.groups.settings import GroupConfigs, History, RequestModes
+from rocketlet.broker.groups.settings import GroupConfigs, RequestModes
 from rocketlet.broker.messages.appender import Appender
 from rocketlet.broker.messages.filters import Filters
 from rocketlet.broker.messages.topics import Topics
@@ -109,7 +110,7 @@ class World:
         )
         self.offsets = Offsets(folder / "offsets.json", self.members, self.topics.identity)
         self.offsets.clamp(self.store.queues)
-        self.groups = GroupConfigs(runtime, folder / "groups.json", auto_create=True)
+        self.groups = GroupConfigs(runtime, self.members, folder / "groups.json", auto_create=True)
         self.clock.soon.clear()
         self.pops: Pops | None = None
         self.locks = Locks(

@@ -20,6 +20,7 @@ from rocketlet.protocol.message import decode_record
 from rocketlet.protocol.names import Queue
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic
+from ...support.locks import make_groups
 from ...support.requests import commit, join, pull, send, value
 
 ALL_GROUPS = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
@@ -372,7 +373,7 @@ async def test_topics_and_groups_survive_a_kill_whatever_their_journals_hold(nod
             if topic.name[1:].isdigit()
         }
         assert kept == {f"t{item}": item for item in range(number + 1) if item % 3}
-        again = GroupConfigs(Runtime(node.clock), config.data_dir / "groups.json", auto_create=True)
+        again = GroupConfigs(Runtime(node.clock), make_groups(), config.data_dir / "groups.json", auto_create=True)
         assert {group.name: group.retry_max_times for group in again} == {
             f"g{item}": item for item in range(number + 1) if item % 3
         }

@@ -18,7 +18,7 @@ from rocketlet.broker.config import (
     TOLD_AGAIN,
     Limits,
 )
-from rocketlet.broker.groups.settings import History
+from rocketlet.broker.groups.history import History
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol import bodies, frame
