@@ -129,7 +129,7 @@ class Server:
             broker, routes, self._turns, acl, admin_is_local=listening.admin_is_local, limits=served.limits
         )
         self.serve = taps.serve(dispatch.serve)
-        self.gathers_sends = dispatch.takes_runs and taps.serve is _untapped
+        self.reads_lazily = dispatch.is_lazy and taps.serve is _untapped
         self.max_connections = shares().connections
         budget = (broker.config.memory_bytes if broker else None) or default_budget()
         self.memory = Memory(budget)

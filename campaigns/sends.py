@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 import uvloop
+from rocketlet.broker import runtime
 from rocketlet.broker.broker import Broker
 from rocketlet.broker.config import BATCH_TURN_MESSAGES, BrokerConfig
 from rocketlet.broker.messages import sending
@@ -119,7 +121,7 @@ class Node:
         config = BrokerConfig(folder, "127.0.0.1:9", name="broker-a", vip_channel=False)
         self.broker = Broker(config, routes, clock)
         self.server = Server(Listening("127.0.0.1", 0), broker=self.broker, routes=routes)
-        self.server.gathers_sends = is_compiled
+        self.server.reads_lazily = is_compiled
         self.broker.store._marks._key = b"the same in both"
         self.taken = 0
         stage = self.broker.store.stage_sends
@@ -156,8 +158,9 @@ class Node:
 @contextlib.contextmanager
 def still() -> Iterator[None]:
     """No piece of work is ever over, and the broker chooses the first queue: chance decides nothing."""
-    clock = SimpleNamespace(perf_counter=lambda: 0.0)
+    clock = SimpleNamespace(**vars(time) | {"perf_counter": lambda: 0.0})
     with (
+        mock.patch.object(runtime, "time", clock),
         mock.patch.object(dispatch, "time", clock),
         mock.patch.object(connection, "time", clock),
         mock.patch.object(sending, "random", SimpleNamespace(randrange=lambda count: 0)),
@@ -176,7 +179,8 @@ class Writer:
         kinds = self._pick((*((kind,) for kind in KINDS), KINDS))
         count = self._pick((1, 2, 5, 20, 100))
         changes = self._pick((0.0, 0.0, 0.0, 0.3))  # a header that cannot be read ends the connection
-        frames = [self._frame(self._pick(kinds), number, changes) for number in range(count)]
+        pulls = self._pick((0.02, 0.02, 0.5))
+        frames = [self._frame(self._pick(kinds), number, changes, pulls) for number in range(count)]
         data = b"".join(frames)
         cuts = sorted(self._random.randrange(len(data) + 1) for _ in range(self._pick((0, 0, 1, 3))))
         return [data[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True) if begin < end]
@@ -190,16 +194,17 @@ class Writer:
     def chance(self) -> float:
         return self._random.random()
 
-    def _frame(self, kind: int, opaque: int, changes: float) -> bytes:
+    def _frame(self, kind: int, opaque: int, changes: float, pulls: float) -> bytes:
         if self.chance < 0.03:
             opaque = self._pick((-1, 127, 128, 255, 256, 65_535, 65_536, 2**31 - 1, -(2**31)))
-        data = encode(self._pull(kind, opaque) if self.chance < 0.04 else self._send(kind, opaque))
+        data = encode(self._pull(kind, opaque) if self.chance < pulls else self._send(kind, opaque))
         return self._changed(data) if self.chance < changes else data
 
     def _pull(self, kind: int, opaque: int) -> Frame:
         fields: Ext = {
-            "consumerGroup": "g", "topic": "t", "queueId": 0, "queueOffset": 0, "maxMsgNums": 1, "sysFlag": 4,
-            "commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*",
+            "consumerGroup": "g", "topic": self._pick("tttu"), "queueId": 0, "queueOffset": self._random.randrange(30),
+            "maxMsgNums": self._pick((1, 1, 32)), "sysFlag": self._pick((4, 4, 4, 5)), "commitOffset": self._pick((0, 0, 3)),
+            "suspendTimeoutMillis": 0, "subscription": "*",
         }  # fmt: skip
         return Frame(RequestCode.PULL_MESSAGE, opaque, _as_text(kind, fields), serialize_type=kind)
 

@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
-INTERFACE = 3
+INTERFACE = 4
 
 # ------------------------------------------------------------------------------
 # The checked accessors, and numbers in network byte order.
@@ -764,6 +764,280 @@ def sends_end(bytes data, Py_ssize_t at, Py_ssize_t max_header_bytes):
 
 
 # ------------------------------------------------------------------------------
+# Pulls. A client repeats a pull with other offsets: the rest of its header stays, and is a key of what was checked.
+
+
+cdef enum:
+    PULL_MESSAGE = 11
+    MAX_HOLES = 4
+    OPAQUE = 0
+    QUEUE_OFFSET = 1
+    COMMIT_OFFSET = 2
+    FIELDS_SIZE = 3  # in ROCKETMQ's encoding
+    INDEX_ENTRY_BYTES = 20
+
+
+cdef struct Pull:
+    int kind, code, seen
+    Py_ssize_t first[MAX_HOLES]
+    Py_ssize_t end[MAX_HOLES]  # of the parts of the header that differ
+    int64_t value[MAX_HOLES]
+    int64_t flag
+
+
+cdef int put_hole(Pull *pull, int hole, Py_ssize_t first, Py_ssize_t end, int64_t value) noexcept:
+    """Keep a part of the header that differs. Return 0 if there is another one of its kind."""
+    if pull.seen & 1 << hole:
+        return 0
+    pull.seen |= 1 << hole
+    pull.first[hole], pull.end[hole], pull.value[hole] = first, end, value
+    return 1
+
+
+cdef int hole_of(View data, Py_ssize_t at, Py_ssize_t size) except -2:
+    """Return which hole a field's value is; MAX_HOLES for none, -1 for a field that keeps the header from being a key."""
+    if is_text(data, at, size, b"queueOffset", 11):
+        return QUEUE_OFFSET
+    if is_text(data, at, size, b"commitOffset", 12):
+        return COMMIT_OFFSET
+    if is_text(data, at, size, b"Signature", 9) or is_text(data, at, size, b"AccessKey", 9):
+        return -1
+    return MAX_HOLES
+
+
+cdef int read_json_pull(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull) except -1:
+    cdef Py_ssize_t key_at, key_size, value_at, close
+    cdef bint is_escaped = False, is_inside = False, was_inside = False
+    cdef int64_t value = 0
+    cdef int hole
+    if at >= end or byte(data, at) != c"{":
+        return 0
+    at += 1
+    while True:
+        if at >= end or byte(data, at) != c'"':
+            return 0
+        key_at = at + 1
+        close = find_quote(data, key_at, end, &is_escaped)
+        if close < 0 or is_escaped or close + 2 >= end or byte(data, close + 1) != c":":
+            return 0
+        key_size = close - key_at
+        at = close + 2
+        if byte(data, at) == c'"':
+            value_at = at + 1
+            close = find_quote(data, value_at, end, &is_escaped)
+            if close < 0 or is_escaped:
+                return 0
+            if is_inside:
+                hole = hole_of(data, key_at, key_size)
+                if hole < 0:
+                    return 0
+                if hole < MAX_HOLES and not (
+                    read_number(data, value_at, close, &value) == close and put_hole(pull, hole, value_at, close, value)
+                ):
+                    return 0
+            at = close + 1
+        elif byte(data, at) == c"{":
+            if is_inside or was_inside or not is_text(data, key_at, key_size, b"extFields", 9):
+                return 0
+            is_inside = was_inside = True
+            at += 1
+            continue
+        else:
+            value_at = at
+            at = read_number(data, at, end, &value)
+            if is_inside or at < 0 or not is_int32(value):
+                return 0
+            if is_text(data, key_at, key_size, b"opaque", 6):
+                if not put_hole(pull, OPAQUE, value_at, at, value):
+                    return 0
+            elif is_text(data, key_at, key_size, b"code", 4):
+                pull.code = <int>value
+            elif is_text(data, key_at, key_size, b"flag", 4):
+                pull.flag |= value
+        if is_inside and at < end and byte(data, at) == c"}":
+            is_inside = False
+            at += 1
+        if at >= end:
+            return 0
+        if byte(data, at) == c",":
+            at += 1
+        else:
+            return not is_inside and byte(data, at) == c"}" and at + 1 == end
+
+
+cdef int read_binary_pull(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull) except -1:
+    cdef Py_ssize_t size_at, key_at, key_size, value_size
+    cdef int64_t value = 0
+    cdef int hole
+    if end - at < BINARY_HEAD_BYTES or get_uint32(data, at + 13) or get_uint32(data, at + 17) != <uint32_t>(end - at - 21):
+        return 0
+    pull.code, pull.flag = byte(data, at) << 8 | byte(data, at + 1), get_uint32(data, at + 9)
+    put_hole(pull, OPAQUE, at + 5, at + 9, <int32_t>get_uint32(data, at + 5))
+    put_hole(pull, FIELDS_SIZE, at + 17, at + 21, 0)
+    at += BINARY_HEAD_BYTES
+    while at < end:
+        if end - at < 6:
+            return 0
+        key_size = byte(data, at) << 8 | byte(data, at + 1)
+        key_at = at + 2
+        if key_size >= 0x8000 or key_size > end - key_at - 4:
+            return 0
+        size_at = key_at + key_size
+        value_size = <int32_t>get_uint32(data, size_at)
+        at = size_at + 4
+        if value_size < 0 or value_size > end - at:
+            return 0
+        hole = hole_of(data, key_at, key_size)
+        if hole < 0:
+            return 0
+        if hole < MAX_HOLES and not (
+            read_number(data, at, at + value_size, &value) == at + value_size
+            and put_hole(pull, hole, size_at, at + value_size, value)
+        ):
+            return 0
+        at += value_size
+    return 1
+
+
+cdef int read_msgpack_pull(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull) except -1:
+    cdef Py_ssize_t value_at, key_at, key_size, size = 0
+    cdef int64_t value = 0
+    cdef int i, hole, mark, count
+    if at >= end or byte(data, at) != 0x97:
+        return 0
+    at += 1
+    for i in range(5):  # code, flag, opaque, language, version
+        value_at = at
+        at = unpack_number(data, at, end, &value)
+        if at < 0 or not is_int32(value):
+            return 0
+        if i == 0:
+            pull.code = <int>value
+        elif i == 1:
+            pull.flag = value
+        elif i == 2:
+            put_hole(pull, OPAQUE, value_at, at, value)
+    if end - at < 2 or byte(data, at) != 0xC0 or not 0x80 <= byte(data, at + 1) < 0x90:  # no remark, a map
+        return 0
+    count = byte(data, at + 1) & 15
+    at += 2
+    for i in range(count):
+        key_at = unpack_text(data, at, end, &key_size)
+        if key_at < 0 or key_at + key_size >= end:
+            return 0
+        value_at = at = key_at + key_size
+        hole = hole_of(data, key_at, key_size)
+        mark = byte(data, at)
+        if hole < 0:
+            return 0
+        if mark == 0xC2 or mark == 0xC3:
+            at += 1
+        elif 0xA0 <= mark < 0xC0 or 0xD9 <= mark <= 0xDA:
+            at = unpack_text(data, at, end, &size)
+            if at < 0:
+                return 0
+            at += size
+        else:
+            at = unpack_number(data, at, end, &value)
+            if at < 0:
+                return 0
+            if hole < MAX_HOLES:
+                if not put_hole(pull, hole, value_at, at, value):
+                    return 0
+                continue
+        if hole < MAX_HOLES:
+            return 0
+    return at == end
+
+
+cdef bytes key_of(View data, Py_ssize_t at, Py_ssize_t end, Pull *pull):
+    """Return the parts of a header that stay, with the places of those that differ."""
+    cdef Output out = Output(end - at + 5 * MAX_HOLES)
+    cdef Py_ssize_t before
+    cdef int order[MAX_HOLES]
+    cdef int i, hole, count = 0
+    cdef uint32_t place
+    out.room(1)[0] = <uint8_t>pull.kind
+    for hole in range(MAX_HOLES):
+        if pull.seen & 1 << hole:
+            i = count
+            while i and pull.first[order[i - 1]] > pull.first[hole]:
+                order[i] = order[i - 1]
+                i -= 1
+            order[i] = hole
+            count += 1
+    before = at
+    for i in range(count):
+        hole = order[i]
+        out.put(part(data, before, pull.first[hole] - before), pull.first[hole] - before)
+        place = <uint32_t>out.size
+        out.put(&place, 4)
+        before = pull.end[hole]
+    out.put(part(data, before, end - before), end - before)
+    return bytes(out.written())
+
+
+def pull_key(bytes data, Py_ssize_t at, Py_ssize_t max_header_bytes):
+    """Return where the pull ends that lies at `at`, its encoding, the bytes of its header that stay when a client repeats it,
+    its number, and its two offsets; None if no whole plain pull is there."""
+    cdef Span span
+    cdef Pull pull
+    cdef uint32_t total, mark
+    cdef Py_ssize_t end, first
+    cdef int is_read
+    span.start, span.size = <const uint8_t *>PyBytes_AsString(data), len(data)
+    if not 0 <= at <= span.size - 8:
+        return None
+    total, mark = get_uint32(&span, at), get_uint32(&span, at + 4)
+    if total < 4 or total > MAX_FRAME_BYTES - 4 or <Py_ssize_t>total > span.size - at - 4:
+        return None
+    end, first = at + 4 + total, at + 8
+    if <Py_ssize_t>(mark & 0xFFFFFF) != end - first or end - first > max_header_bytes:
+        return None  # it has a body, or is garbled
+    memset(&pull, 0, sizeof(Pull))
+    pull.kind = mark >> 24
+    if not is_utf8(&span, first, end - first) and pull.kind == JSON:
+        return None
+    if pull.kind == JSON:
+        is_read = read_json_pull(&span, first, end, &pull)
+    elif pull.kind == ROCKETMQ:
+        is_read = read_binary_pull(&span, first, end, &pull)
+    elif pull.kind == MSGPACK:
+        is_read = read_msgpack_pull(&span, first, end, &pull)
+    else:
+        return None
+    if not is_read or pull.code != PULL_MESSAGE or pull.flag or pull.seen & 7 != 7:
+        return None
+    return end, pull.kind, key_of(&span, first, end, &pull), pull.value[OPAQUE], pull.value[QUEUE_OFFSET], pull.value[COMMIT_OFFSET]
+
+
+def span(bytes entries, Py_ssize_t room):
+    """Return the part of the log that has the records of the first index entries, as many as the room takes, but at least one:
+    its position, its size, that of the last record, and their number. Declined: records apart, and lost ones."""
+    cdef Span all_entries
+    cdef View view = &all_entries
+    cdef Py_ssize_t at = 0, total = 0, size = 0, last = 0, count = 0
+    cdef int64_t position = 0
+    all_entries.start, all_entries.size = <const uint8_t *>PyBytes_AsString(entries), len(entries)
+    if all_entries.size < INDEX_ENTRY_BYTES:
+        return None
+    position = get_int64(view, 0)
+    if not 0 <= position < MAX_OFFSET:
+        return None
+    while all_entries.size - at >= INDEX_ENTRY_BYTES:
+        size = get_uint32(view, at + 8)
+        if count and total + size > room:
+            break
+        if not size or get_int64(view, at) != position + total:
+            return None
+        total += size
+        last = size
+        count += 1
+        at += INDEX_ENTRY_BYTES
+    return position, total, last, count
+
+
+# ------------------------------------------------------------------------------
 # A message's properties. protocol/properties.py describes them.
 
 
@@ -886,7 +1160,6 @@ cdef int64_t tag_code(const uint8_t *start, Py_ssize_t size) noexcept nogil:
 cdef enum:
     BEGIN_MARK_BYTES = 14
     MARKED_TEXT_BYTES = MAX_TEXT_BYTES - CHECKSUM_BYTES - BEGIN_MARK_BYTES  # a message with more goes without a mark
-    INDEX_ENTRY_BYTES = 20
     ENTRY_BYTES = 22  # of a batch's message without body and properties
     HOST_FLAGS = 0x30
     TRANSACTION_FLAGS = 0xC

@@ -240,7 +240,8 @@ def code_name(code: int) -> str:
 
 
 def request_name(code: int) -> str:
-    """A request code in words, for errors and logs: `PULL_MESSAGE (11)`."""
+    """A request code in words, for errors and logs: `PULL_MESSAGE (11)`, also of a frame that is not decoded."""
+    code = code & 0x7FFF_FFFF if code > 0x7FFF_FFFF else code
     try:
         return f"{RequestCode(code).name} ({code})"
     except ValueError:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
-INTERFACE: Final = 3  # of the functions' arguments and results; a module that was built with another number is stale
+INTERFACE: Final = 4  # of the functions' arguments and results; a module that was built with another number is stale
 
 
 Buffer = bytes | memoryview
@@ -105,6 +105,16 @@ def take_sends(
     found = _take_sends(data, account, queues, log_end, now_ms, first_mark, mark_at, born_host, broker_texts, limits)
     return None if found is None else EncodedSends._make(found)
 
+
+pull_key: Final[Callable[[bytes, int, int], tuple[int, int, bytes, int, int, int] | None]] = getattr(
+    _module, "pull_key", _decline
+)
+"""Return where the pull at a place ends, its encoding, the bytes of its header that stay when a client repeats it, its
+number, its queue offset and its commit offset."""
+
+span: Final[Callable[[bytes, int], tuple[int, int, int, int] | None]] = getattr(_module, "span", _decline)
+"""Return the part of the log that has the records of the first index entries, as many as a room takes: its position, its
+size, that of the last record, and their number."""
 
 _decode_slice: Final[Callable[..., Any]] = getattr(_module, "decode_slice", _decline)
 

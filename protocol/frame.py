@@ -98,14 +98,29 @@ class SendRun(Frame):
 
     def decoded(self, at: int) -> list[Frame]:
         """Return the send that begins at a position of the body, decoded, and the run of the later ones if there are any."""
-        total, mark = _prefix_at(self.body, at)
-        body_at, after = at + 8 + (mark & 0xFFFFFF), at + 4 + total
-        send = _DECODERS[mark >> 24](self.body[at + 8 : body_at], self.body[body_at:after])
+        send, after = _decoded(self.body, at)
         return [send] if after == len(self.body) else [send, _run(self.body[after:])]
 
 
 def _run(data: bytes) -> Frame:
     return SendRun(_SEND_MESSAGE_V2, body=data)
+
+
+UNDECODED_PULL: Final = (
+    1 << 32
+)  # the code of a pull that is not decoded: `body` has its bytes. No peer's code is as large
+
+
+def decode_pull(frame: Frame) -> Frame:
+    """Return a pull that was left undecoded, decoded."""
+    return _decoded(frame.body, 0)[0]
+
+
+def _decoded(data: bytes, at: int) -> tuple[Frame, int]:
+    """Return the whole frame that begins at a position, and where it ends."""
+    total, mark = _prefix_at(data, at)
+    body_at, after = at + 8 + (mark & 0xFFFFFF), at + 4 + total
+    return _DECODERS[mark >> 24](data[at + 8 : body_at], data[body_at:after]), after
 
 
 def _encode_json(frame: Frame) -> bytes:
@@ -377,16 +392,16 @@ _DECODERS: Final = {JSON: _decode_json, ROCKETMQ: _decode_binary, MSGPACK: _deco
 
 class FrameReader:
     """Cuts the bytes of a socket into frames. Keeps one unfinished frame (16 MiB) at most. max_header_bytes: of requests;
-    an answer may have what a frame takes. With `gathers_sends` and the compiled module, sends that lie one after the other
-    become one `SendRun`."""
+    an answer may have what a frame takes. With `is_lazy` and the compiled module, plain pulls are left undecoded, and sends
+    that lie one after the other become one `SendRun`."""
 
-    __slots__ = ("_max_header_bytes", "_needed", "gathers_sends", "waiting")
+    __slots__ = ("_max_header_bytes", "_needed", "is_lazy", "waiting")
 
     def __init__(self, max_header_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_header_bytes = max_header_bytes
         self.waiting = bytearray()  # the beginning of a frame whose end has not come
         self._needed = 0
-        self.gathers_sends = False
+        self.is_lazy = False
 
     def missing(self, data: bytes) -> int:
         """How many bytes the frame that waits lacks, or has that begins in the data; fewer if that is not known yet."""
@@ -401,7 +416,7 @@ class FrameReader:
             if end < missing:
                 self.waiting += data
                 return frames
-            if self._has_header and not (self.gathers_sends and self._needed <= JOINED_FRAME_BYTES):
+            if self._has_header and not (self.is_lazy and self._needed <= JOINED_FRAME_BYTES):
                 frames.append(self._completed(memoryview(data)[:missing]))
                 position = missing
             else:
@@ -409,9 +424,9 @@ class FrameReader:
                 end = len(data)
                 self.waiting = bytearray()
         while end - position >= 8:
-            if self.gathers_sends and (after := fast.sends_end(data, position, self._max_header_bytes) or 0) > position:
-                frames.append(_run(data[position:after]))
-                position = after
+            if self.is_lazy and (found := self._undecoded(data, position)) is not None:
+                frames.append(found)
+                position += len(found.body)
                 continue
             total, mark = _prefix_at(data, position)
             if total < 4 or total > MAX_FRAME_BYTES - 4:
@@ -438,6 +453,17 @@ class FrameReader:
         self.waiting += memoryview(data)[position:] if position else data
         return frames
 
+    def _undecoded(self, data: bytes, position: int) -> Frame | None:
+        """Return the sends or the pull that begin at a position; None if neither does, or it is not plain."""
+        end = fast.sends_end(data, position, self._max_header_bytes) or 0
+        if end > position:
+            return _run(data[position:end])
+        pull = fast.pull_key(data, position, self._max_header_bytes)
+        if pull is None:
+            return None
+        end, kind, _, opaque, _, _ = pull
+        return Frame(UNDECODED_PULL, opaque, body=data[position:end], serialize_type=kind)
+
     @property
     def _has_header(self) -> bool:
         """Whether the header of the frame that waits is there."""
@@ -452,7 +478,7 @@ class FrameReader:
         decode = _DECODERS.get(mark >> 24)
         if decode is None or body_at > total + 4 or body_at - 8 > self._max_header_bytes:
             raise self._bad_header(mark, total + 4)
-        if self.gathers_sends:
+        if self.is_lazy:
             whole = b"".join((waiting, rest))
             if fast.sends_end(whole, 0, self._max_header_bytes) == len(whole):
                 return _run(whole)

@@ -126,7 +126,7 @@ class Host(Protocol):
     moment: Moment
     memory: Memory
     reports: Reports
-    gathers_sends: bool
+    reads_lazily: bool
 
     def now_s(self) -> float: ...
 
@@ -211,7 +211,7 @@ class Connection(Client):
         self.born_host = encode_host(host, int(address[1]))
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self.active_s = self.heard_s = self._host.now_s()
-        self._reader.gathers_sends = self._host.gathers_sends
+        self._reader.is_lazy = self._host.reads_lazily
         self._host.opened(self)
 
     def encrypted(self, transport: asyncio.Transport) -> None:
@@ -571,12 +571,28 @@ class Again(NamedTuple):
 
 
 class KeptPulls:
-    """The last one of each queue, of as many queues as there is room for. They are charged to their session."""
+    """The last one of each queue, of as many queues as there is room for. They are charged to their session. With the
+    compiled module, the parts of the header that stay name a pull, too."""
 
-    __slots__ = ("_pulls",)
+    __slots__ = ("_named", "_names", "_pulls")
 
     def __init__(self) -> None:
         self._pulls: dict[_Place, _Kept] = {}
+        self._named: dict[bytes, CheckedPull] = {}
+        self._names: dict[_Place, bytes] = {}
+
+    def named(self, key: bytes) -> CheckedPull | None:
+        return self._named.get(key)
+
+    def name(self, key: bytes, frame: Frame) -> None:
+        """Names the pull that this one repeats, if its response has the encoding of the request. key: the bytes of its header
+        that stay."""
+        again = self.like(frame) if reply_type(frame) == frame.serialize_type else None
+        if again is not None:
+            ext = frame.ext
+            place = ext["consumerGroup"], ext["topic"], ext["queueId"]
+            self._named.pop(self._names.get(place, b""), None)
+            self._named[key], self._names[place] = again.checked, key
 
     def like(self, frame: Frame) -> Again | None:
         """The pull that this one repeats, without reading its header: all but the offsets is as it was."""
@@ -613,6 +629,7 @@ class KeptPulls:
         kept = self._pulls.pop(place, None)
         if kept is not None:
             session.charge(-kept.size)
+            self._named.pop(self._names.pop(place, b""), None)
 
 
 # ------------------------------------------------------------------------------

@@ -10,10 +10,12 @@ from typing import Any
 
 import structlog
 
+from ...protocol import fast
 from ...protocol.bodies import BodyError, Work
 from ...protocol.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode, request_name
 from ...protocol.codes import RequestCode as Code
-from ...protocol.frame import UNREADABLE, Frame, SendRun
+from ...protocol.config import MAX_REQUEST_HEADER_BYTES
+from ...protocol.frame import UNDECODED_PULL, UNREADABLE, Frame, SendRun, decode_pull
 from ...protocol.headers import HeaderError
 from ...protocol.names import IllegalName
 from ..access import Acl
@@ -41,7 +43,7 @@ from .connection import (
     refused,
     small,
 )
-from .messages import FULL_REMARK, REGION_EXT, Sends, Staged, awaited, not_stored, store_batch
+from .messages import FULL_REMARK, REGION_EXT, Sends, Staged, awaited, not_stored, repeat_pull, store_batch
 
 log = structlog.get_logger("rocketlet.dispatch")
 
@@ -95,6 +97,7 @@ class Dispatch:
                 self._handlers[code] = partial(broker_handler, broker), rule
             for code, rule in SENDS.items():  # for a batch that takes long; others are staged
                 self._handlers[code] = partial(store_batch, broker), rule
+            self._handlers[UNDECODED_PULL] = self._pull, KNOWN
         self._broker = broker
         self._flusher = broker.flusher if broker is not None else None
         self._acl = acl
@@ -103,8 +106,10 @@ class Dispatch:
         self._admin_is_local = admin_is_local
         self._records = broker.store if broker is not None else None
         self._sends = Sends(broker) if broker is not None else None
-        self.takes_runs = broker is not None
-        self._times: Mapping[int, Histogram] = broker.request_times if broker is not None else {}
+        self.is_lazy = broker is not None
+        self._times: dict[int, Histogram] = dict(broker.request_times) if broker is not None else {}
+        if broker is not None:
+            self._times[UNDECODED_PULL] = self._times[Code.PULL_MESSAGE]
 
     def serve(self, connection: Connection, frames: list[Frame]) -> None:
         """Answers the requests of one socket read. Requests of a client that does not read wait in its connection, and
@@ -339,6 +344,19 @@ class Dispatch:
         except Exception as error:
             self._forget_staged()
             return self._fault(connection, frame, error)
+
+    def _pull(self, connection: Connection, frame: Frame) -> Reply:
+        """Answers a pull that is not decoded. One that repeats a checked pull has passed every check."""
+        assert self._broker is not None
+        key = fast.pull_key(frame.body, 0, MAX_REQUEST_HEADER_BYTES)
+        repeated = repeat_pull(self._broker, connection, frame, key) if key is not None else None
+        if repeated is not None:
+            return repeated
+        decoded = decode_pull(frame)
+        reply = self._handle(connection, decoded)
+        if key is not None:
+            connection.pulls.name(key[2], decoded)
+        return reply
 
     def _admitted(self, connection: Connection, reply: Reply) -> Reply:
         """Beyond the limit, passes only answers that are ready. The work of others has not begun. Raises LimitExceeded."""

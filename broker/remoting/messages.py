@@ -239,6 +239,20 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     return _encoded(frame, pulled)
 
 
+def repeat_pull(
+    broker: Broker, connection: Connection, frame: Frame, found: tuple[int, int, bytes, int, int, int]
+) -> Buffers | None:
+    """Return the response to a pull that differs in its offsets from one that was checked; None if it has to be checked.
+
+    frame: the pull, which is not decoded; `found`: what `fast.pull_key` says of it."""
+    _, _, key, _, offset, commit_offset = found
+    checked = connection.pulls.named(key)
+    if checked is None:
+        return None
+    pulled = broker.pulling.checked.pull(connection, checked, offset, commit_offset)
+    return None if pulled is None else _encoded(frame, pulled)
+
+
 def _pull_response(connection: Connection, frame: Frame, outcome: Pulled | PullFault) -> None:
     """Answers a pull that has waited."""
     if isinstance(outcome, Pulled):

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import orjson
 import structlog
 
+from ...protocol import fast
 from ...protocol.bodies import Work
 from ...protocol.message import (
     FIXED_BYTES,
@@ -366,6 +367,14 @@ class Reader:
 
     def _fetch_all(self, queue: ConsumeQueue, offset: int, limit: int, room: int) -> Fetched:
         data = queue.entries(offset, limit)
+        span = fast.span(data, room)
+        if span is not None:
+            position, size, last_size, count = span
+            if position >= self._log.written.begin and size <= MOST_READ_BYTES:
+                try:
+                    return Fetched([self._read_once(position, size, last_size)], count, offset + count)
+                except (Damaged, MessageError):
+                    pass  # each record is then checked by itself
         count = len(data) // ENTRY_BYTES
         fields = _unpacker(count)(data)
         positions, sizes = fields[0::3], fields[1::3]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from struct import Struct
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol import fast, message
+from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame, encode
+from rocketlet.protocol.headers import PullMessage, write
 
 needs_module = pytest.mark.skipif(
     os.environ.get("ROCKETLET_PURE") == "1" or fast.MODULE == "pure", reason="needs the compiled module: make dev"
@@ -159,3 +163,83 @@ def test_send_in_json_is_taken_with_the_usual_escapes(properties: str) -> None:
 )
 def test_send_in_json_is_declined_with_other_escapes(properties: str) -> None:
     assert fast.sends_end(send_with(properties), 0, 1000) == 0
+
+
+ENTRIES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from((0, 1, 91, 91, 120))), min_size=1, max_size=40)
+
+
+@needs_module
+@given(ENTRIES, st.integers(0, 2**40), st.integers(0, 3000))
+def test_span_is_that_of_the_first_records_that_the_room_takes(
+    gaps_and_sizes: list[tuple[int, int]], position: int, room: int
+) -> None:
+    rows: list[tuple[int, int]] = []
+    for gap, size in gaps_and_sizes:
+        position += gap if gap == 3 else 0
+        rows.append((position, size))
+        position += size
+    count = 1
+    while count < len(rows) and sum(size for _, size in rows[: count + 1]) <= room:
+        count += 1
+    taken = rows[:count]
+    total = sum(size for _, size in taken)
+    is_one = all(size for _, size in taken) and taken[-1][0] + taken[-1][1] - taken[0][0] == total
+    expected = (taken[0][0], total, taken[-1][1], count) if is_one else None
+    assert fast.span(b"".join(Struct(">QIq").pack(*row, 7) for row in rows), room) == expected
+
+
+PULL = write(PullMessage("g", "t", 0, 0, 32, 6, 0, 15_000, 0, "A || größe", "TAG"))
+OFFSETS = st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(-1, 2**59), st.integers(-1, 2**59))
+
+
+def pull_frame(kind: int, opaque: int, ext: Mapping[str, Any], **fields: Any) -> bytes:
+    return encode(Frame(**{"code": 11, "opaque": opaque, "ext": ext, "serialize_type": kind, **fields}))
+
+
+@needs_module
+@given(st.sampled_from((JSON, ROCKETMQ, MSGPACK)), OFFSETS, OFFSETS)
+def test_pulls_that_differ_in_number_and_offsets_have_one_key(
+    kind: int, one: tuple[int, int, int], other: tuple[int, int, int]
+) -> None:
+    keys = set()
+    for opaque, offset, commit_offset in (one, other):
+        data = pull_frame(kind, opaque, PULL | {"queueOffset": offset, "commitOffset": commit_offset})
+        found = fast.pull_key(b"x" + data + b"next", 1, 1000)
+        assert found is not None
+        end, found_kind, key, *values = found
+        assert (end, found_kind, values) == (1 + len(data), kind, [opaque, offset, commit_offset])
+        keys.add(key)
+    assert len(keys) == 1
+
+
+@needs_module
+@given(
+    st.sampled_from((JSON, ROCKETMQ, MSGPACK)),
+    st.sampled_from([name for name in PULL if name not in ("queueOffset", "commitOffset")]),
+    st.sampled_from(("x", "1", "10", "", "0")),
+    st.sampled_from((0, 1, 10, 100, 1000)),
+)
+def test_pulls_that_differ_in_another_field_have_other_keys(kind: int, field: str, value: str, offset: int) -> None:
+    before, after = PULL | {"queueOffset": offset}, PULL | {field: value, "queueOffset": 10 * offset}
+    keys = [fast.pull_key(pull_frame(kind, 1, ext), 0, 1000) for ext in (before, after)]
+    assert keys[0] is not None
+    is_same = (PULL[field] if kind == MSGPACK else str(PULL[field])) == value
+    assert keys[1] is None or (keys[0][2] == keys[1][2]) == is_same
+
+
+@needs_module
+@pytest.mark.parametrize("kind", [JSON, ROCKETMQ, MSGPACK])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"code": 12},
+        {"flag": 2},
+        {"body": b"x"},
+        {"ext": PULL | {"Signature": "s"}},
+        {"ext": PULL | {"AccessKey": "a"}},
+        {"ext": PULL | {"queueOffset": "x"}},
+        {"ext": {name: value for name, value in PULL.items() if name != "commitOffset"}},
+    ],
+)
+def test_pull_that_is_no_repeat_or_is_signed_has_no_key(kind: int, fields: dict[str, Any]) -> None:
+    assert fast.pull_key(pull_frame(kind, 1, **{"ext": PULL, **fields}), 0, 1000) is None
