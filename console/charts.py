@@ -36,7 +36,7 @@ class Bar:
     x: float
     y: float
     width: float
-    colour: int
+    colour: str
     label: str
 
 
@@ -78,6 +78,12 @@ def lines(points: Points, *, width: int = 1100, height: int = 150, what: str = "
     return Lines(width, height, line, area, time_ticks(begin, end, 0, width), _value_ticks(top, height), summary)
 
 
+def lines_of(points: Points, *, what: str = "messages") -> dict[str, Lines]:
+    """A chart for each width of windows; none for fewer than two points."""
+    drawn = {name: lines(points, width=width, what=what) for name, width in WIDTHS.items()}
+    return {name: chart for name, chart in drawn.items() if chart is not None}
+
+
 def spark(points: Points, *, width: int = 120, height: int = 24, top: float = 0) -> str:
     """The points of a small line, empty for fewer than two; `top`: the value at its upper edge, if it is the largest."""
     if len(points) < 2:
@@ -102,7 +108,7 @@ def nice_ceiling(value: float) -> float:
 def timeline(
     spans: Iterable[Ownership],
     queues: Sequence[str],
-    colour: Callable[[str], int],
+    colour: Callable[[str], str],
     marks: Sequence[tuple[int, str]],
     *,
     begin_ms: int,
@@ -134,11 +140,15 @@ def timeline(
     )
 
 
+WIDTHS = {"wide": 1100, "middle": 640, "narrow": 230}
+"""The widths of one picture for windows of three widths, of which the style sheet shows one."""
+
+
 def time_ticks(begin_ms: int, end_ms: int, left: int, right: int) -> tuple[Tick, ...]:
-    """About five ticks, at round times."""
-    span_s = max((end_ms - begin_ms) / 1000, 1)
-    step_s = next((step for step in (5, 10, 30, 60, 120, 300, 600, 1800) if span_s / step <= 6), 0)
-    step_s = step_s or math.ceil(span_s / 6 / 3600) * 3600
+    """Up to six ticks, at round times; fewer in a narrow picture."""
+    span_s, most = max((end_ms - begin_ms) / 1000, 1), max(min((right - left) // 110, 6), 2)
+    step_s = next((step for step in (5, 10, 30, 60, 120, 300, 600, 1800) if span_s / step <= most), 0)
+    step_s = step_s or math.ceil(span_s / most / 3600) * 3600
     first = -(-begin_ms // (step_s * 1000)) * step_s * 1000
     scale = (right - left) / max(end_ms - begin_ms, 1)
     return tuple(

@@ -28,7 +28,9 @@ QUEUE_POINTS: Final = 300  # samples of one queue's lag, which is five minutes o
 MAX_EVENTS: Final = 10_000  # events kept for a group that a page shows
 TIMELINE_S: Final = (60, 300, 900)
 TIMELINE_LEAST_MS: Final = 10_000  # minimum time span of the ownership chart, for a new group
+COLOURS: Final = 12  # colours of members in the picture of owners; further members share one
 SHOWN_EVENTS: Final = 100  # events that a page shows
+NEWEST_HAND_OVERS: Final = 5  # hand-overs that a page shows unfolded
 SHOWN_HAND_OVERS: Final = 50  # hand-overs that a page shows
 
 MAX_RETRIES: Final = 1000  # retries that a group's form takes

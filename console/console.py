@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, Self
@@ -18,11 +18,11 @@ from ..client.producer import Producer
 from ..protocol import names
 from ..protocol.admin_bodies import GroupConnections, Progress
 from ..protocol.names import Queue
-from .config import BROKERS_INTERVAL_S, MARKS_INTERVAL_S, MAX_NOTICES, MAX_WATCHES
+from .config import BROKERS_INTERVAL_S, LAG_POINTS, MARKS_INTERVAL_S, MAX_NOTICES, MAX_WATCHES
 from .group_watch import GroupWatch
 from .oldest import Oldest
 from .rotation import Rotation
-from .samples import GroupSample, TopicSample, group_sample, sample_topic
+from .samples import GroupSample, TopicSample, group_sample, now_ms, rate_of, sample_topic
 
 log = get_logger("rocketlet.console")
 
@@ -39,7 +39,7 @@ class Console:
         self.read_only: Final = read_only
         self.examiner = Examiner(admin)
         self.groups = Rotation[GroupSample](self._group_names, self._sample_group)
-        self.topics = Rotation[TopicSample](partial(admin.topics, system=True), partial(sample_topic, admin))
+        self.topics = Rotation[TopicSample](self._topic_names, partial(sample_topic, admin))
         self.oldest = Oldest(admin)
         self.examining = asyncio.Lock()  # one look at the whole cluster at a time
         self.closing = asyncio.Event()
@@ -48,6 +48,8 @@ class Console:
         self._notices: OrderedDict[str, str] = OrderedDict()
         self._tasks: list[asyncio.Task[None]] = []
         self._of_brokers: list[Finding] = []
+        self._own_topics: set[str] = set()
+        self._rates: dict[str, deque[tuple[int, float, float]]] = {}
         self._marks: Marks = {}
         self._marks_read_s = float("-inf")
 
@@ -66,6 +68,18 @@ class Console:
         configs = self.examiner.configs = await self.admin.all_group_configs()
         self.examiner.keep(configs)
         return sorted(configs)
+
+    async def _topic_names(self) -> list[str]:
+        self._own_topics = {
+            text
+            for broker in await self.admin.brokers()
+            for text in (broker.cluster, broker.name, names.reply_topic(broker.cluster))
+        }
+        return await self.admin.topics(system=True)
+
+    def is_own_topic(self, name: str) -> bool:
+        """True for a topic that a broker made for itself or for its cluster."""
+        return name in self._own_topics or names.is_made_by_brokers(name)
 
     async def _sample_group(self, name: str, before: GroupSample | None) -> GroupSample:
         masters = await self.admin.masters()
@@ -101,15 +115,35 @@ class Console:
         while True:
             try:
                 self._of_brokers = await findings_of_brokers(self.admin, self.examiner.skews)
+                await self._sample_rates()
             except RocketletError as error:
                 log.debug("console_sample_failed", subject="brokers", reason=str(error))
             await asyncio.sleep(BROKERS_INTERVAL_S)
+
+    async def _sample_rates(self) -> None:
+        masters = await self.admin.masters()
+        for name in self._rates.keys() - masters.keys():
+            del self._rates[name]
+        for name, address in masters.items():
+            try:
+                status = await self.admin.broker_status(address)
+            except RocketletError:  # it is a finding
+                continue
+            points = self._rates.setdefault(name, deque(maxlen=LAG_POINTS))
+            points.append((now_ms(), rate_of(status, "putTps"), rate_of(status, "getTransferedTps")))
+
+    def throughput(self, broker: str = "", *, sent: bool) -> list[tuple[int, float]]:
+        """Messages per second that were sent or read, of one broker or of all together."""
+        if broker:
+            return [(ms, put if sent else get) for ms, put, get in self._rates.get(broker, ())]
+        rounds = zip(*(list(points)[::-1] for points in self._rates.values()), strict=False)
+        return [(points[0][0], sum(point[1 if sent else 2] for point in points)) for points in rounds][::-1]
 
     def findings(self) -> list[Finding]:
         """What is wrong in the cluster by the last looks at its brokers, topics and groups, worst first."""
         found = list(self._of_brokers)
         for topic in self.topics.found.values():
-            found += () if names.is_made_by_brokers(topic.name) else topic.findings
+            found += () if self.is_own_topic(topic.name) else topic.findings
         for group in self.groups.found.values():
             found += group.findings or ()
         return sorted(set(found))

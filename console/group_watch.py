@@ -21,8 +21,9 @@ from ..client.wire.connection import side_by_side
 from ..protocol.admin_bodies import GroupConnections, Progress
 from ..protocol.bodies import GroupConfig
 from ..protocol.codes import ResponseCode
+from ..protocol.group_bodies import SHARED_OWNER
 from ..protocol.names import Queue
-from .config import DESCRIPTION_INTERVAL_S, MAX_EVENTS, QUEUE_POINTS, WATCH_INTERVAL_S
+from .config import COLOURS, DESCRIPTION_INTERVAL_S, MAX_EVENTS, QUEUE_POINTS, WATCH_INTERVAL_S
 from .samples import now_ms
 
 
@@ -88,9 +89,21 @@ class GroupWatch:
                 await self._describe()
                 self._described_s = time.monotonic()
 
-    def colour(self, client_id: str) -> int:
-        """The number of a member's colour, which it keeps."""
-        return self._colours.setdefault(client_id, len(self._colours) % 8)
+    def colour(self, client_id: str) -> str:
+        """The name of a member's colour, which no other member has while there are colours left. Those that have left share
+        one, and so do all that share messages."""
+        if client_id == SHARED_OWNER:
+            return "shared"
+        present = {member.client_id for member in self.look.members}
+        if client_id not in present:
+            return "gone"
+        for name in self._colours.keys() - present:
+            del self._colours[name]
+        if client_id not in self._colours:
+            free = set(range(COLOURS)) - set(self._colours.values())
+            self._colours[client_id] = min(free, default=COLOURS)
+        number = self._colours[client_id]
+        return str(number) if number < COLOURS else "more"
 
     def queues(self) -> list[Queue]:
         """All that the group reads or has an owner for, sorted."""

@@ -22,6 +22,14 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
+def rate_of(status: Mapping[str, str], name: str) -> float:
+    """The first of a broker's rates over 10 s, a minute and ten minutes. Apache's broker has none in its first seconds."""
+    try:
+        return float(next(iter((status.get(name) or "").split()), "0"))
+    except ValueError:
+        return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSample:
     """A group at one moment.

@@ -13,9 +13,11 @@ from ...client.admin.diagnosis import HEADINGS, diagnose
 from ...client.errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError
 from ...protocol import names
 from ...protocol.bodies import BrokerData
+from .. import charts
 from ..console import Console
 from ..form import query_of
 from ..page import Page, console_of, is_load
+from ..samples import rate_of
 
 _SECRET = re.compile("secret|password|passwd|token|accesskey|credential", re.IGNORECASE)
 HIDDEN = "(not shown)"
@@ -39,15 +41,11 @@ class Row:
 
     @property
     def put_rate(self) -> float:
-        return self._rate("putTps")
+        return rate_of(self.status, "putTps")
 
     @property
     def get_rate(self) -> float:
-        return self._rate("getTransferedTps")  # Apache's spelling
-
-    def _rate(self, name: str) -> float:
-        """The first of three: over 10 s, a minute, ten minutes. Apache's broker has none in its first seconds."""
-        return _float(next(iter((self.status.get(name) or "").split()), "0"))
+        return rate_of(self.status, "getTransferedTps")  # Apache's spelling
 
     @property
     def disk_ratio(self) -> float:
@@ -64,6 +62,13 @@ class Row:
     @property
     def leases(self) -> int | None:
         return self._int("leases") if "leases" in self.status else None
+
+    @property
+    def version(self) -> str:
+        """Rocketlet's version if it is a Rocketlet broker, and that of RocketMQ."""
+        own, of_rocketmq = self.status.get("rocketletVersion"), self.status.get("brokerVersionDesc", "")
+        as_written = of_rocketmq.removeprefix("V").replace("_", ".")
+        return f"Rocketlet {own}, as RocketMQ {as_written}" if own else f"RocketMQ {as_written}"
 
     @property
     def started_ms(self) -> int:
@@ -112,6 +117,8 @@ async def shown(request: Request) -> Page:
         "broker.html",
         {
             "row": row,
+            "sent": charts.lines_of(console.throughput(name, sent=True), what="messages/s"),
+            "read": charts.lines_of(console.throughput(name, sent=False), what="messages/s"),
             "settings": {key: HIDDEN if _SECRET.search(key) else value for key, value in sorted(settings.items())},
         },
     )

@@ -91,10 +91,10 @@ async def discard(request: Request, form: Form) -> Change:
 
     async def act() -> str:
         await mark(console.admin, group, [(item.queue, item.queue_offset) for item in found], "discarded")
-        return f"{number(len(found))} dead letters are discarded."
+        return f"{counted(len(found), 'dead letter is', 'dead letters are')} discarded."
 
     effects = ["They stay where they are until they expire, and are no longer reported or replayed with the new ones."]
-    question = f"Discard {number(len(found))} dead letters of {group}?"
+    question = f"Discard {counted(len(found), 'dead letter')} of {group}?"
     return Change(question, act, f"/groups/{part(group)}/dead", "Discard them", effects, _COLUMNS, await _plan(found))
 
 

@@ -11,7 +11,7 @@ from ...client.admin.admin_client import CAUSES, Event, HandOver, hand_overs, ow
 from ...protocol import names
 from ...protocol.names import Queue
 from .. import charts
-from ..config import SHOWN_EVENTS, SHOWN_HAND_OVERS, SHOWN_INTERVAL_S, TIMELINE_LEAST_MS, TIMELINE_S
+from ..config import NEWEST_HAND_OVERS, SHOWN_EVENTS, SHOWN_HAND_OVERS, SHOWN_INTERVAL_S, TIMELINE_LEAST_MS, TIMELINE_S
 from ..console import Console
 from ..form import Form, query_of
 from ..group_watch import GroupWatch
@@ -55,7 +55,7 @@ class Row:
 class QueueRow:
     queue: Queue
     owner: str
-    colour: int | None
+    colour: str | None
     committed: int | None
     end: int | None
     lag: int | None
@@ -117,6 +117,7 @@ async def shown(request: Request) -> Page:
     rows = _queue_rows(watch, form)
     part = part_of(rows, form.number("page", 1))
     window_s = form.number("window", TIMELINE_S[0], least=1, most=TIMELINE_S[-1])
+    pictures = _pictures(watch, part, window_s)
     lags = max(tuple(watch.total), tuple(sample.lags), key=_span_ms)
     return Page(
         "group.html",
@@ -131,9 +132,12 @@ async def shown(request: Request) -> Page:
             "behind": form.text("behind"),
             "windows": [(item, duration(item * 1000)) for item in TIMELINE_S],
             "window": window_s,
-            "chart": charts.lines(lags),
-            "pictures": _pictures(watch, part, window_s),
+            "chart": charts.lines_of(lags),
+            "pictures": pictures,
             "hand_overs": _hand_over_rows(watch.events),
+            "newest": NEWEST_HAND_OVERS,
+            "departed": any(bar.colour == "gone" for _, shown in pictures for bar in shown["wide"].bars),
+            "shares": any(member.shares for member in look.members),
             "events": [_told(event) for event in watch.events[: -SHOWN_EVENTS - 1 : -1]],
             "unowned": sum(row.owner == "" and not row.queue.topic.startswith("%") for row in rows),
             "strict": any(item.strict for item in watch.config.values()),
@@ -175,7 +179,7 @@ def _queue_row(watch: GroupWatch, queue: Queue) -> QueueRow:
     )
 
 
-def _pictures(watch: GroupWatch, part: Part[QueueRow], window_s: int) -> list[tuple[str, charts.Timeline]]:
+def _pictures(watch: GroupWatch, part: Part[QueueRow], window_s: int) -> list[tuple[str, dict[str, charts.Timeline]]]:
     """A timeline for each topic of the queues that are shown, ending now."""
     end_ms = max(now_ms(), int(watch.events[-1]["ms"]) if watch.events else 0)
     first_ms = int(watch.events[0]["ms"]) if watch.events else end_ms
@@ -187,8 +191,14 @@ def _pictures(watch: GroupWatch, part: Part[QueueRow], window_s: int) -> list[tu
             continue
         queues = [f"{row.queue.broker_name}:{row.queue.queue_id}" for row in part.items if row.queue.topic == topic]
         spans = ownerships(watch.events, topic, end_ms, watch.look.owners)
-        picture = charts.timeline(spans, queues, watch.colour, marks, begin_ms=begin_ms, end_ms=end_ms)
-        found.append((topic, picture))
+        pictures = {
+            name: charts.timeline(
+                spans, queues, watch.colour, marks, begin_ms=begin_ms, end_ms=end_ms, width=width,
+                left=min(150, 40 + 7 * max(map(len, queues))),
+            )
+            for name, width in charts.WIDTHS.items()
+        }  # fmt: skip
+        found.append((topic, pictures))
     return found
 
 

@@ -87,7 +87,7 @@ async def _search(console: Console, form: Form) -> list[Message]:
         if queue not in (await console.admin.topic(topic)).ranges:
             raise FieldFault("queue", f"the topic has no queue {queue}")
         return await _read(console, queue, begin, begin + limit, tags)
-    return await newest(console, (await console.admin.topic(topic)).ranges, limit, tags)
+    return (await newest(console, (await console.admin.topic(topic)).ranges, limit, tags))[::-1]
 
 
 async def _by_id(console: Console, text: str, topic: str) -> list[Message]:

@@ -36,6 +36,8 @@ async def shown(request: Request) -> Page:
         "overview.html",
         {
             "brokers": brokers,
+            "sent": charts.lines_of(console.throughput(sent=True), what="messages/s"),
+            "read": charts.lines_of(console.throughput(sent=False), what="messages/s"),
             "rows": rows[:OVERVIEW_ROWS],
             "left_out": max(len(users) - OVERVIEW_ROWS, 0),
             "put_rate": sum(row.put_rate for row in brokers),

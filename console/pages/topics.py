@@ -52,7 +52,7 @@ async def listed(request: Request) -> Page:
     topics = listing(
         query_of(request),
         console.topics.names,
-        is_system=names.is_made_by_brokers,
+        is_system=console.is_own_topic,
         figures={
             "rate": lambda name: known[name].rate or 0 if name in known else -1,
             "messages": lambda name: known[name].messages if name in known else -1,
@@ -94,7 +94,7 @@ async def shown(request: Request) -> Page:
             "part": shown,
             "rows": await asyncio.gather(*(_queue_row(console, topic, queue) for queue in shown.items)),
             "sample": sample,
-            "chart": charts.lines(tuple(sample.rates), what="messages/s") if sample else None,
+            "chart": charts.lines_of(tuple(sample.rates), what="messages/s") if sample else {},
             "readers": [(group, console.groups.found.get(group)) for group in shown_readers],
             "readers_total": len(readers),
             "retention": await _retention(console, topic),

@@ -45,8 +45,8 @@ function isInUse(part) {
   return !selection.isCollapsed && part.contains(selection.anchorNode);
 }
 
-const scrollers = (part) => [...part.querySelectorAll(".scroll, .events, .chart, .timeline")];
-const toNow = (item) => item.matches(".chart, .timeline") && item.scrollTo(item.scrollWidth, 0); // now is at their right end
+const scrollers = (part) => [...part.querySelectorAll(".scroll, .events")];
+
 const stops = (part) => [...part.querySelectorAll("a, button, input, select, summary, [tabindex]")]; // of the Tab key
 
 function replace(part, html) {
@@ -57,13 +57,13 @@ function replace(part, html) {
   const scrolled = scrollers(part).map((item) => [item.scrollLeft, item.scrollTop]);
   part.innerHTML = html;
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-  scrollers(part).forEach((item, index) => (scrolled[index] ? item.scrollTo(...scrolled[index]) : toNow(item)));
+  scrollers(part).forEach((item, index) => (scrolled[index] ? item.scrollTo(...scrolled[index]) : undefined));
   if (place < 0) return;
   const same = (focused.id && document.getElementById(focused.id)) || stops(part)[place];
   same?.focus({ preventScroll: true });
 }
 
-scrollers(document).forEach(toNow);
+
 
 function start() {
   if (source || !parts.length) return;

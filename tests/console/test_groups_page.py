@@ -12,10 +12,12 @@ import pytest
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, rebalanced
 from rocketlet.client.admin.diagnosis import Examiner, Harm, Patience, diagnose
 from rocketlet.client.wire.connection import Connection
-from rocketlet.console.group_watch import GroupWatch
+from rocketlet.console.config import COLOURS
+from rocketlet.console.group_watch import GroupWatch, Look, MemberRow
 from rocketlet.console.server import ConsoleServer
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
+from rocketlet.protocol.group_bodies import SHARED_OWNER
 from rocketlet.testing import Cluster
 
 from ..conftest import PATIENCE_S, Node, eventually
@@ -234,3 +236,21 @@ async def test_group_page_says_checking_when_the_group_was_looked_at_once(site: 
         page = await site.text("/groups/g")
     assert "Checking: a second look follows" in page
     assert "Nothing that can be seen from here" not in page
+
+
+async def test_colours_of_members_differ_when_members_come_and_go(node: Node) -> None:
+    def member(name: str) -> MemberRow:
+        return MemberRow(name, "", "", 0, "", {}, False, 0)
+
+    async with AdminClient(node.address) as admin:
+        watch = GroupWatch(admin, "g")
+    for round_ in range(5):
+        watch.look = Look(members=tuple(member(f"{round_}-{number}") for number in range(COLOURS)))
+        colours = [watch.colour(item.client_id) for item in watch.look.members]
+        assert sorted(colours, key=int) == [str(number) for number in range(COLOURS)]
+    assert watch.colour("0-0") == "gone"
+    assert watch.colour(SHARED_OWNER) == "shared"
+    kept = watch.colour("4-3")
+    watch.look = Look(members=(member("4-3"), *(member(f"new-{number}") for number in range(COLOURS))))
+    assert [watch.colour(item.client_id) for item in watch.look.members].count(kept) == 1
+    assert watch.colour(f"new-{COLOURS - 1}") == "more"
