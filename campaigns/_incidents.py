@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rocketlet.client import Access, AdminClient, Consumer, Message, Producer, Reject, RocketletError
+from rocketlet.demo.processes import Child
 from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import parse_subscription
@@ -37,7 +37,7 @@ class Stage:
         self.access: Access | None = None
         self.address = ""
         self.metrics: dict[str, int] = {}
-        self._children: dict[str, asyncio.subprocess.Process] = {}
+        self._children: dict[str, Child] = {}
 
     async def start(self, name: str, command: str, *options: object, file_bytes: int | None = None) -> str:
         """A server's address; it is ready then."""
@@ -50,16 +50,8 @@ class Stage:
             if file_bytes is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 
-        with (self.folder / f"{name}.log").open("ab") as log:
-            child = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "rocketlet.command.cli",
-                *map(str, arguments),
-                stdout=log,
-                stderr=log,
-                preexec_fn=limit,
-            )
+        command_line = (sys.executable, "-m", "rocketlet.command.cli", *map(str, arguments))
+        child = await Child.start(command_line, self.folder / f"{name}.log", reads=False, prepare=limit)
         self._children[name] = child
         self.stack.push_async_callback(self.kill, name)
         self.metrics[name] = metrics
@@ -70,9 +62,9 @@ class Stage:
 
     async def kill(self, name: str) -> None:
         child = self._children.pop(name, None)
-        if child is not None and child.returncode is None:
-            child.send_signal(signal.SIGKILL)
-            await child.wait()
+        if child is not None:
+            child.kill()
+            await child.wait(60)
 
     def log(self) -> str:
         return "".join(path.read_text() for path in sorted(self.folder.glob("*.log")))

@@ -19,7 +19,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -28,13 +27,14 @@ from pathlib import Path
 
 import uvloop
 from rocketlet.client import AdminClient, Producer, RocketletError
+from rocketlet.demo.processes import Child
 from rocketlet.testing.ports import free_port
 
 from bench.peers import compiled, java_options
 
 from ._overlaps import BROKER_AWAY, BROKER_STOOD, CHANGED, STOOD, Overlaps
 from .common import PROGRESS_S, Limit, Outcome
-from .kill import PIPE_BYTES, BrokerProcess
+from .kill import BrokerProcess
 
 SHORT_COUNT = 10  # up to so many events nobody stands still for longer than a lease lasts
 TOPIC, GROUP = "t", "g"
@@ -60,39 +60,45 @@ class Member:
         self.name = name
         self.is_busy = False  # it stands still, or is about to end
         self._world = world
-        self._process: asyncio.subprocess.Process | None = None
-        self.proxy: asyncio.subprocess.Process | None = None
+        self._child: Child | None = None
+        self.proxy: Child | None = None
         self._reader: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
         self._began_ms: dict[str, float] = {}
 
+    def _log(self, of: str = "") -> Path:
+        return self._world.folder / f"{self.name}{of}.log"
+
     async def start(self, *, behind_proxy: bool) -> None:
         address = self._world.name_server
         if behind_proxy:
-            self.proxy = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "rocketlet.command.cli", "dump", "0", "--to", address, "--only", "UNREGISTER_CLIENT",
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, limit=PIPE_BYTES,
-            )  # fmt: skip
-            assert self.proxy.stdout is not None
-            leads = await self.proxy.stdout.readline()  # give clients 127.0.0.1:PORT; it leads to ...
-            address = leads.split(b";")[0].split()[-1].decode()
+            dump = (
+                sys.executable,
+                "-m",
+                "rocketlet.command.cli",
+                "dump",
+                "0",
+                "--to",
+                address,
+                "--only",
+                "UNREGISTER_CLIENT",
+            )
+            self.proxy = await Child.start(dump, self._log("-proxy"))
+            leads = await self.proxy.wait_for()  # give clients 127.0.0.1:PORT; it leads to ...
+            address = leads.split(";")[0].split()[-1]
         await self._run([sys.executable, "-m", "campaigns._member", address, GROUP, TOPIC, self.name, self.kind])
 
-    async def _run(self, command: list[str], first: bytes = b"") -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(first)
-        self._reader = asyncio.create_task(self._read())
+    async def _run(self, command: list[str], first: str = "") -> None:
+        self._child = await Child.start(command, self._log())
+        if first:
+            await self._child.tell(first)
+        self._reader = asyncio.create_task(self._read(self._child))
         async with asyncio.timeout(READY_S):
             await self._ready.wait()
 
-    async def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            words = line.decode().split()
+    async def _read(self, child: Child) -> None:
+        async for line in child.lines():
+            words = line.split()
             if words[:1] in (["READY"], ["DONE"], ["STARTED"]):
                 self._ready.set()
             elif words[:1] == ["HANDLED"] and len(words) == 6:
@@ -109,14 +115,12 @@ class Member:
         return f"{self.name} ({type(self).__name__})"
 
     def signal(self, number: int) -> None:
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        assert self._child is not None
+        self._child.signal(number)
 
     async def leave(self) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        assert self._child is not None
+        await self._child.close()
         await self._end()
 
     async def kill(self) -> None:
@@ -125,17 +129,16 @@ class Member:
 
     @property
     def runs(self) -> bool:
-        return any(process and process.returncode is None for process in (self._process, self.proxy))
+        return any(child and child.exit_status is None for child in (self._child, self.proxy))
 
     async def _end(self) -> None:
-        assert self._process is not None
+        assert self._child is not None
         assert self._reader is not None
-        await self._process.wait()
+        await self._child.wait(PATIENCE_S)
         await self._reader
         if self.proxy is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.proxy.kill()
-            await self.proxy.wait()
+            self.proxy.kill()
+            await self.proxy.wait(PATIENCE_S)
 
 
 class PoppingMember(Member):
@@ -182,13 +185,14 @@ class JavaMember(Member):
             "20",
             "8",
         )
-        await self._run(["java", *java_options(), *program], f"join {self.name} {TOPIC}\n".encode())
+        await self._run(["java", *java_options(), *program], f"join {self.name} {TOPIC}")
 
 
 class World:
     """The brokers, the members, and what they have done."""
 
     def __init__(self, folder: Path, chance: random.Random, outcome: Outcome, stands_s: tuple[float, ...]) -> None:
+        self.folder = folder
         self.chance = chance
         self.outcome = outcome
         self.stands_s = stands_s
@@ -307,9 +311,9 @@ class World:
         if member is not None and member.proxy is not None:
             member.is_busy = True
             with self._noting("partition", STOOD, member.name):
-                member.proxy.send_signal(signal.SIGSTOP)
+                member.proxy.signal(signal.SIGSTOP)
                 await asyncio.sleep(self.chance.choice(self.stands_s))
-                member.proxy.send_signal(signal.SIGCONT)
+                member.proxy.signal(signal.SIGCONT)
             member.is_busy = False
 
     async def restart_broker(self) -> None:

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import random
 import resource
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import uvloop
 from rocketlet.client import Producer, RocketletError
+from rocketlet.demo.processes import Child
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.headers import AckMessage, ChangeInvisibleTime, PopMessage, PullMessage, write
 from rocketlet.protocol.message import POP_CK, decode_records
@@ -39,14 +40,13 @@ from .store import Place
 
 PROGRAM = ("-m", "rocketlet.command.cli")
 READY_S = 60.0
-PIPE_BYTES = 1 << 30  # kept of a process's unread output; a full pipe would block it
 SUBSCRIBED = 4  # the pull brings its subscription
 LOSSES = (b"messages_lost", b"commit_log_damaged", b"Traceback")
 LIVES = 10  # kills in one flush mode, before the other mode's turn
 
 
 class BrokerProcess:
-    """`async with`: started, ready, and killed at the end if it still runs. `log` is what it wrote to stderr."""
+    """`async with`: started, ready, and killed at the end if it still runs."""
 
     def __init__(
         self, folder: Path, port: int, *options: str, open_files: int | None = None, command: str = "start"
@@ -55,8 +55,9 @@ class BrokerProcess:
         self._folder = folder
         self._options = options
         self._open_files = open_files
-        self._child: asyncio.subprocess.Process | None = None
-        self.log = b""
+        self._child: Child | None = None
+        self._log = folder.with_name(f"{folder.name}.log")
+        self._log_begin = self._log.stat().st_size if self._log.exists() else 0
         self.move(port)
 
     def move(self, port: int) -> None:
@@ -64,17 +65,23 @@ class BrokerProcess:
         self._port = port
         self.address = f"127.0.0.1:{port}"
 
+    @property
+    def log(self) -> bytes:
+        """What this broker wrote to stderr."""
+        return self._log.read_bytes()[self._log_begin :]
+
+    @property
+    def _running(self) -> Child:
+        assert self._child is not None
+        return self._child
+
     async def __aenter__(self) -> BrokerProcess:
-        self._child = await asyncio.create_subprocess_exec(
+        command = (
             sys.executable, *PROGRAM, self._command, "--host", "127.0.0.1", "--port", str(self._port), "--no-vip",
             "--data", str(self._folder), *self._options,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, limit=PIPE_BYTES, preexec_fn=self._limit(),
         )  # fmt: skip
-        assert self._child.stdout is not None
-        async with asyncio.timeout(READY_S):
-            while b"ready" not in (line := await self._child.stdout.readline()):
-                if not line:
-                    raise RuntimeError(f"the broker did not start: {(await self._child.communicate())[1].decode()}")
+        self._child = await Child.start(command, self._log, prepare=self._limit())
+        await self._child.wait_for("ready", READY_S)
         return self
 
     def _limit(self) -> Callable[[], None] | None:
@@ -82,26 +89,21 @@ class BrokerProcess:
         return None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
     async def __aexit__(self, *exception: object) -> None:
-        if self._child is not None and self._child.returncode is None:
+        if self._child is not None and self._child.exit_status is None:
             await self.kill()
 
     async def kill(self) -> None:
         """SIGKILL."""
-        assert self._child is not None
-        self._child.kill()
-        self.log += (await self._child.communicate())[1]
+        self._running.kill()
+        await self._running.wait(READY_S)
 
     def signal(self, number: int) -> None:
-        assert self._child is not None
-        self._child.send_signal(number)
+        self._running.signal(number)
 
     async def end(self) -> int:
         """SIGTERM; return the exit code."""
-        assert self._child is not None
-        self._child.terminate()
-        async with asyncio.timeout(READY_S):
-            self.log += (await self._child.communicate())[1]
-        return self._child.returncode or 0
+        self.signal(signal.SIGTERM)
+        return await self._running.wait(READY_S)
 
 
 async def connect(address: str) -> Wire:

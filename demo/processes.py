@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 PIPE_BYTES = 1 << 30  # kept of a child's unread output; a full pipe would block the child
@@ -23,7 +24,13 @@ class Child:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], log: Path, *, reads: bool = True, environment: Mapping[str, str] | None = None
+        cls,
+        command: Sequence[str],
+        log: Path,
+        *,
+        reads: bool = True,
+        environment: Mapping[str, str] | None = None,
+        prepare: Callable[[], None] | None = None,
     ) -> Child:
         """Start a process.
 
@@ -32,6 +39,7 @@ class Child:
             log: The file to which the output is appended.
             reads: True if the parent reads stdout; otherwise stdout goes to the log, too.
             environment: Variables besides those of this process.
+            prepare: A function that the child calls before it becomes the program, such as one that sets limits.
         """
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
@@ -41,6 +49,7 @@ class Child:
                 stderr=output,
                 env={**os.environ, **(environment or {})},
                 limit=PIPE_BYTES,
+                preexec_fn=prepare,
             )
         return cls(process, log)
 
@@ -88,8 +97,13 @@ class Child:
     def exit_status(self) -> int | None:
         return self._process.returncode
 
+    def signal(self, number: int) -> None:
+        """Send a signal to the process unless it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
     def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
 
     async def wait(self, timeout_s: float) -> int:
         async with asyncio.timeout(timeout_s):
@@ -104,7 +118,7 @@ class Child:
     async def stop(self, timeout_s: float = 15.0) -> None:
         """Send SIGTERM, and SIGKILL if the process has not ended by the timeout."""
         if self._process.returncode is None:
-            self._process.send_signal(signal.SIGTERM)
+            self.signal(signal.SIGTERM)
             try:
                 await self.wait(timeout_s)
             except TimeoutError:

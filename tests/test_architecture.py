@@ -58,7 +58,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "adapters": "client",  # rocketlet.otel and rocketlet.taskiq
         "examples": "root spark testing",
         "bench": "broker client command demo simulation spark testing",
-        "campaigns": "bench broker client command console testing tests",
+        "campaigns": "bench broker client command console demo testing tests",
         "simulation": "broker client tests",
         "web": "",
         "console": "client web",
