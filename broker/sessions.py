@@ -628,12 +628,18 @@ class Callers:
         self.connections = 0
         self._failed = Recent(clock.monotonic_s)
         self.failed = self._failed.texts
+        self._outdated = Recent(clock.monotonic_s)
+        self.outdated = self._outdated.texts
 
     def answered(self, method: str, code: int, reason: str, client: str) -> None:
         """`client`: its id and address."""
         self.answers[method, str(code)] += 1
         if code not in _EXPECTED:
             self._failed.note((method, code, client), f"{code} {method} of {client}: {reason[:MAX_NAMED_CHARS]}")
+
+    def note_outdated(self, client: str, reason: str) -> None:
+        """Record a client whose release has a defect that this broker cannot make up for."""
+        self._outdated.note(client, f"{client}: {reason}")
 
     def ended(self, method: str, status: int) -> None:
         """Without a message: with a status of gRPC alone."""

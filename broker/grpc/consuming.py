@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -21,6 +22,7 @@ from ..config import (
     MAX_ACKS,
     MAX_ATTEMPT_CHARS,
     MAX_INVISIBLE_MS,
+    MAX_NAMED_CHARS,
     MAX_POLL_S,
     MAX_POP_BYTES,
     MIN_INVISIBLE_MS,
@@ -429,6 +431,9 @@ def _text(outcome: AckStatus) -> str:
 
 
 PRODUCER, PUSH_CONSUMER, SIMPLE_CONSUMER = 1, 2, 3
+_NODE: Final = frozenset(("HTTP", "NODE_JS"))  # as Node's client calls itself
+_NODE_READS_BACKOFFS: Final = (1, 0, 8)  # its first release that reads a list of backoffs
+_is_version: Final = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})", re.ASCII).match
 _NAMES: Final = {4: "PULL_CONSUMER", 5: "LITE_PUSH_CONSUMER", 6: "LITE_SIMPLE_CONSUMER"}
 # Redeliveries wait as Apache's do: 1 to 30 s, 1 to 10 min, 20 and 30 min, 1 and 2 h
 _BACKOFF_S: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
@@ -537,6 +542,7 @@ def heartbeat(hall: Hall, call: Call, request: Any) -> Any:
     if request.client_type in (PUSH_CONSUMER, SIMPLE_CONSUMER):
         group = group_of(request.group)
         hall.clients.hear(call).group = group
+        _check_version(call)
         hall.broker.pops.record_contact(call.client)
     elif request.client_type == PRODUCER:
         client = hall.clients.hear(call)
@@ -545,6 +551,17 @@ def heartbeat(hall: Hall, call: Call, request: Any) -> Any:
     response = HeartbeatResponse()
     set_status(response.status)
     return response
+
+
+def _check_version(call: Call) -> None:
+    """Report a consumer that cannot read its settings: with its first heartbeat and with each later one."""
+    version = call.text(b"x-mq-client-version")
+    if call.text(b"x-mq-language").upper() not in _NODE or not (found := _is_version(version)):
+        return
+    if tuple(map(int, found.groups())) < _NODE_READS_BACKOFFS:
+        oldest = ".".join(map(str, _NODE_READS_BACKOFFS))
+        reason = f"Node's client {version} cannot read the retry policy of consumers; use {oldest} or later"
+        call.callers.note_outdated(f"{call.client_id[:MAX_NAMED_CHARS]} ({call.session.peer})", reason)
 
 
 def notify_termination(hall: Hall, call: Call, request: Any) -> Any:

@@ -796,6 +796,7 @@ def _ours(broker: Broker) -> dict[str, Any]:
         "refusedRequests": _json(broker.acl.recent()[-MAX_NAMED_MEMBERS:] if broker.acl else []),
         "unburied": _json(broker.pops.unburied()[-MAX_NAMED_MEMBERS:]),
         "turnedAway": _json([*broker.tls.turned_away(), *broker.turned_away.texts()][-MAX_NAMED_MEMBERS:]),
+        "outdatedClients": _json(broker.callers.outdated()[-MAX_NAMED_MEMBERS:]),
         "failedCalls": _json(broker.callers.failed()[-MAX_NAMED_MEMBERS:]),
         "certificates": _json({path.name: int(at_s) for path, at_s in broker.tls.expires_s.items()}),
         "members": sum(len(group.members) for group in broker.groups),

@@ -186,6 +186,7 @@ async def _of_broker(admin: AdminClient, broker: BrokerData, skews: dict[str, fl
         *_turned_away(broker.name, status),
         *_unburied(broker.name, status),
         *_failed_calls(broker.name, status),
+        *_outdated_clients(broker.name, status),
         *_certificates(broker.name, status),
         *_damaged(broker.name, status),
     ]
@@ -285,6 +286,11 @@ def _failed_calls(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
         cure = "look at the broker's log" if is_ours else "change the client as the reason says"
         harm = Harm.STANDS if is_ours else Harm.RISK
         yield Finding(harm, "calls_failing", broker, f"calls of 5.x clients fail: {text}", cure)
+
+
+def _outdated_clients(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:
+    for text in _told(status, "outdatedClients", list):
+        yield Finding(Harm.STANDS, "old_client", broker, f"a 5.x client is too old: {text}", "upgrade it")
 
 
 def _certificates(broker: str, status: Mapping[str, str]) -> Iterator[Finding]:

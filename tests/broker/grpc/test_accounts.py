@@ -8,11 +8,13 @@ import pytest
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.clients import GrpcClient as GrpcSession
 from rocketlet.broker.grpc.server import METHODS
+from rocketlet.client import AdminClient
+from rocketlet.client.admin.diagnosis import Harm, Patience, diagnose
 from rocketlet.protocol.bodies import Heartbeat, TopicConfig, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
 
 from ...conftest import Node
-from ...support.accounts import ADMIN, SECRETS, AccountsFile, Wired, account, reload
+from ...support.accounts import ADMIN, SECRETS, AccountsFile, Wired, access, account, reload
 from ...support.accounts import SEND as HALF_OF_ADMIN
 from ...support.grpc_client import GrpcClient, message, resource, route, sending, signed
 from ...support.requests import reply
@@ -65,6 +67,21 @@ async def test_who_does_not_show_an_account_is_refused(guarded: Node, dial: Dial
     assert await code(client, "SendMessage", SEND, authorization=field) == UNAUTHORIZED
     assert guarded.server._acl is not None
     assert guarded.server._acl.refused == {reason: 1}
+
+
+async def test_doctor_names_refused_signatures_and_missing_permissions_of_grpc_clients(
+    guarded: Node, dial: Dial
+) -> None:
+    client = await dial(guarded.address)
+    wrong = signed("orders-key", "another secret")
+    assert await code(client, "SendMessage", SEND, authorization=wrong) == UNAUTHORIZED
+    assert await code(client, "ReceiveMessage", RECEIVE, authorization=authorization("nobody-key")) == UNAUTHORIZED
+    async with AdminClient(guarded.address, access=access(ADMIN)) as admin:
+        found = [item for item in await diagnose(admin, Patience(0, 0, 0)) if item.kind == "requests_refused"]
+    texts = sorted(item.text.partition("requests, ")[2] for item in found)
+    assert texts[0].startswith("permission: 127.0.0.1 asked for ReceiveMessage")
+    assert texts[1].startswith("signature: 127.0.0.1 asked for SendMessage: Check signature failed")
+    assert {item.harm for item in found} == {Harm.STANDS}
 
 
 async def test_a_signature_in_either_case_and_with_a_region_is_taken(guarded: Node, dial: Dial) -> None:

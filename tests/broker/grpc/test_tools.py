@@ -6,6 +6,7 @@ import ssl
 
 import orjson
 import pytest
+from rocketlet.broker.grpc import schema
 from rocketlet.broker.tls import Tls
 from rocketlet.client import AdminClient, Producer, SharedConsumer
 from rocketlet.client.admin.diagnosis import Harm, Patience, diagnose
@@ -18,7 +19,7 @@ from rocketlet.protocol.headers import ConsumeStats, write
 from rocketlet.protocol.names import SQL92
 
 from ...conftest import Node, Nodes, Wire
-from ...support.grpc_client import GrpcClient, message, route, sending
+from ...support.grpc_client import GrpcClient, message, resource, route, sending
 from ...support.metrics import samples
 from .conftest import Dial
 from .receives import ack, handles, joined, receive, send
@@ -132,3 +133,26 @@ async def test_clients_that_cannot_connect_and_calls_that_fail_are_named(
     assert "127.0.0.1: a TLS client came to a port without TLS" in texts
     assert "pip install '.[broker]'" in texts
     await client.close()
+
+
+@pytest.mark.parametrize(
+    ("language", "version", "is_old"),
+    [
+        ("HTTP", "1.0.7", True),
+        ("HTTP", "1.0.8", False),
+        ("HTTP", "1.1.0", False),
+        ("HTTP", "unknown", False),
+        ("JAVA", "1.0.7", False),
+    ],
+)
+async def test_doctor_names_consumer_whose_release_cannot_read_its_settings(
+    node: Node, client: GrpcClient, language: str, version: str, is_old: bool
+) -> None:
+    headers = {"x-mq-language": language, "x-mq-client-version": version}
+    call = client.begin("Heartbeat", end=False, path="", **headers)
+    call.send(schema.HeartbeatRequest(group=resource("g"), client_type=2), end=True)
+    assert (await call.all())[0].status.code == 20000
+    async with AdminClient(node.address) as admin:
+        found = [finding.text for finding in await diagnose(admin, AT_ONCE) if finding.kind == "old_client"]
+    assert len(found) == is_old
+    assert all("Node's client 1.0.7 cannot read" in text and "use 1.0.8 or later" in text for text in found)
