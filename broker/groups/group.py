@@ -831,9 +831,10 @@ class ConsumerGroups:
 
     def leave(self, connection: Session, name: str, event: str = "left") -> None:
         group = self._groups.get(name)
-        member = group.members.pop(connection, None) if group else None
+        member = group.members.get(connection) if group else None
         if group is None or member is None:
             return
+        del group.members[connection]
         self.generation.increment()
         names = self._names[connection]
         names.discard(name)

@@ -448,6 +448,14 @@ async def test_what_is_given_back_suspended_was_no_try(node: Node, wire: Wire) -
         await wire.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ack(again, invisibleTime=0, suspend=True))
 
 
+async def test_a_client_unregisters_from_a_group_that_has_offsets_and_no_members(node: Node, wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await send(wire, b"m")
+    await popped(wire)
+    answer = await wire.call(RequestCode.UNREGISTER_CLIENT, {"clientID": "client", "consumerGroup": "g"})
+    assert answer.code == ResponseCode.SUCCESS
+
+
 async def test_a_receive_ends_when_its_client_unregisters(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     await heartbeat(wire, "client", "g")
