@@ -31,13 +31,14 @@ from .config import (
     LiveConfig,
 )
 from .groups.drains import Draining, Notifications, Repeats
-from .groups.group import ConsumerGroup, ConsumerGroups
+from .groups.group import ConsumerGroup, ConsumerGroups, GroupChanges
 from .groups.guard import ReaderGuard
 from .groups.history import History, Refusals
 from .groups.leases import Locks
 from .groups.offsets import GroupProgress, Offsets, Watch
 from .groups.pulling import Commits, Pulling
 from .groups.settings import GroupConfigs, RequestModes
+from .groups.stages import QueueKey
 from .machine import shares
 from .messages.appender import Appender
 from .messages.filters import Filters
@@ -141,9 +142,7 @@ class Broker:
         folder, limits = config.data_dir, self.limits
         self.history = History(self.runtime)
         self.groups = self._make_groups(config.name)
-        self.offsets = Offsets(
-            folder / "offsets.json", self.groups, self.topics.identity, limits, self._save_locks_later
-        )
+        self.offsets = Offsets(folder / "offsets.json", self.groups, self.topics.identity, limits)
         self.offsets.apply_journal(self.topics.deleted)
         self.offsets.clamp(self.store.queues)
         self.group_configs = groups = GroupConfigs(
@@ -165,7 +164,7 @@ class Broker:
         self.refusals = Refusals(clock)
         self.repeats = Repeats(clock)
         self.locks = self._make_locks(folder / "locks.json")
-        self.watch = Watch(self.runtime, self.groups, self.locks, self.history, self.topics.queues_of, self._is_apart)
+        self.watch = Watch(self.runtime, self.groups, self.locks, self.history, self.topics, self._is_apart)
         self.draining = self._make_draining()
         self.guard = ReaderGuard(self.runtime, self.groups, self.watch, self.offsets, self.held_pulls)
         self.notifications = Notifications(self.runtime, self.groups, self.group_configs, self.history, self.draining)
@@ -192,7 +191,7 @@ class Broker:
         )
 
     def _make_groups(self, broker_name: str) -> ConsumerGroups:
-        return ConsumerGroups(self.runtime, self.history, broker_name, self.topics.queues_of, self._group_changed)
+        return ConsumerGroups(self.runtime, self.history, broker_name, self.topics, _Changes(self))
 
     def _make_locks(self, path: Path) -> Locks:
         return Locks(
@@ -200,13 +199,10 @@ class Broker:
             self.groups,
             self.history,
             path,
-            on_free=_tell_free,
-            on_change=self._save_locks_later,
+            self.topics,
             is_held_back=self._is_draining,
             is_anothers=self._is_anothers,
-            queues_of=self.topics.queues_of,
             end_of=self._end_of,
-            on_unread=self.offsets.mark,
         )
 
     def _make_draining(self) -> Draining:
@@ -216,9 +212,7 @@ class Broker:
             self.watch,
             self.held_pulls,
             find_route=self.name_servers.find_route,
-            tell=self._tell_members,
             say=self.peers.say,
-            on_drained=self._queue_drained,
             repeats=self.repeats,
         )
 
@@ -265,18 +259,6 @@ class Broker:
 
     def _topic_changed(self, topic: TopicConfig) -> None:
         self.registration.topic_changed(topic)
-
-    def _group_changed(self, group: ConsumerGroup) -> None:
-        self.pops.changed(group)
-        self.notifications.changed(group)
-
-    def _tell_members(self, group: ConsumerGroup, connections: Iterable[Session]) -> None:
-        self.notifications.tell(group, connections)
-
-    def _queue_drained(self, group: ConsumerGroup, place: tuple[str, int], reader: Session) -> None:
-        """The next reader continues where the earlier one stopped, whatever offset it has loaded before, and may lock it."""
-        self.offsets.mark(group.name, *place)
-        self.locks.drained(group.queue(*place), reader)
 
     def _is_draining(self, group: ConsumerGroup, topic: str, queue_id: int) -> bool:
         """Whether nobody may have the queue for its own now."""
@@ -432,7 +414,7 @@ class Broker:
                 connection.close()
             yield
 
-    def _save_locks_later(self) -> None:
+    def save_leases_soon(self) -> None:
         """Save soon which leases have ended by themselves, and the offsets of queues that were handed over, in case the
         broker is killed, but not one by one."""
         if self._saving_locks is None:
@@ -450,8 +432,29 @@ class Broker:
             log.error("save_failed", reason=str(error))
 
 
-def _tell_free(session: Session, group: str) -> None:
-    session.tell(GroupChanged(group))
+class _Changes(GroupChanges):
+    """Passes the facts that groups report to the parts of a broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def members_changed(self, group: ConsumerGroup) -> None:
+        self._broker.pops.changed(group)
+        self._broker.notifications.changed(group)
+
+    def members_outdated(self, group: ConsumerGroup, sessions: Iterable[Session]) -> None:
+        self._broker.notifications.tell(group, sessions)
+
+    def lease_freed(self, group: ConsumerGroup, waiter: Session) -> None:
+        waiter.tell(GroupChanged(group.name))
+
+    def leases_changed(self) -> None:
+        self._broker.save_leases_soon()
+
+    def queue_released(self, group: ConsumerGroup, key: QueueKey, reader: Session | None) -> None:
+        self._broker.offsets.mark(group.name, *key)
+        if reader is not None:
+            self._broker.locks.drained(group.queue(*key), reader)
 
 
 def _store(config: BrokerConfig, clock: Clock) -> Store:

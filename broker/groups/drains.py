@@ -62,9 +62,7 @@ class Draining:
 
     Args:
         find_route: returns which queues a topic has on all brokers, because members divide them all.
-        tell: notifies members that their group has changed.
         say: sends a word to another broker.
-        on_drained: called with a group, a queue and its reader when the reader has handled all of the queue.
         repeats: counts the drains that were given up.
     """
 
@@ -76,9 +74,7 @@ class Draining:
         held_pulls: HeldPulls,
         *,
         find_route: Callable[[str], Awaitable[Route | None]],
-        tell: Tell,
         say: Say,
-        on_drained: Callable[[ConsumerGroup, QueueKey, Session], None],
         repeats: Repeats,
     ) -> None:
         limits = self._limits = runtime.limits
@@ -86,13 +82,12 @@ class Draining:
         self._watch = watch
         self._held_pulls = held_pulls
         self._tasks, self._turns, self._clock = runtime.tasks, runtime.turns, runtime.clock
-        self._on_drained = on_drained
         self._repeats = repeats
         self._change = 0  # the last number, in any group; none is used again, even if its group is deleted
         self.allotment = Allotment(runtime, groups, find_route, on_moved=self.changed)
         self.agreement = Agreement(groups.broker_name, self._clock, say, self._peers_changed, limits)
         self._moves = Moves(groups.broker_name, self.allotment, self.agreement, limits)
-        self.notices = Notices(groups, watch, self.allotment, self.agreement, self._clock, tell)
+        self.notices = Notices(groups, watch, self.allotment, self.agreement, self._clock)
 
     # Questions
 
@@ -271,7 +266,7 @@ class Draining:
         """A reader has handled all of a queue: the next one continues there, whatever offset it has loaded before."""
         drain.finish(session, place)
         self._watch.release(session, group.queue(*place))
-        self._on_drained(group, place, session)
+        self._groups.changes.queue_released(group, place, session)
         drain.release_pulls([place])
         drain.record_progress(self._until_s(), session)
         self.notices.notify(group, drain)
@@ -352,15 +347,8 @@ def has_handled_all(header: PullMessage) -> bool:
 # When each foreign member is told of a change, and which list of members it is given until then.
 
 
-Tell = Callable[[ConsumerGroup, Iterable[Session]], None]
-
-
 class Notices:
-    """Decides when a foreign member is notified of a change, and which list it is given until then.
-
-    Args:
-        tell: notifies members that their group has changed.
-    """
+    """Decides when a foreign member is notified of a change, and which list it is given until then."""
 
     def __init__(
         self,
@@ -369,14 +357,12 @@ class Notices:
         allotment: Allotment,
         agreement: Agreement,
         clock: Clock,
-        tell: Tell,
     ) -> None:
-        self._groups = groups
+        self._notify = groups.changes.members_outdated
         self._watch = watch
         self._allotment = allotment
         self._agreement = agreement
         self._clock = clock
-        self._tell = tell
         self._knows_all_s = clock.monotonic_s() + KNOWN_AFTER_S
 
     def keep_back(self, group: ConsumerGroup, session: Session) -> bool:
@@ -490,7 +476,7 @@ class Notices:
         if not drain.waiting and drain.moving and drain.refuses_ours:
             drain.refuses_ours = False
             notified |= dict.fromkeys(item for item in group.members if item not in group.foreign)
-        self._tell(group, [item for item in notified if item in group.members])
+        self._notify(group, [item for item in notified if item in group.members])
         if drain.is_over:
             self._all_notified(group, drain)
 
@@ -512,7 +498,7 @@ class Notices:
             return
         wait_s = self._allotment.drained_wait_s
         drain.set_timer(self._clock.call_later(wait_s, self._end_drain, group, drain, times - 1))
-        self._tell(group, late)
+        self._notify(group, late)
 
     def bridge(self, group: ConsumerGroup, drain: Drain) -> None:
         """A drain takes long. Members that may not have the new list yet are given a list of themselves alone, and claim
@@ -520,7 +506,7 @@ class Notices:
         if drain.stage is not DrainStage.DRAINING or group.drain is not drain:
             return
         drain.is_long = True
-        self._tell(group, [item for item in drain.kept if item in group.foreign and not group.is_alone(item)])
+        self._notify(group, [item for item in drain.kept if item in group.foreign and not group.is_alone(item)])
 
 
 # ------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import structlog
 
@@ -643,21 +643,55 @@ def _as_many_as_may_be(counts: dict[str, int], left: int) -> dict[str, int]:
     return kept
 
 
+class GroupChanges:
+    """The facts that groups report to the parts above them. The broker overrides what it needs."""
+
+    def members_changed(self, group: ConsumerGroup) -> None:
+        """Members, their topics or strategies have changed; the group may be empty."""
+
+    def members_outdated(self, group: ConsumerGroup, sessions: Iterable[Session]) -> None:
+        """These members must be notified that their group has changed."""
+
+    def lease_freed(self, group: ConsumerGroup, waiter: Session) -> None:
+        """A queue that a member waited for is free."""
+
+    def leases_changed(self) -> None:
+        """Leases, or offsets of queues that were handed over, must be saved soon."""
+
+    def queue_released(self, group: ConsumerGroup, key: QueueKey, reader: Session | None) -> None:
+        """A foreign reader has handled all of a queue, or, if None, a queue no longer waits for its reader from before a
+        restart: the next reader continues at the committed offset."""
+
+
+class QueueCounts(Protocol):
+    """The topics, as far as groups need them."""
+
+    def queues_of(self, topic: str) -> int: ...
+
+
 class ConsumerGroups:
-    """All groups. `on_change(group)` is called when members or their topics changed, the group perhaps empty then;
-    `queues_of(topic)` says how many queues may be read. `generation` rises with whatever changes here."""
+    """All groups. `generation` is incremented by all changes here.
+
+    Args:
+        runtime: the broker's runtime.
+        history: records the events of groups.
+        broker_name: the broker's name.
+        topics: how many queues of a topic may be read.
+        changes: is told of all changes of groups.
+    """
 
     def __init__(
         self,
         runtime: Runtime,
         history: History,
         broker_name: str,
-        queues_of: Callable[[str], int],
-        on_change: Callable[[ConsumerGroup], None],
+        topics: QueueCounts,
+        changes: GroupChanges,
     ) -> None:
         self._limits = runtime.limits
         self.broker_name = broker_name
-        self._queues_of = queues_of
+        self._queues_of = topics.queues_of
+        self.changes = changes
         self._clock = clock = runtime.clock
         self._turns = runtime.turns
         self._log_window = 0  # the interval of REPORT_AGAIN_S in which logged disagreements are counted
@@ -666,7 +700,6 @@ class ConsumerGroups:
         self._names: dict[Session, set[str]] = {}
         self._of_topic: dict[str, dict[ConsumerGroup, int]] = {}  # the groups that have anything of a topic, counted
         self._history = history
-        self._on_change = on_change
         self.generation = runtime.generation
         self.get = self._groups.get
 
@@ -932,7 +965,7 @@ class ConsumerGroups:
         log.info("member_changed", change=event, group=group.name, client=member.client_id, members=len(group.members))
         group.changed()
         self.check_soon(group, member.client_id)
-        self._on_change(group)
+        self.changes.members_changed(group)
 
     def check_soon(self, group: ConsumerGroup, client_id: str = "") -> None:
         """Checks the group at once; a large group, whose members may all join or leave, in turns and once for many

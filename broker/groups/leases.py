@@ -16,7 +16,7 @@ from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, PLACE_BYTES, STANDSTILL_S
 from ..runtime import Job, Runtime
 from ..sessions import Session
 from ..store.journals import Change, Former, LeaseKey, Ledger
-from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, Lease
+from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, Lease, QueueCounts
 from .history import History
 
 log = structlog.get_logger("rocketlet.groups")
@@ -63,13 +63,10 @@ class Locks:
     """Grants, renews and ends the leases of all groups. `refused` counts locks beyond the limits.
 
     Args:
-        on_free: called with a member that waited for a queue, and its group, when the queue is free.
-        on_change: called when leases must be saved.
         is_held_back: True if no member may lock the queue of a group, topic and queue id yet.
         is_anothers: True if a foreign member claims a queue that belongs to another member (group, session, topic, queue id).
-        queues_of: the number of queues of a topic; other queues are not locked.
+        topics: the number of queues of a topic; other queues are not locked.
         end_of: the end offset of a topic's queue.
-        on_unread: called with group, topic and queue id when a queue no longer waits for its reader from before a restart.
     """
 
     def __init__(
@@ -78,14 +75,11 @@ class Locks:
         groups: ConsumerGroups,
         history: History,
         path: Path,
+        topics: QueueCounts,
         *,
-        on_free: Callable[[Session, str], None],
-        on_change: Callable[[], None],
         is_held_back: Callable[[ConsumerGroup, str, int], bool],
         is_anothers: Callable[[ConsumerGroup, Session, str, int], bool],
-        queues_of: Callable[[str], int],
         end_of: Callable[[str, int], int],
-        on_unread: Callable[[str, str, int], None] = lambda group, topic, queue_id: None,
     ) -> None:
         limits = self._limits = runtime.limits
         self._path = path
@@ -94,13 +88,11 @@ class Locks:
         self._queues: dict[Session, dict[GroupQueue, None]] = {}  # that a connection owns or waits for
         self._left: dict[Session, dict[str, None]] = {}  # the groups that foreign members have left
         self._generation = runtime.generation
-        self._on_free = on_free
-        self._on_change = on_change
+        self._changes = groups.changes
         self._is_held_back = is_held_back
         self._is_anothers = is_anothers
-        self._queues_of = queues_of
-        self._on_unread = on_unread
-        self._has_changed = False
+        self._queues_of = topics.queues_of
+        self._has_moved = self._has_changed = False
         self._count = 0  # leases
         self._waiting = 0  # members, for all queues
         self._known_count = 0  # foreign readers in the ledger
@@ -226,7 +218,7 @@ class Locks:
             # The members that waited for the previous owner wait for this one now.
             granted.waiters = {waiter: None for waiter in lease.waiters if waiter is not connection}
             self._waiting -= len(lease.waiters) - len(granted.waiters)
-        self._generation.increment()
+        self._has_moved = True
         self._list(connection, queue)
         self._note("locked", queue, granted)
         return granted.epoch
@@ -365,7 +357,7 @@ class Locks:
         leases = [(queue, lease) for queue, lease in queues if lease.handover and not lease.is_awaited]
         for _, lease in leases:
             lease.former_end = 0
-        self._on_change()
+        self._changes.leases_changed()
         return self._noting_ends(leases)
 
     def _noting_ends(self, leases: Sequence[tuple[GroupQueue, Lease]]) -> Job[None]:
@@ -385,7 +377,7 @@ class Locks:
         lease.former_end = None
         self._ledger.pulled(queue.place, lease.client_id, lease.epoch)
         self._ledger.write()
-        self._on_change()
+        self._changes.leases_changed()
 
     def record_pull(self, queue: GroupQueue) -> None:
         """The owner's first pull becomes an event of the history."""
@@ -529,13 +521,13 @@ class Locks:
     def _free(self, queue: GroupQueue, lease: Lease, event: str) -> None:
         queue.lease = None
         self._count -= 1
-        self._generation.increment()
+        self._has_moved = True
         self._note(event, queue, lease)
         self._unlist(lease.connection, queue)
         self._waiting -= len(lease.waiters)
         for waiter in lease.waiters:
             self._unlist(waiter, queue)
-            self._on_free(waiter, queue.group.name)
+            self._changes.lease_freed(queue.group, waiter)
         self.groups.release_queue(queue)
 
     def _note(self, event: str, queue: GroupQueue, lease: Lease) -> None:
@@ -547,7 +539,7 @@ class Locks:
                 self._known_count += 1
             else:
                 self._ledger.freed(place, lease.epoch)
-            self._on_unread(*place)
+            self._changes.queue_released(queue.group, queue.key, None)
             self._has_changed = True
             return
         if not lease.handover:
@@ -567,6 +559,10 @@ class Locks:
         self._history.changed_hands(event, place, lease.client_id, lease.epoch)
 
     def _report_change(self) -> None:
+        """Report once what a request has changed, because it may have thousands of queues."""
+        if self._has_moved:
+            self._has_moved = False
+            self._generation.increment()
         if self._has_changed:
             self._has_changed = False
-            self._on_change()
+            self._changes.leases_changed()

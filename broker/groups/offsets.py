@@ -23,7 +23,7 @@ from ..store.files import StoreFull, read_state, replace_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal
 from ..store.store import Store
-from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, TopicOffsets, Unread
+from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, QueueCounts, TopicOffsets, Unread
 from .history import History
 from .leases import Locks
 from .members import Member
@@ -52,7 +52,6 @@ class Offsets:
 
     Args:
         identity_of: returns an id of a topic that no later topic of the same name has; empty if it is not known.
-        on_handed_over: called when `write_handed_over` has something to write soon.
     """
 
     def __init__(
@@ -61,13 +60,11 @@ class Offsets:
         groups: ConsumerGroups,
         identity_of: Callable[[str], str],
         limits: Limits = LIMITS,
-        on_handed_over: Callable[[], None] = lambda: None,
     ) -> None:
         self._limits = limits
         self._path = path
         self._groups = groups
         self._identity_of = identity_of
-        self._on_handed_over = on_handed_over
         self._journal = Journal(path)
         self._handed_over: list[tuple[ConsumerGroup, str]] = []  # groups and topics with offsets to be written soon
         self._is_saving = False
@@ -188,7 +185,7 @@ class Offsets:
             item.of_owners = item.of_owners or {}
             item.of_owners[queue_id] = item.offsets[queue_id]
             self.hand_over(name, [(topic, queue_id)])
-            self._on_handed_over()
+            self._groups.changes.leases_changed()
 
     def hand_over(self, name: str, places: Iterable[QueueKey]) -> None:
         """Other members continue in these queues, by topic and queue id: `write_handed_over` writes their offsets."""
@@ -498,14 +495,14 @@ class Watch:
         groups: ConsumerGroups,
         locks: Locks,
         history: History,
-        queues_of: Callable[[str], int],
+        topics: QueueCounts,
         is_popped: Callable[[str, str], bool] = lambda group, topic: False,
     ) -> None:
         self._limits = runtime.limits
         self._groups = groups
         self._locks = locks
         self._history = history
-        self._queues_of = queues_of
+        self._queues_of = topics.queues_of
         self._clock = runtime.clock
         self._is_popped = is_popped
         self._queues: dict[

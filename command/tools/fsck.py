@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 
 from ...broker.config import DELAY_LEVELS_MS, BrokerConfig
-from ...broker.groups.group import ConsumerGroups
+from ...broker.groups.group import ConsumerGroups, GroupChanges
 from ...broker.groups.history import History
 from ...broker.groups.offsets import Offsets
 from ...broker.messages.later import tag_code_of
@@ -90,7 +90,7 @@ def _repair(folder: Path) -> Recovered:
         found = store.recover(topics.since(), deleted=topics.deleted, knows_topics=False, rebuilds=True)
         if not topics.is_current:
             topics.adopt(found.unknown_topics)
-        groups = ConsumerGroups(runtime, History(runtime), "", topics.queues_of, lambda group: None)
+        groups = ConsumerGroups(runtime, History(runtime), "", topics, GroupChanges())
         offsets = Offsets(folder / "offsets.json", groups, topics.identity)
         offsets.apply_journal(topics.deleted)
         offsets.clamp(store.queues)

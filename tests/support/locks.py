@@ -1,21 +1,66 @@
-"""Locks without a broker."""
+"""Groups and locks without a broker."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rocketlet.broker.config import LIMITS, Limits
-from rocketlet.broker.groups.group import ConsumerGroups
+from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups, GroupChanges
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.leases import Locks
+from rocketlet.broker.groups.stages import QueueKey
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Session
 
 
-def make_groups(runtime: Runtime | None = None, history: History | None = None, queues: int = 8) -> ConsumerGroups:
+class Counts:
+    """How many queues topics have: a number, or what a function says."""
+
+    def __init__(self, queues: int | Callable[[str], int]) -> None:
+        self.queues_of: Callable[[str], int] = queues if callable(queues) else lambda topic: queues
+
+
+class Changes(GroupChanges):
+    """Calls functions with the facts that groups report."""
+
+    def __init__(
+        self,
+        *,
+        members: Callable[[ConsumerGroup], None] = lambda group: None,
+        outdated: Callable[[Iterable[Session]], None] = lambda sessions: None,
+        freed: Callable[[Session, str], None] = lambda session, group: None,
+        leases: Callable[[], None] = lambda: None,
+        released: Callable[[QueueKey, Session | None], None] = lambda key, reader: None,
+    ) -> None:
+        self._members, self._outdated, self._freed, self._leases = members, outdated, freed, leases
+        self._released = released
+
+    def members_changed(self, group: ConsumerGroup) -> None:
+        self._members(group)
+
+    def members_outdated(self, group: ConsumerGroup, sessions: Iterable[Session]) -> None:
+        self._outdated(sessions)
+
+    def lease_freed(self, group: ConsumerGroup, waiter: Session) -> None:
+        self._freed(waiter, group.name)
+
+    def leases_changed(self) -> None:
+        self._leases()
+
+    def queue_released(self, group: ConsumerGroup, key: QueueKey, reader: Session | None) -> None:
+        self._released(key, reader)
+
+
+def make_groups(
+    runtime: Runtime | None = None,
+    history: History | None = None,
+    queues: int | Callable[[str], int] = 8,
+    changes: GroupChanges | None = None,
+) -> ConsumerGroups:
     """Groups alone; each topic has this many queues."""
     runtime = runtime or Runtime(MovableClock(stands=True))
-    return ConsumerGroups(runtime, history or History(runtime), "a", lambda topic: queues, lambda group: None)
+    return ConsumerGroups(runtime, history or History(runtime), "a", Counts(queues), changes or GroupChanges())
 
 
 def make_locks(
@@ -29,16 +74,15 @@ def make_locks(
     """Locks alone; who is notified of a free queue is in `told`. end: where each queue ends."""
     runtime = Runtime(clock, limits)
     history = History(runtime)
+    changes = Changes(freed=lambda session, group: told.append(session) if told is not None else None)
     return Locks(
         runtime,
-        groups if groups is not None else make_groups(runtime, history),
+        groups if groups is not None else make_groups(runtime, history, changes=changes),
         history,
         folder / "locks.json",
-        on_free=lambda connection, group: told.append(connection) if told is not None else None,
-        on_change=lambda: None,
+        Counts(8),
         is_held_back=lambda group, topic, queue_id: False,
         is_anothers=lambda group, connection, topic, queue_id: False,
-        queues_of=lambda topic: 8,
         end_of=lambda topic, queue_id: end,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rocketlet.broker.config import LIMITS, RELOOK_S, Limits
 from rocketlet.broker.groups.claims import Allotment, Claims
-from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups
+from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.members import ALONE, MemberList
 from rocketlet.broker.groups.offsets import Watch
@@ -21,7 +21,7 @@ from rocketlet.protocol.bodies import BrokerData, ConsumerData, QueueData, Route
 from rocketlet.protocol.names import Subscription, retry_topic
 
 from ...conftest import peer
-from ...support.locks import make_locks
+from ...support.locks import Counts, make_groups, make_locks
 
 RETRIES = retry_topic("g")
 
@@ -36,9 +36,9 @@ class World:
         self.queues = {"t": 4, "u": 2}
         self.spawned: list[Any] = []
         self.moved: list[str] = []
-        self.groups = ConsumerGroups(runtime, history, "a", lambda topic: 4, lambda group: None)
+        self.groups = make_groups(runtime, history, 4)
         locks = make_locks(folder, clock, groups=self.groups)
-        self.watch = Watch(runtime, self.groups, locks, history, lambda topic: 4)
+        self.watch = Watch(runtime, self.groups, locks, history, Counts(4))
         self.allotment = Allotment(
             runtime,
             self.groups,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rocketlet.broker.config import DROPPED_AFTER_S, LIMITS, TOLD_AGAIN, LimitExceeded, Limits
 from rocketlet.broker.groups.drains import Draining, Repeats
-from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups
+from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.stages import Drain, PeerSync
@@ -22,7 +22,7 @@ from rocketlet.protocol.headers import AgreeOnMembers, PullMessage
 from rocketlet.protocol.names import Subscription
 
 from ...conftest import peer
-from ...support.locks import make_locks
+from ...support.locks import Changes, Counts, make_groups, make_locks
 
 QUEUES = 4
 FLAGS = 0x1 | 0x2 | 0x4
@@ -63,12 +63,13 @@ class World:
         self.held: dict[Connection, list[Any]] = {}
         self.let_go: list[Any] = []
         self.repeats = Repeats(clock)
-        self.groups = ConsumerGroups(
-            runtime, history, "a", lambda topic: QUEUES, lambda group: self.draining.changed(group)
+        changes = Changes(
+            members=lambda group: self.draining.changed(group),
+            outdated=lambda sessions: self.told.extend(sessions),  # type: ignore[arg-type]
+            released=lambda place, session: self.drained.append((place[1], session)),  # type: ignore[arg-type]
         )
-        self.watch = Watch(
-            runtime, self.groups, make_locks(folder, clock, groups=self.groups), history, lambda topic: QUEUES
-        )
+        self.groups = make_groups(runtime, history, QUEUES, changes)
+        self.watch = Watch(runtime, self.groups, make_locks(folder, clock, groups=self.groups), history, Counts(QUEUES))
         pulls: Any = SimpleNamespace(
             of=lambda session, group: list(self.held.get(session, ())), let_go=self.let_go.append
         )
@@ -78,9 +79,7 @@ class World:
             self.watch,
             pulls,
             find_route=self._route,
-            tell=lambda group, sessions: self.told.extend(sessions),  # type: ignore[arg-type]
             say=lambda *about: None,
-            on_drained=lambda group, place, session: self.drained.append((place[1], session)),  # type: ignore[arg-type]
             repeats=self.repeats,
         )
 

@@ -23,7 +23,7 @@ from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue
 
 from ...conftest import peer
-from ...support.locks import make_groups
+from ...support.locks import Changes, Counts, make_groups
 
 QUEUES = [Queue("t", "a", number) for number in range(3)]
 FIRST = QUEUES[0]
@@ -43,14 +43,12 @@ class Table:
         self.generation = runtime.generation
         self.locks = Locks(
             runtime,
-            make_groups(runtime, self.history),
+            make_groups(runtime, self.history, changes=Changes(freed=self._freed, leases=self._changed)),
             self.history,
             folder / "locks.json",
-            on_free=self._freed,
-            on_change=self._changed,
+            Counts(QUEUE_COUNT),
             is_held_back=lambda group, topic, queue_id: queue_id in self.held_back,
             is_anothers=lambda group, session, topic, queue_id: queue_id in self.anothers,
-            queues_of=lambda topic: QUEUE_COUNT,
             end_of=lambda topic, queue_id: end,
         )
 

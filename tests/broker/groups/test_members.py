@@ -17,7 +17,7 @@ from rocketlet.broker.config import (
     LimitExceeded,
     Limits,
 )
-from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups
+from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.members import size_of
 from rocketlet.broker.remoting.connection import Connection
@@ -28,6 +28,7 @@ from rocketlet.protocol.group_bodies import BrokerShare
 from rocketlet.protocol.names import Queue, Subscription
 
 from ...conftest import peer
+from ...support.locks import Changes, make_groups
 
 QUEUES = 4
 
@@ -56,13 +57,7 @@ class World:
         turns: Any = self.later
         runtime = Runtime(self.clock, Limits(**limits) if limits else LIMITS, turns=turns)
         self.history = History(runtime)
-        self.groups = ConsumerGroups(
-            runtime,
-            self.history,
-            "a",
-            lambda topic: QUEUES,
-            self._changed,
-        )
+        self.groups = make_groups(runtime, self.history, QUEUES, Changes(members=self._changed))
 
     def _changed(self, group: ConsumerGroup) -> None:
         self.changes.append((group.name, len(group.members)))

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.groups.drains import Notifications
-from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups
+from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import GroupChanged
 from rocketlet.protocol.bodies import SLICE, ConsumerData, TopicConfig, finish
 from rocketlet.protocol.group_bodies import BrokerShare, Place
 from rocketlet.protocol.names import Subscription
+
+from ...support.locks import Changes, make_groups
 
 
 class Told:
@@ -44,9 +46,8 @@ class World:
         self.enables = True
         self.faults: list[Exception] = []
         self.queues = 2
-        self.groups = ConsumerGroups(
-            runtime, self.history, "a", lambda topic: self.queues, lambda group: self.notifications.changed(group)
-        )
+        changes = Changes(members=lambda group: self.notifications.changed(group))
+        self.groups = make_groups(runtime, self.history, lambda topic: self.queues, changes)
         draining: Any = SimpleNamespace(
             changed=lambda group: self.drained.append(group.name),
             notices=SimpleNamespace(keep_back=lambda group, session: session in self.kept_back),

@@ -17,7 +17,7 @@ from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue, Subscription
 
 from ...conftest import peer
-from ...support.locks import make_groups, make_locks
+from ...support.locks import Counts, make_groups, make_locks
 
 QUEUES = 3
 
@@ -35,7 +35,7 @@ class World:
             self.groups,
             self.locks,
             self.history,
-            lambda topic: QUEUES,
+            Counts(QUEUES),
             lambda group, topic: topic in self.popped,
         )
 

@@ -132,7 +132,7 @@ def test_the_pool_has_all_again_when_nobody_pulls_any_more(world: World) -> None
     assert world.lock(puller, "a", 0, 1) == {0, 1}
     world.leave(puller)
     assert owners(world) == {}
-    assert world.members.get("g") is None  # nobody needs a seat
+    assert world.members.online("g") is None  # nobody needs a seat
     send_all(world)
     assert len(world.receive(client="p").messages) == 4
 

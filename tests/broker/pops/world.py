@@ -29,6 +29,7 @@ from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.message import decode_record, encode_host
 from rocketlet.protocol.names import Queue, Subscription, tag_code
 
+from ...support.locks import Changes
 from ...support.stores import open_store
 
 HOST = encode_host("127.0.0.1", 1)
@@ -106,7 +107,14 @@ class World:
         self.appender = Appender(self.store, self._appended)
         history = History(runtime)
         self.members = ConsumerGroups(
-            runtime, history, "b", self.topics.queues_of, on_change=lambda group: self.state.changed(group)
+            runtime,
+            history,
+            "b",
+            self.topics,
+            Changes(
+                members=lambda group: self.state.changed(group),
+                freed=lambda session, group: session.tell(GroupChanged(group)),
+            ),
         )
         self.offsets = Offsets(folder / "offsets.json", self.members, self.topics.identity)
         self.offsets.clamp(self.store.queues)
@@ -114,12 +122,11 @@ class World:
         self.clock.soon.clear()
         self.pops: Pops | None = None
         self.locks = Locks(
-            runtime, self.members, history, folder / "locks.json",
-            on_free=lambda session, group: session.tell(GroupChanged(group)), on_change=lambda: None,
+            runtime, self.members, history, folder / "locks.json", self.topics,
             is_held_back=lambda group, topic, _: self.state.is_apart(group.name, topic),
-            is_anothers=lambda *_: False, queues_of=self.topics.queues_of, end_of=lambda *_: 0,
+            is_anothers=lambda *_: False, end_of=lambda *_: 0,
         )  # fmt: skip
-        watch = Watch(runtime, self.members, self.locks, history, self.topics.queues_of)
+        watch = Watch(runtime, self.members, self.locks, history, self.topics)
         self.pops = Pops(
             runtime, "b", self.topics, self.appender, Filters(runtime), self.offsets, self.groups, self.members,
             self.locks, watch, RequestModes(folder / "modes.json"), history, Frames(self.journal), _NoRoutes(), None,

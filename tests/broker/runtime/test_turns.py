@@ -36,6 +36,7 @@ from rocketlet.protocol.names import Queue
 from campaigns.frames import Peer
 
 from ...conftest import Node, Wire, create_topic, eventually
+from ...support.locks import Counts
 from ...support.requests import half, pull
 from ...support.topics import put
 from ...support.turns import heartbeat_of, pieces
@@ -298,7 +299,7 @@ async def test_a_look_at_very_many_queues_is_paid_with_a_pause(node: Node, monke
     broker, clock = node.broker, MovableClock(stands=True)
     queues = {"t": 10 * SLICE}
     runtime = Runtime(clock, broker.limits)
-    watch = Watch(runtime, broker.groups, broker.locks, broker.history, lambda topic: queues.get(topic, 0))
+    watch = Watch(runtime, broker.groups, broker.locks, broker.history, Counts(lambda topic: queues.get(topic, 0)))
     assert pieces(watch.looking()) > 10
     clock.advance(9.9)
     assert pieces(watch.looking()) == 1
