@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
@@ -167,6 +168,31 @@ class Rocketlet:
         if self._producer is None:
             raise ConfigError("this application does not run; use `async with app`, or app.run()")
         return self._producer
+
+    def asyncapi(self, *, title: str = "Rocketlet application", version: str = "1.0.0") -> dict[str, Any]:
+        """Return an AsyncAPI 3.0 document of the application's handlers.
+
+        Topics are channels, each handler is an operation that receives, each publisher one that sends, and models of pydantic
+        are schemas.
+
+        Raises ConfigError for what `app.run()` would refuse.
+        """
+        self._check_declared()
+        document = _Document(title, version, self._name_server)
+        for subscriber in self._subscribers:
+            function = subscriber.handler
+            model = _model_of(_first_hint(function, without(function, dependencies_of(function))))
+            subscriptions = subscriber.subscriptions
+            topics = {subscriptions: "*"} if isinstance(subscriptions, str) else subscriptions
+            for topic, expression in topics.items():
+                more = {"x-rocketmq-group": subscriber.group, "x-rocketmq-filter": str(expression)}
+                document.add("receive", function, topic, model, more)
+            for topic, options in self._publishers.get(function, ()):
+                sent = _model_of(_hints_of(function).get("return"))
+                document.add(
+                    "send", function, topic, sent, {"x-rocketmq-tag": options["tag"]} if "tag" in options else {}
+                )
+        return document.made
 
     # Running
 
@@ -367,6 +393,70 @@ def _first_hint(function: Callable[..., Any], taken: Callable[..., Any]) -> Any:
     except (NameError, TypeError):
         return Any
     return hints.get(next(iter(inspect.signature(taken).parameters), ""), Any)
+
+
+def _hints_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    try:
+        return get_type_hints(function)
+    except (NameError, TypeError):
+        return {}
+
+
+def _model_of(hint: Any) -> Any:
+    """The model of pydantic in a hint: itself, in a list, or one of several kinds; None if there is none."""
+    if callable(getattr(hint, "model_json_schema", None)):
+        return hint
+    return next(filter(None, map(_model_of, get_args(hint))), None)
+
+
+class _Document:
+    """An AsyncAPI document in the making."""
+
+    def __init__(self, title: str, version: str, name_servers: str) -> None:
+        hosts = [host.strip() for host in name_servers.split(";") if host.strip()]
+        self.made: dict[str, Any] = {
+            "asyncapi": "3.0.0",
+            "info": {"title": title, "version": version},
+            "defaultContentType": "application/json",
+            "servers": {
+                f"name-server-{number}": {"host": host, "protocol": "rocketmq"} for number, host in enumerate(hosts, 1)
+            },
+            "channels": {},
+            "operations": {},
+            "components": {"messages": {}, "schemas": {}},
+        }
+
+    def add(self, action: str, function: Callable[..., Any], topic: str, model: Any, more: Mapping[str, str]) -> None:
+        """Add an operation. A topic's name may have characters that a key of the document may not."""
+        channel = re.sub(r"[^\w-]", "_", topic)
+        name = model.__name__ if model is not None else "Bytes"
+        made = self.made
+        made["channels"].setdefault(channel, {"address": topic, "messages": {}})["messages"][name] = {
+            "$ref": f"#/components/messages/{name}"
+        }
+        made["components"]["messages"].setdefault(name, self._message(name, model))
+        operation: dict[str, Any] = {
+            "action": action,
+            "channel": {"$ref": f"#/channels/{channel}"},
+            "messages": [{"$ref": f"#/channels/{channel}/messages/{name}"}],
+            **more,
+        }
+        summary = (inspect.getdoc(function) or "").partition("\n")[0]
+        if summary:
+            operation["summary"] = summary
+        key = f"{action}_{getattr(function, '__name__', 'handler')}_{channel}"
+        while key in made["operations"]:
+            key += "_"
+        made["operations"][key] = operation
+
+    def _message(self, name: str, model: Any) -> dict[str, Any]:
+        if model is None:
+            return {"name": name, "contentType": "application/octet-stream", "payload": {"type": "string"}}
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas = self.made["components"]["schemas"]
+        schemas.update(schema.pop("$defs", {}))
+        schemas[name] = schema
+        return {"name": name, "payload": {"$ref": f"#/components/schemas/{name}"}}
 
 
 def _odd(function: Callable[..., Any], hint: Any, reason: str) -> ConfigError:

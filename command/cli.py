@@ -26,6 +26,7 @@ _MODULES = {
     "acl": "nouns.acl",
     "bench": "tools.bench",
     "doctor": "tools.doctor",
+    "asyncapi": "tools.asyncapi",
     "dump": "tools.dump",
     "console": "serving.console",
     "top": "tools.top",

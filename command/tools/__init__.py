@@ -2,6 +2,7 @@
 
 top      rates, lags and members, live
 doctor  what is wrong, and what to do
+asyncapi  the AsyncAPI document of an application
 bench   loads a cluster, shows rates and waits
 load    that load, and how it went
 dump    shows what clients and brokers say to each other

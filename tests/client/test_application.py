@@ -37,6 +37,14 @@ class Dish(pydantic.BaseModel):
     name: str
 
 
+class Table(pydantic.BaseModel):
+    number: int
+
+
+class Guest(pydantic.BaseModel):
+    table: Table
+
+
 class Database:
     def __init__(self) -> None:
         self.rows: list[str] = []
@@ -296,3 +304,34 @@ async def test_run_ends_with_sigterm_and_leaves_the_group(node: Node, tmp_path: 
         assert await process.stdout.readline() == b"ended\n"
         assert await process.wait() == 0
     assert node.broker.groups.online("g") is None
+
+
+def test_asyncapi_document_has_channels_operations_and_schemas_when_handlers_are_declared() -> None:
+    app = Rocketlet("192.0.2.1:9876;192.0.2.2:9876")
+
+    @app.subscriber({"guests": "new || back"}, group="waiters")
+    @app.publisher("dishes", tag="hot")
+    async def serve(guest: Guest) -> Dish | RetryLater:
+        """Bring a dish.
+
+        Quickly.
+        """
+        return Dish(name="soup")
+
+    @app.subscriber("%RETRY%odd", group="others")
+    async def look(message: Message) -> None: ...
+
+    document = app.asyncapi(title="kitchen", version="2.0.0")
+    assert (document["asyncapi"], document["info"]) == ("3.0.0", {"title": "kitchen", "version": "2.0.0"})
+    assert [server["host"] for server in document["servers"].values()] == ["192.0.2.1:9876", "192.0.2.2:9876"]
+    assert {channel["address"] for channel in document["channels"].values()} == {"guests", "dishes", "%RETRY%odd"}
+    received = document["operations"]["receive_serve_guests"]
+    assert (received["x-rocketmq-group"], received["x-rocketmq-filter"]) == ("waiters", "new || back")
+    assert received["summary"] == "Bring a dish."
+    sent = document["operations"]["send_serve_dishes"]
+    assert (sent["action"], sent["x-rocketmq-tag"]) == ("send", "hot")
+    assert sent["messages"] == [{"$ref": "#/channels/dishes/messages/Dish"}]
+    schemas = document["components"]["schemas"]
+    assert schemas["Guest"]["properties"]["table"] == {"$ref": "#/components/schemas/Table"}
+    assert set(schemas) == {"Dish", "Guest", "Table"}
+    assert document["components"]["messages"]["Bytes"]["contentType"] == "application/octet-stream"

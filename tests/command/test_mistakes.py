@@ -57,6 +57,13 @@ def without_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
             2,
             "unrecognized arguments: --delay-levle=3; did you mean --delay-level?",
         ),
+        ("asyncapi nothing", 1, "MODULE:APP: got 'nothing'; expected a module and a name in it, such as service:app"),
+        (
+            "asyncapi no_such_module:app",
+            1,
+            "No module named 'no_such_module'; run the command in the folder of the module",
+        ),
+        ("asyncapi json:dumps", 1, "MODULE:APP: dumps of json is function; expected a Rocketlet application"),
         ("topics lst", 2, "invalid choice 'lst'; did you mean list?; `rocketlet topics --help` shows"),
         ("grups list", 2, "invalid choice 'grups'; did you mean groups?"),
         ("acl put k --perm xyz", 2, "`rocketlet acl put --help` shows what there is"),
