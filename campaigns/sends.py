@@ -299,11 +299,14 @@ TEXTS_OF_BROKER = bytes(8), b"00" * 8, b"CLUSTER\x01c", b"r"
 
 
 def try_functions(data: bytes) -> None:
-    """Call the module's functions for sends with bytes of any kind."""
+    """Call the module's functions for sends and pulls with bytes of any kind."""
     limits = sending._RUN_LIMITS
     for at in (0, len(data) // 2):
         end = fast.sends_end(data, at, MAX_REQUEST_HEADER_BYTES)
         assert end is None or at <= end <= len(data)
+        pull = fast.pull_key(data, at, MAX_REQUEST_HEADER_BYTES)
+        assert pull is None or at < pull[0] <= len(data)
+    fast.span(data, 1000)
     taken = fast.take_sends(data, b"", PASSED, 0, 1, b"", lambda _: b"", bytes(20), TEXTS_OF_BROKER, limits)
     assert taken is None or 0 < taken.end <= len(data)
 
