@@ -51,7 +51,7 @@ PLAIN = ("TAGS\x01A", "KEYS\x01k", "WAIT\x01true", "UNIQ_KEY\x017F000001", "colo
 TEXTS = (
     *("TAGS\x01A", "TAGS\x01", "TAGS\x01ä", "TAGS\x01\U0001f600x", "WAIT\x01true", "WAIT\x01", "AWAIT\x01x", "MODEL\x01x"),
     *("UNIQ_KEY\x017F000001", "colour\x01red", "é" * 3, 'a\x01"b\\c/\n\t', "x\x01\x7f"),
-    *("TIMER_DELAY_MS\x01100", "TIMER_DX\x01x"),
+    *("TIMER_DELAY_MS\x01100", "TIMER_DX\x01x", "_SYS_MSG_PRIORITY_\x012", "_SYS_MSG_PRIORITY_\x01x"),
     *PROPERTIES,
 )  # fmt: skip
 SHORT_NAMES = dict(

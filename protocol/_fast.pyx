@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
-INTERFACE = 4
+INTERFACE = 5
 
 # ------------------------------------------------------------------------------
 # The checked accessors, and numbers in network byte order.
@@ -1374,6 +1374,63 @@ cdef int put_response(
     put_uint32(out.start + at, <uint32_t>(4 + size))
     put_uint32(out.start + at + 4, <uint32_t>(send.kind << 24 | size))
     return 0
+
+
+cdef int put_binary_text(Output out, const char *name, Py_ssize_t size, int64_t value) except -1:
+    put_uint16(out.room(2), <uint32_t>size)
+    out.put(name, size)
+    return put_binary_number(out, value)
+
+
+def found_head(int kind, object number, object next_offset, object first, object end, object body_bytes):
+    """Return the frame of a pull's response without its body, as `protocol.headers.encode_found_head` makes it."""
+    cdef int64_t offsets[3]
+    cdef int64_t opaque, body_size
+    cdef Output out
+    cdef Py_ssize_t fields_at, size
+    try:
+        opaque, offsets[0], offsets[1], offsets[2], body_size = number, next_offset, first, end, body_bytes
+    except OverflowError:
+        return None
+    if not 0 <= opaque <= 0x7FFFFFFF or min(offsets[0], offsets[1], offsets[2]) < 0 or not 0 <= body_size < MAX_FRAME_BYTES:
+        return None
+    out = Output(320)
+    out.room(8)
+    if kind == JSON:
+        out.put(b'{"code":0,"extFields":{"suggestWhichBrokerId":"0","nextBeginOffset":"', 69)
+        put_decimal(out, offsets[0])
+        out.put(b'","minOffset":"', 15)
+        put_decimal(out, offsets[1])
+        out.put(b'","maxOffset":"', 15)
+        put_decimal(out, offsets[2])
+        out.put(b'"},"flag":1,"language":"JAVA","opaque":', 39)
+        put_decimal(out, opaque)
+        out.put(b',"serializeTypeCurrentRPC":"JSON","version":409,"remark":"FOUND"}', 65)
+    elif kind == ROCKETMQ:
+        out.put(b"\0\0\0\x01\x99", 5)
+        put_uint32(out.room(4), <uint32_t>opaque)
+        out.put(b"\0\0\0\x01\0\0\0\5FOUND\0\0\0\0", 17)
+        fields_at = out.size
+        put_binary_text(out, b"suggestWhichBrokerId", 20, 0)
+        put_binary_text(out, b"nextBeginOffset", 15, offsets[0])
+        put_binary_text(out, b"minOffset", 9, offsets[1])
+        put_binary_text(out, b"maxOffset", 9, offsets[2])
+        put_uint32(out.start + fields_at - 4, <uint32_t>(out.size - fields_at))
+    elif kind == MSGPACK:
+        out.put(b"\x97\0\1", 3)
+        pack_number(out, <uint64_t>opaque)
+        out.put(b"\0\xcd\x01\x99\xa5FOUND\x84\xb4suggestWhichBrokerId\0\xafnextBeginOffset", 49)
+        pack_number(out, <uint64_t>offsets[0])
+        out.put(b"\xa9minOffset", 10)
+        pack_number(out, <uint64_t>offsets[1])
+        out.put(b"\xa9maxOffset", 10)
+        pack_number(out, <uint64_t>offsets[2])
+    else:
+        return None
+    size = out.size - 8
+    put_uint32(out.start, <uint32_t>(4 + size + body_size))
+    put_uint32(out.start + 4, <uint32_t>(kind << 24 | size))
+    return bytes(out.written())
 
 
 cdef Py_ssize_t put_batch(

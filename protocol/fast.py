@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
-INTERFACE: Final = 4  # of the functions' arguments and results; a module that was built with another number is stale
+INTERFACE: Final = 5  # of the functions' arguments and results; a module that was built with another number is stale
 
 
 Buffer = bytes | memoryview
@@ -63,6 +63,9 @@ _module: Final = _compiled()
 MODULE: Final[Literal["compiled", "pure"]] = "pure" if _module is None else "compiled"
 """What `rocketlet --version`, the metric `rocketlet_info` and results of benchmarks show."""
 
+IS_COMPILED: Final = _module is not None
+"""Checked before calls that each request makes, because to be declined costs more."""
+
 entries: Final[Callable[[list[int], list[bytes], list[str]], bytes | None]] = getattr(_module, "entries", _decline)
 """Return the body of SEND_BATCH_MESSAGE from the messages' flags, bodies and properties."""
 
@@ -111,6 +114,10 @@ pull_key: Final[Callable[[bytes, int, int], tuple[int, int, bytes, int, int, int
 )
 """Return where the pull at a place ends, its encoding, the bytes of its header that stay when a client repeats it, its
 number, its queue offset and its commit offset."""
+
+found_head: Final[Callable[[int, int, int, int, int, int], bytes | None]] = getattr(_module, "found_head", _decline)
+"""Return the frame of a pull's response without its body, from the encoding, the request's number, the next offset, the
+queue's first and last, and the size of the body."""
 
 span: Final[Callable[[bytes, int], tuple[int, int, int, int] | None]] = getattr(_module, "span", _decline)
 """Return the part of the log that has the records of the first index entries, as many as a room takes: its position, its

@@ -104,6 +104,7 @@ class Dispatch:
         self._turns = turns
         self._answering = AddressShares(limits.max_answering)
         self._admin_is_local = admin_is_local
+        self._has_checks = acl is not None or admin_is_local
         self._records = broker.store if broker is not None else None
         self._sends = Sends(broker) if broker is not None else None
         self.is_lazy = broker is not None
@@ -336,7 +337,8 @@ class Dispatch:
             return answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         handler, rule = found
         try:
-            self._check(connection, frame, rule)
+            if self._has_checks:
+                self._check(connection, frame, rule)
             if self._flusher is not None:
                 return self._handle_synced(self._flusher, connection, frame, handler)
             reply = handler(connection, frame)

@@ -18,6 +18,7 @@ import structlog
 
 from ...protocol import fast
 from ...protocol.bodies import Work
+from ...protocol.fast import IS_COMPILED
 from ...protocol.message import (
     FIXED_BYTES,
     MAX_RECORD_BYTES,
@@ -367,8 +368,7 @@ class Reader:
 
     def _fetch_all(self, queue: ConsumeQueue, offset: int, limit: int, room: int) -> Fetched:
         data = queue.entries(offset, limit)
-        span = fast.span(data, room)
-        if span is not None:
+        if IS_COMPILED and (span := fast.span(data, room)) is not None:
             position, size, last_size, count = span
             if position >= self._log.written.begin and size <= MOST_READ_BYTES:
                 try:

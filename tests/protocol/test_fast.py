@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocketlet.protocol import fast, message
 from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame, encode
-from rocketlet.protocol.headers import PullMessage, write
+from rocketlet.protocol.headers import PullMessage, encode_found_head, write
 
 needs_module = pytest.mark.skipif(
     os.environ.get("ROCKETLET_PURE") == "1" or fast.MODULE == "pure", reason="needs the compiled module: make dev"
@@ -243,3 +243,23 @@ def test_pulls_that_differ_in_another_field_have_other_keys(kind: int, field: st
 )
 def test_pull_that_is_no_repeat_or_is_signed_has_no_key(kind: int, fields: dict[str, Any]) -> None:
     assert fast.pull_key(pull_frame(kind, 1, **{"ext": PULL, **fields}), 0, 1000) is None
+
+
+@needs_module
+@given(st.sampled_from((JSON, ROCKETMQ, MSGPACK)), st.integers(-1, 2**32), st.tuples(*[st.integers(-1, 2**65)] * 3))
+def test_head_of_a_pulls_response_is_the_bytes_that_python_makes(
+    kind: int, opaque: int, offsets: tuple[int, int, int]
+) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = outcome(encode_found_head, kind, opaque, offsets, 36_000)
+        in_python(monkeypatch, "found_head")
+        assert outcome(encode_found_head, kind, opaque, offsets, 36_000) == found
+
+
+@needs_module
+@pytest.mark.parametrize(
+    "numbers", [(-1, 0, 0, 0, 0), (2**31, 0, 0, 0, 0), (1, -1, 0, 0, 0), (1, 0, 2**64, 0, 0), (1, 0, 0, 0, 1 << 24)]
+)
+def test_head_of_a_pulls_response_with_unusual_numbers_is_declined(numbers: tuple[int, int, int, int, int]) -> None:
+    assert fast.found_head(JSON, *numbers) is None
+    assert fast.found_head(JSON, 1, 0, 0, 0, 0) is not None
