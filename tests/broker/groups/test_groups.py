@@ -26,7 +26,7 @@ from rocketlet.protocol.names import parse_subscription, retry_topic
 from rocketlet.testing.ports import free_port
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
-from ...support.requests import SUBSCRIBED, SUSPEND, beat, join, lock, members, pull, send
+from ...support.requests import SUBSCRIBED, SUSPEND, beat, commit, join, lock, members, pull, send
 
 
 async def test_members_come_and_go_and_each_change_is_told(node: Node, connect: Connect) -> None:
@@ -71,6 +71,14 @@ async def test_a_heartbeat_that_equals_the_last_one_does_all_that_it_did(node: N
 async def test_a_group_without_members_is_an_error_with_an_empty_body(wire: Wire) -> None:
     answer = await wire.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "nobody"})
     assert (answer.code, answer.body) == (ResponseCode.SYSTEM_ERROR, b"")
+
+
+async def test_unregistering_succeeds_when_the_group_has_an_offset_but_no_members(wire: Wire) -> None:
+    await create_topic(wire, "t", 1)
+    await send(wire)
+    await commit(wire, 1)
+    answer = await wire.call(RequestCode.UNREGISTER_CLIENT, write(UnregisterClient("c1", consumer_group="g")))
+    assert answer.code == 0, answer.remark
 
 
 async def test_changes_close_together_make_one_notification(node: Node, connect: Connect) -> None:
