@@ -10,13 +10,19 @@ import contextlib
 import resource
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import orjson
 import uvloop
+from rocketlet.broker.grpc import schema
+from rocketlet.protocol import http2
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, FrameReader, encode
+from rocketlet.protocol.grpc import encode_message
 from rocketlet.protocol.headers import CreateTopic, PullMessage, write
+
+from ._http2 import GREETING, head_block
 
 MIB = 1 << 20
 TOPIC = "attacked"
@@ -247,6 +253,121 @@ async def replies(address: str, size: int) -> dict[str, Any]:
     }
 
 
+async def unfinished_requests(address: str, size: int) -> dict[str, Any]:
+    """60,000 bytes of a request, by each of many clients: each holds too little to be closed for it alone."""
+    start = (70_000).to_bytes(4, "big") + (60_000).to_bytes(4, "big") + bytes(59_992)
+    for _ in range(size):
+        _, writer = streams = await connect(address)
+        HELD.append(streams)
+        with contextlib.suppress(OSError):
+            writer.write(start)
+            await writer.drain()
+    await asyncio.sleep(1)
+    return {"opened": size, "closed": sum(reader.at_eof() for reader, _ in HELD)}
+
+
+async def tag_expressions(address: str, size: int) -> dict[str, Any]:
+    """Receives that wait with a tag expression of 60 KB, each of another group and another client id."""
+    expression = "||".join(f"{number:057}" for number in range(999))
+    for first in range(0, size, 50):
+        _, writer = streams = await connect(address)
+        HELD.append(streams)
+        writer.write(GREETING)
+        for number in range(first, min(first + 50, size)):
+            request = schema.ReceiveMessageRequest(
+                group={"name": f"tags-{number}"},
+                message_queue={"topic": {"name": TOPIC}, "id": -1},
+                filter_expression={"type": 1, "expression": f"{number}||{expression}"},
+                batch_size=1,
+                auto_renew=True,
+            )
+            request.long_polling_timeout.FromSeconds(20)
+            data = encode_message(request.SerializeToString())
+            with contextlib.suppress(OSError):
+                stream_id = 2 * (number - first) + 1
+                writer.write(_opening(stream_id, "ReceiveMessage", f"tags-{number}"))
+                for begin in range(0, len(data), 16_384):
+                    is_end = begin + 16_384 >= len(data)
+                    flags = http2.END_STREAM if is_end else 0
+                    writer.write(http2.encode(http2.DATA, flags, stream_id, data[begin : begin + 16_384]))
+                await writer.drain()
+    await asyncio.sleep(1)
+    return {"receives": size, "closed": sum(reader.at_eof() for reader, _ in HELD)}
+
+
+def _opening(stream_id: int, method: str, client_id: str) -> bytes:
+    return http2.headers_frames(stream_id, head_block(method, (b"x-mq-client-id", client_id.encode())), False, 16_384)
+
+
+def _tiny_frames(stream_id: int, count: int) -> bytes:
+    """A call whose message has 4 MB, in frames of 2 bytes; so many of them."""
+    begin = http2.encode(http2.DATA, 0, stream_id, b"\0" + (4_000_000).to_bytes(4, "big"))
+    return _opening(stream_id, "SendMessage", "tiny") + begin + count * http2.encode(http2.DATA, 0, stream_id, b"xx")
+
+
+async def tiny_frames(address: str, size: int) -> dict[str, Any]:
+    """Unfinished calls, each with 100,000 frames of 2 bytes."""
+    for _ in range(size):
+        _, writer = streams = await connect(address)
+        HELD.append(streams)
+        writer.write(GREETING)
+        for number in range(5):
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(60):
+                    writer.write(_tiny_frames(2 * number + 1, 100_000))
+                    await writer.drain()
+    return {"connections": size, "closed": sum(reader.at_eof() for reader, _ in HELD)}
+
+
+async def pools(address: str, size: int) -> dict[str, Any]:
+    """Pops of very many topics by 100 groups, once each."""
+    topics = [f"popped-{number}" for number in range(max(size // 100, 1))]
+    ext = [{key: str(value) for key, value in write(CreateTopic(topic, 1, 1, 6)).items()} for topic in topics]
+    await asked(address, [Frame(Code.UPDATE_AND_CREATE_TOPIC, ext=fields) for fields in ext])
+    fields = {"queueId": -1, "maxMsgNums": 1, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 1}
+    common = {key: str(value) for key, value in fields.items()}
+    names = [(topic, f"poppers-{number}") for topic in topics for number in range(100)]
+    pops = [Frame(Code.POP_MESSAGE, ext={"topic": topic, "consumerGroup": group, **common}) for topic, group in names]
+    return await asked(address, pops)
+
+
+async def flood_of_sends(connections: int, address: str, seconds: int) -> dict[str, Any]:
+    """Clients that send as fast as they can, 200 requests at a time."""
+    end_s = asyncio.get_running_loop().time() + seconds
+
+    async def flood() -> int:
+        asking, count = Asking(await connect(address)), 0
+        while asyncio.get_running_loop().time() < end_s:
+            await asking.ask([send(TOPIC)] * 200)
+            count += 200
+        return count
+
+    return {"sent": sum(await asyncio.gather(*(flood() for _ in range(connections))))}
+
+
+async def flood_of_frames(connections: int, address: str, seconds: int) -> dict[str, Any]:
+    """Clients that write frames of 2 bytes as fast as they can."""
+    end_s = asyncio.get_running_loop().time() + seconds
+
+    async def flood() -> int:
+        reader, writer = await connect(address)
+        reading = asyncio.create_task(reader.read(-1))
+        writer.write(GREETING)
+        count = 0
+        with contextlib.suppress(OSError, TimeoutError):
+            while (left_s := end_s - asyncio.get_running_loop().time()) > 0 and not reading.done():
+                stream_id = 2 * (count // 20_000) + 1
+                writer.write(_tiny_frames(stream_id, 20_000) + http2.encode_reset(stream_id, 8))
+                count += 20_000
+                async with asyncio.timeout(left_s):
+                    await writer.drain()
+        reading.cancel()
+        writer.transport.abort()
+        return count
+
+    return {"frames": sum(await asyncio.gather(*(flood() for _ in range(connections))))}
+
+
 def _reply(client: str) -> Frame:
     frame = send("DefaultCluster_REPLY_TOPIC")
     return frame._replace(code=Code.SEND_REPLY_MESSAGE_V2, ext={**frame.ext, "i": f"REPLY_TO_CLIENT\x01{client}"})
@@ -265,8 +386,19 @@ ATTACKS: dict[str, tuple[Callable[[str, int], Awaitable[dict[str, Any]]], int]] 
     "offsets": (offsets, 50_000),
     "registrations": (registrations, 3000),
     "replies": (replies, 12_000),
+    "sends of 1 connection": (partial(flood_of_sends, 1), 5),
+    "sends of 8 connections": (partial(flood_of_sends, 8), 5),
+    "frames of 1 connection": (partial(flood_of_frames, 1), 5),
+    "frames of 8 connections": (partial(flood_of_frames, 8), 5),
+    "unfinished requests": (unfinished_requests, 1200),
+    "tag expressions": (tag_expressions, 1000),
+    "tiny frames": (tiny_frames, 10),
+    "pools": (pools, 100_000),
 }
 """Each with its size when a campaign runs by hand."""
+
+LEAN = frozenset(("unfinished requests", "tag expressions", "tiny frames", "pools"))
+"""Each of these has a broker of its own, with the smallest budget."""
 
 HELD: list[Streams] = []
 

@@ -2,7 +2,10 @@
 
 The honest client sends a message every 5 ms, all through. A fault is: it is refused, or waits for more than 20 s; what it was
 told is not where its message lies; the broker ends; its memory exceeds the budget by more than a broker needs. How long the
-honest client waits (p50, p99, max) and what was left to the attacker stands in the figures; without an attack it is `calm`.
+honest client waits (p50, p99, max), how long the broker runs during such a wait (`p50_broker_ms`, `p99_broker_ms`), and what
+was left to the attacker is in the figures; without an attack it is `calm`.
+
+Attacks on the memory of clients have a broker with `--memory 64M` each, which may have 160 MiB resident.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from rocketlet.protocol.headers import CreateTopic, write
 from bench.peers import Peer, rocketlet
 from tests.conftest import Wire
 
-from ._attacks import ATTACKS, QUEUES, TOPIC, connect, send
+from ._attacks import ATTACKS, LEAN, QUEUES, TOPIC, connect, send
 from .common import Limit, Outcome
 
 DEFAULT_COUNT = len(ATTACKS)
@@ -35,22 +38,26 @@ TAKEN_AT_MOST = {
     "registrations": LIMITS.max_brokers,
 }  # requests, of one attacker
 GROWS_AT_MOST_MIB = {"changed groups": 30}  # 500,000 queues at 8 bytes, and 250 groups
+LEAN_BUDGET_MIB, LEAN_RESIDENT_MIB = 64, 160
 PAUSE_S = 0.005
 CALM_S = 3.0
 
 
 class Honest:
-    """A client that sends to a topic of its own. `waits_ms` is cleared by whoever reads it."""
+    """A client that sends to a topic of its own. `waits_ms` is cleared by whoever reads it. `broker_ms`: for how long the
+    broker's thread ran during each wait."""
 
-    def __init__(self, wire: Wire, outcome: Outcome) -> None:
+    def __init__(self, wire: Wire, outcome: Outcome, pid: int) -> None:
         self._wire = wire
         self._outcome = outcome
+        self._pid = pid
         self.waits_ms: list[float] = []
+        self.broker_ms: list[float] = []
         self.sent = 0
 
     async def run(self) -> None:
         while True:
-            begin_s = time.perf_counter()
+            begin_s, begin_ms = time.perf_counter(), _ran_ms(self._pid)
             try:
                 frame = send("honest")
                 answer = await self._wire.call(frame.code, dict(frame.ext), b"honest")
@@ -58,6 +65,7 @@ class Honest:
                 self._outcome.fault(f"the honest client: {error!r}")
                 return
             self.waits_ms.append((time.perf_counter() - begin_s) * 1000)
+            self.broker_ms.append(_ran_ms(self._pid) - begin_ms)
             if answer.code != 0:
                 self._outcome.fault(f"the honest client was refused: {answer.code} {answer.remark}")
             elif int(str(answer.ext["queueOffset"])) != self.sent:
@@ -67,28 +75,34 @@ class Honest:
 
     def figures(self) -> dict[str, float]:
         waits, self.waits_ms = sorted(self.waits_ms), []
+        ran, self.broker_ms = sorted(self.broker_ms), []
         if not waits:
             return {}
         return {
             "p50_ms": round(waits[len(waits) // 2], 1),
             "p99_ms": round(waits[len(waits) * 99 // 100], 1),
             "max_ms": round(waits[-1], 1),
+            "p50_broker_ms": round(ran[len(ran) // 2], 2),
+            "p99_broker_ms": round(ran[len(ran) * 99 // 100], 2),
         }
 
 
-async def attack_all(peer: Peer, outcome: Outcome, limit: Limit, share: float, registry: str = "") -> None:
+async def attack_all(
+    peer: Peer, folder: Path, outcome: Outcome, limit: Limit, share: float, registry: str = ""
+) -> None:
     """Every attack in turn. share: of the size that an attack has by hand; registry: the name server, if it is apart."""
     wires = [Wire(*await connect(peer.address)) for _ in range(2)]
-    for topic, queues in (("honest", 1), (TOPIC, QUEUES)):
-        ext = {key: str(value) for key, value in write(CreateTopic(topic, queues, queues, 6)).items()}
-        await wires[0].call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
-    honest = Honest(wires[1], outcome)
+    await _create_topics(wires[0])
+    honest = Honest(wires[1], outcome, peer.pid)
     running = asyncio.create_task(honest.run())
     await asyncio.sleep(CALM_S * share)
     outcome.figures["calm"] = honest.figures() | {"resident_mib": round(peer.resident_mib())}
     names = [limit.only] if limit.only else list(ATTACKS)
     for number in limit:
         name = names[number % len(names)]
+        if name in LEAN:
+            await attack_lean(name, folder, outcome, share)
+            continue
         address = registry if registry and name == "registrations" else peer.address
         before_mib = _peak_from_now(peer.pid)
         found = await _attack(name, address, max(int(ATTACKS[name][1] * share), 2), outcome)
@@ -108,6 +122,34 @@ async def attack_all(peer: Peer, outcome: Outcome, limit: Limit, share: float, r
     await asyncio.gather(running, return_exceptions=True)
     for wire in wires:
         await wire.close()
+
+
+async def _create_topics(wire: Wire) -> None:
+    for topic, queues in (("honest", 1), (TOPIC, QUEUES)):
+        ext = {key: str(value) for key, value in write(CreateTopic(topic, queues, queues, 6)).items()}
+        await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+
+
+async def attack_lean(name: str, folder: Path, outcome: Outcome, share: float) -> None:
+    """An attack on the memory of a broker that may have little."""
+    options = ("--memory", f"{LEAN_BUDGET_MIB}M", "--log-level", "error")
+    async with rocketlet(folder, *options, name=name.replace(" ", "-")) as peer:
+        wires = [Wire(*await connect(peer.address)) for _ in range(2)]
+        await _create_topics(wires[0])
+        honest = Honest(wires[1], outcome, peer.pid)
+        running = asyncio.create_task(honest.run())
+        await asyncio.sleep(0.5)
+        idle_mib = round(peer.resident_mib())
+        found = await _attack(name, peer.address, max(int(ATTACKS[name][1] * share), 2), outcome)
+        peak_mib = _peak_mib(peer.pid)
+        if peak_mib > LEAN_RESIDENT_MIB:
+            outcome.fault(f"{name}: {peak_mib} MiB resident with a budget of {LEAN_BUDGET_MIB}")
+        outcome.figures[name] = honest.figures() | {"idle_mib": idle_mib, "lean_peak_mib": peak_mib} | found
+        outcome.tried += 1
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        for wire in wires:
+            await wire.close()
 
 
 async def _attack(name: str, address: str, size: int, outcome: Outcome) -> dict[str, Any]:
@@ -142,9 +184,10 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
     is_short = limit.count is not None and limit.count < DEFAULT_COUNT and limit.only is None
     options = ("--memory", f"{BUDGET_MIB}M", "--log-level", "error")
+    share = 0.05 if is_short else 1.0
     async with rocketlet(folder, *options) as peer:
         try:
-            await attack_all(peer, outcome, limit, 0.05 if is_short else 1.0)
+            await attack_all(peer, folder, outcome, limit, share)
         except (OSError, TimeoutError) as error:
             outcome.fault(f"the broker: {error!r}")
     for name, taken in TAKEN_AT_MOST.items():
@@ -154,6 +197,11 @@ async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
     largest = max((figures.get("peak_mib", 0) for figures in outcome.figures.values()), default=0)
     if largest > BUDGET_MIB + BASE_MIB:
         outcome.fault(f"{largest} MiB resident with a budget of {BUDGET_MIB}")
+
+
+def _ran_ms(pid: int) -> float:
+    """For how long a process's main thread ran on a processor (Documentation/scheduler/sched-stats)."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
 
 
 def _peak_from_now(pid: int) -> int:

@@ -26,7 +26,7 @@ SHORT = {
     "kill": 3,
     "pop": 3,
     "descriptors": 2,
-    "exhaustion": 9,
+    "exhaustion": 19,
     "stalls": 27,
     "chaos": 6,
     "access": 2000,
