@@ -830,7 +830,7 @@ class ConsumerGroups:
 
     def heartbeat(self, connection: Session, client_id: str, data: ConsumerData, language: int, version: int) -> None:
         """Registers or refreshes a member that was admitted."""
-        group = self.obtain(data.group)
+        group = self._groups.get(data.group) or self.obtain(data.group)
         member = group.members.get(connection)
         now_s = self._clock.monotonic_s()
         if member is not None and member.data is data:  # its last heartbeat once more
@@ -890,8 +890,9 @@ class ConsumerGroups:
         """The topics of which one member sees another number of queues here than there are."""
         group = self._groups.get(name)
         member = group.members.get(connection) if group else None
-        seen = [member] if member is not None and member.data.queue_counts else []
-        return [topic for _, topic, _ in stale_counts(seen, self.broker_name, self._queues_of)]
+        if member is None or not member.data.queue_counts:
+            return []
+        return [topic for _, topic, _ in stale_counts([member], self.broker_name, self._queues_of)]
 
     def stale(self) -> Iterator[tuple[str, Session, str]]:
         """Group, connection and topic of the members that see another number of queues here than there are."""

@@ -101,7 +101,8 @@ class GroupConfigs:
         """The group's settings, made with defaults if groups may be made so; None if not. orderly: of one that is made.
 
         Raises IllegalName, LimitExceeded."""
-        group = self.get(name)
+        known = self._groups.get(name)
+        group = known.settings if known is not None else None
         if group is None and (self.auto_create or name.startswith(SYSTEM_GROUP_PREFIX)):
             group = GroupConfig(name, consume_orderly=orderly)
             try:

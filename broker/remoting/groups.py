@@ -112,10 +112,11 @@ def _forget_presumed(broker: Broker, connection: Connection, beat: bodies.Heartb
 def _take(broker: Broker, connection: Connection, beat: bodies.Heartbeat, language: int, version: int) -> None:
     for consumer in beat.consumers:
         broker.groups.heartbeat(connection, beat.client_id, consumer, language, version)
-        for queue in broker.locks.readers_back(consumer.group, beat.client_id):
-            broker.watch.record_pull(
-                connection, queue.group, queue.key
-            )  # it handles messages of the queue since before
+        group = broker.groups.get(consumer.group)
+        is_missed = group is not None and (group.awaited_readers or group.lost_readers)
+        for queue in broker.locks.readers_back(consumer.group, beat.client_id) if is_missed else ():
+            # it handles messages of the queue since before
+            broker.watch.record_pull(connection, queue.group, queue.key)
         broker.locks.join(connection, consumer.group)
         broker.notifications.heard(connection, consumer.group)
 
