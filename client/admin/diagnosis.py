@@ -416,9 +416,14 @@ class _Watch:
             group, disagreements, full = await self._first(name)
             began_s = asyncio.get_running_loop().time()
         packed, at = None, dict[Queue, int]()
+        early: list[Finding] | None = None
         if group.members and group.progress:  # otherwise no offset changes
             packed = _packed(group.progress, self._queues)
             group = replace(group, progress={})
+            if self._examined.total > EARLY_LOOKS and self._patience.look_s < self._patience.watch_s:
+                await asyncio.sleep(self._patience.look_s)
+                async with self._places:  # while nobody else is queried, so that no group needs a look after its watch
+                    early = list(_of_a_moment(await self._second(group, disagreements, began_s)))
             at = await self._until_it_moves(group, packed, began_s)
         async with self._places:
             if packed is not None:
@@ -431,10 +436,12 @@ class _Watch:
             return found
         group = replace(group, progress={})  # many groups wait here
         seen = replace(seen, later={}, group=group)
-        await asyncio.sleep(self._patience.look_s)
+        if early is None:
+            await asyncio.sleep(self._patience.look_s)
         async with self._places:
             lasting = [finding for finding in found if finding.kind not in OF_A_MOMENT]
-            return lasting + confirmed(found, _of_a_moment(await self._once_more(seen)))
+            again = _of_a_moment(await self._once_more(seen, asks_members=early is None))
+            return lasting + confirmed(found if early is None else early, again)
 
     async def _until_it_moves(self, group: Group, packed: _Packed, began_s: float) -> dict[Queue, int]:
         """Wait until each queue with messages makes progress, or until `watch_s` has passed. Return the offsets that members
@@ -467,12 +474,12 @@ class _Watch:
         group = Group(name, self._configs[name], connections, progress, locked(reports))
         return group, tuple(sorted(disagreements)), tuple(sorted(full))
 
-    async def _once_more(self, seen: Observed) -> Observed:
-        """The group with its members and owners of now."""
+    async def _once_more(self, seen: Observed, *, asks_members: bool) -> Observed:
+        """The group with its members and owners of now. asks_members: True if the members' reports are old."""
         name = seen.group.name
         connections = await self._admin.connections(name, self._masters)
         reports, running = await self._admin.told(name, self._masters), seen.running
-        if running:  # otherwise its members do not respond
+        if running and asks_members:  # without reports, its members do not respond
             running = await self._admin.running(name, self._masters, connections)
         return replace(
             seen, group=replace(seen.group, connections=connections, owners=locked(reports)), running=running

@@ -472,6 +472,24 @@ async def test_groups_are_watched_concurrently_when_there_are_many(
     answering.cancel()
 
 
+async def test_unread_queues_are_found_and_no_others_when_many_groups_are_examined(
+    node: Node, connect: Connect, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many groups, the look that confirms findings of a moment comes during the watch."""
+    monkeypatch.setattr(diagnosis, "EARLY_LOOKS", 0)
+    await create_topic(wire, "t", 2)
+    await join(wire, "c1", group="unread")
+    await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, write(UpdateOffset("unread", "t", 0, 0)))
+    async with Producer(node.address) as producer, Consumer(node.address, "well", "t", Inbox(), start="first"):
+        await producer.send("t", b"x")
+        await rebalanced(node.address, "well", members=1)
+        async with AdminClient(node.address) as admin:
+            answering = asyncio.create_task(wire.refuse())
+            findings = await diagnose(admin, Patience(0.1, 0.4, 30.0))
+            answering.cancel()
+    assert [(item.subject, item.kind) for item in findings if item.kind != "disk"] == [("unread", "unread_queues")]
+
+
 def test_whether_a_group_is_well_is_seen_in_one_pass_over_its_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     queues = [Queue("t", "b", number) for number in range(200)]
     member = MemberConnection("c1", "127.0.0.1:1", "JAVA", 411)
