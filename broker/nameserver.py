@@ -242,23 +242,25 @@ class Routes:
 
     def route(self, topic: str, to: Session | None = None) -> Route | None:
         """A topic's queues, with the brokers' addresses for the client that asks."""
-        with_topic = [name for name, broker in self._brokers.items() if topic in broker.topics]
-        if not with_topic:
-            return None
-        return Route(
-            tuple(self._brokers[name].topics[topic] for name in with_topic),
-            tuple(self._broker_data(name, to) for name in with_topic),
-        )
+        queues: list[QueueData] = []
+        brokers: list[BrokerData] = []
+        for name, broker in self._brokers.items():
+            if topic in broker.topics:
+                queues.append(broker.topics[topic])
+                brokers.append(self._broker_data(name, to))
+        return Route(tuple(queues), tuple(brokers)) if queues else None
 
     def brokers(self, to: Session | None = None) -> list[BrokerData]:
         return [self._broker_data(name, to) for name in self._brokers]
 
     def _broker_data(self, name: str, to: Session | None) -> BrokerData:
         broker = self._brokers[name]
-        addresses = {number: self._told(address, to) for number, address in broker.addresses.items()}
+        addresses: dict[int, str] = {}
+        for number, address in broker.addresses.items():
+            addresses[number] = self._address_for(address, to)
         return BrokerData(name, addresses, broker.cluster)
 
-    def _told(self, registered: str, to: Session | None) -> str:
+    def _address_for(self, registered: str, to: Session | None) -> str:
         entry = self._addresses.get(registered)
         if entry is None or to is None:
             return registered
