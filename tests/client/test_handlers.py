@@ -378,7 +378,7 @@ async def test_a_handler_that_stops_its_consumer_is_told_and_the_consumer_goes_o
         await producer.send("t", b"y")
         await eventually(lambda: len(errors) == 2)
         assert isinstance(errors[1], asyncio.CancelledError)
-        await eventually(lambda: not node.broker.groups.get("g"))
+        await eventually(lambda: not node.broker.groups.members_of("g"))
 
 
 @pytest.mark.parametrize("broadcasting", [False, True])
