@@ -140,7 +140,7 @@ ROUTES = {"t": Route((), (BrokerData("broker-b", {0: "host:1"}, "DefaultCluster"
 
 def test_the_lists_of_very_different_members_are_made_one_at_a_time() -> None:
     group = group_of(*map(str, range(20)))
-    with mock.patch.object(group, "companions", side_effect=group.companions) as companions:
+    with mock.patch.object(ConsumerGroup, "companions", side_effect=group.companions) as companions:
         work = agreement().finding_others(group, ROUTES)
         made = [companions.call_count for _ in work]
     assert {later - former for former, later in pairwise(made)} == {1}
