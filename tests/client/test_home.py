@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import cast
 
 import pytest
-from rocketlet.client import AdminClient, ConfigError, Consumer, Producer
+from rocketlet.client import AdminClient, ConfigError, Consumer, Producer, SharedConsumer
+from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
+from rocketlet.client.errors import ConnectionFailed
+from rocketlet.client.wire.cluster import Lifecycle
+from rocketlet.client.wire.connection import Access, Connection, Connections
+from rocketlet.protocol.codes import RESPONSE_FLAG, RequestCode
+from rocketlet.protocol.frame import Frame, FrameReader, encode
 
 from ..conftest import PATIENCE_S, Node, Wire, create_topic
+from ..support.handlers import Inbox
 
 
 def elsewhere(work: Callable[[], Awaitable[object]]) -> str:
@@ -83,3 +91,136 @@ async def test_a_child_of_a_fork_does_not_use_its_parents_client(node: Node, wir
         _, status = await asyncio.to_thread(os.waitpid, child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         await producer.send("t", b"2")
+
+
+# The start of a client that is thrown away: its loop ends, or its coroutine is closed.
+
+
+CLIENTS: dict[str, Callable[[str], Lifecycle]] = {
+    "producer": lambda address: Producer(address),
+    "consumer": lambda address: Consumer(address, "g", "t", Inbox()),
+    "shared consumer": lambda address: SharedConsumer(address, "g", "t", Inbox()),
+}
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_a_start_that_is_thrown_away_waits_for_nothing_and_leaves_nothing_behind(node: Node, kind: str) -> None:
+    """A coroutine that is closed may await nothing more: Python raises RuntimeError if it does."""
+    client = CLIENTS[kind](node.address)
+    starting = client.start()
+    starting.send(None)
+    starting.close()
+    assert client.has_ended
+    assert client._undoing is not None
+    await client._undoing
+    assert client._cluster._refresher is not None
+    assert client._cluster._refresher.done()
+
+
+def test_a_start_that_is_thrown_away_with_its_loop_is_no_error() -> None:
+    client = Producer("127.0.0.1:1")
+    loop = asyncio.new_event_loop()
+    starting = client.start()
+
+    async def begin() -> None:
+        starting.send(None)
+
+    loop.run_until_complete(begin())
+    starting.close()
+    assert client.has_ended
+    assert client._undoing is None
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+
+# A client's words that need no answer arrive, also when it closes right behind that.
+
+
+PULL, NOTIFY = RequestCode.PULL_MESSAGE, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+
+
+class Peer(asyncio.Protocol):
+    """Reads when it is told to. hangs_up: as servers do, when the client has nothing more to say."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.taken = asyncio.Event()
+        self.lost = asyncio.Event()
+        self.hangs_up = True
+        self.heard: list[tuple[int, int]] = []
+        self._reader = FrameReader()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.taken.set()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += [(frame.code, len(frame.body)) for frame in self._reader.feed(data)]
+
+    def eof_received(self) -> bool:
+        return not self.hangs_up
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost.set()
+
+    def say(self, frame: Frame) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(encode(frame))
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    peer = Peer()
+    server = await asyncio.get_running_loop().create_server(lambda: peer, "127.0.0.1", 0)
+    peer.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield peer
+    peer.transport.abort()
+    server.close()
+
+
+async def connected(
+    peer: Peer, asked: list[Frame], limits: ClientLimits = CLIENT_LIMITS
+) -> tuple[Connections, Connection]:
+    connections = Connections(Access(), lambda _, frame: asked.append(frame), lambda _: None, limits)
+    connection = await connections.get(peer.address)
+    await asyncio.wait_for(peer.taken.wait(), PATIENCE_S)
+    peer.transport.pause_reading()
+    return connections, connection
+
+
+@pytest.mark.parametrize("size", [0, 8 << 20], ids=["small", "large"])
+@pytest.mark.parametrize("unread", [0, 1])
+async def test_a_peer_that_still_writes_reads_all_that_was_said(peer: Peer, unread: int, size: int) -> None:
+    """Closed with answers unread, a socket is reset: whoever writes to it then does not read on."""
+    asked: list[Frame] = []
+    connections, connection = await connected(peer, asked)
+    pull = connection.ask(PULL, {})
+    connection.write_now()
+    for _ in range(unread):
+        peer.say(Frame(0, 1, flag=RESPONSE_FLAG))
+    connection.oneway(RequestCode.UNLOCK_BATCH_MQ, {})
+    connection.oneway(RequestCode.SEND_MESSAGE_V2, {}, bytes(size))
+    closing = asyncio.create_task(connections.close())
+    await asyncio.sleep(0)
+    for opaque in range(5):
+        peer.say(Frame(NOTIFY, opaque))
+        await asyncio.sleep(0)
+    connection.respond(Frame(NOTIFY, 0))  # whose handler took until now
+    peer.transport.resume_reading()
+    await asyncio.wait_for(closing, PATIENCE_S)
+    await asyncio.wait_for(peer.lost.wait(), PATIENCE_S)
+    assert peer.heard == [(PULL, 0), (RequestCode.UNLOCK_BATCH_MQ, 0), (RequestCode.SEND_MESSAGE_V2, size)]
+    assert asked == []
+    await asyncio.wait({pull})
+    assert isinstance(pull.exception(), ConnectionFailed) or unread  # an answer that came in time
+
+
+async def test_a_peer_that_never_hangs_up_holds_up_no_close(peer: Peer) -> None:
+    connections, connection = await connected(peer, [], ClientLimits(close_timeout_s=0.01))
+    peer.hangs_up = False
+    peer.transport.resume_reading()
+    await asyncio.wait_for(connections.close(), PATIENCE_S)
+    assert not connection.is_open
+    assert connections.find(peer.address) is None

@@ -12,13 +12,24 @@ from unittest.mock import Mock
 import pytest
 from rocketlet.broker.cluster import Link
 from rocketlet.broker.tls import Tls
-from rocketlet.client import Access, ConfigError, ConnectionFailed, Consumer, Message, SharedConsumer
+from rocketlet.client import (
+    Access,
+    AnswerUnreadable,
+    ConfigError,
+    ConnectionFailed,
+    Consumer,
+    Message,
+    Producer,
+    SharedConsumer,
+)
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.config import MAX_OFFSETS_BYTES, MAX_TLS_FILE_BYTES, MAX_TRIED_AT_ONCE, ClientLimits, PullLimits
 from rocketlet.client.consuming.handling import Questions
 from rocketlet.client.consuming.queues import ProcessQueue, Puller
 from rocketlet.client.member.membership import Broadcast, _load
+from rocketlet.client.member.offsets import begin_offset
 from rocketlet.client.message import Lease
+from rocketlet.client.sending.accumulator import sent_result
 from rocketlet.client.sending.requests import Transactions
 from rocketlet.client.wire.cluster import Cluster
 from rocketlet.client.wire.connection import Connection, Connections
@@ -332,3 +343,61 @@ def test_an_encrypted_key_asks_nobody(certificates: Certificates) -> None:
     access = Access(tls=True, cert_file=str(certificates.files.certificate), key_file=str(path))
     with pytest.raises(ConfigError, match="openssl pkey"):
         assert access.ssl_context
+
+
+# Answers that no broker of ours gives: what a client raises for them is one of its own errors.
+
+
+GOOD = {"msgId": "0" * 32, "queueId": "0", "queueOffset": "1"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"queueId": "x"},
+        {"queueId": "None"},
+        {"queueOffset": ""},
+        {"queueOffset": "[]"},
+        {"queueId": None},
+        {"msgId": None},
+        {"queueOffset": None},
+    ],
+)
+async def test_a_send_whose_answer_cannot_be_read(node: Node, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
+    ext = {name: text for name, text in {**GOOD, **wrong}.items() if text is not None}
+    with pytest.raises(AnswerUnreadable):
+        sent_result(Frame(0, ext=ext), "key", Queue("t", "b", 0))
+    _spoil(monkeypatch, ext)
+    async with Producer(node.address, batching=False) as producer:
+        with pytest.raises(AnswerUnreadable, match="the answer to a send"):
+            await producer.send("t", b"x")
+
+
+@pytest.mark.parametrize("ext", [{}, {"offset": "x"}, {"offset": str(1 << 63)}])
+@pytest.mark.parametrize("start", ["first", "last", 1])
+async def test_an_offset_that_cannot_be_read(
+    node: Node, monkeypatch: pytest.MonkeyPatch, start: Any, ext: dict[str, str]
+) -> None:
+    cluster = Cluster(node.address)
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"x")
+    connection = await cluster.connection(node.address)
+    _spoil(monkeypatch, ext)
+    with pytest.raises(AnswerUnreadable):
+        await begin_offset(connection, Queue("t", "broker-a", 0), start)
+    await cluster.close()
+
+
+def _spoil(monkeypatch: pytest.MonkeyPatch, ext: dict[str, str]) -> None:
+    """All answers that have no body have these fields."""
+    whole = Connection.call
+
+    def call(connection: Connection, code: int, asked: Any, body: bytes, answered: Any, *rest: Any) -> None:
+        def spoilt(answer: Frame | Exception) -> None:
+            if isinstance(answer, Frame) and not answer.body:
+                answer = answer._replace(ext=ext)
+            answered(answer)
+
+        whole(connection, code, asked, body, spoilt, *rest)
+
+    monkeypatch.setattr(Connection, "call", call)

@@ -9,12 +9,25 @@ import pytest
 from rocketlet import sync
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS
 from rocketlet.broker.runtime import MovableClock
-from rocketlet.client import BrokerRefused, MessageIllegal, Outgoing, Producer
+from rocketlet.client import (
+    Access,
+    BrokerRefused,
+    Consumer,
+    MessageIllegal,
+    Outgoing,
+    Producer,
+    SharedConsumer,
+    Sql,
+    TopicNotFound,
+)
+from rocketlet.client.config import TOPIC_QUEUES, ClientLimits
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.properties import find
-from rocketlet.testing import Broker
+from rocketlet.testing import Broker, Fault
 
-from ..conftest import Node, Nodes
+from ..conftest import Connect, Node, Nodes, Wire, create_topic, eventually
+from ..support.handlers import Inbox, fill
+from ..support.requests import send
 
 
 def stored(node: Node, topic: str = "t") -> list[bytes]:
@@ -122,3 +135,116 @@ def test_code_without_a_loop_sends_to_times_and_takes_back() -> None:
         [message] = broker.messages("t")
         assert (message.body, find(message.record.properties, "TIMER_OUT_MS") is not None) == (b"second", True)
         assert "TIMER_OUT_MS" not in message.user_properties
+
+
+# Where a new group begins: "last" means from the moment when the consumer was entered.
+
+
+@pytest.mark.parametrize("broadcasting", [False, True])
+async def test_sends_that_create_the_topic_are_seen(node: Node, broadcasting: bool) -> None:
+    inbox = Inbox()
+    async with Consumer(node.address, "g", "new", inbox, broadcasting=broadcasting):
+        await fill(node, 4, "new")
+        await eventually(lambda: len(inbox.messages) >= 4)
+    assert sorted(inbox.bodies) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("broadcasting", [False, True])
+@pytest.mark.parametrize("queues", [1, 64])
+async def test_a_send_right_after_the_consumer_was_entered_is_seen(
+    node: Node, wire: Wire, queues: int, broadcasting: bool
+) -> None:
+    await create_topic(wire, "t", queues)
+    async with Producer(node.address) as producer:
+        await producer.send("t", b"old")
+        for number in range(5):
+            inbox = Inbox()
+            async with Consumer(node.address, f"g{number}", "t", inbox, broadcasting=broadcasting):
+                await producer.send("t", b"new")
+                await producer.send("t", b"newer")
+                await eventually(lambda inbox=inbox: len(inbox.messages) >= 2)  # type: ignore[misc]
+            assert sorted(inbox.bodies) == [b"new", b"newer"]
+
+
+async def test_a_group_that_has_read_nothing_yet_has_its_place_all_the_same(node: Node, wire: Wire) -> None:
+    """Also in queues that never had a message, and though no member owned anything yet."""
+    await create_topic(wire, "t", 4)
+    await fill(node, 2)
+    async with Consumer(node.address, "g", "t", Inbox()):
+        pass
+    await fill(node, 8)
+    inbox = Inbox()
+    async with Consumer(node.address, "g", "t", inbox) as consumer:
+        await consumer.assigned()
+        await eventually(lambda: len(inbox.messages) >= 8)
+    assert len(inbox.messages) == 8
+
+
+async def test_on_a_broker_that_fixes_no_offsets_the_member_remembers_them(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Apache's, which also begins at 0 where the queue's start is still there; here it has expired."""
+    monkeypatch.setattr("rocketlet.broker.remoting.groups.EXT_UNKNOWN", "no such field")
+    await create_topic(wire, "t", 2)
+    await fill(node, 6)
+    for queue in node.broker.store.queues.values():
+        queue.begin = min(queue.next, 1)
+    inbox = Inbox()
+    async with Consumer(node.address, "g", "t", inbox, access=Access(encoding="json")):
+        await fill(node, 4)
+        await eventually(lambda: len(inbox.messages) >= 4)
+    assert sorted(inbox.bodies) == [b"0", b"1", b"2", b"3"]
+
+
+SENT_BEFORE, SENT_SINCE = [b"before-%d" % number for number in range(5)], [b"since-%d" % number for number in range(5)]
+KINDS: list[tuple[Any, dict[str, Any]]] = [(Consumer, {}), (Consumer, {"broadcasting": True}), (SharedConsumer, {})]
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+@pytest.mark.parametrize("was_there", [True, False])
+async def test_history_of_a_broker_that_was_away_is_not_read_and_a_new_broker_is_read_from_its_start(
+    nodes: Nodes, connect: Connect, kind: Any, options: dict[str, Any], was_there: bool
+) -> None:
+    """A group begins at the latest message while a broker is away that has the topic."""
+    first = await nodes.start()
+    await create_topic(await connect(first.address), "t", 2)
+    if was_there:
+        second = await nodes.start(name="broker-b", name_servers=(first.address,))
+        wire = await connect(second.address)
+        await create_topic(wire, "t", 2)
+        for number, body in enumerate(SENT_BEFORE):
+            await send(wire, body, queue=number % 2)
+        await second.stop()
+    inbox = Inbox()
+    async with kind(first.address, "g", "t", inbox, limits=ClientLimits(route_interval_s=0.05), **options):
+        second = await nodes.start(name="broker-b", name_servers=(first.address,))
+        wire = await connect(second.address)
+        if not was_there:
+            await create_topic(wire, "t", 2)
+        for number, body in enumerate(SENT_SINCE):
+            await send(wire, body, queue=number % 2)
+        await eventually(lambda: len(inbox.messages) >= 5)
+    assert sorted(inbox.bodies) == SENT_SINCE
+
+
+@pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
+async def test_a_wrong_filter_of_a_topic_that_does_not_exist_is_refused_at_the_start(node: Node, kind: Any) -> None:
+    with pytest.raises(BrokerRefused, match="SUBSCRIPTION_PARSE_FAILED"):
+        await kind(node.address, "g", {"nowhere": Sql("price >")}, Inbox()).start()
+
+
+@pytest.mark.parametrize("broadcasting", [False, True])
+async def test_a_member_that_asks_for_its_queues_creates_a_topic_where_brokers_create_topics(
+    node: Node, broadcasting: bool
+) -> None:
+    """As a service that starts on a new cluster. The first message would create the topic, too."""
+    async with Consumer(node.address, "g", "new", Inbox(), broadcasting=broadcasting) as consumer:
+        assert len([queue for queue in await consumer.assigned() if queue.topic == "new"]) == TOPIC_QUEUES
+        assert await consumer.lag() == 0
+
+
+async def test_a_topic_is_not_created_by_a_member_that_may_not(rocketlet: Broker) -> None:
+    rocketlet.faults.add(Fault.answer("UPDATE_AND_CREATE_TOPIC", response="NO_PERMISSION"))
+    async with Consumer(rocketlet.address, "g", "new", Inbox()) as consumer:
+        with pytest.raises(TopicNotFound, match=r"this client may not create it: .*; create it, or send it a message"):
+            await consumer.assigned()
