@@ -677,7 +677,7 @@ class ConsumerGroups:
         history: records the events of groups.
         broker_name: the broker's name.
         topics: how many queues of a topic may be read.
-        changes: is told of all changes of groups.
+        changes: receives the facts that groups report.
     """
 
     def __init__(

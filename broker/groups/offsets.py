@@ -505,9 +505,8 @@ class Watch:
         self._queues_of = topics.queues_of
         self._clock = runtime.clock
         self._is_popped = is_popped
-        self._queues: dict[
-            Session, dict[GroupQueue, None]
-        ] = {}  # of which a connection is the reader, or was before it
+        # The queues of which a connection is the reader, or the previous one.
+        self._queues: dict[Session, dict[GroupQueue, None]] = {}
         self._due_s = float("-inf")
         self.double_readers = 0
         self.orphaned: Counter[tuple[str, str]] = Counter()
