@@ -192,8 +192,8 @@ CLIENT_GONE_S: Final = (  # how long after its last connection a client is gone;
 # Groups
 
 POPPER_BYTES: Final = 512  # counted for a client that pops, in each group and topic, beside its texts
-POOL_BYTES: Final = 1536  # counted for each group and topic that clients pop, for one of the clients
-DELIVERIES_BYTES: Final = 1024  # counted for each queue of it that they have popped, for the same client
+POOL_BYTES: Final = 2304  # counted for each group and topic that clients pop, for one of the clients
+DELIVERIES_BYTES: Final = 1536  # counted for each queue of it that they have popped, for the same client
 MEMBER_BYTES: Final = 1024  # counted for a membership, a producer's or a consumer's, against --memory
 SUBSCRIPTION_BYTES: Final = 512  # counted for each subscription, beside its expression
 TAG_BYTES: Final = 320  # counted for each tag of an expression, beside its text
