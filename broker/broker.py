@@ -20,7 +20,7 @@ from .config import (
     LIMITS,
     MAX_NAMED_CHARS,
     PERSIST_INTERVAL_S,
-    POP_CLIENTS_LOOK_S,
+    POP_CLIENTS_POLL_INTERVAL_S,
     REQUEST_BOUNDS_S,
     RETENTION_SWEEP_S,
     SAMPLE_INTERVAL_S,
@@ -282,7 +282,7 @@ class Broker:
         every(LEASE_SWEEP_S, "leases", partial(alone, "leases", self.locks.expiring))
         every(RETENTION_SWEEP_S, "retention", lambda: self.tasks.spawn(self.expire_segments()))
         every(SWEEP_INTERVAL_S, "members", partial(alone, "members", self._expiring_members))
-        every(POP_CLIENTS_LOOK_S, "silent clients", self.pops.expire_clients)
+        every(POP_CLIENTS_POLL_INTERVAL_S, "silent clients", self.pops.expire_clients)
         every(LEASE_SWEEP_S, "watch", partial(alone, "watch", self.watch.looking))
         every(LEASE_SWEEP_S, "rebalances", self.history.rebalances.look)
         every(SAMPLE_INTERVAL_S, "samples", partial(alone, "samples", self.statistics.sampling))

@@ -18,7 +18,7 @@ from .config import (
     MAX_PENDING_TOPICS,
     PEER_IDLE_S,
     REGISTER_INTERVAL_S,
-    REGISTER_LOOK_S,
+    REGISTER_POLL_INTERVAL_S,
     REGISTER_TIMEOUT_S,
     LiveConfig,
 )
@@ -356,7 +356,7 @@ class Registration:
         await self._register(list(self._topics))
         if self._name_servers.are_elsewhere:
             self._tasks.spawn(self._run())
-            self._tasks.every(REGISTER_LOOK_S, "registration", self._look)
+            self._tasks.every(REGISTER_POLL_INTERVAL_S, "registration", self._look)
 
     async def stop(self) -> None:
         self._is_running = self.is_registered = False

@@ -13,153 +13,180 @@ REGION: Final = "DefaultRegion"
 
 # Connections
 
-MAX_CONNECTIONS: Final = 10_000  # fewer if the process may not open as many files
-# the share that one client address may have of connections, waiting requests and long ones; loopback may have all
+MAX_CONNECTIONS: Final = 10_000  # connections of one server; fewer if the process may not open this many files
+# fraction of connections, waiting requests and long requests that one client address may use; loopback may use all
 ADDRESS_SHARE: Final = 0.5
-# the share of the machine's or container's memory that connections may hold together, without --memory
+# fraction of the machine's or container's memory that connections may hold together if --memory is not given
 MEMORY_SHARE: Final = 0.25
-MIN_MEMORY_BYTES: Final = 64 * 1024 * 1024  # connections may hold so much at least
-MEMORY_SWEEP_S: Final = 1.0  # between two counts of what connections hold
-LARGE_HOLDING_BYTES: Final = 65_536  # to make room, connections that hold more are closed first
-ROOM_SHARE: Final = 32  # where only smaller ones can be closed, a part of the budget is made free
-STREAM_BYTES: Final = 2048  # counted for a gRPC call that is open, beside its messages
-FIELD_FACTOR: Final = 4  # for each byte of its header fields, as RFC 9113 counts them, so many are counted
-PENDING_BYTES: Final = 256  # counted for each message of an answer that waits for the client's window, beside its bytes
-MAX_ORPHANED_TOPICS: Final = 1_000  # topics of groups with orphaned queues that metrics name; the sum counts all
-KEPT_FRAME_BYTES: Final = 1024  # counted for a request that waits, beside its body and its fields
-KEPT_FIELD_BYTES: Final = 200  # counted for each field of its header
-HELD_PULL_BYTES: Final = 2048  # counted for a held pull
-MAX_CHECKED_PULLS: Final = 1_024  # a connection keeps so many, which need not be checked again
-MAX_CHECKED_SENDS: Final = 4_096  # queues of which the broker remembers that they take messages
-CHECKED_PULL_BYTES: Final = 1_024  # counted for each pull that is kept, besides its texts
-KEPT_BEAT_BYTES: Final = 4096  # a heartbeat's body that is kept: the same one is not parsed again
-RESERVED_FILES: Final = 32  # neither connections nor segments: listening sockets, state files, name servers
-MIN_OPEN_FILES: Final = 64  # a broker does not start with fewer
-LISTEN_BACKLOG: Final = 1024  # connections that wait to be accepted
-VIP_DISTANCE: Final = 2  # ports below the broker's, as Apache's clients count
-IDLE_LIMIT_S: Final = 120.0  # a connection that is silent for longer is closed
-SWEEP_INTERVAL_S: Final = 10.0  # between two looks for idle connections, silent members and silent brokers
-MOMENT_S: Final = 0.002  # how long requests that were just read are served, between two looks at the sockets
-TURN_S: Final = 0.003  # the same for requests and other work that wait for their turn, all together
-PIECE_S: Final = 0.001  # how long one connection's requests are read or served before others have their turn
-NOTED_S: Final = 0.0001  # requests that take less count nowhere
-SMALL_READ_BYTES: Final = 4096  # a read of no more is served at once
-READ_PIECE_BYTES: Final = 16_384  # of what was read, so much is cut into requests at a time
-CALL_WORK: Final = 64  # the same for HTTP/2, in frames; a frame takes 3 us
-LARGE_REQUEST_BYTES: Final = 65_536  # larger bodies, messages' aside, wait for their turn: to read 1 MiB takes 10 ms
-WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024  # a client that reads slower than this is not read from
-UNWRITTEN_BYTES: Final = 256 * 1024  # answers are written before more are made, so that the reader's pace is felt
-CLIENT_ANSWER_S: Final = 10.0  # how long the broker waits for a client that it asked something
-MAX_ASKED_AT_ONCE: Final = 1000  # members that one request has the broker ask
-MAX_STATUSES_BYTES: Final = 4 * 1024 * 1024  # all their answers together; members beyond are left out
-ASKED_BYTES: Final = 1024  # counted for each such question, for the client that caused it
-DRAIN_TIMEOUT_S: Final = 5.0  # how long a broker that stops waits for connections to close
-GARBAGE_SWEEP_S: Final = 1.0  # between two looks of the collector at new objects
-GARBAGE_GROWTH: Final = 2.0  # when memory has grown so many times, all objects are looked at for circles
-GARBAGE_MIN_BYTES: Final = 128 * 1024 * 1024  # and when it has grown by so much at least
-MAX_METRICS_CONNECTIONS: Final = 16  # connections of the metrics port; beyond, the oldest one ends
-METRICS_CLIENT_S: Final = 10.0  # how long the metrics port waits for a client to write or read
+MIN_MEMORY_BYTES: Final = 64 * 1024 * 1024  # minimum memory that connections may hold together
+MEMORY_SWEEP_S: Final = 1.0  # interval at which the memory that connections hold is counted
+LARGE_HOLDING_BYTES: Final = 65_536  # connections that hold more than this are closed first when memory is short
+ROOM_SHARE: Final = 32  # when only smaller connections can be closed, 1/32 of the memory budget is freed
+STREAM_BYTES: Final = 2048  # memory counted for an open gRPC call, in addition to its messages
+FIELD_FACTOR: Final = 4  # memory counted for each byte of a gRPC call's header fields (RFC 9113 size), in bytes
+# memory counted for each response message that waits for the client's window, in addition to its bytes
+PENDING_BYTES: Final = 256
+MAX_ORPHANED_TOPICS: Final = 1_000  # topics with orphaned queues that metrics name; the sum counts all topics
+KEPT_FRAME_BYTES: Final = 1024  # memory counted for a waiting request, in addition to its body and header fields
+KEPT_FIELD_BYTES: Final = 200  # memory counted for each header field of a waiting request
+HELD_PULL_BYTES: Final = 2048  # memory counted for a held pull
+MAX_CHECKED_PULLS: Final = 1_024  # checked pulls that a connection keeps, so that their repetition is not checked again
+MAX_CHECKED_SENDS: Final = 4_096  # queues that the broker has checked to accept messages, and need not check again
+CHECKED_PULL_BYTES: Final = 1_024  # memory counted for each checked pull that is kept, in addition to its texts
+KEPT_BEAT_BYTES: Final = 4096  # largest heartbeat body that is kept, so that an identical heartbeat is not parsed again
+RESERVED_FILES: Final = 32  # file descriptors kept free for listening sockets, state files and name servers
+MIN_OPEN_FILES: Final = 64  # minimum number of file descriptors with which a broker starts
+LISTEN_BACKLOG: Final = 1024  # connections that wait in the kernel to be accepted
+VIP_DISTANCE: Final = 2  # distance of the VIP channel's port below the broker's port, as Apache's clients compute it
+IDLE_LIMIT_S: Final = 120.0  # a connection that sends nothing for this long is closed
+SWEEP_INTERVAL_S: Final = 10.0  # interval at which idle connections, silent members and silent brokers are looked up
+MOMENT_S: Final = 0.002  # time per event-loop iteration for requests that were just read
+TURN_S: Final = 0.003  # time per event-loop iteration for waiting requests and other long work together
+PIECE_S: Final = 0.001  # time for the requests of one connection before the event loop serves other connections
+NOTED_S: Final = 0.0001  # requests that take less time are not counted against their client's time
+SMALL_READ_BYTES: Final = 4096  # a socket read of up to this size is served immediately
+READ_PIECE_BYTES: Final = 16_384  # bytes of a large socket read that are decoded at a time
+CALL_WORK: Final = 64  # HTTP/2 frames of a large socket read that are decoded at a time; a frame takes 3 us
+# request bodies above this size, except sent messages, are queued as long work; parsing 1 MiB takes 10 ms
+LARGE_REQUEST_BYTES: Final = 65_536
+# unread response bytes of a client above which the broker stops reading its requests
+WRITE_HIGH_BYTES: Final = 4 * 1024 * 1024
+# response bytes that are written before further responses are made, so that backpressure takes effect
+UNWRITTEN_BYTES: Final = 256 * 1024
+CLIENT_ANSWER_S: Final = 10.0  # timeout of a request that the broker sends to a client
+MAX_ASKED_AT_ONCE: Final = 1000  # members that the broker queries because of one request
+# size of all members' responses to such a query together; further members are left out
+MAX_STATUSES_BYTES: Final = 4 * 1024 * 1024
+ASKED_BYTES: Final = 1024  # memory counted for each query to a member, charged to the client that caused it
+DRAIN_TIMEOUT_S: Final = 5.0  # time that a stopping broker waits for connections to close
+GARBAGE_SWEEP_S: Final = 1.0  # interval at which the garbage collector examines new objects
+GARBAGE_GROWTH: Final = 2.0  # memory growth factor after which the garbage collector examines all objects
+GARBAGE_MIN_BYTES: Final = (
+    128 * 1024 * 1024
+)  # minimum memory growth after which the garbage collector examines all objects
+MAX_METRICS_CONNECTIONS: Final = 16  # connections of the metrics port; one more closes the oldest
+METRICS_CLIENT_S: Final = 10.0  # time that a client of the metrics port may take to write or read
 
 # The store
 
-MAX_OPEN_SEGMENTS: Final = 256  # files of the store open at a time; at most half of what the process may open
-PERSIST_INTERVAL_S: Final = 5.0  # between two saves of offsets, indexes and progress
-RETENTION_SWEEP_S: Final = 30.0  # between two looks for segments that have expired
-RETENTION_JUMP_S: Final = 60.0  # the wall clock's jump against the monotonic one, after which segments expire later
-MAX_CLOCK_DOUBT_S: Final = 86_400.0  # how much later at most: for so long the clock may be set right
-DELETE_LIMIT: Final = 10  # segments that one sweep of retention removes
-INDEX_SEGMENT_ENTRIES: Final = 300_000  # entries of an index file, as Apache's
-INDEX_TAIL_BYTES: Final = (
-    65_536  # a queue's newest index entries in memory; more are written before the next checkpoint
+MAX_OPEN_SEGMENTS: Final = 256  # store files that are open at a time; at most half of the process's file descriptors
+PERSIST_INTERVAL_S: Final = 5.0  # interval at which offsets, indexes and progress are saved
+RETENTION_SWEEP_S: Final = 30.0  # interval at which expired segments are looked up
+# jump of the wall clock, relative to the monotonic clock, after which expiry of segments is delayed
+RETENTION_JUMP_S: Final = 60.0
+MAX_CLOCK_DOUBT_S: Final = (
+    86_400.0  # maximum delay of expiry after such a jump, in which an operator can correct the clock
 )
-SUMMED_BYTES: Final = 4096  # written between two sums by which reads are checked, at least
-SUMMED_AT_ONCE_BYTES: Final = 32_768  # the same for one append, at most
-MAX_SUMS: Final = 1 << 20  # sums of 12 bytes; data from before the newest of them is checked record by record
-RECOVERY_READ_BYTES: Final = 8 * 1024 * 1024  # read from the log at once at a start
-ROOM_BYTES: Final = 16 * 1024 * 1024  # a disk that was full takes messages again when so much was freed
-DAMAGE_ASIDE_BYTES: Final = 64 * 1024 * 1024  # damaged bytes of the log that are kept for people to look at
-MAX_NOTED_DAMAGE: Final = 10_000  # damaged messages that are said one by one; beyond they are only left out
-DAMAGE_NEIGHBOURS: Final = 64  # messages before and behind a damaged one that are looked at for its time
+DELETE_LIMIT: Final = 10  # segments that one retention sweep deletes
+INDEX_SEGMENT_ENTRIES: Final = 300_000  # entries of an index file, as in Apache's store
+INDEX_TAIL_BYTES: Final = (
+    65_536  # newest index entries of a queue in memory; more are written before the next checkpoint
+)
+SUMMED_BYTES: Final = 4096  # minimum number of written bytes between two checksums that verify reads
+SUMMED_AT_ONCE_BYTES: Final = 32_768  # maximum number of bytes of one append between two checksums that verify reads
+MAX_SUMS: Final = 1 << 20  # checksums of 12 bytes in memory; older data is verified record by record
+RECOVERY_READ_BYTES: Final = 8 * 1024 * 1024  # bytes of the log that a start reads at a time
+ROOM_BYTES: Final = 16 * 1024 * 1024  # free space, after the disk was full, at which messages are accepted again
+DAMAGE_ASIDE_BYTES: Final = 64 * 1024 * 1024  # damaged bytes of the log that are copied to `damaged/` for inspection
+MAX_NOTED_DAMAGE: Final = 10_000  # damaged messages that are reported one by one; further ones are only skipped
+DAMAGE_NEIGHBOURS: Final = 64  # messages before and after a damaged message that are read to estimate its time
 
 # Topics and messages
 
 MAX_QUEUES_PER_TOPIC: Final = 4096  # queues of a topic at one broker
-MAX_RETAIN_HOURS: Final = 876_000.0  # a hundred years
-SHARED_READ_BYTES: Final = 65_536  # the last read is kept for others that ask for the same
-PULL_BYTES: Final = 262_144  # messages in one answer, as Apache's maxTransferBytesOnMessageInMemory
-PULL_MESSAGES: Final = 1024  # messages in one answer to a Rocketlet client
-BULK_PULL_BYTES: Final = 1024 * 1024  # the same for clients that say how many bytes they take, such as tasks of Spark
-BULK_PULL_MESSAGES: Final = 4096  # the same in messages
-FOREIGN_PULL_MESSAGES: Final = (
-    32  # messages in one answer to Apache's clients, as Apache's broker: their tests count on it
-)
-BATCH_TURN_MESSAGES: Final = 1024  # a batch with more is stored in pieces
-BATCH_TURN_BYTES: Final = 512 * 1024  # the same in bytes; a hash of long tags takes 50 ns for each
-SCAN_ENTRIES: Final = 800  # index entries that one filtered pull looks at: 16,000 bytes, as Apache's
-READ_GAP_BYTES: Final = 4096  # a gap up to this is read through rather than read around
-CHECKED_GAP_BYTES: Final = 32_768  # the same where the whole read is checked at once
-MAX_HOLD_S: Final = 60.0  # how long a pull may wait for a message
-# how long a foreign member's pull of another's queue waits before it is answered with nothing
+MAX_RETAIN_HOURS: Final = 876_000.0  # maximum of --retain-hours, which is a hundred years
+SHARED_READ_BYTES: Final = 65_536  # size up to which the last read is cached for other readers of the same range
+PULL_BYTES: Final = 262_144  # message bytes in one pull response, as Apache's maxTransferBytesOnMessageInMemory
+PULL_MESSAGES: Final = 1024  # messages in one pull response to a Rocketlet client
+# message bytes in one pull response to a client that requests a size, such as a Spark task
+BULK_PULL_BYTES: Final = 1024 * 1024
+BULK_PULL_MESSAGES: Final = 4096  # messages in one pull response to a client that requests a size, such as a Spark task
+# messages in one pull response to Apache's clients, as from Apache's broker, because Apache's tests rely on it
+FOREIGN_PULL_MESSAGES: Final = 32
+BATCH_TURN_MESSAGES: Final = 1024  # batches with more messages are stored in pieces
+BATCH_TURN_BYTES: Final = 512 * 1024  # larger batches are stored in pieces; hashing long tags takes 50 ns per character
+SCAN_ENTRIES: Final = 800  # index entries that one filtered pull examines: 16,000 bytes, as in Apache's broker
+READ_GAP_BYTES: Final = 4096  # gaps between wanted messages up to this size are read, so that one read suffices
+CHECKED_GAP_BYTES: Final = 32_768  # gaps up to this size are read where one checksum covers the whole read
+MAX_HOLD_S: Final = 60.0  # maximum time for which a pull is held
+# time for which a foreign member's pull of a queue of another member is held before it is answered empty
 OTHERS_QUEUE_WAIT_S: Final = 0.2
-DRAINING_WAIT_S: Final = 0.01  # the same for a queue that is being drained
-SUBSCRIPTION_LOOKS: Final = 10  # how often a pull that is older than its member's subscription is looked at again
-SUBSCRIPTION_LOOK_S: Final = 0.01  # between two of these looks
-MAX_RUNNING_INFO_BYTES: Final = 128 * 1024  # a member's report on itself; about 300 queues of a Java member
-SCAN_BYTES: Final = 512 * 1024  # messages that one pull with an SQL92 filter looks at; one is always looked at
-SCAN_WORDS: Final = 16_000  # words of an SQL92 filter, each time that it looks at a message
-MAX_FILTER_WORDS: Final = 10_000  # words and signs of an SQL92 filter; parsed in pieces, 40 ms in all
-FILTER_WORD_BYTES: Final = 200  # counted for each of a filter by which a held pull looks at messages
-MAX_FILTER_DEPTH: Final = 100  # levels of parentheses in an SQL92 filter
-MAX_QUERY_ENTRIES: Final = 1024  # index entries of a queue in one answer
-MAX_QUERY_MESSAGES: Final = 64  # messages in the answer to a search
-MAX_QUERY_BYTES: Final = 8 * 1024 * 1024  # messages found by a key; one is always given
-UNIQUE_KEY_MESSAGES: Final = 32  # messages found by a unique key, whatever is asked for: Apache's defaultQueryMaxNum
-SEARCHED_ENTRIES: Final = 20_000_000  # the newest entries of a topic's indexes, which one search by a key looks at
-SEARCH_ENTRIES: Final = 256  # entries in one piece of work
-SEARCH_CHUNK_BYTES: Final = 128 * 1024  # messages in one piece of work
+DRAINING_WAIT_S: Final = (
+    0.01  # time for which a pull of a queue that is being drained is held before it is answered empty
+)
+SUBSCRIPTION_POLLS: Final = 10  # number of checks of a pull that names a newer subscription than its member's heartbeat
+SUBSCRIPTION_POLL_INTERVAL_S: Final = 0.01  # interval of these checks
+MAX_RUNNING_INFO_BYTES: Final = (
+    128 * 1024
+)  # size of a member's running info; enough for about 300 queues of a Java member
+SCAN_BYTES: Final = (
+    512 * 1024
+)  # message bytes that one pull with an SQL92 filter examines; it examines at least one message
+SCAN_WORDS: Final = 16_000  # tokens of an SQL92 filter times messages that one pull evaluates
+MAX_FILTER_WORDS: Final = 10_000  # tokens of an SQL92 filter; parsing them takes 40 ms, in pieces
+FILTER_WORD_BYTES: Final = 200  # memory counted for each token of a filter that a held pull uses
+MAX_FILTER_DEPTH: Final = 100  # nesting depth of parentheses in an SQL92 filter
+MAX_QUERY_ENTRIES: Final = 1024  # index entries of a queue in one response
+MAX_QUERY_MESSAGES: Final = 64  # messages in the response to a query
+MAX_QUERY_BYTES: Final = (
+    8 * 1024 * 1024
+)  # size of messages in the response to a query by key; it has at least one message
+UNIQUE_KEY_MESSAGES: Final = 32  # messages in the response to a query by unique key: Apache's defaultQueryMaxNum
+SEARCHED_ENTRIES: Final = 20_000_000  # newest index entries of a topic that one query by key examines
+SEARCH_ENTRIES: Final = 256  # index entries that a query by key examines per event-loop iteration
+SEARCH_CHUNK_BYTES: Final = 128 * 1024  # message bytes that a query by key examines per event-loop iteration
 DELAY_LEVELS_MS: Final = tuple(
     1000 * seconds
     for seconds in (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 )
-DELAY_DELIVERIES_AT_ONCE: Final = 500  # delayed messages of a level that are delivered in one piece of work
-CLOCK_TOLERANCE_MS: Final = 1000  # steps back of the machine's clock that nobody needs to know of
-DELAY_RETRY_S: Final = 1.0  # how long a delay level waits if its messages could not be stored
-MAX_TIMER_DELAY_MS: Final = 40 * 86_400_000  # how far ahead a message may be sent to a time; Apache's broker: 3 days
-TIMER_LOOK_S: Final = 10.0  # how often the clock is looked at while messages wait: somebody may set it
-RUN_BLOCK_KEYS: Final = 1024  # keys of a file that are in memory
-RECALL_LOOKS: Final = 8  # messages of the same time that a recall looks at in one turn
-TRANSACTION_CHECK_MAX: Final = 15  # checks of a transaction before its message is set aside
-TRANSACTION_SWEEP_S: Final = 60.0  # between two looks for transactions without an outcome
-TRANSACTION_TIMEOUT_S: Final = 6.0  # how old a transaction is when it is checked for the first time
-MAX_TRANSACTION_TIMEOUT_S: Final = 86_400.0  # the most that an administrator may set instead
-SAMPLE_INTERVAL_S: Final = 10.0  # between two samples of the counters behind the rates
+DELAY_DELIVERIES_AT_ONCE: Final = 500  # delayed messages of a level that are delivered per event-loop iteration
+CLOCK_TOLERANCE_MS: Final = 1000  # backward steps of the wall clock up to this size are not reported
+DELAY_RETRY_S: Final = 1.0  # pause of a delay level after its messages could not be stored
+MAX_TIMER_DELAY_MS: Final = (
+    40 * 86_400_000
+)  # maximum delay of a message with a delivery time; Apache's broker has 3 days
+# interval at which the wall clock is read while messages wait for their delivery time, in case it is changed
+TIMER_POLL_INTERVAL_S: Final = 10.0
+RUN_BLOCK_KEYS: Final = 1024  # entries of a timer file that are in memory
+RECALL_READS: Final = 8  # messages with the same delivery time that a recall examines per event-loop iteration
+TRANSACTION_CHECK_MAX: Final = 15  # checks of a transaction before its half message is set aside
+TRANSACTION_SWEEP_S: Final = 60.0  # interval at which transactions without an outcome are looked up
+TRANSACTION_TIMEOUT_S: Final = 6.0  # age of a transaction at its first check
+MAX_TRANSACTION_TIMEOUT_S: Final = 86_400.0  # maximum of the broker setting that replaces this age
+SAMPLE_INTERVAL_S: Final = 10.0  # interval of the samples from which rates are computed
 
 # Messages shared (POP)
 
-MAX_POP_MESSAGES: Final = 32  # messages of one receive, as Apache's
-MAX_POP_BYTES: Final = 4 * 1024 * 1024  # one answer; its first message is always given
-MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000  # the longest time for a popped message, as Apache's
-LATE_POLL_MS: Final = 500  # how late a receive may come; then nobody waits for its answer, as with Apache's broker
-MAX_ACKS: Final = 512  # handles in one acknowledgement; they take 3 ms
-POP_LOOKS: Final = 8  # reads of a receive whose filter finds nothing, before others have their turn
-EXPIRED_AT_ONCE: Final = 16  # batches whose time is over, in one turn: 512 messages at most
-MAX_ATTEMPT_CHARS: Final = 1024  # an attempt's id; the rest of a longer one does not count
-RENEWAL_STEPS_S: Final = (60.0, 180.0, 300.0, 600.0, 1800.0, 3600.0)  # by which a delivery is prolonged, as Apache's
-MAX_RENEWED_S: Final = 3 * 3600.0  # how long a popped message is prolonged at most, as Apache's
-POP_CLIENT_SILENT_S: Final = 120.0  # a client that is silent for longer counts as gone, and is not prolonged for
-POOL_IDLE_S: Final = 30.0  # how long nobody may pop a topic before members may pull it, if nothing is in flight
-POP_CLIENTS_LOOK_S: Final = 5.0  # between two looks for clients that went silent
-POOL_LEAVE_S: Final = 30.0  # how long clients that pop get their returned messages again when a queue leaves them
-POOL_SENT_BACK: Final = 100  # messages of a queue that leaves clients that pop, sent back in one turn
-POOL_LOOK_S: Final = 0.5  # between two looks while queues change hands between clients that pop and members that pull
-DEAD_LETTER_RETRY_S: Final = 1.0  # before a dead letter is stored again that the disk refused
-POP_JOURNAL_BYTES: Final = 4 * 1024 * 1024  # records of pops and acknowledgements before the file is written anew
+MAX_POP_MESSAGES: Final = 32  # messages of one pop, as at Apache's broker
+MAX_POP_BYTES: Final = 4 * 1024 * 1024  # message bytes of one pop response; it has at least one message
+MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000  # maximum visibility timeout of a popped message, as at Apache's broker
+# a pop that arrives later than this after it was sent is answered empty, as by Apache's broker, because its client has
+# given up
+LATE_POLL_MS: Final = 500
+MAX_ACKS: Final = 512  # receipt handles in one acknowledgement; they take 3 ms
+POP_READS: Final = 8  # reads of a pop whose filter matches nothing, before the event loop serves others
+EXPIRED_AT_ONCE: Final = 16  # expired batches that are redelivered per event-loop iteration, 512 messages at most
+MAX_ATTEMPT_CHARS: Final = 1024  # characters of an attempt id that count; the rest is ignored
+# successive extensions of a visibility timeout that the broker makes, as Apache's proxy
+RENEWAL_STEPS_S: Final = (60.0, 180.0, 300.0, 600.0, 1800.0, 3600.0)
+MAX_RENEWED_S: Final = 3 * 3600.0  # maximum time for which the broker extends a popped message, as Apache's proxy
+# a pop client that sends nothing for this long is gone, and its messages are no longer extended
+POP_CLIENT_SILENT_S: Final = 120.0
+# time without a pop, and with nothing in flight, after which members may pull a topic that clients popped
+POOL_IDLE_S: Final = 30.0
+POP_CLIENTS_POLL_INTERVAL_S: Final = 5.0  # interval at which silent pop clients are looked up
+# time for which pop clients still get redeliveries of a queue that moves from the pool to a pulling member
+POOL_LEAVE_S: Final = 30.0
+POOL_SENT_BACK: Final = 100  # messages of such a queue that are sent back per event-loop iteration
+POOL_POLL_INTERVAL_S: Final = 0.5  # interval of checks while queues move between pop clients and pulling members
+DEAD_LETTER_RETRY_S: Final = 1.0  # pause before a dead letter that could not be stored is stored again
+POP_JOURNAL_BYTES: Final = 4 * 1024 * 1024  # size of new records in the pop journal after which the file is rewritten
 
 # gRPC
 
-MAX_USER_PROPERTIES: Final = 128  # user properties of a message, as Apache's
-MAX_USER_PROPERTY_BYTES: Final = 16_384  # the names and values of user properties, with tag and keys
-MAX_ENDPOINTS_BYTES: Final = 1024  # a request's endpoints, which its answer repeats for each queue
+MAX_USER_PROPERTIES: Final = 128  # user properties of a message, as at Apache's proxy
+MAX_USER_PROPERTY_BYTES: Final = 16_384  # size of a message's tag, keys and user properties with their names
+MAX_ENDPOINTS_BYTES: Final = 1024  # size of a request's endpoints, which a route response repeats for each queue
 HISTORY_EVENT_BYTES: Final = 190  # counted for an event in a group's history, beside its texts
 KEPT_RECEIVES: Final = 64  # answered receives of a connection that its client may still give up
 ANSWERED_BYTES: Final = 600  # counted for each of them
@@ -167,92 +194,102 @@ ROUTE_PIECE_BYTES: Final = 32_768  # of the answer to QueryRoute, encoded in one
 QUEUE_BYTES: Final = 200  # counted for each queue of such an answer beside its own, for the time that it takes
 SMALL_CLIENT_BYTES: Final = (
     4 * 1024 * 1024
-)  # the largest message that clients of Node, .NET and Rust take, with properties
-MAX_GROUP_KEY_BYTES: Final = 63  # the name of a message group
-MAX_MESSAGE_ID_CHARS: Final = 255  # a message id, which clients choose
-MAX_TIMESTAMP_MS: Final = 253_402_300_799_999  # the latest time in a response, the end of the year 9999
-MAX_CONTEXT_CHARS: Final = 1024  # a message's trace context, and the name of its host; longer ones are left out
+)  # largest message with properties that clients of Node, .NET and Rust receive
+MAX_GROUP_KEY_BYTES: Final = 63  # name of a message group
+MAX_MESSAGE_ID_CHARS: Final = 255  # message id, which clients choose
+MAX_TIMESTAMP_MS: Final = 253_402_300_799_999  # latest time in a response, which is the end of the year 9999
+MAX_CONTEXT_CHARS: Final = 1024  # a message's trace context and born host; longer values are left out
 MAX_PRIORITY: Final = (1 << 31) - 1  # the priority of a message, a Java int; the larger, the more urgent
-MAX_RECOVERY_S: Final = 3600  # the latest time to ask for a transaction's outcome
-REQUEST_TIMEOUT_S: Final = (
-    3.0  # the request timeout of a gRPC client that has sent no settings, as official clients have it
-)
-DEADLINE_MARGIN_S: Final = 0.1  # how long before a client's deadline a waiting receive is answered
-MAX_POLL_S: Final = 20.0  # how long a receive waits for messages at most
-POLL_S: Final = 20.0  # how long clients are told to wait
-RECEIVE_BATCH: Final = 32  # messages that clients are told to ask for
-MAX_SEND_MESSAGES: Final = 1024  # messages in one call
-MIN_INVISIBLE_MS: Final = 10_000  # for received messages, as Apache's; the time may be changed to less
-RENEWED_INVISIBLE_MS: Final = 60_000  # for messages that the broker prolongs
-RECEIVE_AGAIN_S: Final = 1.0  # how long a refusal is held back whose client would ask again at once
-CLIENT_GONE_S: Final = (  # how long after its last connection a client is gone; messages prolonged for it then come again
-    5.0  # after the end of a client's connection; messages that the broker prolongs for it then come again
-)
+MAX_RECOVERY_S: Final = 3600  # maximum of a transaction's own time to its first check
+# request timeout assumed for gRPC clients without settings, which is the default of the official clients
+REQUEST_TIMEOUT_S: Final = 3.0
+DEADLINE_MARGIN_S: Final = 0.1  # time before a client's deadline at which a waiting receive is answered
+MAX_POLL_S: Final = 20.0  # maximum time for which a receive waits for messages
+POLL_S: Final = 20.0  # long-polling timeout that the broker announces to clients
+RECEIVE_BATCH: Final = 32  # batch size that the broker announces to clients
+MAX_SEND_MESSAGES: Final = 1024  # messages in one SendMessage call
+# minimum visibility timeout of a receive, as at Apache's proxy; ChangeInvisibleDuration may set less
+MIN_INVISIBLE_MS: Final = 10_000
+RENEWED_INVISIBLE_MS: Final = 60_000  # visibility timeout of messages that the broker extends for their client
+RECEIVE_AGAIN_S: Final = 1.0  # delay of a refused receive, because its client would retry immediately
+# time after its last connection closed at which a gRPC client is gone, and messages extended for it expire
+CLIENT_GONE_S: Final = 5.0
 
 # Groups
 
-POPPER_BYTES: Final = 512  # counted for a client that pops, in each group and topic, beside its texts
-POOL_BYTES: Final = 2304  # counted for each group and topic that clients pop, for one of the clients
-DELIVERIES_BYTES: Final = 1536  # counted for each queue of it that they have popped, for the same client
-MEMBER_BYTES: Final = 1024  # counted for a membership, a producer's or a consumer's, against --memory
-SUBSCRIPTION_BYTES: Final = 512  # counted for each subscription, beside its expression
-TAG_BYTES: Final = 320  # counted for each tag of an expression, beside its text
-PLACE_BYTES: Final = 256  # counted for each queue that a member owns, sees, reads or waits for
-MOVING_BYTES: Final = 400  # counted for each queue that moves from a foreign member, until the change is over
-PROGRESS_S: Final = 0.5  # how often a broker says that a drain goes on, though no member is done
-PEER_IDLE_S: Final = 60.0  # an idle connection to another broker is closed after this
-MAX_NAMED_MEMBERS: Final = 10  # members that a report of a disagreement names
-REPEATS_S: Final = 600.0  # how long it is told why messages of foreign members may be handled again
-MAX_REFUSED: Final = 100  # clients whose heartbeats were refused, of which the reason is kept
-REFUSED_S: Final = 90.0  # a refusal that does not come again for so long is over
-MAX_NAMED_CHARS: Final = 200  # each of their texts
-MAX_REASON_CHARS: Final = 500  # the reason why a message was not handled, kept with its retry and its dead letter
+POPPER_BYTES: Final = 512  # memory counted for a pop client in each group and topic, in addition to its texts
+POOL_BYTES: Final = 2304  # memory counted for each group and topic that clients pop, charged to one of the clients
+# memory counted for each popped queue of a group, charged to the same client as its group and topic
+DELIVERIES_BYTES: Final = 1536
+MEMBER_BYTES: Final = 1024  # memory counted for the membership of a producer or consumer
+SUBSCRIPTION_BYTES: Final = 512  # memory counted for each subscription, in addition to its expression
+TAG_BYTES: Final = 320  # memory counted for each tag of a subscription, in addition to its text
+PLACE_BYTES: Final = 256  # memory counted for each queue that a member owns, sees, reads or waits for
+MOVING_BYTES: Final = 400  # memory counted for each queue that moves from a foreign member, until the rebalance ends
+PROGRESS_S: Final = 0.5  # interval at which a broker reports to its peers that a drain continues
+PEER_IDLE_S: Final = 60.0  # idle time after which a connection to another broker is closed
+MAX_NAMED_MEMBERS: Final = 10  # members that the report of a conflict names
+REPEATS_S: Final = 600.0  # time for which the reasons of possible redeliveries to foreign members are reported
+MAX_REFUSED: Final = 100  # clients for which the reason of a refused heartbeat is kept
+REFUSED_S: Final = 90.0  # a refused heartbeat that is not repeated for this long is no longer reported
+MAX_NAMED_CHARS: Final = 200  # length of each text of a refused heartbeat
+MAX_REASON_CHARS: Final = 500  # reason of a failed delivery, kept with the retry and the dead letter
 MAX_RETRY_QUEUES: Final = 64  # queues of a group's retry topic
-MAX_RETRY_TIMES: Final = 1_000_000  # retries that a group's settings may allow
-NOTIFY_DELAY_S: Final = 0.005  # changes of a group within this time make one notification
-LOCK_LEASE_S: Final = 60.0  # the locks of Apache's clients, for orderly consumption
-HANDOVER_LEASE_S: Final = 20.0  # the leases of Rocketlet's members, which renew every 5 s
-LEASE_SWEEP_S: Final = 1.0  # between two looks for leases that have ended
-STANDSTILL_S: Final = 1.0  # a broker that is this much later than its timers stood still: leases are prolonged by it
-SAVE_LOCKS_DELAY_S: Final = 0.05  # how soon leases that have ended by themselves are written
-FREED_AT_ONCE: Final = 1024  # leases that have ended, in one line of the journal
-DRAIN_ROUNDS: Final = 20  # a reader that pulls one queue that it loses so often, and another not, has dropped the other
-TOLD_AGAIN: Final = 5  # how often a foreign member is told again that does not ask for the list of members
-KNOWN_AFTER_S: Final = 35.0  # after a start; by then every foreign member has sent a heartbeat, due every 30 s
-DROPPED_AFTER_S: Final = 1.0  # one that pulls such a queue later than this after it was told has not dropped it
-GUARD_QUIET_S: Final = (
-    1.0  # a reader that has committed everything and does not pull for this long has dropped the queue
+MAX_RETRY_TIMES: Final = 1_000_000  # maximum of a group's setting for retries
+NOTIFY_DELAY_S: Final = 0.005  # changes of a group within this time are notified together
+LOCK_LEASE_S: Final = 60.0  # lifetime of the locks of Apache's clients, for orderly consumption
+HANDOVER_LEASE_S: Final = 20.0  # lifetime of the leases of Rocketlet's members, which renew them every 5 s
+LEASE_SWEEP_S: Final = 1.0  # interval at which expired leases are looked up
+STANDSTILL_S: Final = 1.0  # a broker whose timers are this late was suspended, so it extends all leases by the delay
+SAVE_LOCKS_DELAY_S: Final = 0.05  # delay after which expired leases are written to the journal
+FREED_AT_ONCE: Final = 1024  # expired leases in one record of the journal
+# pulls of one queue, without a pull of another queue that moves, after which a foreign reader has dropped the other
+# queue
+DRAIN_ROUNDS: Final = 20
+TOLD_AGAIN: Final = 5  # repeated notifications of a foreign member that does not request the member list
+KNOWN_AFTER_S: Final = (
+    35.0  # time after a start by which every foreign member has sent a heartbeat, which is due every 30 s
 )
-GUARD_POLL_S: Final = 0.25  # how often the broker checks whether a queue's reader has finished while other clients wait
-RELOOK_S: Final = 30.0  # by then a foreign member has asked for the list of members by itself: it does so every 20 s
-ORPHAN_S: Final = 5.0  # how long nobody may read a queue before that is named
-HISTORY_TEXT_CHARS: Final = 1000  # the texts of an event
+DROPPED_AFTER_S: Final = (
+    1.0  # time after its notification at which a foreign member's pull shows that it still reads a queue
+)
+GUARD_QUIET_S: Final = (
+    1.0  # a reader that has committed everything and does not pull for this long no longer reads the queue
+)
+# interval at which the broker checks whether a queue's reader has finished while other clients wait
+GUARD_POLL_S: Final = 0.25
+RELOOK_S: Final = (
+    30.0  # time after which a foreign member has requested the member list on its own, which it does every 20 s
+)
+ORPHAN_S: Final = 5.0  # time without a reader after which a queue is reported as orphaned
+HISTORY_TEXT_CHARS: Final = 1000  # length of each text in an event of a group's history
 
 # TLS and accounts
 
-TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0  # a TLS handshake that takes longer is ended
-TLS_SHUTDOWN_TIMEOUT_S: Final = 2.0  # how long a client may take to say good-bye
-MAX_HELLO_BYTES: Final = 32_768  # bytes of a client before the first answer; those of browsers have 2 KB
+TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0  # time that a TLS handshake may take
+TLS_SHUTDOWN_TIMEOUT_S: Final = 2.0  # time that a client may take to close its TLS connection
+MAX_HELLO_BYTES: Final = 32_768  # bytes of a client before the first TLS response; a browser sends 2 KB
 RECORDS_AT_ONCE: Final = (
-    32  # TLS records that are decrypted before others are looked at; 30 us each, if they are key updates
+    32  # TLS records that are decrypted before the event loop serves others; a key update takes 30 us
 )
-RECORD_BYTES: Final = 16  # data that a record has on average; requests are longer
-MAX_EMPTY_RECORDS: Final = 64  # records beyond that; then the client is cut off
-MAX_REPORTED_PEERS: Final = 1000  # addresses whose refusal is in the log
-REPORT_AGAIN_S: Final = 600.0  # how long the same refusal of an address is not logged again
-MAX_ACL_FILE_BYTES: Final = 1024 * 1024  # the accounts' file
-SELF_SIGNED_DAYS: Final = 3650  # validity of a certificate that the broker makes for itself; a restart makes another
-CERTIFICATE_WARNING_S: Final = 14 * 86_400.0  # how long before a certificate expires the log warns
-MAX_TLS_FILE_BYTES: Final = 1024 * 1024  # a certificate with its chain, a key, or the authorities
-RELOAD_INTERVAL_S: Final = 1.0  # how often certificates and accounts are looked at; two looks alike: nobody writes them
+RECORD_BYTES: Final = 16  # minimum average payload of TLS records
+MAX_EMPTY_RECORDS: Final = 64  # TLS records in excess of that average after which the connection is closed
+MAX_REPORTED_PEERS: Final = 1000  # addresses whose refusals are remembered, so that the log does not repeat them
+REPORT_AGAIN_S: Final = 600.0  # time for which a repeated refusal of an address is not logged again
+MAX_ACL_FILE_BYTES: Final = 1024 * 1024  # size of the account file
+SELF_SIGNED_DAYS: Final = 3650  # validity of the certificate that the broker signs itself; each start makes a new one
+CERTIFICATE_WARNING_S: Final = 14 * 86_400.0  # time before a certificate expires at which the log warns
+MAX_TLS_FILE_BYTES: Final = 1024 * 1024  # size of a file with a certificate chain, a key, or certificate authorities
+# interval at which certificate and account files are read; a file is used when two reads are equal
+RELOAD_INTERVAL_S: Final = 1.0
 
 # Name servers
 
-REGISTER_INTERVAL_S: Final = 30.0  # between two registrations at name servers
-REGISTER_TIMEOUT_S: Final = 6.0  # how long a name server may take to answer a registration
-REGISTER_LOOK_S: Final = 1.0  # between two looks whether a name server has hung up
-MAX_PENDING_TOPICS: Final = 10_000  # changed topics that name servers do not know yet; others wait for the interval
-DEPARTED_KEPT_S: Final = 7 * 86_400.0  # how long a broker that is gone is remembered
+REGISTER_INTERVAL_S: Final = 30.0  # interval of registrations at name servers
+REGISTER_TIMEOUT_S: Final = 6.0  # timeout of a registration at a name server
+REGISTER_POLL_INTERVAL_S: Final = 1.0  # interval at which closed connections to name servers are looked up
+MAX_PENDING_TOPICS: Final = 10_000  # changed topics that are registered before the next interval
+DEPARTED_KEPT_S: Final = 7 * 86_400.0  # time for which a departed broker is remembered
 
 
 class LimitExceeded(Exception):
@@ -276,138 +313,138 @@ class Limits:
 
     # Connections
 
-    max_asked: int = 2000  # questions to one client, or because of one client, that are not answered yet
+    max_asked: int = 2000  # unanswered queries to one client, or because of one client
     device_stop_s: float = (
-        20.0  # how long a broker that stops waits for the disk; then the next start reads the log again
+        20.0  # time that a stopping broker waits for the disk; after it the next start reads the log again
     )
-    metrics_answer_s: float = 5.0  # how long a scrape waits for the event loop
-    max_grpc_clients: int = 20_000  # clients of RocketMQ 5, by their ids
-    max_grpc_ids: int = 64  # clients that share one connection
+    metrics_answer_s: float = 5.0  # time that a scrape waits for the event loop
+    max_grpc_clients: int = 20_000  # gRPC clients, counted by account and client id
+    max_grpc_ids: int = 64  # gRPC client ids on one connection
 
     # TLS and accounts
 
-    max_handshakes: int = (
-        500  # TLS handshakes at once; beyond, the oldest of the address that has most of them is ended
-    )
-    opening_handshakes: int = 8  # handshakes before their private-key operation; others wait
-    max_waiting_handshakes: int = (
-        500  # handshakes that wait; beyond, the newest of the address with most of them is ended
-    )
+    # concurrent TLS handshakes; one more ends the oldest handshake of the address with most of them
+    max_handshakes: int = 500
+    opening_handshakes: int = 8  # handshakes before their private-key operation; further ones wait
+    max_waiting_handshakes: int = 500  # waiting handshakes; one more ends the newest of the address with most of them
 
     # The store
 
-    journal_lines: int = 1000  # changes of topics or groups before the state file is written anew
+    journal_lines: int = 1000  # changes of topics or groups after which the state file is rewritten
 
     # Topics and messages
 
-    max_read_queues: int = 65_536  # queues of one connection, in all groups, whose readers are watched
+    max_read_queues: int = 65_536  # queues of one connection, in all groups, whose readers are tracked
     max_topics: int = 50_000  # topics of a broker
     max_queues: int = 500_000  # queues of all topics together
-    max_sampled: int = 300_000  # counters in all samples of an hour; beyond, the oldest samples are forgotten
-    max_counted_reads: int = 100_000  # topics, by the groups that read them; of more, those that nobody reads now
-    max_half_messages: int = 100_000  # half messages without an outcome; beyond, transactional sends are refused
+    max_sampled: int = 300_000  # counters in the samples of an hour; the oldest samples are dropped first
+    max_counted_reads: int = 100_000  # pairs of topic and group with read counters; idle pairs are dropped first
+    max_half_messages: int = 100_000  # half messages without an outcome; further transactional sends are refused
     max_outcomes: int = (
-        10_000  # transactions that have ended whose outcome is known; beyond, the other one is not refused
+        10_000  # outcomes of ended transactions that are remembered, so that a different outcome is refused
     )
     max_outcomes_read: int = 1000  # outcomes that a start reads
     max_unparsed: int = 10_000  # requests that wait for their SQL92 filter to be parsed
-    max_filters: int = 256  # SQL92 filters that are known; the one that was asked for longest ago is forgotten
-    known_filter_words: int = 200_000  # words of all known filters; one takes about 200 bytes
-    max_held_pulls: int = 100_000  # pulls that wait
-    woken_at_once: int = 16  # held pulls of one queue; more are answered in turns
-    max_recalled: int = 1_000_000  # messages that were recalled and whose time has not come
-    max_recall_looks: int = 100_000  # messages of the same ms among which one is recalled
-    max_searches: int = 4  # searches at a time, each of another client
-    max_waiting_searches: int = 256  # searches of one client that wait
-    max_recalling: int = 8  # recalls of gRPC clients that are looked for at once, one of each connection
-    max_waiting_recalls: int = 1000  # recalls of one connection that wait for those before them
-    run_keys: int = 16_384  # the newest messages with a time, 44 bytes each, in memory; more are sorted into a file
-    runs_to_merge: int = 8  # files of about one size, which become one
-    timer_deliveries_at_once: int = 50  # messages whose time has come, in one commit; to read one takes 0.1 ms
-    timer_delivery_bytes: int = 4 * 1024 * 1024  # the same in bytes; one is always delivered
-    max_answering: int = 256  # requests that are answered later, at a time; searches by a key have limits of their own
+    max_filters: int = 256  # parsed SQL92 filters that are cached, by least recent use
+    known_filter_words: int = 200_000  # tokens of all cached filters; a token takes about 200 bytes
+    max_held_pulls: int = 100_000  # held pulls
+    woken_at_once: int = (
+        16  # held pulls of one queue that are answered immediately; further ones yield to the event loop
+    )
+    max_recalled: int = 1_000_000  # recalled messages whose delivery time has not come
+    max_recall_looks: int = 100_000  # messages with the same delivery time among which a recall searches
+    max_searches: int = 4  # concurrent queries by key, one for each client
+    max_waiting_searches: int = 256  # waiting queries by key of one client
+    max_recalling: int = 8  # concurrent recalls of gRPC clients, one for each connection
+    max_waiting_recalls: int = 1000  # waiting recalls of one connection
+    run_keys: int = 16_384  # newest messages with a delivery time in memory, 44 bytes each; more are sorted into a file
+    runs_to_merge: int = 8  # timer files of about one size that are merged
+    timer_deliveries_at_once: int = 50  # due messages in one commit; reading one takes 0.1 ms
+    timer_delivery_bytes: int = 4 * 1024 * 1024  # size of due messages in one commit, which has at least one message
+    max_answering: int = 256  # concurrent requests that are answered later, except queries by key
 
     # Messages shared (POP)
 
-    max_request_modes: int = 10_000  # modes of groups and topics that an administrator has set
-    max_waiting_receives: int = 100_000  # receives that wait
-    max_unfinished: int = 20_000  # unacknowledged deliveries of a group in one queue; beyond, receives wait
-    max_unfinished_of_group: int = 200_000  # the same in all queues of a group; about 350 bytes each
-    max_unfinished_in_order: int = (
-        2000  # the same for a group in order, with those behind others of their message group
+    max_request_modes: int = 10_000  # request modes of groups and topics that administrators have set
+    max_waiting_receives: int = 100_000  # waiting pops
+    max_unfinished: int = 20_000  # unacknowledged deliveries of a group in one queue; further pops wait
+    # unacknowledged deliveries of a group in all queues, about 350 bytes each; further pops wait
+    max_unfinished_of_group: int = 200_000
+    # unacknowledged deliveries of an ordered group in one queue, with messages that wait for them
+    max_unfinished_in_order: int = 2000
+    max_attempt_ids: int = 10_000  # pops of ordered groups whose batch is returned again to the same attempt id
+    max_unused_pools: int = (
+        1000  # groups and topics without pop clients that are kept for 30 s; the oldest are dropped first
     )
-    max_attempt_ids: int = 10_000  # receives in order whose batches are given again to the same attempt
-    max_unused_pools: int = 1000  # groups and topics whose clients are gone, kept for 30 s; of more, the first ones end
 
     # Groups
 
     max_locks: int = 200_000  # locks of all groups together, about 600 bytes each
-    max_locks_of_connection: int = 16_384  # locks that a connection has or waits for
-    max_lock_waiters: int = 200_000  # members that are told as soon as a queue is free; others ask again by themselves
-    max_memberships: int = 256  # memberships of one connection: all end at once when it closes
-    max_offsets: int = 1_000_000  # offsets of all groups in all queues; about 100 bytes each
-    watched_per_s: int = 100_000  # queues a second that are looked at whether somebody reads them: 0.5 us each
-    max_reported: int = 100  # orphaned queues that one look reports; the others are reported by the next ones
-    max_compared: int = 100  # different sets of topics in a group, each compared with each
+    max_locks_of_connection: int = 16_384  # locks that a connection holds or waits for
+    max_lock_waiters: int = (
+        200_000  # members that are notified when a queue becomes free; further ones retry on their own
+    )
+    max_memberships: int = 256  # memberships of one connection, because all end together when it closes
+    max_offsets: int = 1_000_000  # committed offsets of all groups in all queues, about 100 bytes each
+    watched_per_s: int = 100_000  # queues per second that are checked for a reader; a check takes 0.5 us
+    max_reported: int = 100  # orphaned queues that one check reports; later checks report the others
+    max_compared: int = 100  # different topic sets of a group's members that are compared pairwise
     max_members: int = 10_000  # members of a group
-    max_seen_queues: int = 65_536  # queues of a topic on all brokers, of which members are told what others see
-    max_shared_queues: int = 8192  # queues of a topic on all brokers shared out by a broker; members share out more
+    max_seen_queues: int = 65_536  # queues of a topic on all brokers for which members learn what other members see
+    max_shared_queues: int = (
+        8192  # queues of a topic on all brokers that a broker allocates; for more, members allocate
+    )
     max_reported_faults: int = 8  # disagreements that a Rocketlet member gets with the answer to its heartbeat
-    max_logged_faults: int = 20  # faults of a group in ten minutes; its history has the others, too
-    checked_at_once: int = 128  # members of a group whose agreement is checked with each change
-    heartbeat_limit_s: float = 120.0  # a member without a heartbeat for longer is gone
+    max_logged_faults: int = 20  # faults of a group that are logged in ten minutes; its history has all
+    checked_at_once: int = 128  # members of a group that are compared with each change
+    heartbeat_limit_s: float = 120.0  # a member without a heartbeat for this long is removed
     history_events: int = 10_000  # events kept for one group
-    history_groups: int = 1000  # groups whose events are kept
+    history_groups: int = 1000  # groups with kept events
     history_all_events: int = 200_000  # events of all groups; beyond, the oldest are removed
     history_bytes: int = 40 * 1024 * 1024  # memory of all these events with their texts; beyond, the oldest are removed
     max_groups: int = 10_000  # groups of a broker
-    max_client_ids: int = 16  # client ids that one connection goes by
+    max_client_ids: int = 16  # client ids of one connection
     max_producer_groups: int = 256  # producer groups of one connection
-    max_agreeing_members: int = (
-        1000  # foreign members of a group whose brokers agree; beyond, each broker drains for itself
+    max_agreeing_members: int = 1000  # foreign members of a group up to which brokers synchronize their drains
+    max_peers: int = 64  # brokers of a group's topics up to which they synchronize their drains
+    max_listed_ids: int = 10_000  # members in the lists of one change of a group; further topic sets get no list
+    kept_lists: int = 4  # newest changes of a group whose member lists are kept for peers
+    max_strangers: int = (
+        1000  # brokers remembered because they do not support peer requests; the oldest are queried again
     )
-    max_peers: int = 64  # brokers of a group's topics; beyond, each drains for itself
-    max_listed_ids: int = (
-        10_000  # members in the lists by a change of a group; beyond, only lists of the first sets of topics
+    # claims of members to queues of one topic up to which a rebalance drains; above, members are notified immediately
+    max_claims: int = 100_000
+    max_gated: int = 16  # held pulls of a queue whose previous reader has not finished
+    max_bridged: int = 100_000  # queues times members up to which queues are handed over one by one
+    bridged_after_s: float = 0.2  # duration of a drain after which queues are handed over one by one
+    list_wait_s: float = 1.0  # time for which a foreign member's request for the member list waits for a peer broker
+    drain_limit_s: float = (
+        2.0  # time for which a notification waits for a foreign member whose handlers make no progress
     )
-    kept_lists: int = 4  # lists of members by the last changes, in a group whose brokers agree
-    max_strangers: int = 1000  # brokers that do not know the request; beyond, the first ones are asked again
-    max_claims: int = 100_000  # claims of one topic's queues by members; beyond, a group is told at once
-    max_gated: int = 16  # pulls of a queue whose former reader is not done
-    max_bridged: int = 100_000  # queues times members whose queues move one by one: each claims all
-    bridged_after_s: float = 0.2  # how long a drain takes before each queue moves by itself
-    list_wait_s: float = 1.0  # how long a foreign member's question for the list waits for a word of another broker
-    drain_limit_s: float = 2.0  # how long a change is kept from a foreign member whose handlers make no progress
-    drain_max_s: float = 30.0  # the same for one whose handlers make progress
+    drain_max_s: float = 30.0  # time for which a notification waits for a foreign member whose handlers make progress
     max_given_ids: int = (
-        1_000_000  # client ids in the lists that foreign members were given last, each list counted once
+        1_000_000  # client ids in the last member lists of foreign members, counting each distinct list once
     )
-    max_drained_queues: int = (
-        500_000  # queues of all groups with foreign members together; beyond, a group is told at once
-    )
-    owners_look_s: float = 1.0  # how soon after a refused lock the owners of queues are found anew
-    drained_wait_s: float = (
-        5.0  # how long a foreign member that was told of a change gets nothing of the queues it loses
-    )
-    guard_max_s: float = 60.0  # how long another client's pulls of a queue wait for its reader at most
-    guard_silent_s: float = (
-        10.0  # how long they wait for a reader that neither pulls nor commits; Java commits every 5 s
-    )
-    max_peer_links: int = 256  # connections to other brokers; beyond, idle ones are closed
-    max_proofs: int = 64  # brokers that are being asked whether they said something, once for each connection
-    max_hashed: int = (
-        20_000  # queues, and ten points for each member, that one request has the broker share out by hashes
-    )
-    max_free_queues: int = 50_000  # unlocked queues whose next owner is waited for
+    # queues of all groups with foreign members up to which rebalances drain; above, members are notified immediately
+    max_drained_queues: int = 500_000
+    owners_refresh_delay_s: float = 1.0  # delay after a refused lock before the owners of queues are computed again
+    drained_wait_s: float = 5.0  # time for which a notified foreign member gets no messages of the queues that it loses
+    guard_max_s: float = 60.0  # maximum time for which another client's pulls of a queue wait for its reader
+    # time for which they wait for a reader that neither pulls nor commits; Java commits every 5 s
+    guard_silent_s: float = 10.0
+    max_peer_links: int = 256  # connections to other brokers; idle ones are closed first
+    max_proofs: int = 64  # brokers that are concurrently asked to confirm a request, once per connection
+    max_hashed: int = 20_000  # queues, plus ten points per member, that one request allocates by consistent hashing
+    max_free_queues: int = 50_000  # unlocked queues whose next owner is awaited
 
     # Name servers
 
-    max_routes: int = 200_000  # topics of all brokers together; a topic counts once for each broker that has it
-    max_brokers: int = 1000  # brokers of a name server, by name
-    max_broker_addresses: int = 16  # addresses of one broker: master and slaves
-    max_departed_brokers: int = 100  # departed brokers that are remembered; the one that left first makes room
-    max_kv_namespaces: int = 100  # namespaces of settings at a name server
-    max_kv_keys: int = 10_000  # keys in a namespace
+    max_routes: int = 200_000  # topics of all brokers together; a topic counts once for each of its brokers
+    max_brokers: int = 1000  # broker names at a name server
+    max_broker_addresses: int = 16  # addresses of one broker, master and slaves
+    max_departed_brokers: int = 100  # departed brokers that are remembered, the newest ones
+    max_kv_namespaces: int = 100  # namespaces of the name server's key-value settings
+    max_kv_keys: int = 10_000  # keys in one namespace
     max_kv_chars: int = 8 * 1024 * 1024  # characters of all namespaces, keys and values
 
 

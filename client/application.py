@@ -49,7 +49,7 @@ class Health(NamedTuple):
     """`lag`: messages that this process has not handled, or the group, where its members share messages, by group and topics.
     `fault`: why it is not well; empty if it is."""
 
-    is_well: bool
+    is_healthy: bool
     lag: Mapping[str, int]
     fault: str = ""
 
@@ -94,7 +94,7 @@ class Rocketlet:
     ) -> None:
         check_callable("lifespan", lifespan, "the application")
         self.state = SimpleNamespace()
-        self.replaced: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
         """In a test: functions in place of dependencies."""
         self._name_server = name_server
         self._group = group
@@ -318,7 +318,7 @@ class _Call:
 
     async def _handled(self, *arguments: Any) -> Outcome:
         async with AsyncExitStack() as stack:
-            given = await resolved(self._wanted, self._app.replaced, stack, {})
+            given = await resolved(self._wanted, self._app.dependency_overrides, stack, {})
             if self._in_thread is not None:
                 result = await self._in_thread.call(lambda: self._handler(*arguments, **given))
             else:

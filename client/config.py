@@ -35,111 +35,119 @@ class At(NamedTuple):
     offset: int
 
 
-PRODUCER_GROUP: Final = "rocketlet"  # that of producers that name none
-SEND_RETRIES: Final = 2  # how often a send that a broker refuses is tried again, by default
-COMPRESS_OVER_BYTES: Final = 4096  # the smallest body that a producer compresses, by default
-TOPIC_QUEUES: Final = 4  # for a topic that a client makes; Apache's DefaultMQProducer.defaultTopicQueueNums
-CONNECT_TIMEOUT_S: Final = 3.0  # how long a connection may take to open
-TIMEOUT_TICK_S: Final = 0.25  # the longest tick of a timeout that counts how long the loop runs
-REQUEST_TIMEOUT_S: Final = 3.0  # how long an answer may take, unless the caller gives a time
-MAX_SEND_TIMEOUT_S: Final = 600.0  # the longest `timeout_s` of a producer; more is taken for ms
-OFFSET_TIMEOUT_S: Final = 5.0  # the same for an offset
+PRODUCER_GROUP: Final = "rocketlet"  # producer group of producers that name none
+SEND_RETRIES: Final = 2  # default number of retries of a send that a broker refuses
+COMPRESS_OVER_BYTES: Final = 4096  # default minimum size of a body that a producer compresses
+TOPIC_QUEUES: Final = 4  # queues of a topic that a client creates; Apache's DefaultMQProducer.defaultTopicQueueNums
+CONNECT_TIMEOUT_S: Final = 3.0  # timeout of opening a connection
+TIMEOUT_TICK_S: Final = 0.25  # longest tick of a timeout that counts only the time in which the event loop runs
+REQUEST_TIMEOUT_S: Final = 3.0  # default timeout of a request
+MAX_SEND_TIMEOUT_S: Final = 600.0  # maximum `timeout_s` of a producer; larger values are probably milliseconds
+OFFSET_TIMEOUT_S: Final = 5.0  # timeout of a request for an offset
 
-HEARTBEAT_BYTES: Final = 512 * 1024  # the queues that a heartbeat names; a broker takes 1 MiB in all
-HEARTBEAT_QUEUE_BYTES: Final = 32  # a queue in a heartbeat, beside the two names
-PLACE_S: Final = 10.0  # how long a member believes the place that it was told; the next rebalance by the clock asks
-LEASE_S: Final = 20.0  # Rocketlet's leases, from a renewal's arrival at the broker
-APACHE_LEASE_S: Final = 60.0  # Apache's locks: rocketmq.broker.rebalance.lockMaxLiveTime
-LEASE_MARGIN_S: Final = 1.0  # a member's lease ends so much earlier: the clocks of two machines drift
-LAST_COMMIT_LOOKS: Final = 5  # how often a hand-over looks for its commit on Apache's broker, and says it again
-PULL_COMMIT_S: Final = 0.1  # how long Apache's broker may take to store the offset of a pull with which it has begun
-COMMIT_INTERVAL_S: Final = 5.0  # between two commits of offsets that neither a pull nor an idle queue has committed
-MAX_COMMIT_INTERVAL_S: Final = 300.0  # more is taken for ms; a killed member repeats what it has not committed
-DRAIN_S: Final = 30.0  # how long running handlers are waited for when a consumer stops or gives up a queue
-MAX_DRAIN_S: Final = 3600.0  # more is taken for ms
-HANDLER_CONCURRENCY: Final = 20  # handlers of a consumer that run at once, by default
-MAX_HANDLER_CONCURRENCY: Final = 10_000  # handlers of a consumer that run at once
+HEARTBEAT_BYTES: Final = 512 * 1024  # size of the queue list in a heartbeat; a broker accepts 1 MiB in all
+HEARTBEAT_QUEUE_BYTES: Final = 32  # size counted for a queue in a heartbeat, in addition to its two names
+PLACE_S: Final = 10.0  # time for which a member uses its place in the group without a new query
+LEASE_S: Final = 20.0  # lifetime of Rocketlet's leases, from the arrival of a renewal at the broker
+APACHE_LEASE_S: Final = 60.0  # lifetime of Apache's locks: rocketmq.broker.rebalance.lockMaxLiveTime
+LEASE_MARGIN_S: Final = 1.0  # a member's lease ends this much earlier than the broker's, because clocks drift
+LAST_COMMIT_CHECKS: Final = (
+    5  # number of times that a hand-over checks its last commit on Apache's broker, and repeats it
+)
+PULL_COMMIT_S: Final = 0.1  # time that Apache's broker may take to store the offset that a pull carries
+COMMIT_INTERVAL_S: Final = 5.0  # interval of commits of offsets that neither a pull nor an idle queue has committed
+MAX_COMMIT_INTERVAL_S: Final = 300.0  # maximum of `commit_interval_s`; larger values are probably milliseconds
+DRAIN_S: Final = 30.0  # default time that a stop or a revoked queue waits for running handlers
+MAX_DRAIN_S: Final = 3600.0  # maximum of `drain_s`; larger values are probably milliseconds
+HANDLER_CONCURRENCY: Final = 20  # default number of concurrent handlers of a consumer
+MAX_HANDLER_CONCURRENCY: Final = 10_000  # concurrent handlers of a consumer
 MAX_BATCH_SIZE: Final = (
-    1024  # messages of one pull, as many as a Rocketlet broker brings; Apache's brings 32 by default
+    1024  # messages of one pull, as a Rocketlet broker returns; Apache's broker returns 32 by default
 )
 
-INVISIBLE_S: Final = 30.0  # how long a popped message is a member's, without a word of it
-MAX_HELD_S: Final = 3600.0  # the longest `invisible_s`; more is taken for ms, and handlers prolong theirs
-MIN_INVISIBLE_S: Final = 1.0  # the least time for which a received message may be another's
-MAX_INVISIBLE_S: Final = 12 * 3600.0  # the longest such time, as brokers allow
-RENEWALS: Final = 3  # how often a message is prolonged in that time
-POP_MESSAGES: Final = 32  # messages of one receive, as many as brokers give
-POP_WAIT_S: Final = 15.0  # how long a receive waits, as Java's client
-POP_TURN_S: Final = 0.1  # how long it waits where queues of several brokers or topics have fewer handlers than they are
-POP_TIMEOUT_S: Final = 10.0  # how long its answer may take beyond that
+INVISIBLE_S: Final = 30.0  # default visibility timeout of a popped message
+# maximum of `invisible_s`; larger values are probably milliseconds, and running handlers extend theirs
+MAX_HELD_S: Final = 3600.0
+MIN_INVISIBLE_S: Final = 1.0  # minimum delay before a returned message is redelivered
+MAX_INVISIBLE_S: Final = 12 * 3600.0  # maximum visibility timeout, as brokers allow
+RENEWALS: Final = 3  # extensions of a visibility timeout within its length
+POP_MESSAGES: Final = 32  # messages of one pop, which is the brokers' maximum
+POP_WAIT_S: Final = 15.0  # long-polling time of a pop, as in the Java client
+POP_TURN_S: Final = (
+    0.1  # long-polling time of a pop when there are fewer free handlers than brokers and topics to pop from
+)
+POP_TIMEOUT_S: Final = 10.0  # timeout of a pop in addition to its long-polling time
 ACK_MESSAGES: Final = 1024  # acknowledgements in one request
-ACK_PATIENCE_S: Final = (
-    60.0  # how long after a message's time it is still acknowledged: nobody may have been given it again
-)
-POP_STOP_S: Final = 0.5  # how long receives may take to end when a member has said good-bye
-DELAY_LEVELS_S: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)  # brokers' default
+# time after the visibility timeout in which a message is still acknowledged, in case it was not redelivered
+ACK_TIMEOUT_S: Final = 60.0
+POP_STOP_S: Final = 0.5  # time that pops may take to end when a member unregisters
+DELAY_LEVELS_S: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)  # the brokers' default delay levels
 
-PULL_HOLD_S: Final = 60.0  # how long a broker is asked to hold a pull; a Rocketlet broker holds none for longer
-PULL_TIMEOUT_S: Final = 75.0  # how long the answer to a pull may take
+PULL_HOLD_S: Final = 60.0  # time for which a broker may hold a pull; Rocketlet's maximum
+PULL_TIMEOUT_S: Final = 75.0  # timeout of a pull
 SUSPEND_QUEUE_S: Final = 1.0  # `suspendCurrentQueueTimeMillis` of Apache's client
-MAX_SUSPEND_QUEUE_S: Final = 300.0  # Apache's allows 30 s; more than this is taken for ms
-MAX_REASON_CHARS: Final = 300  # the reason why a message was not handled
-MAX_BATCH_WAIT_S: Final = 60.0  # how long a message may wait for its batch to become full
+MAX_SUSPEND_QUEUE_S: Final = (
+    300.0  # maximum of `suspend_s`, 30 s in Apache's client; larger values are probably milliseconds
+)
+MAX_REASON_CHARS: Final = 300  # reason of a failed delivery
+MAX_BATCH_WAIT_S: Final = 60.0  # maximum time that a message waits for its batch to fill
 # The times between two tries, by level from 1, as brokers have them by default.
 RETRY_DELAYS_S: Final = (1, 5, 10, 30, *(60 * minutes for minutes in (*range(1, 11), 20, 30)), 3600, 7200)
-MARKED_AT_ONCE: Final = 1000  # ranges of dead letters in one mark: 30 KB
-DEAD_LETTER_LEVEL: Final = -1  # for a message that is handed back and not to be delivered again
-BLOCKED_S: Final = 1.0  # an event loop that stood still for longer is named in the log
-BLOCKED_LOOK_S: Final = 0.25  # between looks; a block of less than BLOCKED_S by so much may be named, too
-BLOCKED_NAMING_S: Final = 10.0  # between two such lines of a loop that stands still again and again
-EARLIEST_MS: Final = 10**11  # a smaller time, before 1973, is taken for one in seconds
-FAILURE_CHARS: Final = 200  # the text that a caller gets of the handler that failed with its request
+MARKED_AT_ONCE: Final = 1000  # ranges of dead letters in one mark, which has 30 KB
+DEAD_LETTER_LEVEL: Final = -1  # delay level of a message that is sent back as a dead letter
+BLOCKED_S: Final = 1.0  # an event loop that is blocked for longer is logged
+BLOCKED_POLL_INTERVAL_S: Final = 0.25  # interval of checks for a blocked event loop, and the tolerance of its duration
+BLOCKED_NAMING_S: Final = 10.0  # minimum interval of log lines about a blocked event loop
+EARLIEST_MS: Final = 10**11  # times below this, which is in 1973, are rejected as seconds given instead of milliseconds
+FAILURE_CHARS: Final = 200  # text of a failed handler that the caller of a request gets
 
-DISK_LOW_RATIO: Final = 0.75  # from this part of a broker's disk on, Apache's brokers delete old messages at once
-DISK_FULL_RATIO: Final = 0.9  # from this part on, `rocketlet doctor` speaks of loss
-CERTIFICATE_WARNING_S: Final = 14 * 86_400.0  # how long before a certificate expires `rocketlet doctor` warns
-CLOCK_SKEW_S: Final = 5.0  # how far a broker's clock may differ before `rocketlet doctor` warns
-SHORT_LAG_S: Final = 5.0  # messages consumed so soon are no growing lag
-LEAST_LAG: Final = 100  # messages; less lag does not count as growing
-LOOK_S: Final = 2.0  # between two looks at a group
-WATCH_S: Final = 6.0  # how long `rocketlet doctor` watches a queue that commits nothing; members commit every 5 s
-STUCK_S: Final = 30.0  # a message that waits for its handler for longer is stuck; many handlers take some seconds
+DISK_LOW_RATIO: Final = 0.75  # usage of a broker's disk at which Apache's brokers delete old messages immediately
+DISK_FULL_RATIO: Final = 0.9  # usage of a broker's disk at which `rocketlet doctor` warns of loss
+CERTIFICATE_WARNING_S: Final = 14 * 86_400.0  # time before a certificate expires at which `rocketlet doctor` warns
+CLOCK_SKEW_S: Final = 5.0  # difference of a broker's clock at which `rocketlet doctor` warns
+SHORT_LAG_S: Final = 5.0  # lag that is consumed within this time does not count as growing
+LEAST_LAG: Final = 100  # messages of lag below which lag does not count as growing
+LOOK_S: Final = 2.0  # interval of the two samples of a group
+WATCH_S: Final = 6.0  # time for which `rocketlet doctor` observes a queue without commits; members commit every 5 s
+STUCK_S: Final = (
+    30.0  # a message that is in its handler for longer is reported as stuck; many handlers take some seconds
+)
 MAX_DISAGREEMENTS: Final = 100  # disagreements of its group that a member remembers, to log each once
-SUSPECTS: Final = 32  # queues of a group whose next message is looked for
+SUSPECTS: Final = 32  # queues of a group whose next message is read for the report
 MAX_WANTED: Final = 10_000  # next messages of queues that `rocketlet doctor` and the console remember
 REASON_CHARS: Final = 200  # characters of a failed attempt's reason that a finding shows
 OLDEST_VERSION: Final = 393  # V4_9_0's ordinal in Apache's MQVersion
-LOCKS_MEAN_ORDER_VERSION: Final = 412  # V5_0_0_SNAPSHOT's: see replay.py
+LOCKS_MEAN_ORDER_VERSION: Final = 412  # V5_0_0_SNAPSHOT's ordinal in Apache's MQVersion; see dead letters' replay
 
-ADMIN_TIMEOUT_S: Final = 10.0  # how long the answer to an administrator may take
+ADMIN_TIMEOUT_S: Final = 10.0  # default timeout of an administrative request
 ASKED_AT_ONCE: Final = (
-    8  # groups or topics asked about at once; a slow broker must answer all of them within the timeout
+    8  # groups or topics queried concurrently; a slow broker must answer all of them within the timeout
 )
 EARLY_LOOKS: Final = (
     64  # with more groups, `rocketlet doctor` does not check before its last look whether a queue progresses
 )
-WATCHED_AT_ONCE: Final = 2048  # groups that `rocketlet doctor` watches concurrently; each takes 24 bytes for each queue
-SEARCH_TIMEOUT_S: Final = 30.0  # the same for a search by key, which may read much of a commit log
+WATCHED_AT_ONCE: Final = 2048  # groups that `rocketlet doctor` observes concurrently; each takes 24 bytes per queue
+SEARCH_TIMEOUT_S: Final = 30.0  # timeout of a query by key, which may read much of a commit log
 SEARCH_MESSAGES: Final = 256  # messages of a pull without a group
 
-TRACE_FLUSH_S: Final = 0.1  # how long records of a trace are collected
+TRACE_FLUSH_S: Final = 0.1  # time for which trace records are collected
 
-ONEWAY_AT_ONCE: Final = 256  # one-way sends between two turns of the event loop, so that others have theirs
+ONEWAY_AT_ONCE: Final = 256  # one-way sends before the producer yields to the event loop
 BATCH_MESSAGES: Final = 1000  # single sends in one SEND_BATCH_MESSAGE
-OVERLAP_MESSAGES: Final = 16  # so many go in two halves, if nothing is in flight
-OVERLAP_BATCHES: Final = 4  # if the halves of so many stayed apart, it was worth it
-MAX_OVERLAP_PAUSE: Final = 256  # batches until it is tried again
-BATCH_BYTES: Final = 72 * 1024  # bytes of a batch of single sends: 128 messages of 1 KiB are two batches
+OVERLAP_MESSAGES: Final = 16  # sends that are split into two requests if nothing is in flight
+OVERLAP_BATCHES: Final = 4  # split batches whose halves stayed apart, after which splitting continues
+MAX_OVERLAP_PAUSE: Final = 256  # batches until splitting is tried after it did not help
+BATCH_BYTES: Final = 72 * 1024  # size of a batch of single sends; 128 messages of 1 KiB are two batches
 
-SEND_BACKOFF_S: Final = 0.05  # how long a send rests before it is tried again; doubled each time
-MAX_SEND_BACKOFF_S: Final = 1.0  # the longest pause between two tries of a send
-MAX_TRIED_AT_ONCE: Final = 16  # messages that an administrator has tried
-MAX_OFFSETS_BYTES: Final = 64 * 1024 * 1024  # a broadcasting consumer's file
-MAX_TLS_FILE_BYTES: Final = 1024 * 1024  # a certificate with its chain, a key, or the authorities
+SEND_BACKOFF_S: Final = 0.05  # pause before the first retry of a send, doubled for each further retry
+MAX_SEND_BACKOFF_S: Final = 1.0  # maximum pause between retries of a send
+MAX_TRIED_AT_ONCE: Final = 16  # messages that an administrator has handled directly by a member
+MAX_OFFSETS_BYTES: Final = 64 * 1024 * 1024  # size of a broadcasting consumer's offset file
+MAX_TLS_FILE_BYTES: Final = 1024 * 1024  # size of a file with a certificate chain, a key, or certificate authorities
 MAX_NAME_SERVERS: Final = 64  # addresses of name servers
-MAX_INT: Final = 2**31 - 1  # Java's `int`: brokers refuse larger numbers with each request
-MAX_LONG: Final = 2**63 - 1  # Java's `long`: an offset, a time
-MAX_RECONSUME_TIMES: Final = 16  # retries of a message, as Apache's push consumer
+MAX_INT: Final = 2**31 - 1  # Java's `int`; brokers refuse larger numbers
+MAX_LONG: Final = 2**63 - 1  # Java's `long`, for offsets and times
+MAX_RECONSUME_TIMES: Final = 16  # default retries of a message, as in Apache's push consumer
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,61 +157,72 @@ class ClientLimits:
 
     # Connections
 
-    reconnect_s: float = 0.2  # how long a broken connection, or a request on it, rests before the next try
-    # how long written bytes may take to leave, and the peer to hang up: over TLS Apache's never does
-    close_timeout_s: float = 1.0
-    deadline_sweep_s: float = 0.25  # between two looks for requests that were not answered in time
+    reconnect_s: float = 0.2  # how long a broken connection, or a request on it, waits before the retry
+    close_timeout_s: float = 1.0  # timeout of closing a connection: over TLS, Apache's servers never close their side
+    deadline_sweep_s: float = 0.25  # interval at which timed-out requests are looked up
     silent_s: float = (
-        60.0  # a connection without any answer for so long is opened anew; TCP alone takes 15 min to notice
+        60.0  # a connection without any response for this long is reopened; TCP alone takes 15 min to notice
     )
-    max_in_flight: int = 65_536  # requests of a connection that are not answered
-    max_unread_bytes: int = 16 * 1024 * 1024  # answers that a broker does not read; beyond, the client leaves it
-    route_interval_s: float = 30.0  # between two looks at the routes of topics
-    route_retry_s: float = 1.0  # the same while a broker cannot be reached: it may be back at another address
-    route_patience_s: float = 60.0  # how long a member believes in a broker that is missing in a route
-    missing_route_interval_s: float = (
-        0.5  # the same for a topic without a route: the retry topic of a new group, mostly
-    )
+    max_in_flight: int = 65_536  # unanswered requests of a connection
+    # request bytes that a broker has not read; above, the client closes the connection
+    max_unread_bytes: int = 16 * 1024 * 1024
+    route_interval_s: float = 30.0  # interval at which routes of topics are refreshed
+    # interval at which routes are refreshed while a broker is unreachable, because it may have a new address
+    route_retry_s: float = 1.0
+    route_timeout_s: float = 60.0  # time for which a member keeps a broker that is missing in a route
+    # interval at which the route of a topic without one is requested, mostly the retry topic of a new group
+    missing_route_interval_s: float = 0.5
 
     # Members
 
-    heartbeat_interval_s: float = 30.0  # between two heartbeats
-    heartbeat_retry_s: float = 1.0  # the same while a broker does not answer: its queues wait for a heartbeat
-    register_patience_s: float = 0.5  # how long brokers that answer no heartbeat hold up the others
-    rebalance_interval_s: float = 20.0  # between two rebalances by the clock
-    lock_timeout_s: float = 1.0  # how long the answer to a request for locks may take
-    lock_interval_s: float = 5.0  # between two renewals of leases
+    heartbeat_interval_s: float = 30.0  # interval of heartbeats
+    heartbeat_retry_s: float = (
+        1.0  # interval of heartbeats to a broker that does not answer, because its queues wait for one
+    )
+    # time that brokers without a response to the heartbeat may delay the other brokers' queues
+    register_timeout_s: float = 0.5
+    rebalance_interval_s: float = 20.0  # interval of rebalances without a notification
+    lock_timeout_s: float = 1.0  # timeout of a lock request
+    lock_interval_s: float = 5.0  # interval of lease renewals
     lock_retry_s: float = (
-        0.5  # before a lock is asked for again that another member holds, where the broker does not tell
+        0.5  # pause before a queue that another member holds is locked again, if the broker does not notify
     )
-    lock_queues: int = (
-        2000  # queues in one request for locks; a broker takes 8,192, and 1 MiB, which long names fill sooner
-    )
-    lease_tick_s: float = 1.0  # between two looks for leases that are over or due
-    # how long a process that ends waits for a broker that is away, or refuses a commit
-    hand_over_patience_s: float = 15.0
-    told_queues: int = MAX_REQUEST_QUEUES  # queues that a heartbeat names; a broker takes no more
+    lock_queues: int = 2000  # queues in one lock request; a broker accepts 8,192 in 1 MiB, which long names fill sooner
+    lease_tick_s: float = 1.0  # interval at which expired and due leases are looked up
+    # time that a stopping process waits for a broker that is unreachable or refuses a commit
+    hand_over_timeout_s: float = 15.0
+    heartbeat_queues: int = MAX_REQUEST_QUEUES  # queues that a heartbeat names, which is the brokers' maximum
 
     # Handlers
 
-    idle_commit_s: float = 0.05  # between looks for queues of which all is handled and nothing came since the last look
-    pull_error_delay_s: float = 1.0  # how long a queue rests after a pull that failed
-    pull_busy_delay_s: float = 0.02  # the same at a broker that is busy, or that answers at once with nothing
-    send_back_retry_s: float = 5.0  # how long a message rests that the broker did not take back
-    restart_s: float = 0.1  # until a cancelled worker starts again; later than the end of a loop that is closed
-    group_settings_s: float = 30.0  # how long a member goes by its group's settings before it asks for them again
-    log_repeat_s: float = 60.0  # between two lines of the log about the same refusal of pulls of a queue
-    standing_s: float = 60.0  # a queue whose oldest message is in a handler for longer is named in the log
-    max_checked_bytes: int = 64 * 1024 * 1024  # messages whose transactions are checked at once; brokers ask again
+    # interval at which queues whose messages are all handled are looked up, to commit their offset
+    idle_commit_s: float = 0.05
+    pull_error_delay_s: float = 1.0  # pause of a queue after a failed pull
+    pull_busy_delay_s: float = (
+        0.02  # pause of a queue whose broker is busy, or answers pulls immediately without messages
+    )
+    send_back_retry_s: float = 5.0  # pause before a message that the broker did not accept back is sent back again
+    # pause before a cancelled worker restarts, so that it does not restart while its event loop closes
+    restart_s: float = 0.1
+    group_settings_s: float = 30.0  # time for which a member caches its group's settings
+    log_repeat_s: float = 60.0  # minimum interval of log lines about the same refusal of a queue's pulls
+    standing_s: float = 60.0  # a queue whose oldest message is in a handler for longer is logged
+    # size of messages whose transactions are checked concurrently; brokers repeat the others
+    max_checked_bytes: int = 64 * 1024 * 1024
 
     # Administrators
 
-    trace_bytes: int = 128_000  # a message's trace records: AsyncTraceDispatcher's maxMsgSize
-    trace_keys_bytes: int = 16 * 1024  # the keys of a trace message; brokers allow 32 KB of properties
-    trace_waiting: int = 10_000  # records that wait to be written; beyond, they are dropped and counted in the log
-    move_look_s: float = 1.0  # between two looks whether members have stopped, or messages are due
-    move_quiet_s: float = 35.0  # producers ask for the route every 30 s, as Apache's (pollNameServerInterval)
-    mirror_backoff_s: float = 1.0  # how long a mirror rests before it asks a cluster again that is away
+    trace_bytes: int = 128_000  # trace records of a message: AsyncTraceDispatcher's maxMsgSize
+    trace_keys_bytes: int = 16 * 1024  # keys of a trace message; brokers accept 32 KB of properties
+    trace_waiting: int = (
+        10_000  # trace records that wait to be written; further ones are dropped, and counted in the log
+    )
+    move_poll_interval_s: float = (
+        1.0  # interval at which a move checks whether members have stopped, or messages are due
+    )
+    # time in which producers notice a changed route: they refresh it every 30 s (pollNameServerInterval)
+    move_quiet_s: float = 35.0
+    mirror_backoff_s: float = 1.0  # pause of a mirror before it retries an unreachable cluster
 
 
 CLIENT_LIMITS: Final = ClientLimits()
@@ -226,14 +245,14 @@ class PullLimits:
 
 # Mirror
 MIRROR_BATCH_MESSAGES: Final = 256  # copies in one request
-MIRROR_BATCH_BYTES: Final = 1024 * 1024  # the bodies of such a request
-MIRROR_LOOK_BACK: Final = 10_000  # messages of others behind the newest copy in a queue
-MIRROR_QUEUES_AT_ONCE: Final = 16  # queues that are copied at the same time
-MIRROR_INDEXED_LIMIT_S: Final = 5.0  # how long the target may take to show copies
-MIRROR_INDEXED_S: Final = 0.02  # between two looks whether copies can be read over there
-MIRROR_POLL_S: Final = 0.5  # between two rounds of a mirror that follows
-MOVE_RETRIES_LOOK_BACK: Final = 32  # messages of a retry queue over there, of which only the newest can be unaccounted
-MIRROR_PATIENCE_S: Final = 60.0  # how long a cluster may be away before a mirror gives up, unless it follows
+MIRROR_BATCH_BYTES: Final = 1024 * 1024  # size of the bodies in one request of a mirror
+MIRROR_LOOK_BACK: Final = 10_000  # messages of other producers after the newest copy in a queue that a mirror examines
+MIRROR_QUEUES_AT_ONCE: Final = 16  # queues that a mirror copies concurrently
+MIRROR_INDEXED_LIMIT_S: Final = 5.0  # time that the target may take until copies can be read
+MIRROR_INDEXED_S: Final = 0.02  # interval at which a mirror checks whether copies can be read at the target
+MIRROR_POLL_S: Final = 0.5  # interval at which a following mirror polls the source
+MOVE_RETRIES_LOOK_BACK: Final = 32  # messages of the target's retry queue among which a move looks for its last copy
+MIRROR_TIMEOUT_S: Final = 60.0  # time for which a cluster may be unreachable before a mirror stops, unless it follows
 
 
 # ------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class MemberOptions(TypedDict, total=False):
     concurrency: Annotated[
         int,
         Option(
-            "how many handlers run at once. A SharedConsumer asks for no more messages than that.",
+            "how many handlers run concurrently. A SharedConsumer pops no more messages than that.",
             HANDLER_CONCURRENCY,
             partial(check_count, least=1, most=MAX_HANDLER_CONCURRENCY),
         ),
@@ -79,7 +79,7 @@ class MemberOptions(TypedDict, total=False):
     ]
     retry: Annotated[
         RetryPolicy | None,
-        Option("which exceptions are tried again, how often, and when.", None, _kind(RetryPolicy)),
+        Option("which exceptions are retried, how often, and when.", None, _kind(RetryPolicy)),
     ]
     drain_s: Annotated[
         float,
@@ -111,7 +111,7 @@ class ConsumerOptions(MemberOptions, total=False):
     orderly: Annotated[
         bool,
         Option(
-            "one handler for each queue, in order. A failed message holds it up and is tried again.", False, check_bool
+            "one handler for each queue, in order. A failed message blocks its queue and is retried.", False, check_bool
         ),
     ]
     suspend_queue_s: Annotated[
@@ -180,7 +180,8 @@ class SharedOptions(MemberOptions, total=False):
     invisible_s: Annotated[
         float,
         Option(
-            "how long a message is this member's without a word from it. It is prolonged as long as the handler runs.",
+            "visibility timeout: without an extension for this long, the message is redelivered. Running "
+            "handlers extend it.",
             INVISIBLE_S,
             check_invisible,
         ),
@@ -188,7 +189,7 @@ class SharedOptions(MemberOptions, total=False):
 
 
 def most_retries(options: MemberOptions, handler: object) -> int | None:
-    """How often a message is tried again at most; None for the group's setting. Raises ConfigError if two options say it, or
+    """The maximum number of retries of a message; None for the group's setting. Raises ConfigError if two options say it, or
     a policy judges what no handler raises."""
     retry, times = options["retry"], options["max_reconsume_times"]
     if retry is None:
@@ -206,7 +207,7 @@ def check_models(options: ConsumerOptions) -> None:
     """Raises ConfigError for options that have no effect beside the others, or contradict them."""
     orderly, broadcasting, retry = options["orderly"], options["broadcasting"], options["retry"]
     if broadcasting:
-        nothing = "every member gets every message, and nothing is tried again"
+        nothing = "every member gets every message, and nothing is retried"
         if orderly:
             raise ConfigError(f"orderly: not with broadcasting: {nothing}; use concurrency=1 for one message at a time")
         for name in ("retry", "max_reconsume_times"):
@@ -218,7 +219,7 @@ def check_models(options: ConsumerOptions) -> None:
         raise ConfigError("suspend_queue_s: only with orderly=True; retry=RetryPolicy(delays_s=...) has other delays")
     if retry is not None and orderly and retry.delays_s:
         raise ConfigError(
-            "retry: delays_s: in order, a failed message is tried again after suspend_queue_s; leave them out"
+            "retry: delays_s: in order, a failed message is retried after suspend_queue_s; leave them out"
         )
     if retry is not None and not orderly:
         check_levels("retry", retry)

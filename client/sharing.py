@@ -47,7 +47,7 @@ from ..protocol.message import (
 from ..protocol.names import Queue, Subscription
 from .config import (
     ACK_MESSAGES,
-    ACK_PATIENCE_S,
+    ACK_TIMEOUT_S,
     DEAD_LETTER_LEVEL,
     DELAY_LEVELS_S,
     INVISIBLE_S,
@@ -771,7 +771,7 @@ class Sharing:
             self.release(None)
             await self.sources.quiet(POP_STOP_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.hand_over_patience_s):
+                async with asyncio.timeout(self._limits.hand_over_timeout_s):
                     await self._settling.settled()
         finally:  # also if cancelled
             await self.sources.stop()
@@ -837,7 +837,9 @@ class Sharing:
         """Raises ConfigError for a message that is not held."""
         delivery = self._renewing.in_flight.get(message)
         if delivery is None or delivery.is_settled:
-            raise ConfigError(f"{message!r} is not in hand: it was settled before, or did not come from this consumer")
+            raise ConfigError(
+                f"{message!r} is not in flight: it was settled before, or did not come from this consumer"
+            )
         return delivery
 
     def is_held(self, message: Message) -> bool:
@@ -1032,9 +1034,11 @@ class Settling:
 
     def _again(self, deliveries: Iterable[SharedDelivery]) -> None:
         now_s = clock_s()
-        late = [delivery for delivery in deliveries if now_s > delivery.lease.ends_s + ACK_PATIENCE_S]
+        late = [delivery for delivery in deliveries if now_s > delivery.lease.ends_s + ACK_TIMEOUT_S]
         if late:
-            log.warning("acks_given_up", messages=len(late), hint="their broker does not answer; they come again")
+            log.warning(
+                "acks_given_up", messages=len(late), hint="their broker does not respond; the messages are redelivered"
+            )
             self._close(len(late))
         for delivery in deliveries:
             if delivery not in late:

@@ -19,9 +19,9 @@ from ..client.config import (
     MIRROR_INDEXED_LIMIT_S,
     MIRROR_INDEXED_S,
     MIRROR_LOOK_BACK,
-    MIRROR_PATIENCE_S,
     MIRROR_POLL_S,
     MIRROR_QUEUES_AT_ONCE,
+    MIRROR_TIMEOUT_S,
     ClientLimits,
     check_count,
     check_seconds,
@@ -153,7 +153,7 @@ class Mirror:
         way: Way = Way.COPY,
         source_access: Access | None = None,
         target_access: Access | None = None,
-        patience_s: float = MIRROR_PATIENCE_S,
+        patience_s: float = MIRROR_TIMEOUT_S,
         limits: ClientLimits = CLIENT_LIMITS,
     ) -> None:
         if source == target:

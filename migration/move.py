@@ -188,7 +188,7 @@ class Move:
         copied, told, limits = 0, False, self._limits
         quiet_s = _now_s()
         while _now_s() - quiet_s < limits.move_quiet_s:
-            await asyncio.sleep(limits.move_look_s)
+            await asyncio.sleep(limits.move_poll_interval_s)
             came = await self.copy()
             if came:
                 copied += came
@@ -214,7 +214,7 @@ class Move:
             if members != told:
                 self._say(f"{group} has {counted(members, 'member')} at the source: stop all")
                 told = members
-            await asyncio.sleep(self._limits.move_look_s)
+            await asyncio.sleep(self._limits.move_poll_interval_s)
         blocks = await self._blocks([group])
         if blocks:
             raise ConfigError(blocks[0])
@@ -235,7 +235,7 @@ class Move:
             if later != told:
                 self._say(f"{later} messages of {group} wait for a retry; they are moved when they are due")
                 told = later
-            await asyncio.sleep(self._limits.move_look_s)
+            await asyncio.sleep(self._limits.move_poll_interval_s)
 
     async def _due_retries(self, group: str, retry: str) -> int:
         try:

@@ -195,7 +195,7 @@ PULL_TIMEOUT_S = 30.0
 PULL_BATCH = 32
 THREADS = 4
 CACHED = 1000  # unhandled messages of a queue, from which on no more are pulled (pullThresholdForQueue)
-CACHE_LOOK_S = 0.05
+CACHE_POLL_INTERVAL_S = 0.05
 REPORTED = {"messageModel": "CLUSTERING", "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY"}
 AWAIT_S = 3.0  # how long a leaving member continues to handle its messages (awaitTerminationMillisWhenShutdown)
 
@@ -380,7 +380,7 @@ class ForeignMember(Model):
         wanted = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
         while not process_queue.is_dropped:
             if len(process_queue.unhandled) > CACHED:
-                await asyncio.sleep(CACHE_LOOK_S)
+                await asyncio.sleep(CACHE_POLL_INTERVAL_S)
                 continue
             try:
                 connection = await self._cluster.broker(queue.broker_name)

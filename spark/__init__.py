@@ -50,7 +50,7 @@ except ModuleNotFoundError as missing:
     raise ImportError(f"rocketlet.spark needs PySpark 4{found or ''}: pip install '.[spark]'") from missing
 
 from .checkpoint import group_of
-from .config import HOLD_RENEWAL_S, STOP_LOOK_S, STOP_TIMEOUT_S
+from .config import HOLD_RENEWAL_S, STOP_POLL_INTERVAL_S, STOP_TIMEOUT_S
 from .driver import lag
 from .format import RocketletDataSource, lacking
 from .worker import known_within
@@ -114,7 +114,7 @@ def stop(query: StreamingQuery, timeout_s: float = STOP_TIMEOUT_S) -> None:
                 raise TimeoutError(
                     f"the batch of the query {query.name or query.id} has not ended for {timeout_s:.0f} s"
                 )
-            time.sleep(STOP_LOOK_S)
+            time.sleep(STOP_POLL_INTERVAL_S)
         query.stop()
     finally:
         hold.release()

@@ -28,7 +28,7 @@ SHOWN_BYTES: Final = 1024 * 1024  # size of each value of an illegal row in the 
 # Planning
 
 CALL_TIMEOUT_S: Final = 60.0  # time for Spark's requests to the planner, in addition to pollTimeoutMs
-TOPIC_PATIENCE_S: Final = 15.0  # time to wait for a topic that does not exist yet
+TOPIC_TIMEOUT_S: Final = 15.0  # time to wait for a topic that does not exist yet
 SETTLE_TIMEOUT_S: Final = 15.0  # time to wait for a member's first queues
 # time for a member that ends on its own to get all queues: others may take this long to release theirs
 SHARE_TIMEOUT_S: Final = 60.0
@@ -41,14 +41,14 @@ ROUTE_RETRY_S: Final = 0.2  # pause after a failed route request
 FINGERPRINTS: Final = 4  # messages of each topic and broker by which a checkpoint recognizes the broker's data
 SAMPLE_MESSAGES: Final = 32  # messages of each queue whose average size estimates that of the next ones
 MAX_PATIENCE_STEP_S: Final = 10.0  # maximum time that counts between two failures
-END_PATIENCE_S: Final = 5.0  # time that a stopped query waits for the driver's report of its last batch
-LEDGER_LOOK_S: Final = 0.01  # interval at which the ledger is polled
+END_TIMEOUT_S: Final = 5.0  # time that a stopped query waits for the driver's report of its last batch
+LEDGER_POLL_INTERVAL_S: Final = 0.01  # interval at which the ledger is polled
 # interval at which the ledger is polled for the end of a running batch, long before the next trigger
 LEDGER_WATCH_S: Final = 0.2
 HOLD_S: Final = 10.0  # time after which a hold of `rocketlet.spark.stop` ends if its driver does not renew it
 HOLD_RENEWAL_S: Final = 1.0  # interval at which a hold is renewed
 STOP_TIMEOUT_S: Final = 600.0  # default time that `rocketlet.spark.stop` waits for a batch
-STOP_LOOK_S: Final = 0.002  # interval at which an idle query is looked up; an idle trigger waits 10 ms
+STOP_POLL_INTERVAL_S: Final = 0.002  # interval at which an idle query is looked up; an idle trigger waits 10 ms
 
 # Reading
 
@@ -57,7 +57,7 @@ PULL_BYTES: Final = 1024 * 1024  # message bytes that a task requests in one pul
 READ_BATCH_BYTES: Final = 512 * 1024  # minimum size of messages in an Arrow batch, unless fewer are available
 PLAIN_BYTES: Final = 128 * 1024 * 1024  # decompressed bodies in an Arrow batch; one body has 64 MiB at most
 PREFETCH_BYTES: Final = 4 * 1024 * 1024  # rows that pass through the driver with one batch
-PREFETCH_PATIENCE_S: Final = 1.0  # timeout of a read in the driver
+PREFETCH_TIMEOUT_S: Final = 1.0  # timeout of a read in the driver
 FIRST_RETRY_S: Final = 0.1  # pause before the first retry of a read or send, doubled for each further retry
 LAST_RETRY_S: Final = 2.0  # maximum pause between two retries of a read or send
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from ..client.errors import RocketletError, get_logger
 from ..protocol.names import Queue
 from .checkpoint import from_offset
-from .config import HOLD_S, LEDGER_LOOK_S
+from .config import HOLD_S, LEDGER_POLL_INTERVAL_S
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -118,7 +118,7 @@ class Ledger:
             own = [has_ended for _, (offset, has_ended) in self._notes(group) if offset == before]
             if any(own) or (not own and self._read(ENDED) != ended):
                 return False
-            time.sleep(LEDGER_LOOK_S)
+            time.sleep(LEDGER_POLL_INTERVAL_S)
         return False
 
     def has_noted(self, group: str, planned: dict[str, Any]) -> bool:

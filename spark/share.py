@@ -48,7 +48,7 @@ from .config import (
     SAMPLE_MESSAGES,
     SETTLE_TIMEOUT_S,
     SHARE_TIMEOUT_S,
-    TOPIC_PATIENCE_S,
+    TOPIC_TIMEOUT_S,
 )
 from .options import Position, ReadOptions, StartPlace, StreamOptions
 from .worker import DataLossError
@@ -764,7 +764,7 @@ class View:
         """The topics of the query. One that is named but does not exist yet is waited for. Raises TopicNotFound."""
         if self.options.pattern:
             return await self._matching()
-        end_s = _now_s() + TOPIC_PATIENCE_S
+        end_s = _now_s() + TOPIC_TIMEOUT_S
         for topic in self.options.topics:
             while await self.cluster.find_route(topic) is None:
                 if _now_s() > end_s:

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 
 from ..client.errors import get_logger
 from .checkpoint import Batch, check_resumed, check_topics, from_offset, ranges_by_topic, to_offset
-from .config import END_PATIENCE_S, PREFETCH_BYTES, PREFETCH_PATIENCE_S
+from .config import END_TIMEOUT_S, PREFETCH_BYTES, PREFETCH_TIMEOUT_S
 from .driver import Ledger, go_on_in_child
 from .options import StreamOptions, chosen, stream_options
 from .worker import SAID, plainly
@@ -80,7 +80,7 @@ def _read(task: Task) -> list[pa.RecordBatch] | None:
     """Reads the rows; None if they are too large."""
     from .reading import Task, read_task
 
-    hurried = Task(tuple(replace(span, timeout_s=min(span.timeout_s, PREFETCH_PATIENCE_S)) for span in task.ranges))
+    hurried = Task(tuple(replace(span, timeout_s=min(span.timeout_s, PREFETCH_TIMEOUT_S)) for span in task.ranges))
     batches: list[pa.RecordBatch] = []
     for batch in read_task(hurried):
         batches.append(batch)
@@ -219,7 +219,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         planned, ledger, options = planner.planned, self._ledger, self._options
         if planned is None or ledger is None or not options.membership:
             return
-        if ledger.finished(options.read.group, to_offset(planned), to_offset(planner.done), END_PATIENCE_S):
+        if ledger.finished(options.read.group, to_offset(planned), to_offset(planner.done), END_TIMEOUT_S):
             planner.finish(planned)
         else:
             rows = sum(end - begin for begin, end in planned.ranges.values())

@@ -235,7 +235,7 @@ class Allotment:
         """A member requests a queue that another member owns by the last change. Topics grow, and brokers come and go without
         a change of the group, so the owners are found again, but not for each request."""
         now_s = self._clock.monotonic_s()
-        if group.owners_found_s is not None and now_s - group.owners_found_s >= self._limits.owners_look_s:
+        if group.owners_found_s is not None and now_s - group.owners_found_s >= self._limits.owners_refresh_delay_s:
             group.owners_found_s = now_s
             self._tasks.spawn(self._find(group, group.change))
 

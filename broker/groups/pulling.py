@@ -37,8 +37,8 @@ from ..config import (
     MAX_RUNNING_INFO_BYTES,
     OTHERS_QUEUE_WAIT_S,
     SCAN_WORDS,
-    SUBSCRIPTION_LOOK_S,
-    SUBSCRIPTION_LOOKS,
+    SUBSCRIPTION_POLL_INTERVAL_S,
+    SUBSCRIPTION_POLLS,
     LimitExceeded,
     LiveConfig,
 )
@@ -174,12 +174,12 @@ class Pulling:
                 self._check_stranger(session, header, group)
             subscription = self._subscription(session, header, group)
         except Refusal as refusal:
-            if refusal.reason in _SAID_SOON and attempt < SUBSCRIPTION_LOOKS:
+            if refusal.reason in _SAID_SOON and attempt < SUBSCRIPTION_POLLS:
                 if refusal.reason is Reason.UNKNOWN_MEMBER and ask_who is not None:
                     ask_who()
                 elif attempt == 1:
                     self._versions.ask(session, header.consumer_group)
-                if self._hold(pull, SUBSCRIPTION_LOOK_S, partial(self._look_again, attempt=attempt + 1)):
+                if self._hold(pull, SUBSCRIPTION_POLL_INTERVAL_S, partial(self._look_again, attempt=attempt + 1)):
                     return None
             raise
         matches = None

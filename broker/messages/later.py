@@ -21,9 +21,9 @@ from ..config import (
     DELAY_DELIVERIES_AT_ONCE,
     DELAY_RETRY_S,
     MAX_TIMER_DELAY_MS,
-    RECALL_LOOKS,
+    RECALL_READS,
     SEARCH_CHUNK_BYTES,
-    TIMER_LOOK_S,
+    TIMER_POLL_INTERVAL_S,
     LimitExceeded,
 )
 from ..runtime import Job, Runtime, Timer
@@ -420,7 +420,7 @@ class Timers:
         self._cancel()
         wait_s = self.wait_s()
         if wait_s is not None:
-            self._timer = self._clock.call_later(min(max(wait_s, at_least_s), TIMER_LOOK_S), self._deliver)
+            self._timer = self._clock.call_later(min(max(wait_s, at_least_s), TIMER_POLL_INTERVAL_S), self._deliver)
 
     def _deliver(self) -> None:
         """Stores the messages that are due, some hundreds at once, and sets the next timer, whatever happens."""
@@ -490,7 +490,7 @@ class Timers:
             if self._takes_back(key, topic, unique_key):
                 found = True
             looks, looked_bytes = looks + 1, looked_bytes + self.queue.entry(offset_of(key))[1]
-            if looks >= RECALL_LOOKS or looked_bytes > SEARCH_CHUNK_BYTES:
+            if looks >= RECALL_READS or looked_bytes > SEARCH_CHUNK_BYTES:
                 looks = looked_bytes = 0
                 yield
         if not found and len(keys) == self._limits.max_recall_looks:

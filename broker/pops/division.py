@@ -12,7 +12,7 @@ from ...protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, STICKY, 
 from ...protocol.bodies import ConsumerData, Route
 from ...protocol.group_bodies import POP, SHARED_OWNER, LockRequest
 from ...protocol.names import Queue, Subscription
-from ..config import POOL_LEAVE_S, POOL_LOOK_S
+from ..config import POOL_LEAVE_S, POOL_POLL_INTERVAL_S
 from ..groups.group import ConsumerGroup, ConsumerGroups
 from ..groups.history import History
 from ..groups.leases import Locks
@@ -405,7 +405,7 @@ class Division:
 
     def _check_later(self, divided: Divided) -> None:
         if divided.timer is None and not self._is_stopped:
-            divided.timer = self._clock.call_later(POOL_LOOK_S, self._check_due, divided)
+            divided.timer = self._clock.call_later(POOL_POLL_INTERVAL_S, self._check_due, divided)
 
     def _check_due(self, divided: Divided) -> None:
         divided.timer = None

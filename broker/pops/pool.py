@@ -19,7 +19,7 @@ from ..config import (
     POOL_BYTES,
     POOL_IDLE_S,
     POP_CLIENT_SILENT_S,
-    POP_LOOKS,
+    POP_READS,
     POPPER_BYTES,
     SCAN_ENTRIES,
     SCAN_WORDS,
@@ -240,7 +240,7 @@ class QueueDeliveries:
         )
         looked: list[Delivery] = []
         looks = SCAN_WORDS // matches.words if matches is not None else SCAN_ENTRIES
-        for _ in range(POP_LOOKS if matches is None else 1):
+        for _ in range(POP_READS if matches is None else 1):
             limit = min(wanted - len(taken), allowed)
             if limit <= 0 or room <= 0 or position >= self.queue.next:
                 break

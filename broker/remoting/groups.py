@@ -524,8 +524,8 @@ async def _hear_if_confirmed(
         connection.broker_name = header.broker_name
         broker.draining.on_peer_update(header, members)
         return answer(frame)
-    if connection.is_news("peer_not_believed"):
-        log.warning("peer_not_believed", peer=connection.peer, broker=header.broker_name, address=address)
+    if connection.is_news("peer_unverified"):
+        log.warning("peer_unverified", peer=connection.peer, broker=header.broker_name, address=address)
     remark = f"{header.broker_name}, asked at {address}, does not say that this word is its own"
     return answer(frame, ResponseCode.NO_PERMISSION, remark=remark)
 

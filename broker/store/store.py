@@ -666,7 +666,7 @@ class Room:
     def wrote(self) -> None:
         if self.lack is not None:
             self.lack = None
-            log.info("writes_taken_again", free_bytes=self._free_now())
+            log.info("writes_resumed", free_bytes=self._free_now())
 
     def now(self) -> str | None:
         """`lack`, unless space was freed since: nobody may send to a broker that says it is not ready."""

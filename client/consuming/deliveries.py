@@ -206,7 +206,9 @@ class Deliveries:
         self._take_dropped()
         held = self._holding.get(message)
         if held is None or held.run is None:
-            raise ConfigError(f"{message!r} is not in hand: it was settled before, or did not come from this consumer")
+            raise ConfigError(
+                f"{message!r} is not in flight: it was settled before, or did not come from this consumer"
+            )
         return held, held.run
 
     def _end(self, message: Message, held: HeldRun, run: Run, outcome: Outcome) -> None:

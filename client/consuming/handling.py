@@ -470,7 +470,9 @@ def checked_outcome(outcome: Any) -> Outcome:
 def check_has_level(outcome: RetryLater) -> None:
     """Raises ConfigError for an outcome with a delay, which the retry topic does not support."""
     if outcome.delay is not None:
-        raise ConfigError("delay: a Consumer's messages come again by delay_level; a SharedConsumer's after any time")
+        raise ConfigError(
+            "delay: a Consumer's messages are redelivered by delay_level, a SharedConsumer's after any time"
+        )
 
 
 def log_failure(messages: Sequence[Message], error: BaseException, outcome: Outcome) -> None:

@@ -24,8 +24,8 @@ from ...protocol.headers import HeaderError, PullMessage, PullMessageResult, rea
 from ...protocol.message import MessageError, properties_in, split_records
 from ...protocol.names import RETRY_PREFIX, TAG, TOOLS_GROUP, Queue, Subscription
 from ..config import (
-    BLOCKED_LOOK_S,
     BLOCKED_NAMING_S,
+    BLOCKED_POLL_INTERVAL_S,
     BLOCKED_S,
     CLIENT_LIMITS,
     PULL_HOLD_S,
@@ -955,13 +955,13 @@ class Standing:
         """Looks for ever whether the event loop stands still: it can tell only afterwards, by how late a timer is."""
         while True:
             began_s = time.monotonic()
-            await asyncio.sleep(BLOCKED_LOOK_S)
+            await asyncio.sleep(BLOCKED_POLL_INTERVAL_S)
             now_s = time.monotonic()
-            self._blocked(now_s - began_s - BLOCKED_LOOK_S, now_s)
+            self._blocked(now_s - began_s - BLOCKED_POLL_INTERVAL_S, now_s)
 
     def _blocked(self, late_s: float, now_s: float) -> None:
         """The block may have begun as early as the last look."""
-        if late_s + BLOCKED_LOOK_S <= BLOCKED_S:
+        if late_s + BLOCKED_POLL_INTERVAL_S <= BLOCKED_S:
             return
         self._blocks += 1
         self._longest_s = max(self._longest_s, late_s)

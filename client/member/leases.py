@@ -16,7 +16,7 @@ from ...protocol.frame import Frame
 from ...protocol.group_bodies import LockRequest
 from ...protocol.headers import HeaderError, HeartbeatAnswer
 from ...protocol.names import Queue
-from ..config import APACHE_LEASE_S, LAST_COMMIT_LOOKS, LEASE_MARGIN_S, LEASE_S, MAX_DISAGREEMENTS, OFFSET_TIMEOUT_S
+from ..config import APACHE_LEASE_S, LAST_COMMIT_CHECKS, LEASE_MARGIN_S, LEASE_S, MAX_DISAGREEMENTS, OFFSET_TIMEOUT_S
 from ..errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError, get_logger
 from ..message import Lease, clock_s
 from ..wire.cluster import Cluster, by_broker, parts
@@ -203,7 +203,7 @@ class Leases:
                 if not is_over:
                     await self._locks.unlock(queue, lease.epoch)
                 if fault is not None:
-                    hint = "what was handled behind the last commit comes again"
+                    hint = "messages that were handled after the last commit are redelivered"
                     log.warning("hand_over_failed", queue=str(queue), offset=offset, reason=str(fault), hint=hint)
                     return
                 log.info(
@@ -235,13 +235,13 @@ class Leases:
         """Hands over every queue, and gives back locks in doubt; returns when that is done or has failed."""
         loop = asyncio.get_running_loop()
         self._leaving_s = loop.time()
-        end_s = self._leaving_s + self._limits.hand_over_patience_s
+        end_s = self._leaving_s + self._limits.hand_over_timeout_s
         for queue in list(self.owned):
             self.release(queue)
         await asyncio.gather(*self._handing_over.values(), return_exceptions=True)
         while doubtful := list(self._locks.doubtful):
             masters = {self._cluster.master(queue.broker_name) for queue in doubtful}
-            await self._heartbeats.register(filter(None, masters), self._limits.register_patience_s)
+            await self._heartbeats.register(filter(None, masters), self._limits.register_timeout_s)
             await self._give_back(doubtful)
             if not self._locks.doubtful or loop.time() >= end_s:
                 return
@@ -305,7 +305,7 @@ class Leases:
                     return fault
             now_s = asyncio.get_running_loop().time()
             refused_s = min(refused_s, now_s) if isinstance(fault, BrokerRefused) else math.inf
-            if now_s >= min(max(began_s, self._leaving_s), refused_s) + self._limits.hand_over_patience_s:
+            if now_s >= min(max(began_s, self._leaving_s), refused_s) + self._limits.hand_over_timeout_s:
                 return fault or ConnectionFailed(f"the broker {queue.broker_name} has not renewed the lease")
             await self._renewed_for_commit(queue)
         return None
@@ -320,7 +320,7 @@ class Leases:
 
     async def _commit_until_it_stands(self, queue: Queue, offset: int, lease: Lease) -> None:
         """An offset that a pull carried may have been stored behind the last commit."""
-        for _ in range(LAST_COMMIT_LOOKS):
+        for _ in range(LAST_COMMIT_CHECKS):
             try:
                 stored = await self._offsets.committed(queue)
             except RocketletError as error:
@@ -384,7 +384,7 @@ class Leases:
                 self._suspend(queue)
             # A rebalance would say it, too, but perhaps it waits for another broker just now.
             masters = {self._cluster.master(queue.broker_name) for queue in self._suspended}
-            await self._heartbeats.register(filter(None, masters), self._limits.register_patience_s)
+            await self._heartbeats.register(filter(None, masters), self._limits.register_timeout_s)
             due_s = clock_s() - self._limits.lock_interval_s
             leases = {queue: self._held(queue) for queue in self.owned.keys() | self._releasing.keys()}
             # With one that is due, all of its broker are renewed, so that they go on together.
@@ -592,7 +592,7 @@ class MemberLocks:
     ) -> tuple[Frame, dict[Queue, Lease]]:
         body = self._body(queues, epochs)
         asked, sent_s = set(queues), clock_s()
-        asking = connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, self._limits.hand_over_patience_s)
+        asking = connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, self._limits.hand_over_timeout_s)
         self._in_flight[asking] = asked - epochs.keys()
         asking.add_done_callback(self._answered)
         for _ in range(2):  # halves: if this process was frozen, the first one is over before its sockets are read
@@ -646,13 +646,13 @@ class MemberLocks:
         try:
             connection = await self._cluster.broker(queue.broker_name)
         except RocketletError as error:
-            log.info("unlock_failed", queue=str(queue), reason=str(error), hint="it is tried again")
+            log.info("unlock_failed", queue=str(queue), reason=str(error), hint="the unlock is retried")
             return
         unlock = self._unlocks.get(queue)
         if unlock is None:  # one that is slow is not repeated before its connection gives it up
             body = self._body((queue,), {queue: epoch} if epoch else {})
             unlock = self._unlocks[queue] = connection.request(
-                RequestCode.UNLOCK_BATCH_MQ, {}, body, self._limits.hand_over_patience_s
+                RequestCode.UNLOCK_BATCH_MQ, {}, body, self._limits.hand_over_timeout_s
             )
             unlock.add_done_callback(partial(self._unlocked, queue))
         await asyncio.wait({unlock}, timeout=self._limits.lock_timeout_s)
@@ -667,7 +667,7 @@ class MemberLocks:
             self.end_doubt(queue)
             self._unanswered.discard(queue)
         else:
-            log.info("unlock_failed", queue=str(queue), reason=str(error), hint="it is tried again")
+            log.info("unlock_failed", queue=str(queue), reason=str(error), hint="the unlock is retried")
             self.doubt([queue])
             self._unanswered.add(queue)
 

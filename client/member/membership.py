@@ -128,7 +128,7 @@ class Membership:
             self._tasks.append(asyncio.create_task(self._rebalance.run_forever(leaving=True), name="leave"))
             if self.owned:  # says that we leave: the others prepare while our handlers end
                 self._tasks.append(asyncio.create_task(self._heartbeats.beat(), name="leaving heartbeat"))
-                await asyncio.wait(self._tasks[-1:], timeout=self.cluster.limits.register_patience_s)
+                await asyncio.wait(self._tasks[-1:], timeout=self.cluster.limits.register_timeout_s)
             await self._leases.give_all()
         finally:  # also if cancelled
             await self.abandon()
@@ -169,7 +169,7 @@ class Membership:
         if self._leases.are_suspended:
             return "a broker of its queues is away"
         owned = counted(len(self.owned), "queue")
-        return f"it owns {owned}; other members or brokers have not let go of the rest of its share yet"
+        return f"it owns {owned}; other members or brokers have not released the rest of its share yet"
 
     @property
     def is_rebalanced(self) -> bool:
@@ -215,7 +215,7 @@ class Membership:
             tuple(self._subscriptions.values()),
             strategy=self._strategy.name,
             leaving=self._has_left,
-            assigned=told_queues(self.owned, self.cluster.limits.told_queues),
+            assigned=heartbeat_queues(self.owned, self.cluster.limits.heartbeat_queues),
             queue_counts=self._queue_counts(),
             own_version=own_version(),
         )
@@ -239,7 +239,7 @@ class Membership:
         return counts
 
 
-def told_queues(owned: Iterable[Queue], most: int = MAX_REQUEST_QUEUES) -> tuple[Queue, ...]:
+def heartbeat_queues(owned: Iterable[Queue], most: int = MAX_REQUEST_QUEUES) -> tuple[Queue, ...]:
     """The first of a member's queues, as many as a broker takes in a heartbeat. One that has more would be refused, and its
     member with it. Brokers log them, and give STICKY members back their queues from before the broker started."""
     queues = sorted(owned)[:most]
@@ -346,7 +346,7 @@ class Rebalance:
 
     async def _register(self) -> None:
         """A broker that is new, or back, hears this member before it is asked for anything."""
-        await self._heartbeats.register(patience_s=self._limits.register_patience_s)
+        await self._heartbeats.register(patience_s=self._limits.register_timeout_s)
         if not all(map(self._heartbeats.is_registered, self._cluster.masters().values())):
             self._retry_s = self._limits.reconnect_s
 
@@ -755,7 +755,7 @@ class Broadcast:
             os.replace(temporary, self._file)
         except OSError as error:
             raise ConfigError(
-                f"offsets_file: {self._file} cannot be written: {error}; messages since it was written last come again"
+                f"offsets_file: {self._file} cannot be written: {error}; messages since its last write are redelivered"
             ) from error
 
 

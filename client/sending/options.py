@@ -49,8 +49,8 @@ class ProducerOptions(TypedDict, total=False):
     retries: Annotated[
         int,
         Option(
-            "how often a send that a broker refuses is tried again, each time on another queue if there is one. A broker "
-            "that cannot be reached is waited for as long as `timeout_s` lasts; with 0 nothing is tried again.",
+            "how often a send that a broker refuses is retried, each time on another queue if there is one. A broker "
+            "that cannot be reached is awaited until `timeout_s` has passed; 0 means no retry.",
             SEND_RETRIES,
             partial(check_count, least=0),
         ),
@@ -80,7 +80,7 @@ class ProducerOptions(TypedDict, total=False):
     check: Annotated[
         Check | None,
         Option(
-            "for transactions. Called with a `Message` whose outcome the broker has not heard. Return True to commit, "
+            "for transactions. Called with a `Message` whose outcome the broker does not know. Return True to commit, "
             "False to roll back, None if it is not known yet. The broker may ask any producer of the group, also after "
             "a restart.",
             None,
@@ -91,7 +91,7 @@ class ProducerOptions(TypedDict, total=False):
         Sequence[SendMiddleware],
         Option(
             "around every `send`, `send_batch`, `send_oneway`, and the sends of transactions: `async def layer(sending, "
-            "call): return await call(sending)`. A layer with a method `transaction_ended(end)` is told each outcome.",
+            "call): return await call(sending)`. A layer with a method `transaction_ended(end)` gets each outcome.",
             (),
             _check_layers,
         ),

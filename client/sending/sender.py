@@ -496,6 +496,6 @@ async def check_keeps_time(connection: Connection, topic: str, timeout_s: float)
     answer = await connection.ask(RequestCode.GET_TOPIC_CONFIG, write(TopicName(topic)), b"", timeout_s)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise MessageIllegal(
-            f"{connection.address} is a broker of 4.9, which would deliver the message at once; it knows delay_level only. "
-            "Rocketlet's brokers and Apache's of 5.x deliver at any time"
+            f"{connection.address} is a broker of 4.9, which would deliver the message immediately; it supports "
+            "delay_level only. Rocketlet's brokers and Apache's of 5.x deliver at any time"
         )

@@ -218,7 +218,7 @@ class Cluster:
         kept = [
             broker
             for broker in missing
-            if now_s - self._missing_s.setdefault((topic, broker.name), now_s) < self.limits.route_patience_s
+            if now_s - self._missing_s.setdefault((topic, broker.name), now_s) < self.limits.route_timeout_s
         ]
         if not kept:
             return route

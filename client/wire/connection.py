@@ -280,7 +280,9 @@ class Connection(asyncio.Protocol):
             answered(RequestTimeout(f"{request_name(code)} was not answered in time by {self.address}"))
         silent_s = now_s - self._heard_s
         if late and silent_s > self._limits.silent_s and not self._was_heard:
-            log.warning("connection_silent", peer=self.address, seconds=round(silent_s, 1), hint="it is opened anew")
+            log.warning(
+                "connection_silent", peer=self.address, seconds=round(silent_s, 1), hint="the client reconnects"
+            )
             self.abort()
 
     # asyncio.Protocol
@@ -373,7 +375,7 @@ class Connection(asyncio.Protocol):
 
 
 _OTHER_HOST: Final = "if a broker gives this address, start it with --advertise and a name of its certificate"
-_CURES: Final = {9: "look at both clocks", 10: "renew it", 62: _OTHER_HOST, 64: _OTHER_HOST}  # OpenSSL's X509_V_ERR_*
+_CURES: Final = {9: "check both clocks", 10: "renew it", 62: _OTHER_HOST, 64: _OTHER_HOST}  # OpenSSL's X509_V_ERR_*
 
 
 def _reason(error: Exception, context: ssl.SSLContext | None) -> str:
@@ -473,7 +475,7 @@ class Connections:
             raise ConnectionFailed(f"cannot connect to {address}: {_reason(error, self._ssl)}") from None
         self._opened_s[address] = loop.time()
         if not connection.is_open:  # kept, it would never be replaced: its end was told before it was known here
-            raise ConnectionFailed(f"{address} closed the connection at once")
+            raise ConnectionFailed(f"{address} closed the connection immediately")
         self._open[address] = connection
         return connection
 

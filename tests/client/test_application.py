@@ -107,11 +107,11 @@ async def test_an_application_runs_in_the_memory_of_a_test() -> None:
     async def faked() -> Database:
         return fake
 
-    app.replaced[connection] = faked
+    app.dependency_overrides[connection] = faked
     async with Broker() as broker, app.at(broker.address):
         await app.publish("orders", Order(number=7), tag="new")
         await broker.until(lambda: served == ["dish 7"])
-        assert (await app.health()).is_well
+        assert (await app.health()).is_healthy
         assert (app.state.kitchen, fake.rows) == ("open", ["7 new"])
     assert events == ["begins", "ends"]
     assert (await app.health()).fault == "it does not run"
@@ -242,7 +242,7 @@ async def test_two_subscribers_of_one_group_are_refused(node: Node, other: str) 
         app.subscriber(topic, group="g")(lambda message: RetryLater())
     with pytest.raises(ConfigError, match=f"two subscribers are of the group g, g: t and g: {other}; give one another"):
         await app.__aenter__()
-    assert not (await app.health()).is_well
+    assert not (await app.health()).is_healthy
 
 
 async def test_a_publisher_that_handles_nothing_is_refused(node: Node) -> None:

@@ -88,7 +88,7 @@ async def away_in_a_hand_over(
 @pytest.fixture
 def impatient(cluster: Cluster) -> None:
     """A process that ends waits for no broker that is away."""
-    cluster.limits = ClientLimits(hand_over_patience_s=0.0)
+    cluster.limits = ClientLimits(hand_over_timeout_s=0.0)
 
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -142,7 +142,7 @@ async def test_a_process_that_ends_gives_up_and_says_so(cluster: Cluster, caplog
 async def test_a_stop_that_is_cancelled_leaves_no_hand_over_behind(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.limits = ClientLimits(hand_over_patience_s=10 * PATIENCE_S)
+    cluster.limits = ClientLimits(hand_over_timeout_s=10 * PATIENCE_S)
     inbox = Inbox()
     async with away_in_a_hand_over(cluster, inbox, caplog) as (giver, _):
         ends = asyncio.create_task(giver.stop())

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from rocketlet.client import Consumer
-from rocketlet.client.config import LAST_COMMIT_LOOKS, ClientLimits
+from rocketlet.client.config import LAST_COMMIT_CHECKS, ClientLimits
 from rocketlet.protocol.codes import RequestCode
 
 from ..conftest import Connect, Node, Nodes, create_topic, eventually
@@ -118,7 +118,7 @@ async def test_the_last_commit_waits_for_pulls_that_are_carried_out_late(threads
 
 @pytest.mark.parametrize(
     ("times", "commits", "stored"),
-    [(1, 2, 3), (LAST_COMMIT_LOOKS, LAST_COMMIT_LOOKS + 1, 3), (math.inf, LAST_COMMIT_LOOKS + 1, 2)],
+    [(1, 2, 3), (LAST_COMMIT_CHECKS, LAST_COMMIT_CHECKS + 1, 3), (math.inf, LAST_COMMIT_CHECKS + 1, 2)],
 )
 async def test_a_last_commit_that_was_undone_is_repeated(
     threads: ApacheLocks, apache: Node, times: float, commits: int, stored: int

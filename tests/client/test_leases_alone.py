@@ -262,7 +262,7 @@ async def test_the_end_does_not_wait_for_handlers_of_what_was_lost(world: World)
 
 
 async def test_locks_in_doubt_are_given_back_again_after_a_rest() -> None:
-    world = World(reconnect_s=NEVER_S, hand_over_patience_s=NEVER_S)
+    world = World(reconnect_s=NEVER_S, hand_over_timeout_s=NEVER_S)
     world.faults = {Code.LOCK_BATCH_MQ: GONE, Code.UNLOCK_BATCH_MQ: GONE}
     await world.leases.acquire({A})
     leaving = asyncio.create_task(world.leases.give_all())
@@ -273,7 +273,7 @@ async def test_locks_in_doubt_are_given_back_again_after_a_rest() -> None:
 
 
 async def test_locks_in_doubt_hold_up_no_end_for_ever() -> None:
-    world = World(hand_over_patience_s=0.0)
+    world = World(hand_over_timeout_s=0.0)
     world.faults = {Code.LOCK_BATCH_MQ: GONE, Code.UNLOCK_BATCH_MQ: GONE}
     await world.leases.acquire({A})
     await world.leases.give_all()
@@ -313,7 +313,7 @@ async def test_a_commit_is_tried_again_when_its_broker_has_heard_the_member_and_
 
 async def test_a_refused_commit_is_final_or_given_up_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "rocketlet.membership")
-    for fault, limits in ((FINAL, {}), (FENCED, {"hand_over_patience_s": 0.0})):
+    for fault, limits in ((FINAL, {}), (FENCED, {"hand_over_timeout_s": 0.0})):
         world = World(reconnect_s=NEVER_S, **limits)
         world.commit_fault = fault
         lease = await handing_over(world)

@@ -39,7 +39,7 @@ async def apache(locks: ApacheLocks, nodes: Nodes) -> Node:
 
 IMPATIENT = ClientLimits(lock_timeout_s=0.2, deadline_sweep_s=0.01, lock_retry_s=0.01)
 """A lock request is given up at once."""
-FORGETFUL = replace(IMPATIENT, hand_over_patience_s=0.2)
+FORGETFUL = replace(IMPATIENT, hand_over_timeout_s=0.2)
 """An answer that is late does not count any more, either."""
 
 

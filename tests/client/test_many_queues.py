@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
-from rocketlet.client.member.membership import told_queues
+from rocketlet.client.member.membership import heartbeat_queues
 from rocketlet.protocol import config, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, decode_heartbeat, encode_heartbeat
 from rocketlet.protocol.group_bodies import LockRequest
@@ -58,13 +58,13 @@ def test_what_is_asked_in_one_request_is_what_brokers_take() -> None:
 def test_a_heartbeat_names_no_more_queues_than_brokers_take(topic: str, broker: str, count: int) -> None:
     """One that is refused costs its member all of its queues: without a heartbeat no lock is renewed."""
     owned = {Queue(topic, broker, number) for number in range(10_000)}
-    told = told_queues(owned)
+    told = heartbeat_queues(owned)
     assert count <= len(told) < len(owned)
     beat = Heartbeat("c", (ConsumerData("g", assigned=told),))
     assert decode_heartbeat(encode_heartbeat(beat)) == beat
     few = sorted(owned)[:3]
-    assert told_queues(few) == tuple(few)
-    assert told_queues(()) == ()
+    assert heartbeat_queues(few) == tuple(few)
+    assert heartbeat_queues(()) == ()
 
 
 async def test_a_member_tells_some_of_its_queues_and_keeps_them_all(node: Node, wire: Wire) -> None:
@@ -74,6 +74,8 @@ async def test_a_member_tells_some_of_its_queues_and_keeps_them_all(node: Node, 
         group = node.broker.groups.get("g")
         return [len(member.data.assigned) for member in group.members.values()] if group is not None else []
 
-    async with Consumer(node.address, "g", "t", lambda message: None, limits=ClientLimits(told_queues=4)) as consumer:
+    async with Consumer(
+        node.address, "g", "t", lambda message: None, limits=ClientLimits(heartbeat_queues=4)
+    ) as consumer:
         await eventually(lambda: sum(queue.topic == "t" for queue in consumer.assignment()) == QUEUES)
         await eventually(lambda: told() == [4])

@@ -26,7 +26,7 @@ from rocketlet.testing import Broker
 from ..conftest import eventually
 from ..support.handlers import Inbox
 
-SOON = ClientLimits(move_look_s=0.05, move_quiet_s=0.2)
+SOON = ClientLimits(move_poll_interval_s=0.05, move_quiet_s=0.2)
 
 
 @pytest.fixture

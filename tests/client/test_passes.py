@@ -75,7 +75,7 @@ class World:
     # Heartbeats
 
     async def register(self, *, patience_s: float) -> None:
-        assert patience_s == CLIENT_LIMITS.register_patience_s
+        assert patience_s == CLIENT_LIMITS.register_timeout_s
         self.told.append("register")
 
     def is_registered(self, address: str) -> bool:

@@ -23,7 +23,7 @@ async def broker() -> AsyncIterator[Broker]:
 
 
 def member(broker: Broker, seen: list[bytes]) -> Consumer:
-    patient = ClientLimits(hand_over_patience_s=10 * PATIENCE_S)
+    patient = ClientLimits(hand_over_timeout_s=10 * PATIENCE_S)
     return Consumer(broker.address, "g", "t", lambda message: seen.append(message.body), limits=patient)
 
 

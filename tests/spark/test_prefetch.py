@@ -94,7 +94,7 @@ def test_large_rows_are_left_to_tasks_and_fewer_are_tried_then(address: str, mon
 def test_what_cannot_be_read_at_once_is_left_to_a_task(
     broker: StoppableBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "PREFETCH_PATIENCE_S", 0.01)
+    monkeypatch.setattr(source, "PREFETCH_TIMEOUT_S", 0.01)
     fill(broker.address, range(40))
     with reader(broker.address) as found:
         end = found.latestOffset({}, ReadAllAvailable())

@@ -36,7 +36,7 @@ async def refused_word(two: Two, connect: Connect, header: AgreeOnMembers, waiti
         )
     assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
     assert "does not say" in (answer.remark or "")
-    assert [(entry["event"], entry["broker"]) for entry in logs] in ([("peer_not_believed", "broker-b")], [])
+    assert [(entry["event"], entry["broker"]) for entry in logs] in ([("peer_unverified", "broker-b")], [])
 
 
 async def test_a_stranger_who_speaks_as_a_broker_does_not_have_members_told_early(two: Two, connect: Connect) -> None:

@@ -160,7 +160,7 @@ async def test_a_queue_without_an_owner_is_looked_for_and_nobody_s_meanwhile(wor
     world.allotment.put(world.group, {"t": ["c1"] * 2})
     assert world.is_anothers(one, 2)
     assert await world.looked() == 0, "it has just been looked for"
-    world.clock.advance(world.limits.owners_look_s)
+    world.clock.advance(world.limits.owners_refresh_delay_s)
     for _ in range(2):
         assert world.is_anothers(one, 2)
     assert await world.looked() == 1
@@ -169,7 +169,7 @@ async def test_a_queue_without_an_owner_is_looked_for_and_nobody_s_meanwhile(wor
 
 
 async def look(world: World) -> None:
-    world.clock.advance(world.limits.owners_look_s)
+    world.clock.advance(world.limits.owners_refresh_delay_s)
     world.allotment.find_owners(world.group)
     assert await world.looked() == 1
 
@@ -190,7 +190,7 @@ async def test_owners_that_are_found_are_kept_where_nobody_is_bound(world: World
 async def test_owners_of_an_earlier_change_are_dropped(world: World) -> None:
     world.joins("c1", "t")
     world.allotment.put(world.group, {})
-    world.clock.advance(world.limits.owners_look_s)
+    world.clock.advance(world.limits.owners_refresh_delay_s)
     world.allotment.find_owners(world.group)
     world.group.change = 2
     await world.looked()

@@ -77,7 +77,7 @@ async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(
     assert await locks(ours, "c2", 1)
 
 
-@pytest.mark.limits(owners_look_s=0.0)
+@pytest.mark.limits(owners_refresh_delay_s=0.0)
 async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_the_topic_grew(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
@@ -96,7 +96,7 @@ async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_th
             await asyncio.sleep(0.002)
 
 
-@pytest.mark.limits(owners_look_s=60.0)
+@pytest.mark.limits(owners_refresh_delay_s=60.0)
 async def test_owners_are_not_looked_for_at_every_lock_that_is_refused(
     node: Node, wire: Wire, connect: Connect
 ) -> None:

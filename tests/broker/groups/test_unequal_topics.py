@@ -185,7 +185,7 @@ async def test_a_member_that_consumes_in_order_locks_its_share_only(group: Group
     assert await lock_of(group.one, "c", 2, 3) == [2, 3]
 
 
-@pytest.mark.limits(owners_look_s=0.0)
+@pytest.mark.limits(owners_refresh_delay_s=0.0)
 async def test_queues_that_a_topic_gets_are_read_by_one(group: Group) -> None:
     assert await members(group.both) == ["b"]
     await grow(group.admin, "t2", 6)

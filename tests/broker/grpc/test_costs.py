@@ -15,7 +15,7 @@ from rocketlet.broker.config import (
     MAX_POP_BYTES,
     POOL_BYTES,
     POOL_IDLE_S,
-    POP_CLIENTS_LOOK_S,
+    POP_CLIENTS_POLL_INTERVAL_S,
     POPPER_BYTES,
     TAG_BYTES,
 )
@@ -181,7 +181,7 @@ async def test_clients_that_pop_are_charged_for_all_that_is_kept_of_them_and_it_
     await client.close()
     await eventually(lambda: not node.server.connections)
     node.clock.advance(POOL_IDLE_S)
-    node.clock.advance(POP_CLIENTS_LOOK_S)
+    node.clock.advance(POP_CLIENTS_POLL_INTERVAL_S)
     await eventually(lambda: not node.broker.pops.pools)
     assert node.server.memory.used_bytes == 0
 
