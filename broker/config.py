@@ -196,7 +196,7 @@ SMALL_CLIENT_BYTES: Final = (
     4 * 1024 * 1024
 )  # largest message with properties that clients of Node, .NET and Rust receive
 MAX_GROUP_KEY_BYTES: Final = 63  # name of a message group
-MAX_MESSAGE_ID_CHARS: Final = 255  # message id, which clients choose
+MAX_MESSAGE_ID_CHARS: Final = 255  # a message id, which clients choose
 MAX_TIMESTAMP_MS: Final = 253_402_300_799_999  # latest time in a response, which is the end of the year 9999
 MAX_CONTEXT_CHARS: Final = 1024  # a message's trace context and born host; longer values are left out
 MAX_PRIORITY: Final = (1 << 31) - 1  # the priority of a message, a Java int; the larger, the more urgent
@@ -347,7 +347,7 @@ class Limits:
     max_unparsed: int = 10_000  # requests that wait for their SQL92 filter to be parsed
     max_filters: int = 256  # parsed SQL92 filters that are cached, by least recent use
     known_filter_words: int = 200_000  # tokens of all cached filters; a token takes about 200 bytes
-    max_held_pulls: int = 100_000  # held pulls
+    max_held_pulls: int = 100_000  # held pulls of all connections
     woken_at_once: int = (
         16  # held pulls of one queue that are answered immediately; further ones yield to the event loop
     )
@@ -366,7 +366,7 @@ class Limits:
     # Messages shared (POP)
 
     max_request_modes: int = 10_000  # request modes of groups and topics that administrators have set
-    max_waiting_receives: int = 100_000  # waiting pops
+    max_waiting_receives: int = 100_000  # waiting pops of all clients
     max_unfinished: int = 20_000  # unacknowledged deliveries of a group in one queue; further pops wait
     # unacknowledged deliveries of a group in all queues, about 350 bytes each; further pops wait
     max_unfinished_of_group: int = 200_000
