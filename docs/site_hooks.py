@@ -147,12 +147,20 @@ def limits(path: Path) -> str:
         if node is None or not isinstance(node.target, ast.Name) or not isinstance(values[node.target.id], int | float):
             continue
         beside = re.search(r"  # (.*)$", "\n".join(lines[number - 1 : node.end_lineno]), re.MULTILINE)
-        text = beside[1] if beside else lines[number - 2].strip().removeprefix("# ")
+        text = beside[1] if beside else _comment_above(lines, number - 1)
         name = node.target.id
         row = f"| `{name}` | {_with_unit(name.upper(), values[name])} | {text.replace(chr(124), chr(92) + chr(124))} |"
         found.setdefault(section, []).append(row)
     head = "| Limit | Value | |\n|---|---|---|\n"
     return "\n\n".join(section + head + "\n".join(rows) for section, rows in found.items())
+
+
+def _comment_above(lines: list[str], end: int) -> str:
+    """Return the comment that ends before the line of this index, which may have several lines."""
+    first = end
+    while first and lines[first - 1].lstrip().startswith("# "):
+        first -= 1
+    return " ".join(line.strip().removeprefix("# ") for line in lines[first:end])
 
 
 def _module(path: Path) -> ModuleType:

@@ -57,7 +57,7 @@ def test_the_limits_that_are_handed_in_are_shown_with_their_units(
 def test_a_value_has_its_unit(hooks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "limited.py").write_text(
         "# Sizes\n\nA_BYTES: int = 65_536  # a body\nB_BYTES: int = 1000  # | a head\n\n"
-        "# Times\n\n# how long\nC_S: float = 0.5\n"
+        "# Times\n\n# how\n# long\nC_S: float = 0.5\n"
     )
     monkeypatch.setattr(hooks, "ROOT", tmp_path)
     monkeypatch.setitem(sys.modules, "rocketlet.limited", ModuleType("limited"))
