@@ -402,7 +402,7 @@ class Limits:
     history_groups: int = 1000  # groups with kept events
     history_all_events: int = 200_000  # events of all groups; beyond, the oldest are removed
     history_bytes: int = 40 * 1024 * 1024  # memory of all these events with their texts; beyond, the oldest are removed
-    max_groups: int = 10_000  # groups of a broker
+    max_groups: int = 10_000  # groups of a broker with settings; offsets are kept of twice as many groups
     max_client_ids: int = 16  # client ids of one connection
     max_producer_groups: int = 256  # producer groups of one connection
     max_agreeing_members: int = 1000  # foreign members of a group up to which brokers synchronize their drains

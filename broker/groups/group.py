@@ -706,6 +706,9 @@ class ConsumerGroups:
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(list(self._groups.values()))
 
+    def __len__(self) -> int:
+        return len(self._groups)
+
     def online(self, name: str) -> ConsumerGroup | None:
         """Return the group if it has members."""
         group = self._groups.get(name)

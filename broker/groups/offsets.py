@@ -154,6 +154,11 @@ class Offsets:
         if item is None or queue_id not in item.offsets:
             if item is None and (fault := group_fault(group.name)):
                 raise IllegalName(fault)
+            # A group's first offset takes 1.7 KB, also without settings, of which there are `max_groups`.
+            if not group.offsets and len(self._groups) > 2 * self._limits.max_groups:
+                raise LimitExceeded(
+                    f"this broker keeps offsets of {2 * self._limits.max_groups} groups; delete groups that nobody needs"
+                )
             if self._count >= self._limits.max_offsets:
                 raise LimitExceeded(
                     f"this broker keeps {self._limits.max_offsets} offsets; delete groups that nobody needs"

@@ -266,6 +266,21 @@ async def test_offsets_are_limited_at_their_edge(wire: Wire, node: Node) -> None
     assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"queueId": 1})).code == 0
 
 
+@pytest.mark.limits(max_groups=2)
+async def test_groups_without_settings_are_limited_when_clients_commit_for_them(wire: Wire, node: Node) -> None:
+    """A group takes 1.7 KB for its first offset, seventeen times what `max_offsets` counts on."""
+    await create_topic(wire, "t", 4)
+    commit = {"consumerGroup": "g0", "topic": "t", "queueId": 0, "commitOffset": 0}
+    for number in range(4):
+        ext = commit | {"consumerGroup": f"g{number}"}
+        assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext)).code == 0
+    answer = await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"consumerGroup": "g4"})
+    assert (answer.code, "offsets of 4 groups" in (answer.remark or "")) == (1, True)
+    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"queueId": 1})).code == 0, "a known group"
+    node.broker.offsets.group_deleted("g0")
+    assert (await wire.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit | {"consumerGroup": "g4"})).code == 0
+
+
 @pytest.mark.parametrize("limit", ["max_topics", "max_groups"])
 async def test_topics_and_groups_are_limited_at_their_edge(nodes: Nodes, connect: Connect, limit: str) -> None:
     former = await nodes.start()
