@@ -55,7 +55,7 @@ async def test_apaches_cluster_is_shown_and_changed(system: System) -> None:
             assert "These brokers do not say who owns a queue" in page
             assert "Python 4.9.8" in page
             assert "queues without an owner" in page
-            await until(site, "/groups?sort=dead", "billing up to date 1 orders 0")
+            await until(site, "/groups?sort=dead", "billing dead letters 1 orders 0")
             async with Consumer(system.address, "shipping", "orders", Inbox(), start="first"):
                 async for name, part in site.stream("/groups/shipping"):
                     if name == "live_timeline" and "owner-1" in part and "<rect" in part:

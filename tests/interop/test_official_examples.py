@@ -99,10 +99,10 @@ def command(language: str, text: str, made: Path, folder: Path) -> tuple[list[st
 
 
 @pytest.fixture
-async def address() -> AsyncIterator[str]:
-    """The address of a broker that was started as the page says."""
-    port = free_port()
-    arguments = ["-m", "rocketlet.command.cli", "start", "--port", str(port), "--log-level", "error"]
+async def address(tmp_path: Path) -> AsyncIterator[str]:
+    """The address of a broker that was started as the page says, with a data folder of its own."""
+    port, data = free_port(), str(tmp_path / "data")
+    arguments = ["-m", "rocketlet.command.cli", "start", "--port", str(port), "--data", data, "--log-level", "error"]
     child = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=subprocess.PIPE)
     assert child.stdout is not None
     await child.stdout.readline()

@@ -338,7 +338,7 @@ def test_a_compression_whose_library_is_missing_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, module: str, kind: int
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(m.MessageError, match=r"missing: pip install 'rocketlet\[compression\]'"):
+    with pytest.raises(m.MessageError, match=r"missing: pip install '\.\[compression\]'"):
         decompressed(b"whatever", kind)
 
 
