@@ -706,7 +706,9 @@ class ConsumerGroups:
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(list(self._groups.values()))
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """The number of groups of which the broker has anything."""
         return len(self._groups)
 
     def online(self, name: str) -> ConsumerGroup | None:

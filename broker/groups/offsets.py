@@ -155,7 +155,7 @@ class Offsets:
             if item is None and (fault := group_fault(group.name)):
                 raise IllegalName(fault)
             # A group's first offset takes 1.7 KB, also without settings, of which there are `max_groups`.
-            if not group.offsets and len(self._groups) > 2 * self._limits.max_groups:
+            if not group.offsets and self._groups.count > 2 * self._limits.max_groups:
                 raise LimitExceeded(
                     f"this broker keeps offsets of {2 * self._limits.max_groups} groups; delete groups that nobody needs"
                 )

@@ -200,9 +200,7 @@ async def test_a_stop_says_that_the_file_of_offsets_cannot_be_written_any_more(
     await fill(node, 1)
     await eventually(lambda: len(inbox.messages) == 1)
     (tmp_path / "offsets.json.new").mkdir()
-    with pytest.raises(
-        ConfigError, match=r"offsets.json cannot be written: .*; messages since it was written last come"
-    ):
+    with pytest.raises(ConfigError, match=r"offsets.json cannot be written: .*; messages since its last write are"):
         await consumer.stop()
 
 

@@ -319,7 +319,7 @@ async def test_messages_are_received_iterated_and_settled_by_hand(node: Node, wi
         await fill(node, 5)
         first, second, third = [await consumer.receive(timeout_s=PATIENCE_S) for _ in range(3)]
         await consumer.ack(second)
-        with pytest.raises(ConfigError, match="is not in hand"):
+        with pytest.raises(ConfigError, match="is not in flight"):
             await consumer.ack(second)
         await consumer.reject(third, reason="bad")
         await consumer.retry(first, RetryLater(delay=0))

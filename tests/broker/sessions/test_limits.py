@@ -317,7 +317,11 @@ async def test_the_texts_of_a_held_pull_count_as_its_connections(node: Node, wir
     assert one.connection.held_pulls == 1
     assert 1000 * TAG_BYTES < one.connection.charged_bytes < 1000 * TAG_BYTES + 100_000
     one.send(encode(Frame(Code.PULL_MESSAGE, 1, pull("t", flags=6, subscription="x" * 65_537))))
-    assert [item.code for item in one.received()] == [23]
+    answers: list[Frame] = []
+    await eventually(
+        lambda: bool(answers.extend(one.received()) or answers)
+    )  # a busy machine makes it wait for its turn
+    assert [item.code for item in answers] == [23]
     assert (await send(wire, tag="tag-1")).code == 0
     await eventually(lambda: one.connection.held_pulls == 0)
     assert one.connection.charged_bytes == PLACE_BYTES
