@@ -168,8 +168,8 @@ def test_finished_batch_is_committed_and_handed_over_long_before_the_next_trigge
         with Consumer(address, "g", "t", lambda message: service.append(message)) as consumer:
             service: list[Message] = []
             wait_for(lambda: sum(queue.topic == "t" for queue in consumer.assignment()) == QUEUES // 2)
-            fill(address, range(400, 500))
-            wait_for(lambda: len(service) == 50)
+            fill(address, range(400, 600))  # a batch of 50 for each queue: fewer batches may miss the consumer's queues
+            wait_for(lambda: len(service) == 100)
     finally:
         query.stop()
     assert not {int(message.body) for message in service} & set(range(400)), "rows of the batch came again"
