@@ -318,9 +318,12 @@ async def test_the_texts_of_a_held_pull_count_as_its_connections(node: Node, wir
     assert 1000 * TAG_BYTES < one.connection.charged_bytes < 1000 * TAG_BYTES + 100_000
     one.send(encode(Frame(Code.PULL_MESSAGE, 1, pull("t", flags=6, subscription="x" * 65_537))))
     answers: list[Frame] = []
-    await eventually(
-        lambda: bool(answers.extend(one.received()) or answers)
-    )  # a busy machine makes it wait for its turn
+
+    def is_answered() -> bool:
+        answers.extend(one.received())
+        return bool(answers)
+
+    await eventually(is_answered)  # on a busy machine the request waits for its turn
     assert [item.code for item in answers] == [23]
     assert (await send(wire, tag="tag-1")).code == 0
     await eventually(lambda: one.connection.held_pulls == 0)
