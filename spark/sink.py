@@ -521,7 +521,6 @@ Array = Any  # numpy's and Arrow's arrays: Arrow ships no types
 
 _HEAD: Final = np.dtype([("size", ">i4"), ("magic", ">u4"), ("crc", ">u4"), ("flag", ">i4"), ("body_size", ">i4")])
 _TEXT_SIZE: Final = np.dtype(">i2")
-_HEX: Final = np.array([list(b"%02X" % octet) for octet in range(256)], np.uint8)
 _RESERVED: Final = pa.array(sorted(props.RESERVED))
 _JOINED: Final = pa.scalar(b"", pa.binary())
 _ID_BYTES: Final = 32
@@ -542,10 +541,10 @@ class MessageIds:
         now_ms = int(time.time() * 1000) - self._began_ms & 0x7FFFFFFF
         first = max(self._next, now_ms << 16)
         self._next = first + count
-        numbers = np.arange(first, first + count, dtype=">u8").view(np.uint8).reshape(count, 8)[:, 2:]
+        numbers = np.arange(first, first + count, dtype=">u8").tobytes().hex().upper().encode()
         ids = np.empty((count, _ID_BYTES), np.uint8)
         ids[:, : len(self._prefix)] = self._prefix
-        ids[:, len(self._prefix) :] = _HEX[numbers].reshape(count, 12)
+        ids[:, len(self._prefix) :] = np.frombuffer(numbers, np.uint8).reshape(count, 16)[:, 4:]
         return _fixed(ids, _ID_BYTES)
 
 
