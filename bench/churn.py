@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketlet.client import Consumer, Message, Producer
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.demo.processes import Child
 from rocketlet.protocol.bodies import decode_cluster
@@ -134,7 +134,7 @@ async def members_of(peer: Peer, run: Run, options: argparse.Namespace) -> Async
 
 
 async def make_topic(address: str, topic: str, queues: int) -> None:
-    cluster = Cluster(address)
+    cluster = ClusterView(address)
     while not (found := decode_cluster((await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)).body)):
         await asyncio.sleep(0.05)
     connection = await cluster.connection(found[0].addresses[0])

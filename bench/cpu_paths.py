@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.server import Listening, Server, Taps
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat, TopicConfig, encode_heartbeat
@@ -85,7 +85,7 @@ class Client:
     def __init__(self, server: Server, meter: Meter) -> None:
         self._sink = Sink()
         self._meter = meter
-        self._connection = Connection(server)
+        self._connection = RemotingConnection(server)
         self._connection.connection_made(self._sink)
 
     async def ask(self, data: bytes, answers: int) -> None:
@@ -179,7 +179,7 @@ async def of_consumer(server: Server, meter: Meter, stack: AsyncExitStack) -> li
     ]
 
 
-def of_spark(broker: Broker) -> list[CodePath]:
+def of_spark(broker: BrokerController) -> list[CodePath]:
     from rocketlet.spark import options
     from rocketlet.spark.columns import Rows
 
@@ -203,10 +203,10 @@ def on_virtual_time(loop: SimLoop, work: Coroutine[Any, Any, Result]) -> Result:
     return found
 
 
-async def started(folder: Path, stack: AsyncExitStack, taps: Taps | None = None) -> tuple[Server, Broker]:
+async def started(folder: Path, stack: AsyncExitStack, taps: Taps | None = None) -> tuple[Server, BrokerController]:
     config = BrokerConfig(data_dir=folder, address=ADDRESS, name="broker-a", vip_channel=False)
     routes = Routes()
-    broker = Broker(config, routes)
+    broker = BrokerController(config, routes)
     server = Server(Listening("127.0.0.1", PORT), broker=broker, routes=routes, taps=taps or Taps())
     with Process("broker").running():  # the simulated network knows servers by their processes
         await stack.enter_async_context(server)
@@ -217,7 +217,7 @@ async def started(folder: Path, stack: AsyncExitStack, taps: Taps | None = None)
 async def paths(folder: Path, meter: Meter) -> AsyncIterator[list[CodePath]]:
     """All of them, ready to run. A client's path does not count the broker's work."""
 
-    class Unseen(Connection):
+    class Unseen(RemotingConnection):
         def data_received(self, data: bytes) -> None:
             with meter.paused():
                 super().data_received(data)

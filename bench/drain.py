@@ -16,7 +16,7 @@ import nats
 from nats.js.api import ConsumerConfig
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import PullLimits
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.protocol.allocation import subscribe_queues
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
@@ -55,7 +55,7 @@ async def fill(peer: Peer, count: int) -> None:
 
 async def raw_pulls(peer: Peer, count: int, run: int) -> None:
     """Every queue pulled to its end, one pull in flight per queue; bodies are received, not decoded."""
-    cluster = Cluster(peer.address)
+    cluster = ClusterView(peer.address)
     route = await cluster.find_route("backlog")
     assert route is not None
     done = 0

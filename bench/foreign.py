@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 from rocketlet.client import Producer
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, VERSION, Language, RequestCode
 from rocketlet.protocol.frame import JSON, ROCKETMQ, ExtValue, Frame, encode
 from rocketlet.protocol.headers import PullMessage, write
@@ -112,7 +112,7 @@ async def prepared(peer: Peer) -> str:
     async with Producer(peer.address, "foreign", timeout_s=10, default_queues=1) as producer:
         for _ in range(BACKLOG // 1000):
             await producer.send_batch(TOPIC, [BODY] * 1000)
-    cluster = Cluster(peer.address)
+    cluster = ClusterView(peer.address)
     route = await cluster.find_route(TOPIC)
     assert route is not None
     address = (await cluster.broker(route.queues[0].broker_name)).address

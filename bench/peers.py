@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.client.wire.connection import Access
 from rocketlet.demo.processes import Child
 from rocketlet.protocol.bodies import decode_cluster
@@ -387,7 +387,7 @@ def write_properties(path: Path, settings: Mapping[str, object]) -> None:
 
 async def _registered(name_server: str) -> None:
     """Return when the name server has a broker."""
-    cluster = Cluster(name_server)
+    cluster = ClusterView(name_server)
     try:
         async with asyncio.timeout(60):
             while True:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyspark
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.command.plumbing.numbers import whole
 from rocketlet.demo.processes import Child
 from rocketlet.protocol.codes import RequestCode
@@ -108,7 +108,7 @@ async def create_topic(peer: Peer, spark: Session | None, topic: str, queues: in
         assert spark is not None
         await spark.ask("kafka_topic", topic=topic, queues=queues)
         return
-    cluster = Cluster(peer.address)
+    cluster = ClusterView(peer.address)
     connection = await cluster.connection(peer.address)
     await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(topic, queues, queues, 6)))
     await cluster.close()

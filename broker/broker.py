@@ -30,7 +30,7 @@ from .config import (
     Limits,
     LiveConfig,
 )
-from .groups.drains import Draining, Notifications, Repeats
+from .groups.drains import Draining, Notifications, RedeliveryCauses
 from .groups.group import ConsumerGroup, ConsumerGroups, GroupChanges
 from .groups.guard import ReaderGuard
 from .groups.history import History, Refusals
@@ -44,7 +44,7 @@ from .messages.appender import Appender
 from .messages.filters import Filters
 from .messages.held_pulls import HeldPulls
 from .messages.later import Delays, Timers, tag_code_of
-from .messages.sending import Retries, Sending
+from .messages.sending import Retries, SendService
 from .messages.topics import Statistics, Topics
 from .messages.transactions import Transactions
 from .nameserver import Routes
@@ -60,7 +60,7 @@ from .tls import Tls
 log = structlog.get_logger("rocketlet.broker")
 
 
-class Broker:
+class BrokerController:
     """Opens the data folder and recovers it. Raises StoreError if that fails.
 
     routes: the table of the name server in the same process, if there is one. Each part that is made here gets the parts
@@ -154,7 +154,7 @@ class Broker:
         self.retries = Retries(
             self.topics, self.appender, self.delays, groups.__contains__, groups.ensure, self.statistics.note_sent_back
         )
-        self.sending = Sending(
+        self.sending = SendService(
             self.topics, self.appender, self.delays, self.transactions, self.retries, self.timers, config
         )
         return pop_frames
@@ -162,7 +162,7 @@ class Broker:
     def _make_members(self, config: BrokerConfig) -> None:
         folder, clock, limits = config.data_dir, self.clock, self.limits
         self.refusals = Refusals(clock)
-        self.repeats = Repeats(clock)
+        self.repeats = RedeliveryCauses(clock)
         self.locks = self._make_locks(folder / "locks.json")
         self.watch = Watch(self.runtime, self.groups, self.locks, self.history, self.topics, self._is_apart)
         self.draining = self._make_draining()
@@ -435,7 +435,7 @@ class Broker:
 class _Changes(GroupChanges):
     """Passes the facts that groups report to the parts of a broker."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerController) -> None:
         self._broker = broker
 
     def members_changed(self, group: ConsumerGroup) -> None:

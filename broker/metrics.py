@@ -30,7 +30,7 @@ from ..protocol import names
 from ..protocol.bodies import SLICE, Work
 from ..protocol.codes import RequestCode
 from ..protocol.fast import MODULE
-from .broker import Broker
+from .broker import BrokerController
 from .config import LIMITS, MAX_METRICS_CONNECTIONS, MAX_ORPHANED_TOPICS, METRICS_CLIENT_S, Limits
 from .messages.topics import GOT, PUT
 from .nameserver import Routes
@@ -56,7 +56,7 @@ T = TypeVar("T")
 class Collector:
     """Reads a broker's metrics, and whether it can serve clients."""
 
-    def __init__(self, broker: Broker, memory: Memory, connections: Sized) -> None:
+    def __init__(self, broker: BrokerController, memory: Memory, connections: Sized) -> None:
         self._broker = broker
         self._memory = memory
         self._connections = connections

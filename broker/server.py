@@ -15,7 +15,7 @@ import structlog
 from ..protocol.bodies import SLICE, Work
 from ..protocol.frame import Frame
 from .access import Acl
-from .broker import Broker
+from .broker import BrokerController
 from .config import (
     ADDRESS_SHARE,
     DRAIN_TIMEOUT_S,
@@ -33,7 +33,7 @@ from .config import (
 )
 from .machine import default_budget, shares
 from .nameserver import Routes
-from .remoting.connection import Connection
+from .remoting.connection import RemotingConnection
 from .remoting.dispatch import Dispatch
 from .runtime import MACHINE, Moment, OneATurn, Tasks, Turns
 from .sessions import Memory, Reports, Session, is_loopback
@@ -73,7 +73,7 @@ class Listening:
 
 S = TypeVar("S")
 
-Serve = Callable[[Connection, list[Frame]], None]
+Serve = Callable[[RemotingConnection, list[Frame]], None]
 
 
 def _untapped(serve: S) -> S:
@@ -84,7 +84,7 @@ class Taps(NamedTuple):
     """Hooks between clients and the dispatch, so that tests see and delay requests. connection_type: the class of a client's
     connection. serve: makes another function of the dispatch's `serve`; calls: of the one by which gRPC's door serves."""
 
-    connection_type: type[Connection] = Connection
+    connection_type: type[RemotingConnection] = RemotingConnection
     serve: Callable[[Serve], Serve] = _untapped
     calls: Callable[[ServeCalls], ServeCalls] = _untapped
 
@@ -96,7 +96,7 @@ class Server:
     """`async with Server(...)`: listens until the block ends, then drains and closes."""
 
     def __init__(
-        self, listening: Listening, *, broker: Broker | None, routes: Routes | None, taps: Taps = _NO_TAPS
+        self, listening: Listening, *, broker: BrokerController | None, routes: Routes | None, taps: Taps = _NO_TAPS
     ) -> None:
         acl = listening.acl
         self._host = listening.host
@@ -120,7 +120,7 @@ class Server:
         self._routes = routes
         self._connection_type = taps.connection_type
         self._tap_calls = taps.calls
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[RemotingConnection, None] = {}
         self._last_is_gone: asyncio.Event | None = None  # while it closes
         self._server: asyncio.Server | None = None
         self._turns = broker.turns if broker is not None else Turns()
@@ -143,7 +143,7 @@ class Server:
         self.now_s = self._clock.monotonic_s
 
     @property
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[RemotingConnection]:
         """The open connections."""
         return list(self._connections)
 
@@ -190,7 +190,7 @@ class Server:
             await self._broker.registration.start()
         self._loading = self._tasks.spawn(_load_grpc_ahead())
 
-    def _serve_metrics(self, broker: Broker) -> None:
+    def _serve_metrics(self, broker: BrokerController) -> None:
         config = broker.config
         if config.metrics_port is not None:
             from .metrics import Collector, MetricsPort
@@ -222,7 +222,7 @@ class Server:
             await asyncio.to_thread(self._metrics.close)
         await self._tasks.stop()
 
-    def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> Entrance[Connection]:
+    def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> Entrance[RemotingConnection]:
         connection = self._connection_type(self, is_external=is_external, is_vip=is_vip)
         return Entrance(self._tls, self.handshakes, self._turns.call_for, connection, self._door_of)
 
@@ -232,7 +232,7 @@ class Server:
         door = _load_grpc()
         return door(self._broker, self._acl, self._tap_calls) if door is not None else None
 
-    def _door_of(self, connection: Connection, first: bytes) -> asyncio.Protocol:
+    def _door_of(self, connection: RemotingConnection, first: bytes) -> asyncio.Protocol:
         """Picks the door by a client's first bytes, those of TLS aside."""
         if not first.startswith(_HTTP2):
             return connection
@@ -240,7 +240,7 @@ class Server:
             return Arrival(connection, self._loading, partial(self._grpc_protocol, connection))
         return self._grpc_protocol(connection)
 
-    def _grpc_protocol(self, connection: Connection) -> asyncio.Protocol:
+    def _grpc_protocol(self, connection: RemotingConnection) -> asyncio.Protocol:
         if self.grpc_door is not None:
             return self.grpc_door.protocol(connection)
         if self._broker is not None:
@@ -275,7 +275,7 @@ class Server:
         """How many clients are connected to the VIP channel."""
         return sum(connection.is_vip for connection in self._connections)
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: RemotingConnection) -> None:
         fault, limit = self._refusal(connection)
         if fault:
             if self._broker is not None:
@@ -286,7 +286,7 @@ class Server:
         self._connections[connection] = None
         self._of_address[connection.address] += 1
 
-    def _refusal(self, connection: Connection) -> tuple[str, int]:
+    def _refusal(self, connection: RemotingConnection) -> tuple[str, int]:
         """Why another connection is not taken, and the limit; empty if it may be."""
         if len(self._connections) >= self.max_connections and not self._make_room(connection.address):
             return "there are too many; raise `ulimit -n`, or close idle clients", self.max_connections
@@ -307,7 +307,7 @@ class Server:
             silent.abort()
         return silent is not None
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: RemotingConnection) -> None:
         self._connections.pop(connection, None)
         if self._last_is_gone is not None and not self._connections:
             self._last_is_gone.set()
@@ -381,7 +381,7 @@ def _aborting(connections: set[Session]) -> Work[None]:
 # high byte of its length, which is 0 or 1 for every size that is allowed, and HTTP/2 with a letter. So one port
 # serves both, as Apache's does (NettyRemotingServer.HandshakeHandler):
 #
-# 1. `Entrance` stands between a new socket and its `Connection` until the first bytes are there.
+# 1. `Entrance` stands between a new socket and its `RemotingConnection` until the first bytes are there.
 # 2. Plain: the Connection becomes the socket's protocol, and the Entrance is gone. Nothing is slower from then on.
 # 3. TLS: the handshake waits for its turn (`handshakes`). Then `loop.start_tls` puts its own protocol before the
 #     socket, and

@@ -179,7 +179,7 @@ class OffsetsReset(NamedTuple):
 Event = GroupChanged | OutcomeWanted | OffsetsReset
 
 
-class Asked(NamedTuple):
+class ForwardedRequest(NamedTuple):
     """Fields of the request that a tool has sent, which are handed on with a question."""
 
     group: str
@@ -190,13 +190,13 @@ class Asked(NamedTuple):
 class RunningWanted(NamedTuple):
     """How the client is running: its subscriptions, queues and times."""
 
-    asked: Asked
+    asked: ForwardedRequest
 
 
 class HandlingWanted(NamedTuple):
     """The client is to handle a message now, whatever its offset; the record as it lies in the log."""
 
-    asked: Asked
+    asked: ForwardedRequest
     record: bytes
 
 

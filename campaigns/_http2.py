@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.server import METHODS
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.server import Server
 from rocketlet.protocol import http2
 from rocketlet.protocol.grpc import MessageReader
@@ -63,7 +63,7 @@ class Peer:
 
     def __init__(self, server: Server, port: int) -> None:
         self.socket = self.socket_type(port)
-        connection = Connection(server)
+        connection = RemotingConnection(server)
         connection.connection_made(self.socket)
         assert server.grpc_door is not None
         self.protocol = server.grpc_door.protocol(connection)

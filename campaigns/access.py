@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 from rocketlet.broker.access import Acl, AclFile
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
@@ -145,7 +145,7 @@ class Guarded:
         reader = account(CURIOUS, defaultTopicPerm="SUB", defaultGroupPerm="SUB", **denied)
         self._file.write([*ACCOUNTS, reader])
         self._routes = Routes()
-        self._broker = Broker(BrokerConfig(folder / "data", "127.0.0.1:9", vip_channel=False), self._routes)
+        self._broker = BrokerController(BrokerConfig(folder / "data", "127.0.0.1:9", vip_channel=False), self._routes)
         tls = Tls("enforcing", Certificates.make(folder).files) if enforces_tls else None
         self.server = Server(
             Listening("127.0.0.1", 0, acl=Acl(AclFile(self._file.path)), tls=tls),

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 import uvloop
 from google.protobuf.message import DecodeError
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.server import METHODS
@@ -128,7 +128,7 @@ class Attack:
 
     async def run(self, limit: Limit) -> None:
         routes = Routes()
-        broker = Broker(self._config, routes)
+        broker = BrokerController(self._config, routes)
         for name in ("t", "honest"):
             broker.topics.put(TopicConfig(name, 4, 4), broker.store.end)
         async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
@@ -192,7 +192,7 @@ class Attack:
         payload = choose.randbytes(choose.choice((0, 4, 5, 8, 20)))
         return http2.encode(choose.randrange(11), choose.randrange(256), stream_id, payload)
 
-    def _store_extremes(self, broker: Broker) -> None:
+    def _store_extremes(self, broker: BrokerController) -> None:
         """Store a message as a remoting client may send it, with values that these clients' types cannot hold."""
         choose = self._choose
         born_ms = choose.choice((*LONGS, 253_402_300_800_000))
@@ -238,6 +238,6 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 
 async def _start_again(outcome: Outcome, config: BrokerConfig) -> None:
     try:
-        await Broker(config).stop()
+        await BrokerController(config).stop()
     except Exception as error:
         outcome.fault(f"the broker does not start again: {error!r}")

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import structlog
 import uvloop
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import LIMITS, BrokerConfig
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
@@ -192,7 +192,7 @@ class Search:
 
     # Requests
 
-    async def ask(self, server: Server, broker: Broker, number: int) -> None:
+    async def ask(self, server: Server, broker: BrokerController, number: int) -> None:
         code = CODES[number % len(CODES)]
         name = request_name(code)
         inputs = self._inputs[name]
@@ -227,7 +227,7 @@ class Search:
         field = self._chance.choice(texts or ["x"])
         return frame._replace(ext={**frame.ext, field: data.decode(errors="replace")})
 
-    async def _measured(self, server: Server, broker: Broker, raw: bytes, name: str) -> Meter:
+    async def _measured(self, server: Server, broker: BrokerController, raw: bytes, name: str) -> Meter:
         meter = Meter()
         peer = Peer(server, 7)
         with meter.piece():
@@ -237,12 +237,12 @@ class Search:
         await asyncio.sleep(0)
         return meter
 
-    async def _finish(self, broker: Broker, meter: Meter) -> None:
+    async def _finish(self, broker: BrokerController, meter: Meter) -> None:
         while broker.turns.waiting:
             with meter.piece():
                 await asyncio.sleep(0)
 
-    async def stored(self, server: Server, broker: Broker, number: int) -> None:
+    async def stored(self, server: Server, broker: BrokerController, number: int) -> None:
         """Messages of clients that others search for, with bodies and properties made for that."""
         given = self._inputs[request_name(RequestCode.QUERY_MESSAGE)].next() if number % 2 else Input(b"", b"k", b"")
         body, topic = given.of(40_000), f"q{number}"
@@ -271,7 +271,7 @@ class Search:
                 self._outcome.fault("QUERY_MESSAGE: what is in bodies makes a search take longer")
         put.hang_up()
 
-    async def searched(self, server: Server, broker: Broker) -> None:
+    async def searched(self, server: Server, broker: BrokerController) -> None:
         """Searches that take several turns, many of one client."""
         peer = Peer(server, 9)
         peer.send(
@@ -331,7 +331,7 @@ class _Serving:
         self._count += 1
         config = BrokerConfig(self._folder / f"data-{self._count}", "127.0.0.1:9", vip_channel=False)
         routes = Routes()
-        broker = Broker(config, routes)
+        broker = BrokerController(config, routes)
         asked = 0
         async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
             server.reports.is_due = lambda *_: True  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import Limits
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.store import disk as system_calls
@@ -152,7 +152,7 @@ class FailingDisk:
 class _Sends:
     """Sends, saves and reads on a disk that may fail; keeps what was acknowledged."""
 
-    def __init__(self, broker: Broker, chance: random.Random) -> None:
+    def __init__(self, broker: BrokerController, chance: random.Random) -> None:
         self.broker = broker
         self._chance = chance
         self.acknowledged: dict[Place, bytes] = {}
@@ -620,7 +620,7 @@ class Template:
                 self.records[queue.topic, queue.queue_id, offset] = position, broker.store.read_log(position, size)
         broker.store.close()
 
-    def _add(self, broker: Broker, chance: random.Random, number: int) -> None:
+    def _add(self, broker: BrokerController, chance: random.Random, number: int) -> None:
         into = broker.store.queue(*chance.choice((("t", 0), ("t", 1), ("t", 2), ("u", 0))))
         put(broker, into, b"%d-" % number + chance.randbytes(chance.randrange(200)))
         if number % 20 == 0:
@@ -749,7 +749,7 @@ class _Damaged:
             Folder(self._work).unlock()
             self._fault("without the file `lock` a second broker gets in")
 
-    def _checked(self, broker: Broker) -> dict[Place, bytes]:
+    def _checked(self, broker: BrokerController) -> dict[Place, bytes]:
         template, found = self._template, read_all(broker, whole=True)
         missing, wrong = differences(template.stored, found)
         if wrong:
@@ -765,7 +765,7 @@ class _Damaged:
         self._outcome.figures["reported"] += len(missing)
         return found
 
-    def _check_state(self, broker: Broker, whole: set[Place]) -> None:
+    def _check_state(self, broker: BrokerController, whole: set[Place]) -> None:
         """Nothing is other than it was: what is damaged is found to be so, and recreated."""
         template = self._template
         for name, queues in TOPICS.items():
@@ -784,7 +784,7 @@ class _Damaged:
         if broker.delays.progress.get(1, 0) > broker.delays.queue(1).next:
             self._fault("a delay level stands beyond the end")
 
-    def _write(self, broker: Broker, found: dict[Place, bytes]) -> None:
+    def _write(self, broker: BrokerController, found: dict[Place, bytes]) -> None:
         template = self._template
         for queue in [queue for queue in broker.store.queues.values() if queue.topic in TOPICS]:
             place = put(broker, queue, b"new")
@@ -793,7 +793,7 @@ class _Damaged:
                 self._fault("an offset is given again")
             found[place] = broker.store.read_log(*queue.entry(place[2])[:2])
 
-    def _flip_written(self, broker: Broker, found: dict[Place, bytes]) -> None:
+    def _flip_written(self, broker: BrokerController, found: dict[Place, bytes]) -> None:
         """Flip a bit of a message that this broker wrote: it is not delivered, and reported."""
         new = sorted(place for place in found if place not in self._template.records and place[:2] not in DELIVERED)
         if not new:

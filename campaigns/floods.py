@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import structlog
 import uvloop
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import MAX_POP_BYTES
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.nameserver import Routes
@@ -168,7 +168,7 @@ FLOODS: dict[str, Callable[[random.Random], Flood]] = {
 
 
 class Attack:
-    def __init__(self, outcome: Outcome, broker: Broker, server: Server, chance: random.Random) -> None:
+    def __init__(self, outcome: Outcome, broker: BrokerController, server: Server, chance: random.Random) -> None:
         self._outcome = outcome
         self._broker = broker
         self._server = server
@@ -270,7 +270,7 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 
 async def _run(limit: Limit, chance: random.Random, folder: Path, outcome: Outcome) -> None:
     routes = Routes()
-    broker = Broker(replace(config_in(folder), memory_bytes=BUDGET_BYTES), routes)
+    broker = BrokerController(replace(config_in(folder), memory_bytes=BUDGET_BYTES), routes)
     names = list(FLOODS)
     async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
         attack = Attack(outcome, broker, server, chance)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import uvloop
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
@@ -208,7 +208,7 @@ class Aimed(NamedTuple):
     outer_size: int
 
 
-def _places(broker: Broker) -> dict[Place, tuple[int, int]]:
+def _places(broker: BrokerController) -> dict[Place, tuple[int, int]]:
     """Where the indexes have each message, and its size."""
     found: dict[Place, tuple[int, int]] = {}
     for queue in broker.store.queues.values():
@@ -241,7 +241,7 @@ class Round:
         )
 
     async def run(self, tries: Iterator[int]) -> None:
-        broker = Broker(self._config, routes := Routes())
+        broker = BrokerController(self._config, routes := Routes())
         async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
             self._broker, self._server = broker, server
             for topic in ("t", VICTIM):
@@ -375,7 +375,7 @@ class Round:
             return True
         return False
 
-    def _check_again(self, broker: Broker, work: Path, found: dict[Place, bytes], what: str) -> None:
+    def _check_again(self, broker: BrokerController, work: Path, found: dict[Place, bytes], what: str) -> None:
         broker.persist(closes=True)
         index_bytes = sum(path.stat().st_size for path in (work / "consumequeue").rglob("0*") if path.is_file())
         most = INDEX_ENTRY_BYTES * (len(found) + broker.store.end // 91)

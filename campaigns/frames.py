@@ -21,10 +21,10 @@ from typing import Any
 
 import structlog
 import uvloop
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MAX_RETRY_QUEUES, WRITE_HIGH_BYTES, BrokerConfig
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, FrameError, FrameReader, encode
@@ -87,7 +87,7 @@ class Peer:
 
     def __init__(self, server: Server, port: int, host: str = "127.0.0.1") -> None:
         self.socket = self.socket_type(port, host)
-        self.connection = Connection(server)
+        self.connection = RemotingConnection(server)
         self.connection.connection_made(self.socket)
         self._reader = FrameReader()
 
@@ -159,7 +159,7 @@ class Attack:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self._outcome.fault(f"escaped: {context.get('exception')!r}"))
         routes = Routes()
-        self._broker = broker = Broker(self._config, routes)
+        self._broker = broker = BrokerController(self._config, routes)
         async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
             self._server = server
             server.reports.is_due = lambda *_: True  # type: ignore[method-assign] # each fault counts, not the first of its kind
@@ -179,7 +179,7 @@ class Attack:
         self._attack(self._random.choice(self._hostile), data)
         self._outcome.tried += 1
 
-    def _check_limits(self, broker: Broker) -> None:
+    def _check_limits(self, broker: BrokerController) -> None:
         """Nothing came into being that may not be."""
         for topic in broker.topics:
             if not LEGAL(topic.name) or max(topic.read_queues, topic.write_queues) > MAX_QUEUES_PER_TOPIC:
@@ -194,7 +194,7 @@ class Attack:
             self._outcome.fault(f"more than {MAX_MIB} MiB of memory")
             _forget_peak()
 
-    async def _finish(self, broker: Broker, hostile: list[Peer]) -> None:
+    async def _finish(self, broker: BrokerController, hostile: list[Peer]) -> None:
         """Lets the work of requests come to an end."""
         turns = 0
         while broker.turns.waiting and turns < MAX_TURNS:
@@ -341,7 +341,7 @@ def faults_of(outcome: Outcome) -> Callable[[Any, str, Any], str]:
 async def _check_folder(outcome: Outcome, config: BrokerConfig, stored: list[bytes]) -> None:
     """The broker starts again, and has every message of the honest client."""
     try:
-        broker = Broker(config)
+        broker = BrokerController(config)
     except Exception as error:
         outcome.fault(f"the broker does not start again: {error!r}")
         return

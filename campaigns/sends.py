@@ -20,7 +20,7 @@ from unittest import mock
 
 import uvloop
 from rocketlet.broker import runtime
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BATCH_TURN_MESSAGES, BrokerConfig
 from rocketlet.broker.messages import sending
 from rocketlet.broker.nameserver import Routes
@@ -119,7 +119,7 @@ class Node:
     def __init__(self, folder: Path, clock: MovableClock, *, is_compiled: bool) -> None:
         routes = Routes(clock)
         config = BrokerConfig(folder, "127.0.0.1:9", name="broker-a", vip_channel=False)
-        self.broker = Broker(config, routes, clock)
+        self.broker = BrokerController(config, routes, clock)
         self.server = Server(Listening("127.0.0.1", 0), broker=self.broker, routes=routes)
         self.server.reads_lazily = is_compiled
         self.broker.store._marks._key = b"the same in both"

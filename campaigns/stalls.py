@@ -17,7 +17,7 @@ from pathlib import Path
 import orjson
 import structlog
 import uvloop
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import LIMITS, MAX_QUEUES_PER_TOPIC, BrokerConfig
 from rocketlet.broker.machine import Garbage
 from rocketlet.broker.nameserver import Routes
@@ -71,7 +71,7 @@ class Stalls:
 class Attack:
     """`size` is the share of the limits that is used."""
 
-    def __init__(self, server: Server, broker: Broker, outcome: Outcome, size: float) -> None:
+    def __init__(self, server: Server, broker: BrokerController, outcome: Outcome, size: float) -> None:
         self._server = server
         self._broker = broker
         self._outcome = outcome
@@ -291,6 +291,6 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
 async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
     is_short = limit.count is not None and limit.count < DEFAULT_COUNT
     routes = Routes()
-    broker = Broker(BrokerConfig(folder / "data", "127.0.0.1:9", vip_channel=False), routes)
+    broker = BrokerController(BrokerConfig(folder / "data", "127.0.0.1:9", vip_channel=False), routes)
     async with Garbage(), Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
         await Attack(server, broker, outcome, 0.02 if is_short else 1.0).run(limit)

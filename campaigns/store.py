@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import LIMITS, BrokerConfig, Limits
 from rocketlet.broker.messages.later import waiting_text
 from rocketlet.broker.pops.deliveries import AckStatus, Delivered, PopClient, PopRequest, Why
@@ -28,20 +28,20 @@ ADDRESS = "127.0.0.1:1"
 LATE = b"REAL_TOPIC\x01t\x02REAL_QID\x013"  # the properties of a delayed message for t:3
 
 
-def open_broker(folder: Path, limits: Limits = LIMITS, clock: Clock = MACHINE, **settings: Any) -> Broker:
+def open_broker(folder: Path, limits: Limits = LIMITS, clock: Clock = MACHINE, **settings: Any) -> BrokerController:
     """Return a broker over the folder that neither listens nor has timers. Raises StoreError."""
     settings = {"segment_bytes": 20_000, "metrics_port": None} | settings
-    return Broker(BrokerConfig(data_dir=folder, address=ADDRESS, **settings), clock=clock, limits=limits)
+    return BrokerController(BrokerConfig(data_dir=folder, address=ADDRESS, **settings), clock=clock, limits=limits)
 
 
-def put(broker: Broker, queue: ConsumeQueue, body: bytes, properties: bytes = b"", code: int = 0) -> Place:
+def put(broker: BrokerController, queue: ConsumeQueue, body: bytes, properties: bytes = b"", code: int = 0) -> Place:
     """Store a message; return when the operating system has it. Raises StoreFull."""
     with broker.appender.batch() as now_ms:
         _, offset = broker.appender.stage(queue, body, properties, code, 0, 0, now_ms, HOST)
     return queue.topic, queue.queue_id, offset
 
 
-def read_all(broker: Broker, *, whole: bool = False) -> dict[Place, bytes]:
+def read_all(broker: BrokerController, *, whole: bool = False) -> dict[Place, bytes]:
     """Return the body, or the whole record, of every message that consumers of all queues would get."""
     found: dict[Place, bytes] = {}
     for queue in list(broker.store.queues.values()):
@@ -60,7 +60,7 @@ def read_all(broker: Broker, *, whole: bool = False) -> dict[Place, bytes]:
     return found
 
 
-def is_reported(broker: Broker, place: Place, position: int, size: int) -> bool:
+def is_reported(broker: BrokerController, place: Place, position: int, size: int) -> bool:
     """True if the loss of a message was reported: as lost, as damaged, or by a damaged or torn part of the log."""
     topic, queue, offset = place
     found = broker.recovered
@@ -124,7 +124,7 @@ class Work:
         self._jobs: deque[Coroutine[Any, Any, object]] = deque()
         self._waits_for_device = False
 
-    def step(self, broker: Broker, chance: random.Random, number: int) -> None:
+    def step(self, broker: BrokerController, chance: random.Random, number: int) -> None:
         kind = chance.choice(KINDS)
         for _ in range(chance.choice((0, 1, 1, 3, 20))):
             self._continue()
@@ -156,14 +156,14 @@ class Work:
         else:
             broker.offsets.put("g", "t", 0, broker.store.queue("t", 0).next)
 
-    def _send(self, broker: Broker, chance: random.Random, number: int) -> None:
+    def _send(self, broker: BrokerController, chance: random.Random, number: int) -> None:
         for part in range(chance.randrange(1, 6)):
             body = b"%d-%d-" % (number, part) + chance.randbytes(chance.randrange(600))
             self.sent[put(broker, broker.store.queue("t", chance.randrange(3)), body)] = body
         if chance.random() < 0.8:
             self.sync(broker, lambda: self.acknowledged.update(self.sent))
 
-    def save_amid_sends(self, broker: Broker, chance: random.Random, then: Callable[[], object]) -> None:
+    def save_amid_sends(self, broker: BrokerController, chance: random.Random, then: Callable[[], object]) -> None:
         """Let a job sync messages of several segments while a sender waits for them; `then` limits what follows."""
         while self._jobs:
             self._continue()
@@ -178,7 +178,7 @@ class Work:
         self.sync(broker, lambda: self.acknowledged.update(sent))
         then()
 
-    def _make_or_fill(self, broker: Broker, name: str, body: bytes) -> None:
+    def _make_or_fill(self, broker: BrokerController, name: str, body: bytes) -> None:
         if broker.topics.get(name) is None:
             self.deleted.discard(name)
             broker.topics.put(TopicConfig(name, 1, 1), broker.store.end)
@@ -187,7 +187,7 @@ class Work:
         self.sent[place] = body
         self.sync(broker, lambda: self.acknowledged.update({place: body}))
 
-    def _delete(self, broker: Broker, name: str) -> None:
+    def _delete(self, broker: BrokerController, name: str) -> None:
         if broker.topics.get(name) is None:
             return
         self.topics.discard(name)
@@ -233,7 +233,7 @@ class Work:
             done.set_exception(error)
         return done
 
-    def sync(self, broker: Broker, acknowledge: Callable[[], object]) -> None:
+    def sync(self, broker: BrokerController, acknowledge: Callable[[], object]) -> None:
         """Call `acknowledge` once what was written is kept as well as the settings want. Raises PowerCut."""
         flusher = broker.flusher
         if flusher is None:
@@ -255,7 +255,7 @@ class Work:
             job.close()
         self._jobs.clear()
 
-    def faults(self, broker: Broker) -> Iterator[str]:
+    def faults(self, broker: BrokerController) -> Iterator[str]:
         """Compare what a broker has after its next start with what was acknowledged."""
         found = read_all(broker)
         delivered = {body for (topic, queue, _), body in found.items() if (topic, queue) == ("t", 3)}
@@ -302,7 +302,7 @@ class Timed:
         self._maybe_recalled: set[bytes] = set()
         self.recalled: set[bytes] = set()
 
-    def step(self, broker: Broker, chance: random.Random) -> None:
+    def step(self, broker: BrokerController, chance: random.Random) -> None:
         kind = chance.choice(("send", "send", "deliver", "recall", "carry", "save"))
         timers = broker.timers
         if kind == "send":
@@ -316,14 +316,14 @@ class Timed:
         elif self._due_ms:
             self._recall(broker, chance.choice(sorted(self._due_ms)))
 
-    def _send(self, broker: Broker, body: bytes, delay_ms: int) -> None:
+    def _send(self, broker: BrokerController, body: bytes, delay_ms: int) -> None:
         due_ms = self._due_ms[body] = broker.clock.time_ms() + delay_ms
         text = waiting_text(f"UNIQ_KEY\x01{body.decode()}", due_ms, "t", 3)
         put(broker, broker.timers.queue, body, text.encode(), due_ms)
         broker.timers.take()
         self._work.sync(broker, lambda: self.acknowledged.add(body))
 
-    def _recall(self, broker: Broker, body: bytes) -> None:
+    def _recall(self, broker: BrokerController, body: bytes) -> None:
         self._maybe_recalled.add(body)
         work = broker.timers.recalling("t", self._due_ms[body], body.decode())
         try:
@@ -333,7 +333,7 @@ class Timed:
             if end.value:
                 self._work.sync(broker, lambda: self.recalled.add(body))
 
-    def faults(self, broker: Broker) -> Iterator[str]:
+    def faults(self, broker: BrokerController) -> Iterator[str]:
         """Deliver all waiting messages of a broker that was started again."""
         timers = broker.timers
         timers._clock = _Later()
@@ -361,14 +361,14 @@ class Popped:
         self._asked: set[Place] = set()  # acknowledged, perhaps
         self.done: set[Place] = set()  # acknowledged, and the broker has confirmed it
 
-    def step(self, broker: Broker, chance: random.Random) -> None:
+    def step(self, broker: BrokerController, chance: random.Random) -> None:
         """Raises PowerCut."""
         kind = chance.choice(("pop", "pop", "pop", "ack", "ack", "nack", "later", "forget"))
         self._work.loop.run_until_complete(self._step(broker, chance, kind))
         if kind == "ack" or chance.random() < 0.7:
             self._work.sync(broker, lambda: self.kept.update(self._in_flight))
 
-    async def _step(self, broker: Broker, chance: random.Random, kind: str) -> None:
+    async def _step(self, broker: BrokerController, chance: random.Random, kind: str) -> None:
         """Do what happens in one event-loop iteration of the broker."""
         held = sorted(self._in_flight)
         if kind == "pop":
@@ -382,7 +382,7 @@ class Popped:
                     broker.pops.change(GROUP, TOPIC, handle, 0 if kind == "nack" else INVISIBLE_MS)
         broker.pops._writer.write()  # the end of the iteration, in which a power cut is raised
 
-    def _ack(self, broker: Broker, places: list[Place]) -> None:
+    def _ack(self, broker: BrokerController, places: list[Place]) -> None:
         handles = [self._free(place) for place in places]
         self._asked.update(places)
 
@@ -396,17 +396,17 @@ class Popped:
         self.kept.pop(place, None)
         return self._in_flight.pop(place)
 
-    def end(self, broker: Broker) -> None:
+    def end(self, broker: BrokerController) -> None:
         """Stop the timers of a broker whose machine is off."""
         broker.pops._deadlines.stop()
 
-    def faults(self, broker: Broker, clock: MovableClock) -> list[str]:
+    def faults(self, broker: BrokerController, clock: MovableClock) -> list[str]:
         """Pop everything from a broker that was started again, whose clock is advanced."""
         found: list[str] = []
         self._work.loop.run_until_complete(self._check(broker, clock, found))
         return found
 
-    async def _check(self, broker: Broker, clock: MovableClock, found: list[str]) -> None:
+    async def _check(self, broker: BrokerController, clock: MovableClock, found: list[str]) -> None:
         wanted = {place for place in read_all(broker) if place[0] == TOPIC} - self.done - self._asked
         came = self._drain(broker, found)
         if came & self.kept.keys():
@@ -424,7 +424,7 @@ class Popped:
         if wanted - came - kept.keys():
             found.append("a message that nobody has acknowledged is delivered to nobody")
 
-    def _drain(self, broker: Broker, found: list[str]) -> set[Place]:
+    def _drain(self, broker: BrokerController, found: list[str]) -> set[Place]:
         came: set[Place] = set()
         while places := _pop(broker, 32).keys():
             if places & self.done:
@@ -436,7 +436,7 @@ class Popped:
         return came
 
 
-def _pop(broker: Broker, count: int) -> dict[Place, str]:
+def _pop(broker: BrokerController, count: int) -> dict[Place, str]:
     """Return the handles of messages."""
     request = PopRequest(GROUP, TOPIC, PopClient("c"), count, INVISIBLE_MS, from_first=True)
     result = broker.pops.receive(Receive(request, None))

@@ -42,14 +42,14 @@ from .consuming.handling import (
     WorkerPool,
     hand_back,
 )
-from .consuming.queues import Assignment, Commits, Filling, ProcessQueue, Puller, Run, check_filters
+from .consuming.queues import Assignment, Filling, OffsetCommitter, ProcessQueue, Puller, Run, check_filters
 from .errors import ConfigError, get_logger
 from .member.membership import Broadcast, Membership
 from .member.offsets import GroupOffsets, Position, begin_offset
 from .message import Message, record_fault
 from .options import ConsumerOptions, MemberOptions, SeekPosition, check_models, most_retries
 from .sending.requests import is_awaited, reply_failure
-from .wire.cluster import Cluster, Lifecycle, Stage
+from .wire.cluster import ClusterView, Lifecycle, Stage
 
 log = get_logger("rocketlet.consumer")
 
@@ -94,7 +94,7 @@ class AnyConsumer(Lifecycle):
         has_handler: bool,
         takes_batches: bool = False,
     ) -> None:
-        super().__init__(Cluster(name_server, options["access"], options["client_name"], options["limits"]))
+        super().__init__(ClusterView(name_server, options["access"], options["client_name"], options["limits"]))
         self.group = group
         self.subscriptions = subscriptions
         self._name_server = name_server
@@ -302,7 +302,7 @@ class Consumer(AnyConsumer):
             on_resumed=self._resumed,
         )
         self._membership = self._make_membership()
-        self._commits = Commits(
+        self._commits = OffsetCommitter(
             group,
             self._assignment.queues,
             interval_s=options["commit_interval_s"],

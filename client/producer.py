@@ -42,7 +42,7 @@ from .sending.accumulator import (
     sent_result,
 )
 from .sending.options import ProducerOptions
-from .sending.requests import Requests, Transactions, half_properties, reply_properties, request_properties
+from .sending.requests import ProducerTransactions, Requests, half_properties, reply_properties, request_properties
 from .sending.sender import Delay, Sender, checked_handle, is_over, later_text, needs_time, own_text
 from .wire.connection import cancelled, running_timeout
 
@@ -72,7 +72,9 @@ class Producer(Sender, Generic[Body]):
         self._middleware, check = tuple(options["middleware"]), options["check"]
         if check is not None and group == PRODUCER_GROUP:
             raise ConfigError("group: with check, name one of your own: brokers ask any producer of the group")
-        self._transactions = Transactions(self._cluster, group, check, self._middleware) if check is not None else None
+        self._transactions = (
+            ProducerTransactions(self._cluster, group, check, self._middleware) if check is not None else None
+        )
         self._heartbeats: asyncio.Task[None] | None = None
         self._requests = Requests(self._cluster)
         self._call: Callable[[Sending], Awaitable[SendResult]] = self._send_plainly

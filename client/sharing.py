@@ -75,7 +75,7 @@ from .consuming.handling import (
 )
 from .errors import AnswerUnreadable, BrokerRefused, ConfigError, ConnectionFailed, RocketletError, get_logger
 from .message import Lease, Message, clock_s
-from .wire.cluster import Cluster
+from .wire.cluster import ClusterView
 from .wire.connection import Connection, cancelled, header_of
 from .wire.late_queues import LateQueues
 
@@ -126,7 +126,7 @@ class SharedDelivery:
         return True
 
 
-class Asked:
+class ReceiveStart:
     """When a receive was sent, by the clock and by the time that this process ran."""
 
     def __init__(self, connection: Connection) -> None:
@@ -351,7 +351,7 @@ class Source:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterView,
         wanted: Wanted,
         subscription: Subscription,
         broker_name: str,
@@ -429,7 +429,7 @@ class Source:
             await self._set_begins(connection, self._late)
             self._late = None
         await self._register(connection.address)
-        asked = Asked(connection)
+        asked = ReceiveStart(connection)
         answer = await connection.ask(
             RequestCode.POP_MESSAGE, write(self._header(places, wait_s)), timeout_s=wait_s + POP_TIMEOUT_S
         )
@@ -504,7 +504,7 @@ class Renewing:
     """
 
     def __init__(
-        self, cluster: Cluster, group: str, invisible_s: float, is_unwanted: Callable[[SharedDelivery], bool]
+        self, cluster: ClusterView, group: str, invisible_s: float, is_unwanted: Callable[[SharedDelivery], bool]
     ) -> None:
         self._cluster = cluster
         self._limits = cluster.limits
@@ -615,7 +615,7 @@ class Sources:
     """
 
     def __init__(
-        self, cluster: Cluster, subscriptions: Mapping[str, Subscription], make: Make, dispatcher: SlotDispatcher
+        self, cluster: ClusterView, subscriptions: Mapping[str, Subscription], make: Make, dispatcher: SlotDispatcher
     ) -> None:
         self._cluster = cluster
         self._limits = cluster.limits
@@ -708,7 +708,7 @@ class Sharing:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterView,
         wanted: Wanted,
         subscriptions: Mapping[str, Subscription],
         max_reconsume_times: int | None,
@@ -962,7 +962,7 @@ class Settling:
     spawn: runs a coroutine that waits for a broker.
     """
 
-    def __init__(self, cluster: Cluster, group: str, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(self, cluster: ClusterView, group: str, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._cluster = cluster
         self._limits = cluster.limits
         self._group = group

@@ -16,7 +16,7 @@ from ..client.admin.diagnosis import Examiner, Finding, findings_of_brokers
 from ..client.errors import RocketletError, get_logger
 from ..client.producer import Producer
 from ..protocol import names
-from ..protocol.admin_bodies import GroupConnections, Progress
+from ..protocol.admin_bodies import GroupConnections, QueueProgress
 from ..protocol.names import Queue
 from .config import BROKERS_INTERVAL_S, LAG_POINTS, MARKS_INTERVAL_S, MAX_NOTICES, MAX_WATCHES
 from .group_watch import GroupWatch
@@ -92,7 +92,7 @@ class Console:
         self,
         name: str,
         masters: Masters,
-        progress: Mapping[Queue, Progress],
+        progress: Mapping[Queue, QueueProgress],
         connections: Mapping[str, GroupConnections],
         before: GroupSample | None,
     ) -> GroupSample:

@@ -18,7 +18,7 @@ import orjson
 from ..client.admin.admin_client import AdminClient, Event, Masters, Topic, are_broadcasting, changes, locked
 from ..client.errors import BrokerRefused, ConfigError, RocketletError
 from ..client.wire.connection import side_by_side
-from ..protocol.admin_bodies import GroupConnections, Progress
+from ..protocol.admin_bodies import GroupConnections, QueueProgress
 from ..protocol.bodies import GroupConfig
 from ..protocol.codes import ResponseCode
 from ..protocol.group_bodies import SHARED_OWNER
@@ -42,12 +42,12 @@ class MemberRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class GroupSnapshot:
     """A group at one moment. `tells_events`: whether its brokers do, as Rocketlet's."""
 
     ms: int = 0
     connections: Mapping[str, GroupConnections] = field(default_factory=dict)
-    progress: Mapping[Queue, Progress] = field(default_factory=dict)
+    progress: Mapping[Queue, QueueProgress] = field(default_factory=dict)
     owners: Mapping[Queue, str] = field(default_factory=dict)
     members: tuple[MemberRow, ...] = ()
     tells_events: bool = True
@@ -67,7 +67,7 @@ class GroupWatch:
     def __init__(self, admin: AdminClient, group: str) -> None:
         self._admin = admin
         self.group = group
-        self.look = Look()
+        self.look = GroupSnapshot()
         self.events: list[Event] = []
         self._heard: dict[str, tuple[int, frozenset[bytes]]] = {}  # by broker: the ms of its newest events, and these
         self.lags: dict[Queue, deque[tuple[int, int]]] = {}
@@ -156,7 +156,7 @@ class GroupWatch:
         return fresh
 
     async def _look_at_foreign(
-        self, progress: Mapping[Queue, Progress], connections: Mapping[str, GroupConnections]
+        self, progress: Mapping[Queue, QueueProgress], connections: Mapping[str, GroupConnections]
     ) -> None:
         running = await self._admin.running(self.group, self.masters, connections)
         owners: dict[Queue, str] = {}
@@ -179,13 +179,13 @@ class GroupWatch:
             )
             for client_id, item in sorted(known.items())
         )
-        self.look = Look(ms, connections, progress, owners, members, tells_events=False)
+        self.look = GroupSnapshot(ms, connections, progress, owners, members, tells_events=False)
         if before.ms:
             self._note_changes(before, self.look)
         else:
             self.events += changes({}, owners, ms)
 
-    def _note_changes(self, before: Look, after: Look) -> None:
+    def _note_changes(self, before: GroupSnapshot, after: GroupSnapshot) -> None:
         old, new = ({member.client_id for member in item.members} for item in (before, after))
         for client_id in sorted(new - old):
             self._add(after.ms, "joined", client_id)
@@ -229,8 +229,8 @@ def _text_of(event: Event) -> bytes:
 
 
 def _look_of(
-    reports: list[dict[str, Any]], progress: Mapping[Queue, Progress], connections: Mapping[str, GroupConnections]
-) -> Look:
+    reports: list[dict[str, Any]], progress: Mapping[Queue, QueueProgress], connections: Mapping[str, GroupConnections]
+) -> GroupSnapshot:
     owners = locked(reports)
     known = {member.client_id: member for item in connections.values() for member in item.members}
     told = {member["clientId"]: member for report in reports for member in report["members"]}
@@ -251,4 +251,4 @@ def _look_of(
         for client_id, member in sorted(told.items())
     )
     is_draining = any(report.get("draining") for report in reports)
-    return Look(now_ms(), connections, progress, owners, members, is_draining=is_draining)
+    return GroupSnapshot(now_ms(), connections, progress, owners, members, is_draining=is_draining)

@@ -12,7 +12,7 @@ from ..client.admin.diagnosis import Finding, Harm, findings_of_dead_letters, fi
 from ..client.config import SHORT_LAG_S
 from ..client.errors import TopicNotFound
 from ..protocol import names
-from ..protocol.admin_bodies import GroupConnections, Progress
+from ..protocol.admin_bodies import GroupConnections, QueueProgress
 from ..protocol.names import Queue
 from .config import CATCH_UP_S, LAG_POINTS, RATE_S
 from .text import duration
@@ -120,7 +120,7 @@ class TopicSample:
 
 def group_sample(
     name: str,
-    progress: Mapping[Queue, Progress],
+    progress: Mapping[Queue, QueueProgress],
     connections: Mapping[str, GroupConnections],
     before: GroupSample | None,
     findings: tuple[Finding, ...] | None = None,

@@ -14,7 +14,7 @@ from pathlib import Path
 import uvloop
 
 from ..client import Producer, RocketletError
-from ..client.wire.cluster import Cluster
+from ..client.wire.cluster import ClusterView
 from ..protocol.bodies import BrokerData, decode_cluster
 from ..protocol.codes import RequestCode
 from ..protocol.headers import CreateTopic, write
@@ -55,7 +55,7 @@ async def replay(name_server: str, limit: int, rate: float, status: Path | None,
 
 async def create_topic(name_server: str, queues: int, brokers: int = 1) -> None:
     """Makes the topic on every broker of the cluster, once there are at least so many. Returns when it has a route."""
-    cluster = Cluster(name_server)
+    cluster = ClusterView(name_server)
     try:
         while len(found := await _brokers(cluster)) < brokers:  # noqa: ASYNC110 (a name server tells nobody)
             await asyncio.sleep(0.05)
@@ -72,7 +72,7 @@ async def create_topic(name_server: str, queues: int, brokers: int = 1) -> None:
         await cluster.close()
 
 
-async def _brokers(cluster: Cluster) -> list[BrokerData]:
+async def _brokers(cluster: ClusterView) -> list[BrokerData]:
     return decode_cluster((await cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
 
 

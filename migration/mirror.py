@@ -113,7 +113,7 @@ class QueueCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class MirrorProgress:
     """How many of a topic's messages are over there, also from earlier times, and how many there are."""
 
     topic: str
@@ -224,11 +224,11 @@ class Mirror:
         return sum(copy.copied for copy in self.copies.values())
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> MirrorProgress | None:
         """How far the topic is that is copied, or was the last one; None before the first."""
         copies = [copy for copy in self.copies.values() if copy.source.topic == self._copying]
         total = sum(copy.span.end - copy.span.begin for copy in copies)
-        return Progress(self._copying, sum(copy.done for copy in copies), total) if copies else None
+        return MirrorProgress(self._copying, sum(copy.done for copy in copies), total) if copies else None
 
     async def waiting(self) -> Waiting:
         """The messages at the source that will not be copied as they are."""

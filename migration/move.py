@@ -15,7 +15,7 @@ from ..client.wire.connection import Access
 from ..protocol import names
 from ..protocol.codes import PERM_WRITE
 from ..protocol.names import counted
-from .mirror import Mirror, Progress, Way, delayed
+from .mirror import Mirror, MirrorProgress, Way, delayed
 
 Say = Callable[[str], None]
 
@@ -86,7 +86,7 @@ class Move:
         await self._stack.aclose()
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> MirrorProgress | None:
         """How far the topic is that is copied, or was the last one."""
         return self._mirror.progress if self._mirror is not None else None
 

@@ -114,7 +114,7 @@ def _producer(info: ConnectedClient) -> bytes:
     )
 
 
-class Progress(msgspec.Struct, frozen=True, rename="camel"):
+class QueueProgress(msgspec.Struct, frozen=True, rename="camel"):
     """The progress of a group in a queue. `last_ms`: when the last message that it consumed was stored, 0 if not reported;
     `lost`: how many messages were deleted before it had committed them, if reported; `in_hand`: how many were popped and are
     not acknowledged, which lag contains."""
@@ -135,7 +135,7 @@ class Progress(msgspec.Struct, frozen=True, rename="camel"):
         return self.lag - self.in_hand
 
 
-def encode_consume_stats(items: Iterable[tuple[Queue, Progress]], tps: float) -> Work[bytes]:
+def encode_consume_stats(items: Iterable[tuple[Queue, QueueProgress]], tps: float) -> Work[bytes]:
     """GET_CONSUME_STATS's answer; `tps`: messages per second over the last minute. Tools of 5.x show by how much `pullOffset`
     is ahead as messages in flight; without it they would show a number below zero."""
     table = yield from listed(
@@ -156,7 +156,7 @@ def encode_consume_stats(items: Iterable[tuple[Queue, Progress]], tps: float) ->
 
 
 class ProgressColumns(NamedTuple):
-    """A group's progress in the queues of a topic at a broker, by queue id: the fields of `Progress`, each in a list.
+    """A group's progress in the queues of a topic at a broker, by queue id: the fields of `QueueProgress`, each in a list.
     `last_ms` is empty if nobody has asked for it. `lost`, `in_hand`: queue ids and counts, only of those where there are
     some. `unreadable`: id, broker offset and consumer offset of queues with lag that may not be read any more."""
 
@@ -190,13 +190,13 @@ def encode_progress_columns(topics: Iterable[ProgressColumns]) -> Work[bytes]:
 
 
 def encode_all_consume_stats(
-    address: str, groups: Iterable[tuple[str, Iterable[tuple[Queue, Progress]]]]
+    address: str, groups: Iterable[tuple[str, Iterable[tuple[Queue, QueueProgress]]]]
 ) -> Work[bytes]:
     """GET_BROKER_CONSUME_STATS's answer. Groups without a queue are left out."""
     stats: list[bytes] = []
     behind = size = 0
 
-    def counted(items: Iterable[tuple[Queue, Progress]]) -> Iterator[tuple[Queue, Progress]]:
+    def counted(items: Iterable[tuple[Queue, QueueProgress]]) -> Iterator[tuple[Queue, QueueProgress]]:
         nonlocal behind
         for queue, item in items:
             behind += item.lag
@@ -240,7 +240,7 @@ Column = list[Long]
 
 
 class ConsumeStatsShape(Shape):
-    offset_table: dict[str, Progress] | None = None
+    offset_table: dict[str, QueueProgress] | None = None
     columns: list[tuple[Text, Text, Column, Column, Column]] | None = None
     lost: list[tuple[Text, Text, Long, Long]] | None = None
     in_hand: list[tuple[Text, Text, Long, Long]] | None = None
@@ -256,15 +256,15 @@ def _queue_of_key(text: str) -> Queue:
 
 
 @answers("consume statistics", ConsumeStatsShape)
-def decode_consume_stats(data: ConsumeStatsShape) -> dict[Queue, Progress]:
+def decode_consume_stats(data: ConsumeStatsShape) -> dict[Queue, QueueProgress]:
     """Both forms of it."""
     found = {_queue_of_key(key): item for key, item in (data.offset_table or {}).items()}
     for topic, broker_name, ends, offsets, times in data.columns or ():
         rows = zip(ends, offsets, times or repeat(0, len(ends)), strict=True)
         for queue_id, row in enumerate(rows):
-            found[Queue(topic, broker_name, queue_id)] = Progress(*row)
+            found[Queue(topic, broker_name, queue_id)] = QueueProgress(*row)
     for topic, broker_name, queue_id, end, offset in data.unreadable or ():
-        found[Queue(topic, broker_name, queue_id)] = Progress(end, offset, 0)
+        found[Queue(topic, broker_name, queue_id)] = QueueProgress(end, offset, 0)
     for name, counts in (("lost", data.lost), ("in_hand", data.in_hand)):
         for topic, broker_name, queue_id, count in counts or ():
             queue = Queue(topic, broker_name, queue_id)
@@ -599,7 +599,7 @@ class Kind(IntEnum):
     DELAYED = 3
 
 
-class Outcome(IntEnum):
+class ConsumeReturnType(IntEnum):
     """How a handler ended: org.apache.rocketmq.client.consumer.listener.ConsumeReturnType."""
 
     SUCCESS = 0
@@ -650,8 +650,10 @@ def before_handling(about: About, *, time_ms: int, group: str, handling_id: str,
     return _record("SubBefore", time_ms, REGION, group, handling_id, about.message_id, retries, keys)
 
 
-def after_handling(about: About, *, time_ms: int, group: str, handling_id: str, took_ms: int, outcome: Outcome) -> str:
-    is_success = "true" if outcome is Outcome.SUCCESS else "false"
+def after_handling(
+    about: About, *, time_ms: int, group: str, handling_id: str, took_ms: int, outcome: ConsumeReturnType
+) -> str:
+    is_success = "true" if outcome is ConsumeReturnType.SUCCESS else "false"
     return _record(
         "SubAfter", handling_id, about.message_id, took_ms, is_success, about.keys, int(outcome), time_ms, group
     )

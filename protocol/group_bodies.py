@@ -239,7 +239,7 @@ Digest = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class AgreedMembers:
     """The body. waiting: the client ids that are still drained. given: who was given the list of members with that digest,
     since the last word."""
 
@@ -251,10 +251,10 @@ class Word(NamedTuple):
     """One message of a broker to another one about a group."""
 
     header: AgreeOnMembers
-    members: Members
+    members: AgreedMembers
 
 
-def encode_agreed_members(members: Members) -> bytes:
+def encode_agreed_members(members: AgreedMembers) -> bytes:
     return orjson.dumps({"waiting": sorted(members.waiting), "given": members.given})
 
 
@@ -264,8 +264,8 @@ class MembersShape(Shape):
 
 
 @reads("members", MembersShape)
-def decode_agreed_members(data: MembersShape) -> Members:
-    return Members(frozenset(data.waiting), {digest: tuple(ids) for digest, ids in data.given.items()})
+def decode_agreed_members(data: MembersShape) -> AgreedMembers:
+    return AgreedMembers(frozenset(data.waiting), {digest: tuple(ids) for digest, ids in data.given.items()})
 
 
 # ------------------------------------------------------------------------------

@@ -278,7 +278,7 @@ class ConfirmWord(NamedTuple):
     token: str
 
 
-class ConsumerGroup(NamedTuple):
+class ConsumerGroupHeader(NamedTuple):
     """GET_CONSUMER_LIST_BY_GROUP and NOTIFY_CONSUMER_IDS_CHANGED. With `topic`, which only we send and read, the
     list holds only the members that subscribe to it."""
 

@@ -47,7 +47,7 @@ _HEAD: Final = Struct(">BHBBI")
 _SETTING: Final = Struct(">HI")
 
 
-class Kind(IntEnum):
+class FrameType(IntEnum):
     DATA = 0
     HEADERS = 1
     PRIORITY = 2  # deprecated, and without effect here
@@ -60,14 +60,14 @@ class Kind(IntEnum):
     CONTINUATION = 9
 
 
-DATA: Final = int(Kind.DATA)
-HEADERS: Final = int(Kind.HEADERS)
-RST_STREAM: Final = int(Kind.RST_STREAM)
-SETTINGS: Final = int(Kind.SETTINGS)
-PING: Final = int(Kind.PING)
-GOAWAY: Final = int(Kind.GOAWAY)
-WINDOW_UPDATE: Final = int(Kind.WINDOW_UPDATE)
-CONTINUATION: Final = int(Kind.CONTINUATION)
+DATA: Final = int(FrameType.DATA)
+HEADERS: Final = int(FrameType.HEADERS)
+RST_STREAM: Final = int(FrameType.RST_STREAM)
+SETTINGS: Final = int(FrameType.SETTINGS)
+PING: Final = int(FrameType.PING)
+GOAWAY: Final = int(FrameType.GOAWAY)
+WINDOW_UPDATE: Final = int(FrameType.WINDOW_UPDATE)
+CONTINUATION: Final = int(FrameType.CONTINUATION)
 
 # Flags
 END_STREAM: Final = 0x01
@@ -616,16 +616,16 @@ def _unpadded(payload: bytes) -> bytes:
 _Taker = Callable[[Http2, int, int, bytes], None]
 _TAKERS: Final[tuple[_Taker, ...]] = tuple(
     {
-        Kind.DATA: Http2._data,
-        Kind.HEADERS: Http2._headers,
-        Kind.PRIORITY: Http2._priority,
-        Kind.RST_STREAM: Http2._rst_stream,
-        Kind.SETTINGS: Http2._settings,
-        Kind.PUSH_PROMISE: Http2._push_promise,
-        Kind.PING: Http2._ping,
-        Kind.GOAWAY: Http2._goaway,
-        Kind.WINDOW_UPDATE: Http2._window_update,
-        Kind.CONTINUATION: Http2._continuation,
+        FrameType.DATA: Http2._data,
+        FrameType.HEADERS: Http2._headers,
+        FrameType.PRIORITY: Http2._priority,
+        FrameType.RST_STREAM: Http2._rst_stream,
+        FrameType.SETTINGS: Http2._settings,
+        FrameType.PUSH_PROMISE: Http2._push_promise,
+        FrameType.PING: Http2._ping,
+        FrameType.GOAWAY: Http2._goaway,
+        FrameType.WINDOW_UPDATE: Http2._window_update,
+        FrameType.CONTINUATION: Http2._continuation,
     }.values()
 )
 

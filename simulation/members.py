@@ -16,7 +16,7 @@ from rocketlet.broker.pops.deliveries import SHARDING_KEY
 from rocketlet.client import Consumer, Message, RocketletError
 from rocketlet.client.member.membership import Membership
 from rocketlet.client.message import NO_LEASE
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol import bodies, group_bodies, names
 from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
@@ -28,7 +28,7 @@ from rocketlet.protocol.headers import (
     FROM_FIRST,
     AckMessage,
     ChangeInvisibleTime,
-    ConsumerGroup,
+    ConsumerGroupHeader,
     Offset,
     PopMessage,
     PopMessageResult,
@@ -168,7 +168,7 @@ class Model(AnyMember):
     def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
         super().__init__(world, name, topics)
         self.client_id = f"{self.host}@{name}"
-        self._cluster = Cluster(world.name_server)
+        self._cluster = ClusterView(world.name_server)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -344,7 +344,7 @@ class ForeignMember(Model):
         addresses = [address for name in brokers if (address := self._cluster.master(name))]
         if not addresses:
             return
-        address, header = self._world.rng.choice(sorted(addresses)), write(ConsumerGroup(self._world.group))
+        address, header = self._world.rng.choice(sorted(addresses)), write(ConsumerGroupHeader(self._world.group))
         answer = await self._asked(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
         if answer is None:
             return

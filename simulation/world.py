@@ -36,12 +36,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.pops.deliveries import SHARDING_KEY
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.sessions import Event, GroupChanged
 from rocketlet.client import Message, Producer, RocketletError
@@ -93,7 +93,7 @@ class Node:
     folder: Path
     runs_name_server: bool
     process: Process = field(default_factory=lambda: Process("down"))
-    broker: Broker | None = None
+    broker: BrokerController | None = None
     server: Server | None = None
     is_started: bool = False
 
@@ -211,7 +211,7 @@ class World:
             )
             raise_later(fault)
 
-    def _watch_offsets(self, broker: Broker) -> None:
+    def _watch_offsets(self, broker: BrokerController) -> None:
         commit = broker.offsets.commit
         owned: dict[tuple[str, int], int] = {}  # by leases' owners; foreign members may put each other back
 
@@ -225,7 +225,7 @@ class World:
 
         broker.offsets.commit = checked  # type: ignore[method-assign]
 
-    def _watch_locks(self, broker: Broker) -> None:
+    def _watch_locks(self, broker: BrokerController) -> None:
         lock = broker.locks.lock
 
         def noted(request: LockRequest, connection: Any, *, has_had: bool = False) -> dict[Queue, int]:
@@ -360,7 +360,7 @@ class World:
         with node.process.running():
             routes = Routes() if node.runs_name_server else None
             limits = replace(_LIMITS, drain_limit_s=FAR_DRAIN_LIMIT_S) if self.plan.peers_delay_s else _LIMITS
-            node.broker = Broker(config, routes, limits=limits)
+            node.broker = BrokerController(config, routes, limits=limits)
             self._watch_offsets(node.broker)
             self._watch_locks(node.broker)
             node.server = Server(Listening("127.0.0.1", node.port), broker=node.broker, routes=routes)
@@ -522,14 +522,14 @@ class World:
     @contextmanager
     def patched(self) -> Iterator[None]:
         """Patch brokers and clients as the plan wants them."""
-        real_tell = Connection.tell
+        real_tell = RemotingConnection.tell
 
-        def tell(connection: Connection, event: Event) -> None:
+        def tell(connection: RemotingConnection, event: Event) -> None:
             if not isinstance(event, GroupChanged) or self.rng.random() >= self.plan.lost_notifications:
                 real_tell(connection, event)
 
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(Connection, "tell", tell))
+            stack.enter_context(mock.patch.object(RemotingConnection, "tell", tell))
             # it is in the clients' ids, and sets of them are in the order of their hashes
             stack.enter_context(mock.patch.object(os, "getpid", lambda: 1))
             if self.plan.apache:
@@ -608,7 +608,7 @@ class World:
                     for number in range(config.read_queues if config else 0):
                         yield Queue(topic, node.name, number)
 
-    def _queue_fault(self, broker: Broker, queue: Queue) -> str | None:
+    def _queue_fault(self, broker: BrokerController, queue: Queue) -> str | None:
         owners = [member.name for member in self.living() if queue in member.assignment()]
         if len(owners) != 1 and not self.shares:  # a queue that is popped has no owner
             return f"{queue} is owned by {owners}"

@@ -11,10 +11,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ..client.errors import ConfigError
 from ..protocol.names import Queue
-from .checkpoint import UNMARKED, Fingerprint, Mark, Part, Range, Ranges, part_of, split
+from .checkpoint import UNMARKED, Fingerprint, Part, Range, Ranges, TopicSnapshot, part_of, split
 from .options import BatchOptions, ReadOptions
 from .reading import QueueRange, Task, read_task
-from .share import Course, Seen, Standalone, View, check_named, offsets_at, outside
+from .share import BrokerOffsets, Course, Standalone, View, check_named, offsets_at, outside
 from .worker import plainly
 
 
@@ -47,14 +47,14 @@ class RocketletReader(DataSourceReader):
             await view.close()
         return to_partitions(addresses, read, ranges, seen.marks, messages, self._columns)
 
-    async def _messages(self, view: View, ranges: Ranges, seen: Seen) -> dict[Queue, Fingerprint]:
+    async def _messages(self, view: View, ranges: Ranges, seen: BrokerOffsets) -> dict[Queue, Fingerprint]:
         """A message of each topic that has no identity."""
         of_part = {part_of(queue): queue for queue in to_read(ranges)}
         queues = [queue for part, queue in of_part.items() if not seen.marks.get(part, UNMARKED).identity]
         found = await asyncio.gather(*(view.extents.fingerprint(queue, ranges[queue][1] - 1) for queue in queues))
         return {queue: message for queue, message in zip(queues, found, strict=True) if message is not None}
 
-    def _span(self, queue: Queue, begin: int, end: int, seen: Seen) -> Range:
+    def _span(self, queue: Queue, begin: int, end: int, seen: BrokerOffsets) -> Range:
         """Raises ConfigError for an end that is not there, or before the start."""
         read, extent = self._options.read, seen.extents[queue]
         if end > extent.end:
@@ -87,7 +87,7 @@ def to_partitions(
     addresses: Mapping[Queue, str],
     options: ReadOptions,
     ranges: Ranges,
-    marks: Mapping[Part, Mark],
+    marks: Mapping[Part, TopicSnapshot],
     messages: Mapping[Queue, Fingerprint],
     columns: tuple[str, ...],
 ) -> list[InputPartition]:

@@ -41,7 +41,7 @@ def part_of(queue: Queue) -> Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TopicSnapshot:
     """A broker's word on a topic when a batch was planned.
 
     identity: changes when the topic is created again; empty on an Apache broker. newest_ms: when the newest message was
@@ -59,12 +59,12 @@ class Mark:
         """True if its broker has reported any identity."""
         return bool(self.identity or self.newest_ms)
 
-    def is_of_another(self, before: Mark) -> bool:
+    def is_of_another(self, before: TopicSnapshot) -> bool:
         """Whether this is another topic than before: a broker of another kind answers with an identity or without one."""
         return self.is_known and before.is_known and self.identity != before.identity
 
 
-UNMARKED: Final = Mark()
+UNMARKED: Final = TopicSnapshot()
 
 
 class Fingerprint(NamedTuple):
@@ -84,7 +84,7 @@ class Fingerprint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class MicroBatch:
     """The ranges of one batch. membership is None where nothing was read yet, or by a checkpoint of an earlier release.
 
     messages: some that were read, the last ones last. rewound: how often this query went back. Without it the first batch
@@ -93,7 +93,7 @@ class Batch:
     """
 
     ranges: Ranges = field(default_factory=dict)
-    marks: Mapping[Part, Mark] = field(default_factory=dict)
+    marks: Mapping[Part, TopicSnapshot] = field(default_factory=dict)
     membership: bool | None = None
     group: str = ""
     rewound: int = 0
@@ -101,10 +101,10 @@ class Batch:
     began_ms: int = 0
 
 
-EMPTY: Final = Batch()
+EMPTY: Final = MicroBatch()
 
 
-def to_offset(batch: Batch) -> dict[str, Any]:
+def to_offset(batch: MicroBatch) -> dict[str, Any]:
     """The offset that Spark logs for a batch."""
     topics: dict[str, dict[str, Any]] = {}
     for (topic, broker_name), mark in sorted(batch.marks.items()):
@@ -132,18 +132,18 @@ def ranges_by_topic(ranges: Ranges) -> dict[str, Any]:
     return offset
 
 
-def from_offset(offset: Mapping[str, Any]) -> Batch:
+def from_offset(offset: Mapping[str, Any]) -> MicroBatch:
     """The batch of a logged offset. Raises ValueError if it is not one of ours."""
     try:
         about = offset.get(_ABOUT, {})
         marks = {
-            (topic, broker_name): Mark(**mark)
+            (topic, broker_name): TopicSnapshot(**mark)
             for topic, brokers in about.get("topics", {}).items()
             for broker_name, mark in brokers.items()
         }
         messages = {Queue(*fields[:3]): Fingerprint(*fields[3:]) for fields in about.get("messages", ())}
         kept = {name: value for name, value in about.items() if name not in ("topics", "messages")}
-        return Batch(_ranges(offset), marks, messages=messages, **kept)
+        return MicroBatch(_ranges(offset), marks, messages=messages, **kept)
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"the checkpoint holds no offset of this source: {offset!r} ({error})") from None
 
@@ -170,7 +170,7 @@ def _range(text: str) -> Range:
     return int(begin), int(end)
 
 
-def check_resumed(batch: Batch, options: StreamOptions) -> None:
+def check_resumed(batch: MicroBatch, options: StreamOptions) -> None:
     """Raises ConfigError for a checkpoint of another kind of query: its batches do not say where this one would begin."""
     if batch.membership is None:
         return
@@ -197,7 +197,7 @@ def check_topics(ranges: Ranges, options: ReadOptions) -> None:
         )
 
 
-def _start_elsewhere(batch: Batch) -> str:
+def _start_elsewhere(batch: MicroBatch) -> str:
     """The option with which a query continues where the batch ends."""
     if batch.membership:
         return f"group={batch.group} and startingOffsets=committed, which resumes at the group's offsets"

@@ -149,7 +149,7 @@ class ReadOptions:
     pattern: str
     assigned: frozenset[Queue]
     filter: str
-    start: Position
+    start: StartingOffsets
     needs_message: bool
     poll_timeout_s: float
     min_partitions: int
@@ -186,7 +186,7 @@ class StreamOptions:
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
     read: ReadOptions
-    end: Position
+    end: StartingOffsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +387,7 @@ _PLACES: Final[Mapping[str, StartPlace]] = {"earliest": "first", "latest": "last
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StartingOffsets:
     """A place in every queue. `default`: first, last, committed, or a store time in ms; `queues`: exact, where given by
     `option`."""
 
@@ -481,7 +481,7 @@ class Given:
             raise self._wrong(name)
         return value == "true"
 
-    def position(self, side: str, default: str, words: tuple[str, ...]) -> Position:
+    def position(self, side: str, default: str, words: tuple[str, ...]) -> StartingOffsets:
         """`side`Offsets or `side`Timestamp."""
         by_timestamp = f"{side}OffsetsByTimestamp"
         for name in (f"{side}Timestamp", by_timestamp):
@@ -491,14 +491,14 @@ class Given:
             fallback: StartPlace = "first" if side == "starting" else "last"
             rest = self.number(f"{side}Timestamp", least=0) if self.has(f"{side}Timestamp") else fallback
             per_queue = self._per_queue(by_timestamp, _time) if self.has(by_timestamp) else {}
-            return Position(rest, per_queue, by_timestamp)
+            return StartingOffsets(rest, per_queue, by_timestamp)
         value = self.get(f"{side}Offsets", default)
         if value in words:
-            return Position(_PLACES[value])
+            return StartingOffsets(_PLACES[value])
         name = f"{side}Offsets"
         if not value.startswith("{"):
             raise self._wrong(name)
-        return Position("first" if side == "starting" else "last", self._per_queue(name, _place), name)
+        return StartingOffsets("first" if side == "starting" else "last", self._per_queue(name, _place), name)
 
     def duration_s(self, name: str, default: str) -> float:
         found = re.fullmatch("([0-9]{1,19})(ms|s|m|min|h|d)", self.get(name, default))

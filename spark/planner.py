@@ -16,11 +16,11 @@ import uvloop
 
 from ..client.errors import ConnectionFailed, RocketletError, get_logger
 from ..protocol.names import Queue
-from .checkpoint import EMPTY, Batch, Mark, Part, Range, Ranges, part_of, shared_out, to_offset
+from .checkpoint import EMPTY, MicroBatch, Part, Range, Ranges, TopicSnapshot, part_of, shared_out, to_offset
 from .config import CALL_TIMEOUT_S, IDLE_INTERVAL_S, LEDGER_WATCH_S, MAX_NUMBER, ROUTE_RETRY_S
 from .driver import Ledger
 from .options import ReadOptions
-from .share import Course, Patience, Seen, Share, View, elsewhere, gone, made_anew, outside, unrouted
+from .share import BrokerOffsets, Course, OwnedQueues, Patience, View, elsewhere, gone, made_anew, outside, unrouted
 
 log = get_logger("rocketlet.spark")
 T = TypeVar("T")
@@ -34,9 +34,9 @@ class Planner:
 
     def __init__(
         self,
-        share: Share,
+        share: OwnedQueues,
         options: ReadOptions,
-        resumed: Batch,
+        resumed: MicroBatch,
         *,
         is_unfinished: bool = False,
         ledger: Ledger | None = None,
@@ -54,7 +54,7 @@ class Planner:
         # the first batch is written although it is empty, so that Spark keeps where the query began
         self._is_first = resumed.membership is None
         self._served_last = max((queue for queue, (begin, end) in resumed.ranges.items() if begin < end), default=None)
-        self._seen = Seen()
+        self._seen = BrokerOffsets()
         self._compared: set[Part] = set()
         self._missing: set[Queue] = set()
         self._routes_seen_s = 0.0
@@ -92,11 +92,11 @@ class Planner:
 
     # Calls of Spark's thread
 
-    def finish(self, batch: Batch) -> None:
+    def finish(self, batch: MicroBatch) -> None:
         """Spark has finished this batch."""
         self._call(self._finish(batch))
 
-    def plan(self, max_rows: int | None = None, max_bytes: int | None = None) -> Batch | None:
+    def plan(self, max_rows: int | None = None, max_bytes: int | None = None) -> MicroBatch | None:
         """The next batch; None if there is nothing new. A query that ends on its own waits for unreachable brokers: for
         Spark, None is its end. Raises DataLossError, and ConnectionFailed if they stay away."""
         patience = Patience(self._options.poll_timeout_s)
@@ -110,17 +110,17 @@ class Planner:
                 raise owed[min(owed)]
 
     @property
-    def marks(self) -> Mapping[Part, Mark]:
+    def marks(self) -> Mapping[Part, TopicSnapshot]:
         """How the topics are recognized."""
         return self._course.marks
 
     @property
-    def planned(self) -> Batch | None:
+    def planned(self) -> MicroBatch | None:
         """The batch that Spark runs, until it is finished."""
         return None if self._running in (EMPTY, self._done) else self._running
 
     @property
-    def done(self) -> Batch:
+    def done(self) -> MicroBatch:
         """The batch that Spark has finished last, as far as Spark has reported it."""
         return self._done
 
@@ -129,7 +129,7 @@ class Planner:
         """Queues that this query has read, and that no route names."""
         return set(self._missing)
 
-    def readable(self, batch: Batch) -> Ranges:
+    def readable(self, batch: MicroBatch) -> Ranges:
         """The ranges of a batch, without those whose topics were created again since it was planned. Raises DataLossError."""
         return batch.ranges if batch == self._batch else self._call(self._readable(batch))
 
@@ -173,7 +173,7 @@ class Planner:
             self._watching.cancel()
         await self._share.close()
 
-    async def _finish(self, batch: Batch) -> None:
+    async def _finish(self, batch: MicroBatch) -> None:
         self._done = batch
         await self._share.finish(batch)
 
@@ -191,7 +191,7 @@ class Planner:
 
     # Batches
 
-    async def _next_batch(self, max_rows: int | None, max_bytes: int | None) -> Batch | None:
+    async def _next_batch(self, max_rows: int | None, max_bytes: int | None) -> MicroBatch | None:
         await self._share.discover()
         self._seen = seen = await self._look()
         if time.monotonic() >= self._routes_seen_s + ROUTE_RETRY_S:
@@ -212,7 +212,7 @@ class Planner:
         self._served_last = next(reversed(cut), self._served_last)
         await self._note_messages(ranges)
         self._course.read_ends |= {queue: end for queue, (_, end) in ranges.items()}
-        self._batch = Batch(
+        self._batch = MicroBatch(
             ranges,
             dict(self._course.marks),
             self._share.is_member,
@@ -224,7 +224,7 @@ class Planner:
         self._running = self._batch
         return self._batch
 
-    def _end(self, queue: Queue, seen: Seen) -> int:
+    def _end(self, queue: Queue, seen: BrokerOffsets) -> int:
         """Up to where a queue is read. A recreated topic may end before the target."""
         end = seen.extents[queue].end
         return end if self._targets is None else min(self._targets.get(queue, 0), end)
@@ -236,7 +236,7 @@ class Planner:
         is_late = time.monotonic() >= self._planned_s + self._max_delay_s
         return not is_late and sum(end - begin for begin, end in available.values()) < self._min_rows
 
-    def _within(self, seen: Seen) -> dict[Queue, int]:
+    def _within(self, seen: BrokerOffsets) -> dict[Queue, int]:
         """The positions of queues whose brokers answered, moved into their queues."""
         fail = self._options.fail_on_data_loss
         within: dict[Queue, int] = {}
@@ -245,13 +245,15 @@ class Planner:
             if extent is None:
                 continue
             if not extent.begin <= position <= extent.end:
-                is_same = bool(seen.marks.get(part_of(queue), Mark()).identity) and queue in self._course.read_ends
+                is_same = (
+                    bool(seen.marks.get(part_of(queue), TopicSnapshot()).identity) and queue in self._course.read_ends
+                )
                 position = outside(queue, position, extent, is_same=is_same, fail=fail)
                 self._rewind(queue, position)
             within[queue] = position
         return within
 
-    async def _made_anew(self, seen: Seen) -> list[Part]:
+    async def _made_anew(self, seen: BrokerOffsets) -> list[Part]:
         """Return the topics that are others than this query read: their identity differs, or another message is where one
         was that the query has read. Clocks decide nothing, because they are set back, too."""
         anew = [part for part, mark in seen.marks.items() if mark.is_of_another(self._course.marks.get(part, mark))]
@@ -265,7 +267,7 @@ class Planner:
                 anew.append(part_of(queue))
         return anew
 
-    def _doubted(self, seen: Seen) -> list[Queue]:
+    def _doubted(self, seen: BrokerOffsets) -> list[Queue]:
         """Return queues with messages to compare. A Rocketlet broker that runs as it did before is not doubted. An Apache
         broker does not report since when it runs: all of its messages are compared once, later the newest one of each topic
         that has something to read."""
@@ -302,7 +304,7 @@ class Planner:
             if message is not None:
                 self._course.note(queue, message)
 
-    def _begin_anew(self, part: Part, seen: Seen) -> None:
+    def _begin_anew(self, part: Part, seen: BrokerOffsets) -> None:
         """Everything is new in a topic that was created again. Raises DataLossError if that is to end the query."""
         fail = self._options.fail_on_data_loss
         for queue, position in self._share.free().items():
@@ -311,7 +313,7 @@ class Planner:
                 begin = made_anew(queue, wanted, seen.extents[queue], fail=fail)
                 self._rewind(queue, begin)
 
-    async def _readable(self, batch: Batch) -> Ranges:
+    async def _readable(self, batch: MicroBatch) -> Ranges:
         """The readable part of a batch that is run again: its messages may be gone."""
         queues = [queue for queue, (begin, end) in batch.ranges.items() if begin < end]
         seen = await self._view.extents.of(queues)
@@ -323,7 +325,7 @@ class Planner:
 
     # Offsets
 
-    async def _look(self) -> Seen:
+    async def _look(self) -> BrokerOffsets:
         """The extents of this query's queues. Raises ConnectionFailed if no broker has answered for as long as an answer
         may take, from the first failure on."""
         queues = self._share.queues()
@@ -353,7 +355,7 @@ class Planner:
             if known and there and not known & there:
                 elsewhere(known, topic, fail=self._options.fail_on_data_loss)
 
-    async def _look_at_routes(self, seen: Seen) -> None:
+    async def _look_at_routes(self, seen: BrokerOffsets) -> None:
         """Find the queues that this query has read, or was to read, and that no route names. They keep their place."""
         self._routes_seen_s = time.monotonic()
         await self._view.refresh({queue.topic for queue in seen.absent})

@@ -21,7 +21,7 @@ from ..protocol.group_bodies import MADE_ANEW
 from ..protocol.headers import PullMessageResult
 from ..protocol.message import MessageError
 from ..protocol.names import Queue, Subscription
-from .checkpoint import UNMARKED, Fingerprint, Mark
+from .checkpoint import UNMARKED, Fingerprint, TopicSnapshot
 from .config import FIRST_RETRY_S, LAST_RETRY_S, PULL_BYTES, PULL_MESSAGES, READ_BATCH_BYTES
 from .share import WITHOUT, Patience, found_at, log, shown
 from .worker import DataLossError
@@ -51,7 +51,7 @@ class QueueRange:
     batch_rows: int
     timeout_s: float
     columns: tuple[str, ...]
-    mark: Mark = UNMARKED
+    mark: TopicSnapshot = UNMARKED
     message: tuple[Queue, Fingerprint] | None = None
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ from ..client.errors import (
 from ..client.member.membership import Membership
 from ..client.member.offsets import GroupOffsets, begin_offset
 from ..client.message import Lease
-from ..client.wire.cluster import Cluster, by_broker, new_client_id, pull_header, stored_since
+from ..client.wire.cluster import ClusterView, by_broker, new_client_id, pull_header, stored_since
 from ..client.wire.connection import Connection, body_of, header_of
 from ..client.wire.late_queues import time_before
 from ..protocol import names
@@ -38,7 +38,7 @@ from ..protocol.group_bodies import TopicExtent, decode_extents, encode_topics
 from ..protocol.headers import BrokerTimes, Offset, OptionalGroup, PullMessageResult, TopicName, TopicQueue, write
 from ..protocol.message import decode_records
 from ..protocol.names import TOOLS_GROUP, Queue, Subscription, counted
-from .checkpoint import EMPTY, UNMARKED, Batch, Fingerprint, Mark, Part, Range, Ranges, part_of
+from .checkpoint import EMPTY, UNMARKED, Fingerprint, MicroBatch, Part, Range, Ranges, TopicSnapshot, part_of
 from .config import (
     DISCOVERY_INTERVAL_S,
     FINGERPRINTS,
@@ -50,7 +50,7 @@ from .config import (
     SHARE_TIMEOUT_S,
     TOPIC_TIMEOUT_S,
 )
-from .options import Position, ReadOptions, StartPlace, StreamOptions
+from .options import ReadOptions, StartingOffsets, StartPlace, StreamOptions
 from .worker import DataLossError
 
 log = get_logger("rocketlet.spark")
@@ -70,14 +70,14 @@ class Course:
     `rewound`: how often a queue went on elsewhere. `messages`: a few that were read of each topic and broker, the last ones
     last. `began_ms`: when the query began at the latest messages."""
 
-    marks: dict[Part, Mark] = field(default_factory=dict)
+    marks: dict[Part, TopicSnapshot] = field(default_factory=dict)
     read_ends: dict[Queue, int] = field(default_factory=dict)
     rewound: int = 0
     messages: dict[Queue, Fingerprint] = field(default_factory=dict)
     began_ms: int = 0
 
     @classmethod
-    def after(cls, batch: Batch) -> Course:
+    def after(cls, batch: MicroBatch) -> Course:
         read_ends = {queue: end for queue, (_, end) in batch.ranges.items()}
         return cls(dict(batch.marks), read_ends, batch.rewound, dict(batch.messages), batch.began_ms)
 
@@ -99,7 +99,7 @@ class Course:
         self.messages.pop(queue, None)
 
 
-class Share(Protocol):
+class OwnedQueues(Protocol):
     """Called in the planner's loop."""
 
     is_member: bool
@@ -115,10 +115,10 @@ class Share(Protocol):
     async def discover(self) -> None:
         """Takes up topics that the pattern matches and that are new."""
 
-    async def settle(self, seen: Seen) -> None:
+    async def settle(self, seen: BrokerOffsets) -> None:
         """Applies the events since the last batch, before the next one is planned."""
 
-    async def finish(self, batch: Batch) -> None:
+    async def finish(self, batch: MicroBatch) -> None:
         """Spark has finished this batch."""
 
     def queues(self) -> list[Queue]:
@@ -133,7 +133,7 @@ class Share(Protocol):
     async def place(self, queue: Queue) -> int:
         """The next offset to read of a queue that no route names. Raises RocketletError."""
 
-    def out_of_reach(self, seen: Seen) -> Mapping[Queue, int]:
+    def out_of_reach(self, seen: BrokerOffsets) -> Mapping[Queue, int]:
         """The next offsets to plan of the queues whose brokers cannot be asked."""
 
     def take(self, cut: Ranges) -> Ranges:
@@ -180,7 +180,7 @@ class QueryMember:
 
     is_member = True
 
-    def __init__(self, options: StreamOptions, resumed: Batch = EMPTY, *, is_unfinished: bool = False) -> None:
+    def __init__(self, options: StreamOptions, resumed: MicroBatch = EMPTY, *, is_unfinished: bool = False) -> None:
         """is_unfinished: Spark runs the resumed batch again; its queues are given up only when it is finished."""
         self._options = options.read
         self._resumed = resumed
@@ -235,7 +235,7 @@ class QueryMember:
         finally:
             await self._view.close()
 
-    async def finish(self, batch: Batch) -> None:
+    async def finish(self, batch: MicroBatch) -> None:
         fresh, self._last = batch != self._last, batch
         self._rerun = {}
         ranges = batch.ranges
@@ -275,7 +275,7 @@ class QueryMember:
             self._known.update(new)
             await self._membership.subscribe(self._subscriptions(new))
 
-    async def settle(self, seen: Seen) -> None:
+    async def settle(self, seen: BrokerOffsets) -> None:
         """A queue that was taken begins at the group's offset. If that is older than what this query has finished because
         it was ended before it could commit, it begins where it finished."""
         for queue, reading in self._readings.items():
@@ -292,10 +292,10 @@ class QueryMember:
         for queue in [queue for queue in self._finished if part_of(queue) == part]:
             del self._finished[queue]
 
-    def _resumed_at(self, queue: Queue, offset: int, seen: Seen) -> int:
+    def _resumed_at(self, queue: Queue, offset: int, seen: BrokerOffsets) -> int:
         finished = self._finished.get(queue)
         part = part_of(queue)
-        before, now = self._course.marks.get(part, Mark()), seen.marks.get(part, Mark())
+        before, now = self._course.marks.get(part, TopicSnapshot()), seen.marks.get(part, TopicSnapshot())
         if finished is None or offset >= finished or before.identity != now.identity:
             return offset
         begin = self._last.ranges.get(queue, (finished, finished))[0]
@@ -352,7 +352,7 @@ class QueryMember:
         committed = await GroupOffsets(self._view.cluster, self._options.group).load(connection, queue, "first")
         return max(committed, self._finished.get(queue, 0))
 
-    def out_of_reach(self, seen: Seen) -> Mapping[Queue, int]:
+    def out_of_reach(self, seen: BrokerOffsets) -> Mapping[Queue, int]:
         if self._membership.is_rebalanced:
             self._cut_off.clear()  # another member has them
         return self._cut_off | {
@@ -435,12 +435,12 @@ class Standalone:
 
     is_member = False
 
-    def __init__(self, options: ReadOptions, resumed: Batch = EMPTY) -> None:
+    def __init__(self, options: ReadOptions, resumed: MicroBatch = EMPTY) -> None:
         self._options = options
         self._resumed = resumed
         self._read_to: dict[Queue, int] = {}
         self._planned_to: dict[Queue, int] = {}
-        self._last: Batch | None = None
+        self._last: MicroBatch | None = None
 
     async def open(self, view: View, course: Course, topics: list[str]) -> None:
         self._view, self._course = view, course
@@ -470,7 +470,7 @@ class Standalone:
     def move(self, queue: Queue, position: int) -> None:
         self._read_to[queue] = position
 
-    async def finish(self, batch: Batch) -> None:
+    async def finish(self, batch: MicroBatch) -> None:
         """Resumes where these ranges end; queues of topics that the query reads no more lose their place. A query without a
         checkpoint begins where the options say."""
         if batch == self._last:
@@ -487,7 +487,7 @@ class Standalone:
     async def discover(self) -> None:
         self._known.update(await self._view.new_topics(self._known))
 
-    async def settle(self, seen: Seen) -> None:
+    async def settle(self, seen: BrokerOffsets) -> None:
         """Queues that are new begin at their start; those that were away when the query began at the latest messages, at the
         first message stored since. Those that the route lacks keep their place, for when they are back."""
         fresh = [queue for queue in self.queues() if queue in seen.extents and queue not in self._read_to]
@@ -506,7 +506,7 @@ class Standalone:
     async def place(self, queue: Queue) -> int:
         return self._read_to.get(queue, 0)
 
-    def out_of_reach(self, seen: Seen) -> Mapping[Queue, int]:
+    def out_of_reach(self, seen: BrokerOffsets) -> Mapping[Queue, int]:
         return {queue: at for queue, at in self._read_to.items() if queue not in seen.extents}
 
     def take(self, cut: Ranges) -> Ranges:
@@ -520,7 +520,7 @@ class Standalone:
 # Positions that options give: whether queues have them, and where they are.
 
 
-def check_named(position: Position, queues: set[Queue]) -> None:
+def check_named(position: StartingOffsets, queues: set[Queue]) -> None:
     """Raises ConfigError for a queue that an option names and that is not there; says which it leaves out."""
     absent, left_out = set(position.queues) - queues, queues - set(position.queues)
     if absent:
@@ -560,14 +560,16 @@ async def _check_times(view: View, places: Mapping[Queue, int]) -> None:
             )
 
 
-async def offsets_at(view: View, queues: Iterable[Queue], position: Position, seen: Seen) -> dict[Queue, int]:
+async def offsets_at(
+    view: View, queues: Iterable[Queue], position: StartingOffsets, seen: BrokerOffsets
+) -> dict[Queue, int]:
     """Where a position is in each queue. Raises RocketletError."""
     wanted = {queue: position.of(queue) for queue in queues}
     found = await asyncio.gather(*(_offset(view, queue, place, seen) for queue, place in wanted.items()))
     return dict(zip(wanted, found, strict=True))
 
 
-async def _offset(view: View, queue: Queue, place: StartPlace | At, seen: Seen) -> int:
+async def _offset(view: View, queue: Queue, place: StartPlace | At, seen: BrokerOffsets) -> int:
     if place in ("first", "last"):
         return seen.extents[queue].begin if place == "first" else seen.extents[queue].end
     connection = await view.cluster.broker(queue.broker_name)
@@ -594,32 +596,32 @@ NOTHING = Extent(0, 0)
 
 
 @dataclass(slots=True)
-class Seen:
+class BrokerOffsets:
     """The brokers' answers. Queues of brokers that are away are missing. `absent`: queues that their broker does not have."""
 
     extents: dict[Queue, Extent] = field(default_factory=dict)
     absent: set[Queue] = field(default_factory=set)
-    marks: dict[Part, Mark] = field(default_factory=dict)
+    marks: dict[Part, TopicSnapshot] = field(default_factory=dict)
 
 
 class Extents:
     """Asks the brokers of one cluster, on behalf of one group, which may be empty."""
 
-    def __init__(self, cluster: Cluster, group: str) -> None:
+    def __init__(self, cluster: ClusterView, group: str) -> None:
         self._cluster = cluster
         self._group = group
         self._foreign: set[str] = set()
         self.away: set[str] = set()
 
-    async def of(self, queues: Iterable[Queue]) -> Seen:
+    async def of(self, queues: Iterable[Queue]) -> BrokerOffsets:
         """Raises BrokerRefused."""
-        seen = Seen()
+        seen = BrokerOffsets()
         asked = by_broker(queues)
         await asyncio.gather(*(self._ask(name, wanted, seen) for name, wanted in asked.items()))
         self.away &= asked.keys()
         return seen
 
-    async def _ask(self, name: str, queues: list[Queue], seen: Seen) -> None:
+    async def _ask(self, name: str, queues: list[Queue], seen: BrokerOffsets) -> None:
         try:
             connection = await self._cluster.broker(name)
             if name not in self._foreign:
@@ -635,7 +637,7 @@ class Extents:
         else:
             self.away.discard(name)
 
-    async def _ask_ours(self, connection: Connection, name: str, queues: list[Queue], seen: Seen) -> None:
+    async def _ask_ours(self, connection: Connection, name: str, queues: list[Queue], seen: BrokerOffsets) -> None:
         topics = list(dict.fromkeys(queue.topic for queue in queues))
         ext = write(OptionalGroup(self._group or None))
         parts = [topics[at : at + MAX_TOPICS_ASKED] for at in range(0, len(topics), MAX_TOPICS_ASKED)]
@@ -662,12 +664,14 @@ class Extents:
             else:
                 seen.extents[queue] = Extent(topic.begins[queue.queue_id], topic.ends[queue.queue_id])
         seen.marks |= {
-            (name_of, name): Mark(told[name_of].identity, times.now_ms, told[name_of].rewinds, times.started_ms)
+            (name_of, name): TopicSnapshot(
+                told[name_of].identity, times.now_ms, told[name_of].rewinds, times.started_ms
+            )
             for name_of in topics
             if name_of in told
         }
 
-    async def _ask_apache(self, connection: Connection, name: str, queues: list[Queue], seen: Seen) -> None:
+    async def _ask_apache(self, connection: Connection, name: str, queues: list[Queue], seen: BrokerOffsets) -> None:
         topics = dict.fromkeys(queue.topic for queue in queues)
         told = await asyncio.gather(*(self._ask_statistics(connection, name, topic, seen) for topic in topics))
         unknown = {topic for topic, is_known in zip(topics, told, strict=True) if not is_known}
@@ -676,7 +680,7 @@ class Extents:
         await asyncio.gather(*(self._ask_one(connection, queue, seen) for queue in missing))
         seen.marks |= {part_of(queue): UNMARKED for queue in missing}  # these may hold newer messages than all others
 
-    async def _ask_statistics(self, connection: Connection, name: str, topic: str, seen: Seen) -> bool:
+    async def _ask_statistics(self, connection: Connection, name: str, topic: str, seen: BrokerOffsets) -> bool:
         """Return False if the broker does not have the topic."""
         code = RequestCode.GET_TOPIC_STATS_INFO
         answer = await connection.ask(code, write(TopicName(topic)), timeout_s=OFFSET_TIMEOUT_S)
@@ -687,16 +691,16 @@ class Extents:
         ranges = body_of(answer, decode_topic_stats)
         for queue, told in ranges.items():
             seen.extents[Queue(topic, name, queue.queue_id)] = Extent(max(told.begin, 0), max(told.end, 0))
-        seen.marks[topic, name] = Mark(newest_ms=max((told.last_ms for told in ranges.values()), default=0))
+        seen.marks[topic, name] = TopicSnapshot(newest_ms=max((told.last_ms for told in ranges.values()), default=0))
         return True
 
     async def end_of(self, queue: Queue) -> int:
         """Return where a queue ends that its topic may have no more. Raises RocketletError."""
-        seen = Seen()
+        seen = BrokerOffsets()
         await self._ask_one(await self._cluster.broker(queue.broker_name), queue, seen)
         return seen.extents[queue].end
 
-    async def _ask_one(self, connection: Connection, queue: Queue, seen: Seen) -> None:
+    async def _ask_one(self, connection: Connection, queue: Queue, seen: BrokerOffsets) -> None:
         ext = write(TopicQueue(queue.topic, queue.queue_id))
         codes = (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
         answers = await asyncio.gather(*(connection.request(code, ext, timeout_s=OFFSET_TIMEOUT_S) for code in codes))
@@ -732,7 +736,7 @@ class View:
     def __init__(self, options: ReadOptions) -> None:
         connect = options.connect
         self.options = options
-        self.cluster = Cluster(
+        self.cluster = ClusterView(
             connect.name_server, connect.access, connect.client_name, limits=ClientLimits(route_interval_s=NEW_QUEUES_S)
         )
         self.extents = Extents(self.cluster, options.group)
@@ -838,7 +842,7 @@ class View:
             await asyncio.sleep(ROUTE_RETRY_S)
         return address
 
-    async def all(self, queues: Iterable[Queue]) -> Seen:
+    async def all(self, queues: Iterable[Queue]) -> BrokerOffsets:
         """The extents of all queues. Raises ConnectionFailed if a broker is away."""
         seen = await self.extents.of(queues)
         if self.extents.away:

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ..client.errors import get_logger
-from .checkpoint import Batch, check_resumed, check_topics, from_offset, ranges_by_topic, to_offset
+from .checkpoint import MicroBatch, check_resumed, check_topics, from_offset, ranges_by_topic, to_offset
 from .config import END_TIMEOUT_S, PREFETCH_BYTES, PREFETCH_TIMEOUT_S
 from .driver import Ledger, go_on_in_child
 from .options import StreamOptions, chosen, stream_options
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .planner import Planner
     from .reading import Task
-    from .share import Share
+    from .share import OwnedQueues
 
 log = get_logger("rocketlet.spark")
 
@@ -135,7 +135,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Names a wrong option before anything else is done."""
         _, _ = self._options, self._columns
 
-    def _opened(self, resumed: Batch, *, is_unfinished: bool = False) -> Planner:
+    def _opened(self, resumed: MicroBatch, *, is_unfinished: bool = False) -> Planner:
         """The planner. resumed: the newest batch in the checkpoint, if the query has just been started; is_unfinished: Spark
         runs it again."""
         if self._planner is None:
@@ -266,11 +266,11 @@ class _WithRows(RocketletStreamReader, SimpleReader):  # type: ignore[misc]
 
 
 def _planner(
-    options: StreamOptions, resumed: Batch, is_unfinished: bool = False, ledger: Ledger | None = None
+    options: StreamOptions, resumed: MicroBatch, is_unfinished: bool = False, ledger: Ledger | None = None
 ) -> Planner:
     from .planner import Planner
 
-    share: Share
+    share: OwnedQueues
     if options.membership:
         from .share import QueryMember
 

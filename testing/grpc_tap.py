@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from ..broker.grpc.clients import Call, Way
+from ..broker.grpc.clients import GrpcCall, ResponseWriter
 from ..broker.grpc.server import Ready, ServeCalls
 from ..broker.pops.deliveries import PopClient
 from ..broker.runtime import Clock
@@ -33,7 +33,7 @@ class GrpcTap:
         self._note = note
         self._frozen: dict[str, Ready] = {}
         self.unsent: dict[str, list[Callable[[], None]]] = {}
-        self._calls: dict[str, Call] = {}  # the last one of each client
+        self._calls: dict[str, GrpcCall] = {}  # the last one of each client
 
     def serve(self, ready: Ready) -> None:
         passed: Ready = deque()
@@ -47,7 +47,7 @@ class GrpcTap:
         while passed:  # the door serves as much as a turn allows
             self._serve(passed)
 
-    def _passes(self, call: Call, message: bytes) -> bool:
+    def _passes(self, call: GrpcCall, message: bytes) -> bool:
         """Whether the call is to be served."""
         seen = _seen(call, message)
         request = Request(
@@ -65,7 +65,7 @@ class GrpcTap:
             call.refuse(fault.response, fault.remark)
         return False
 
-    def is_frozen(self, call: Call) -> bool:
+    def is_frozen(self, call: GrpcCall) -> bool:
         return call.client_id in self._faults.frozen()
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
@@ -89,10 +89,12 @@ class GrpcTap:
 class TappedAnswers:
     """The way of a call's answer to its client, on which a fault may act."""
 
-    def __init__(self, tap: GrpcTap, call: Call, request: Request, fault: Fault | None) -> None:
+    def __init__(self, tap: GrpcTap, call: GrpcCall, request: Request, fault: Fault | None) -> None:
         self._tap = tap
         self._call = call
-        self._answers: Way = call.answers._answers if isinstance(call.answers, TappedAnswers) else call.answers
+        self._answers: ResponseWriter = (
+            call.answers._answers if isinstance(call.answers, TappedAnswers) else call.answers
+        )
         self._request = request
         self._fault = fault
         self._delay_s = fault.delay_s if fault is not None and fault.action == "late" else 0.0
@@ -143,7 +145,7 @@ class TappedAnswers:
         self._call.flush_soon()
 
 
-def _seen(call: Call, message: bytes) -> Seen:
+def _seen(call: GrpcCall, message: bytes) -> Seen:
     try:
         request = call.method.request.FromString(message)
     except DecodeError:

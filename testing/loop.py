@@ -12,7 +12,7 @@ import warnings
 import uvloop
 
 
-class Loop(uvloop.Loop):
+class CheckedLoop(uvloop.Loop):
     def close(self) -> None:
         """Raises ResourceWarning, where warnings are errors, once everything is closed."""
         with warnings.catch_warnings(record=True) as unclosed:

@@ -51,7 +51,7 @@ class LoopThread:
 
 def _new_loop() -> asyncio.AbstractEventLoop:
     with suppress(ImportError):
-        from .loop import Loop
+        from .loop import CheckedLoop
 
-        return Loop()
+        return CheckedLoop()
     return asyncio.new_event_loop()

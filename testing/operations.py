@@ -135,7 +135,7 @@ def _dead_letters(rig: Rig, call: Call) -> list[shapes.MessageSeen]:
     return _shown(state.dead_letters(rig.running, group, key=query.key, waiting_for=query.waiting_for), query)
 
 
-def _shown(found: list[state.Stored], query: shapes.MessageFilter) -> list[shapes.MessageSeen]:
+def _shown(found: list[state.StoredMessage], query: shapes.MessageFilter) -> list[shapes.MessageSeen]:
     return [_message(stored.message, stored.record if query.record else None) for stored in found]
 
 
@@ -358,7 +358,7 @@ OPERATIONS: Final = (
     ),
     Operation(
         "POST", "/groups/{group}/take-lease", "takeLease", "End a member's lease as if it had run out",
-        _take_lease, shapes.Done, shapes.Lease,
+        _take_lease, shapes.Done, shapes.QueueOwner,
     ),
     Operation(
         "POST", "/groups/{group}/rebalance", "rebalance", "Tell the members that the group has changed",

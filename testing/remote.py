@@ -156,7 +156,7 @@ class RemoteBroker(BrokerUnderTest):
         self._calls.do("PUT", f"/groups/{_part(group)}")
 
     def take_lease(self, group: str, topic: str, queue_id: int) -> None:
-        self._calls.do("POST", f"/groups/{_part(group)}/take-lease", shapes.Lease(topic, queue_id))
+        self._calls.do("POST", f"/groups/{_part(group)}/take-lease", shapes.QueueOwner(topic, queue_id))
 
     def rebalance(self, group: str) -> None:
         self._calls.do("POST", f"/groups/{_part(group)}/rebalance")

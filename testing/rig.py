@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..broker.broker import Broker as RunningBroker
+from ..broker.broker import BrokerController as RunningBroker
 from ..broker.config import BrokerConfig
 from ..broker.nameserver import Networks, Routes
 from ..broker.remoting.administration import history_of
-from ..broker.remoting.connection import Connection
+from ..broker.remoting.connection import RemotingConnection
 from ..broker.server import Listening, Server, Taps
 from ..broker.tls import Tls, can_sign
 from ..client.admin.admin_client import AdminClient
@@ -274,7 +274,7 @@ class Rig:
         self._has_moved = self._has_moved or address is not None
         self.running.advertise(address, external)
 
-    def _client_of(self, connection: Connection) -> str:
+    def _client_of(self, connection: RemotingConnection) -> str:
         return connection.client if isinstance(connection, TappedConnection) else ""
 
     def _thaw(self) -> None:

@@ -192,7 +192,7 @@ class TopicOrder(Struct, forbid_unknown_fields=True):
     message_type: str = ""
 
 
-class Lease(Struct, forbid_unknown_fields=True):
+class QueueOwner(Struct, forbid_unknown_fields=True):
     topic: str
     queue_id: Annotated[int, Meta(ge=0)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..broker.broker import Broker
+from ..broker.broker import BrokerController
 from ..client.message import Message
 from ..protocol import names
 from ..protocol.bodies import MESSAGE_TYPES, GroupConfig, TopicConfig
@@ -14,20 +14,22 @@ from ..protocol.names import Queue, counted
 from .errors import UnknownGroup, UnknownTopic
 
 
-class Stored(NamedTuple):
+class StoredMessage(NamedTuple):
     """A message, and the bytes that the commit log has of it."""
 
     message: Message
     record: bytes
 
 
-def messages(broker: Broker, topic: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Stored]:
+def messages(
+    broker: BrokerController, topic: str, *, key: str | None = None, waiting_for: str | None = None
+) -> list[StoredMessage]:
     """The messages in the order of their storing; those with a key; those that a group has not committed. Raises
     UnknownGroup. A topic that nobody has sent to has none: it comes into being with its first message."""
     if waiting_for is not None:
         _check_group(broker, waiting_for)
     committed = broker.offsets.of(waiting_for, topic) if waiting_for is not None else {}
-    found: list[Stored] = []
+    found: list[StoredMessage] = []
     for (name, number), queue in list(broker.store.queues.items()):
         if name != topic:
             continue
@@ -35,19 +37,19 @@ def messages(broker: Broker, topic: str, *, key: str | None = None, waiting_for:
         for offset in range(max(queue.begin, committed.get(number, 0)), queue.next):
             position, size, _ = queue.entry(offset)
             raw = broker.store.read_log(position, size)
-            found += [Stored(Message(record, place, topic), raw) for record in decode_records(raw)]
+            found += [StoredMessage(Message(record, place, topic), raw) for record in decode_records(raw)]
     found.sort(key=lambda stored: stored.message.record.physical_offset)
     return [stored for stored in found if key is None or key in stored.message.keys]
 
 
-def committed(broker: Broker, group: str, topic: str) -> dict[int, int]:
+def committed(broker: BrokerController, group: str, topic: str) -> dict[int, int]:
     """Raises UnknownGroup, and ValueError if each member has every message."""
     _check_group(broker, group)
     _check_offsets(broker, group)
     return dict(broker.offsets.of(group, topic))
 
 
-def lag(broker: Broker, group: str, topic: str) -> int:
+def lag(broker: BrokerController, group: str, topic: str) -> int:
     """Raises UnknownGroup and UnknownTopic, for a mistyped name has no lag, either; and ValueError if each member has every
     message."""
     _check_group(broker, group)
@@ -57,7 +59,7 @@ def lag(broker: Broker, group: str, topic: str) -> int:
     return _lag(broker, group, topic)
 
 
-def _lag(broker: Broker, group: str, topic: str) -> int:
+def _lag(broker: BrokerController, group: str, topic: str) -> int:
     """Messages of the topic that the group has not committed; of queues whose messages are shared, those not acknowledged."""
     offsets, shared = broker.offsets.of(group, topic), broker.pops.numbers(group, topic)
     ends = {number: queue.next for (name, number), queue in broker.store.queues.items() if name == topic}
@@ -66,7 +68,7 @@ def _lag(broker: Broker, group: str, topic: str) -> int:
     )
 
 
-def _check_offsets(broker: Broker, group: str) -> None:
+def _check_offsets(broker: BrokerController, group: str) -> None:
     found = broker.groups.get(group)
     if found is not None and found.members and found.message_model == "BROADCASTING":
         raise ValueError(
@@ -75,7 +77,7 @@ def _check_offsets(broker: Broker, group: str) -> None:
         )
 
 
-def consumed_fault(broker: Broker, group: str, topic: str) -> str:
+def consumed_fault(broker: BrokerController, group: str, topic: str) -> str:
     """Why the group has not consumed the topic; empty if it has. Raises ValueError if each member has every message."""
     _check_offsets(broker, group)
     missing = _lag(broker, group, topic)
@@ -84,14 +86,14 @@ def consumed_fault(broker: Broker, group: str, topic: str) -> str:
     return "" if broker.offsets.of(group, topic) else f"{group} has committed nothing in {topic}"
 
 
-def owners(broker: Broker, group: str) -> dict[Queue, str]:
+def owners(broker: BrokerController, group: str) -> dict[Queue, str]:
     """The owner of each queue. Raises UnknownGroup."""
     _check_group(broker, group)
     held = broker.groups.owners(group)
     return {Queue(topic, broker.config.name, number): client for (topic, number), client in sorted(held.items())}
 
 
-def members(broker: Broker, group: str) -> list[str]:
+def members(broker: BrokerController, group: str) -> list[str]:
     """Client ids, also of those that share messages. Raises UnknownGroup."""
     _check_group(broker, group)
     found = broker.groups.get(group)
@@ -99,23 +101,25 @@ def members(broker: Broker, group: str) -> list[str]:
     return sorted({*named, *broker.pops.clients(group)})
 
 
-def groups(broker: Broker) -> list[str]:
+def groups(broker: BrokerController) -> list[str]:
     """The groups that have members."""
     return [group.name for group in broker.groups if group.members]
 
 
-def topics(broker: Broker) -> dict[str, int]:
+def topics(broker: BrokerController) -> dict[str, int]:
     """Queues by name, without the topics that every broker has."""
     return {topic.name: topic.read_queues for topic in broker.topics if not broker.topics.is_built_in(topic.name)}
 
 
-def dead_letters(broker: Broker, group: str, *, key: str | None = None, waiting_for: str | None = None) -> list[Stored]:
+def dead_letters(
+    broker: BrokerController, group: str, *, key: str | None = None, waiting_for: str | None = None
+) -> list[StoredMessage]:
     """Raises UnknownGroup."""
     _check_group(broker, group)
     return messages(broker, names.dlq_topic(group), key=key, waiting_for=waiting_for)
 
 
-def _check_group(broker: Broker, group: str) -> None:
+def _check_group(broker: BrokerController, group: str) -> None:
     """Raises UnknownGroup for a group that nobody has joined or created, and that has neither offsets nor dead letters."""
     is_known = group in broker.group_configs or broker.groups.online(group) is not None
     is_kept = broker.topics.get(names.dlq_topic(group)) is not None or broker.offsets.topics_of(group)
@@ -124,7 +128,7 @@ def _check_group(broker: Broker, group: str) -> None:
         raise UnknownGroup(f"the broker knows no group {group}; with members: {known}")
 
 
-def timeline(broker: Broker, group: str) -> list[dict[str, Any]]:
+def timeline(broker: BrokerController, group: str) -> list[dict[str, Any]]:
     """The events of a group: joins, leaves and queues that changed hands, oldest first. Raises UnknownGroup."""
     _check_group(broker, group)
     return list(broker.history.of(group))
@@ -133,7 +137,7 @@ def timeline(broker: Broker, group: str) -> list[dict[str, Any]]:
 # Ordering
 
 
-def create_topic(broker: Broker, topic: str, queues: int, message_type: str = "") -> None:
+def create_topic(broker: BrokerController, topic: str, queues: int, message_type: str = "") -> None:
     """Create a topic, or change its number of queues, and its type if one is named; its other settings stay.
 
     Raises ValueError if messages would become unreadable, or for an unknown type; IllegalName, LimitExceeded."""
@@ -155,7 +159,7 @@ def create_topic(broker: Broker, topic: str, queues: int, message_type: str = ""
     broker.topics.put(replace(changed, message_type=message_type or wanted.message_type), broker.store.end)
 
 
-def create_group(broker: Broker, group: str) -> None:
+def create_group(broker: BrokerController, group: str) -> None:
     """Create a group and its retry topic, unless they exist. A Java consumer otherwise finds its retry topic when it next
     asks for routes, after 30 s. Raises IllegalName, LimitExceeded."""
     if group not in broker.group_configs:
@@ -163,7 +167,7 @@ def create_group(broker: Broker, group: str) -> None:
     broker.topics.ensure(TopicConfig(names.retry_topic(group), 1, 1), broker.store.end)
 
 
-def take_lease(broker: Broker, group: str, topic: str, queue_id: int) -> None:
+def take_lease(broker: BrokerController, group: str, topic: str, queue_id: int) -> None:
     """Ends a member's lease as if it had run out. Raises KeyError if nobody holds the queue."""
     try:
         broker.locks.end(group, topic, queue_id)
@@ -171,7 +175,7 @@ def take_lease(broker: Broker, group: str, topic: str, queue_id: int) -> None:
         raise KeyError(f"nobody in {group} holds queue {queue_id} of {topic}") from None
 
 
-def rebalance(broker: Broker, group: str) -> None:
+def rebalance(broker: BrokerController, group: str) -> None:
     """Tells the members that the group has changed. Raises KeyError if it has none."""
     found = broker.groups.online(group)
     if found is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from ..broker.remoting.connection import Buffers, Connection, Host, answer
+from ..broker.remoting.connection import Buffers, Host, RemotingConnection, answer
 from ..broker.runtime import Clock
 from ..broker.server import Serve
 from ..protocol import bodies, properties
@@ -65,7 +65,7 @@ class Tap:
 
     def __init__(
         self,
-        client_of: Callable[[Connection], str],
+        client_of: Callable[[RemotingConnection], str],
         faults: Faults,
         clock: Clock,
         requests: list[Request],
@@ -80,7 +80,7 @@ class Tap:
         self._serve = serve
         return self.serve
 
-    def serve(self, connection: Connection, frames: list[Frame]) -> None:
+    def serve(self, connection: RemotingConnection, frames: list[Frame]) -> None:
         assert isinstance(connection, TappedConnection)
         connection.tap = self
         connection.client = _named(frames) or connection.client
@@ -111,11 +111,11 @@ class Tap:
                 connection.write(answer(frame, fault.response, remark=fault.remark))
         self._pass(connection, passed)
 
-    def _pass(self, connection: Connection, frames: list[Frame]) -> None:
+    def _pass(self, connection: RemotingConnection, frames: list[Frame]) -> None:
         if frames:
             self._serve(connection, frames)
 
-    def _note(self, connection: Connection, frame: Frame, seen: Seen) -> Request:
+    def _note(self, connection: RemotingConnection, frame: Frame, seen: Seen) -> Request:
         request = Request(
             request_name(frame.code).partition(" ")[0],
             frame.code,
@@ -192,7 +192,7 @@ class Tap:
             self.serve(connection, frames)
 
 
-class TappedConnection(Connection):
+class TappedConnection(RemotingConnection):
     """A connection whose writes the tap sees. `client` is the id in its last heartbeat, which the broker may not know yet;
     `frozen` and `unsent` wait until its client goes on."""
 

@@ -14,16 +14,16 @@ import pytest
 import structlog
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.remoting.connection import Connection, Host
+from rocketlet.broker.remoting.connection import Host, RemotingConnection
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.frame import JSON, Frame, FrameReader, encode
 from rocketlet.protocol.headers import CreateTopic, write
-from rocketlet.testing.loop import Loop
+from rocketlet.testing.loop import CheckedLoop
 from rocketlet.testing.ports import free_port
 
 from . import side_by_side
@@ -79,7 +79,7 @@ def pytest_asyncio_loop_factories(
     return {"uvloop": _WatchedLoop}
 
 
-class _WatchedLoop(Loop):
+class _WatchedLoop(CheckedLoop):
     """Keeps what callbacks raise. A loop only logs it, and nothing else would notice."""
 
     raised: ClassVar[list[BaseException]] = []
@@ -160,7 +160,7 @@ class Node:
     that says what has NOT happened yet gives it a clock that stands: this machine may stand still at any moment."""
 
     address: str
-    broker: Broker
+    broker: BrokerController
     server: Server
     config: BrokerConfig
     clock: MovableClock
@@ -193,7 +193,7 @@ class Nodes:
         config = replace(BrokerConfig(data_dir=Path(), address=address, name=name), **settings)
         clock = clock or MovableClock()
         routes = None if config.name_servers else Routes(clock, limits=limits)
-        broker = Broker(config, routes, clock, limits=limits, **of_server)
+        broker = BrokerController(config, routes, clock, limits=limits, **of_server)
         server = Server(Listening("127.0.0.1", port, **of_server), broker=broker, routes=routes)
         node = Node(address, broker, await server.__aenter__(), config, clock)
         self.stack.push_async_callback(node.stop)
@@ -227,9 +227,9 @@ def certificates(tmp_path: Path) -> Certificates:
     return Certificates.make(folder)
 
 
-def peer() -> Connection:
+def peer() -> RemotingConnection:
     """A connection that is told apart from others, with nobody at the other end."""
-    return Connection(cast("Host", None))
+    return RemotingConnection(cast("Host", None))
 
 
 class Wire:

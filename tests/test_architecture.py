@@ -316,7 +316,10 @@ def test_nothing_below_a_door_knows_how_it_speaks(sources: Sources) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("from ..remoting.connection import Connection", "imports broker.remoting.connection.Connection"),
+        (
+            "from ..remoting.connection import RemotingConnection",
+            "imports broker.remoting.connection.RemotingConnection",
+        ),
         ("from .. import remoting", "imports broker.remoting"),
         ("from ...protocol.frame import Frame", "imports protocol.frame.Frame"),
         ("from ...protocol import frame", "imports protocol.frame"),

@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from ...protocol.bodies import Route, Work
 from ...protocol.config import MAX_AGREED_LISTS
-from ...protocol.group_bodies import Members, Word
+from ...protocol.group_bodies import AgreedMembers, Word
 from ...protocol.headers import AgreeOnMembers
 from ...protocol.names import RETRY_PREFIX
 from ..config import LIMITS, PROGRESS_S, Limits
@@ -173,7 +173,9 @@ class Agreement:
 
     # Messages of peers
 
-    def heard(self, group: ConsumerGroup | None, header: AgreeOnMembers, members: Members) -> list[GivenElsewhere]:
+    def heard(
+        self, group: ConsumerGroup | None, header: AgreeOnMembers, members: AgreedMembers
+    ) -> list[GivenElsewhere]:
         """A peer has sent a message. Return which lists it has given to whom."""
         self._strangers.pop(header.broker_name, None)
         sync = group.sync if group is not None else NO_PEERS
@@ -218,7 +220,7 @@ class Agreement:
         header = AgreeOnMembers(
             group.name, self._broker_name, peer.number, heard, is_news, peer.digest, self.token(broker_name)
         )
-        return Word(header, Members(sync.waiting, given))
+        return Word(header, AgreedMembers(sync.waiting, given))
 
     def _number_message(self, peer: PeerBroker) -> None:
         """A message has news: from its number on the peer knows them."""

@@ -364,7 +364,7 @@ class Claims:
 
 
 @dataclass(slots=True)
-class Found:
+class QueueMoves:
     """The queues that a change of a group moves: the readers that lose them, those that let go of drained ones, and the
     owners afterwards. retry_queues: the group's, on all brokers. taken: how much of it is counted. others: the brokers that
     have to agree."""
@@ -396,10 +396,10 @@ class Moves:
 
     def finding(
         self, group: ConsumerGroup, drain: Drain, routes: Routes, is_current: Callable[[], bool]
-    ) -> Work[Found | None]:
+    ) -> Work[QueueMoves | None]:
         """Finds the queues that move; None if another change came meanwhile: that one counts. If there are too many, nobody
         is drained: the members are told at once, as by Apache's broker."""
-        found = Found()
+        found = QueueMoves()
         try:
             for topic, route in routes.items():
                 yield
@@ -417,7 +417,7 @@ class Moves:
             self._allotment.give_back(found.taken)
         return found if is_current() else None
 
-    def _finding_of(self, group: ConsumerGroup, drain: Drain, queues: TopicQueues, found: Found) -> Work[bool]:
+    def _finding_of(self, group: ConsumerGroup, drain: Drain, queues: TopicQueues, found: QueueMoves) -> Work[bool]:
         """Finds the queues of one topic that move. Returns whether they are not too many."""
         self._is_finding = True
         topic = queues.topic
@@ -438,12 +438,12 @@ class Moves:
         finally:
             self._is_finding = False
 
-    def _takes(self, found: Found, more: int) -> bool:
+    def _takes(self, found: QueueMoves, more: int) -> bool:
         is_taken = self._allotment.takes(more)
         found.taken += more if is_taken else 0
         return is_taken
 
-    def begin(self, group: ConsumerGroup, drain: Drain, found: Found, now_s: float, until_s: float) -> None:
+    def begin(self, group: ConsumerGroup, drain: Drain, found: QueueMoves, now_s: float, until_s: float) -> None:
         """A member that was told before and lets go just now gets nothing of a queue, even if that is its own again: it
         learns that later."""
         former = drain.moving

@@ -8,7 +8,7 @@ import structlog
 
 from ...protocol.allocation import STICKY
 from ...protocol.bodies import SLICE, Route, TopicConfig, Work
-from ...protocol.group_bodies import Members, Place
+from ...protocol.group_bodies import AgreedMembers, Place
 from ...protocol.headers import AgreeOnMembers, PullMessage
 from ..config import (
     DROPPED_AFTER_S,
@@ -25,7 +25,7 @@ from ..messages.held_pulls import HeldPulls, Until
 from ..runtime import Clock, Runtime
 from ..sessions import GroupChanged, Recent, Session
 from .agreement import Agreement, Say
-from .claims import Allotment, Found, Moves, Routes
+from .claims import Allotment, Moves, QueueMoves, Routes
 from .group import ConsumerGroup, ConsumerGroups
 from .history import History
 from .members import ALONE, MemberList
@@ -75,7 +75,7 @@ class Draining:
         *,
         find_route: Callable[[str], Awaitable[Route | None]],
         say: Say,
-        repeats: Repeats,
+        repeats: RedeliveryCauses,
     ) -> None:
         limits = self._limits = runtime.limits
         self._groups = groups
@@ -153,7 +153,7 @@ class Draining:
             raise LimitExceeded(f"{self._limits.max_gated} pulls wait for {waiting_for}; try again")
         waiting.append(go_on)
 
-    def on_peer_update(self, header: AgreeOnMembers, members: Members) -> None:
+    def on_peer_update(self, header: AgreeOnMembers, members: AgreedMembers) -> None:
         """A peer has sent how far it is with a group, and which list of members it has given to whom."""
         group = self._groups.get(header.consumer_group)
         given = self.agreement.heard(group, header, members)
@@ -229,7 +229,7 @@ class Draining:
             self._begin(group, drain, found)
         yield from self._letting_turns(group)
 
-    def _begin(self, group: ConsumerGroup, drain: Drain, found: Found) -> None:
+    def _begin(self, group: ConsumerGroup, drain: Drain, found: QueueMoves) -> None:
         self._moves.begin(group, drain, found, self._clock.monotonic_s(), self._until_s())
         self.agreement.found(group, found.others, drain.waited_for(group.members))
         drain.release_all_pulls()  # those that still have to wait come back
@@ -513,7 +513,7 @@ class Notices:
 # Why messages of foreign members may be handled again: what draining cannot avoid, for metrics and administrators.
 
 
-class Repeats:
+class RedeliveryCauses:
     """undrained: queues that moved while a reader handled messages of them. left: messages that members had been given and
     had not committed when they left."""
 

@@ -51,7 +51,7 @@ log = structlog.get_logger("rocketlet.groups")
 
 
 @dataclass(slots=True)
-class Lease:
+class QueueLease:
     """The client that owns a queue.
 
     Attributes:
@@ -179,7 +179,7 @@ class GroupQueue:
         self.group = group
         self.key = key
         self.place: LeaseKey = (group.name, *key)
-        self.lease: Lease | None = None
+        self.lease: QueueLease | None = None
         self.reader: Session | None = None
         self.previous_reader: Session | None = None
         self.reader_since_s = 0.0

@@ -15,14 +15,14 @@ from ...protocol.names import Queue
 from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, PLACE_BYTES, STANDSTILL_S
 from ..runtime import Job, Runtime
 from ..sessions import Session
-from ..store.journals import Change, Former, LeaseKey, Ledger
-from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, Lease, QueueCounts
+from ..store.journals import Change, Former, LeaseJournal, LeaseKey
+from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, QueueCounts, QueueLease
 from .history import History
 
 log = structlog.get_logger("rocketlet.groups")
 
 
-def lines_of(queue: GroupQueue, lease: Lease) -> Iterator[Change]:
+def lines_of(queue: GroupQueue, lease: QueueLease) -> Iterator[Change]:
     """The lines in which the ledger keeps a lease."""
     place = queue.place
     yield (
@@ -99,7 +99,7 @@ class Locks:
         self._lost_count = 0  # foreign readers whose connections have closed
         self.refused = 0
         self._history = history
-        self._ledger = ledger = Ledger(path, limits)
+        self._ledger = ledger = LeaseJournal(path, limits)
         self._epoch = max(
             clock.time_ms() << 16, ledger.epoch
         )  # beyond every epoch of an earlier run, whatever the clock says
@@ -115,7 +115,7 @@ class Locks:
                 ledger.ended_at((name, topic, queue_id), former)
             group = groups.obtain(name)
             queue = groups.obtain_queue(group, (topic, queue_id))
-            queue.lease = lease = Lease(former.client_id, None, former.epoch, True, since_s, former_end=former.end)
+            queue.lease = lease = QueueLease(former.client_id, None, former.epoch, True, since_s, former_end=former.end)
             lease.is_awaited = former.is_reader
             group.awaited_readers += lease.is_awaited
             self._count += 1
@@ -213,7 +213,7 @@ class Locks:
         else:
             self._count += 1
         self._epoch += 1
-        queue.lease = granted = Lease(request.client_id, connection, self._epoch, request.handover, now_s)
+        queue.lease = granted = QueueLease(request.client_id, connection, self._epoch, request.handover, now_s)
         if lease is not None:
             # The members that waited for the previous owner wait for this one now.
             granted.waiters = {waiter: None for waiter in lease.waiters if waiter is not connection}
@@ -360,7 +360,7 @@ class Locks:
         self._changes.leases_changed()
         return self._noting_ends(leases)
 
-    def _noting_ends(self, leases: Sequence[tuple[GroupQueue, Lease]]) -> Job[None]:
+    def _noting_ends(self, leases: Sequence[tuple[GroupQueue, QueueLease]]) -> Job[None]:
         for number, (queue, lease) in enumerate(leases, 1):
             if queue.lease is lease and lease.former_end == 0:  # else its owner has read the new topic already
                 self._ledger.ended_at(queue.place, Former(lease.client_id, lease.epoch, 0))
@@ -478,7 +478,7 @@ class Locks:
         return back
 
     def _has_room(
-        self, connection: Session, group: ConsumerGroup, queue: GroupQueue | None, former: Lease | None
+        self, connection: Session, group: ConsumerGroup, queue: GroupQueue | None, former: QueueLease | None
     ) -> bool:
         """Return True if one more lock may be granted."""
         held = self._queues.get(connection, {})
@@ -493,7 +493,7 @@ class Locks:
             log.warning("locks_refused", group=group.name, peer=connection.peer, limit=limit, hint=hint)
         return False
 
-    def _wait(self, connection: Session, queue: GroupQueue, lease: Lease) -> None:
+    def _wait(self, connection: Session, queue: GroupQueue, lease: QueueLease) -> None:
         """Record that a member waits for a queue. If too many do, the others retry on their own."""
         held = self._queues.get(connection, {})
         is_full = self._waiting >= self._limits.max_lock_waiters or (
@@ -518,7 +518,7 @@ class Locks:
             if not held:
                 del self._queues[connection]
 
-    def _free(self, queue: GroupQueue, lease: Lease, event: str) -> None:
+    def _free(self, queue: GroupQueue, lease: QueueLease, event: str) -> None:
         queue.lease = None
         self._count -= 1
         self._has_moved = True
@@ -530,7 +530,7 @@ class Locks:
             self._changes.lease_freed(queue.group, waiter)
         self.groups.release_queue(queue)
 
-    def _note(self, event: str, queue: GroupQueue, lease: Lease) -> None:
+    def _note(self, event: str, queue: GroupQueue, lease: QueueLease) -> None:
         place = queue.place
         if lease.is_awaited:
             queue.group.awaited_readers -= 1

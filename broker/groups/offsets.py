@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 import structlog
 
-from ...protocol.admin_bodies import Progress, ProgressColumns
+from ...protocol.admin_bodies import ProgressColumns, QueueProgress
 from ...protocol.bodies import LOOKS, SLICE, Work, joined
 from ...protocol.names import IllegalName, Queue, group_fault
 from ..config import LIMITS, MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, LimitExceeded, Limits
@@ -374,7 +374,7 @@ class GroupProgress:
             if queue_id >= count and queue is not None and max(committed, queue.begin) < queue.next:
                 yield queue_id, queue, max(committed, queue.begin)
 
-    def of(self, group: str, topic: str) -> Iterator[tuple[Queue, Progress]]:
+    def of(self, group: str, topic: str) -> Iterator[tuple[Queue, QueueProgress]]:
         """How far a group is in the queues of a topic that the broker has. Each costs a read of the disk."""
         popped = self._popped(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
@@ -382,10 +382,10 @@ class GroupProgress:
             end, of_queue = queue.next if queue else 0, popped.get(queue_id)
             offset, lost = self._offset(group, topic, queue_id, queue, of_queue)
             in_hand = of_queue.in_hand if of_queue is not None else 0
-            progress = Progress(end, offset, self._last_ms(queue, offset), lost, in_hand)
+            progress = QueueProgress(end, offset, self._last_ms(queue, offset), lost, in_hand)
             yield Queue(topic, self._broker_name, queue_id), progress
         for queue_id, queue, offset in self._unreadable(group, topic):
-            progress = Progress(queue.next, offset, self._last_ms(queue, offset))
+            progress = QueueProgress(queue.next, offset, self._last_ms(queue, offset))
             yield Queue(topic, self._broker_name, queue_id), progress
 
     def columns(self, group: str, topic: str, *, times: bool) -> Work[ProgressColumns]:

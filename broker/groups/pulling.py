@@ -47,7 +47,7 @@ from ..messages.filters import Filter, Filters
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..messages.topics import Statistics, Topics
 from ..pops.pops import Pops
-from ..sessions import Answer, Asked, Clients, Reason, Refusal, RunningWanted, Session, subscription_bytes
+from ..sessions import Answer, Clients, ForwardedRequest, Reason, Refusal, RunningWanted, Session, subscription_bytes
 from ..store.files import StoreError, StoreFull
 from ..store.index import ConsumeQueue
 from ..store.store import Store
@@ -68,7 +68,7 @@ groups_log = structlog.get_logger("rocketlet.groups")
 # The results of pulls.
 
 
-class Outcome(Enum):
+class PullStatus(Enum):
     """The result of a pull at its offset."""
 
     FOUND = auto()
@@ -92,7 +92,7 @@ class Outcome(Enum):
 class Pulled(NamedTuple):
     """Where to pull next, and where the queue begins and ends. `pieces` are records as they lie in the log."""
 
-    outcome: Outcome
+    outcome: PullStatus
     next_offset: int
     begin: int
     end: int
@@ -208,7 +208,7 @@ class Pulling:
                 return None
             committed = self._overtaken_by(session, header, group)
             if committed is not None:
-                return Pulled(Outcome.AT_END, committed, 0, committed)
+                return Pulled(PullStatus.AT_END, committed, 0, committed)
         group_queue = self._watch.record_pull(session, group, key)
         if header.sys_flag & codes.PULL_COMMIT_OFFSET and group_queue.reader is session:
             group_queue.has_committed = True
@@ -216,7 +216,7 @@ class Pulling:
         end = self._set_back_to(session, header, group_queue) if group_queue.lease is not None else None
         if end is not None:
             self._note_moved(header, end)
-            return Pulled(Outcome.BEYOND, end, queue.begin, queue.next)
+            return Pulled(PullStatus.BEYOND, end, queue.begin, queue.next)
         # Only at the very end. An offset beyond it is wrong: the client is told at once, so that it corrects it.
         wants_hold = header.sys_flag & codes.PULL_SUSPEND and header.suspend_timeout_millis > 0
         if wants_hold and queue.next == header.queue_offset:
@@ -486,7 +486,7 @@ class Pulling:
         header = pull.header
         offset, begin, end = header.queue_offset, queue.begin, queue.next
         if header.topic_identity and self._topics.identity(header.topic) not in ("", header.topic_identity):
-            return Pulled(Outcome.MADE_ANEW, begin, begin, end)
+            return Pulled(PullStatus.MADE_ANEW, begin, begin, end)
         if begin <= offset < end:
             looks = SCAN_WORDS // matches.words if matches is not None else 0
             found = self._store.fetch(queue, offset, pull.limit, subscription, matches, header.max_msg_bytes, looks)
@@ -496,20 +496,20 @@ class Pulling:
                     self._statistics.note_got(f"{place[1]}@{place[0]}", found.messages, found.pieces)
                 if group_queue.reader is pull.session and is_guarded(group_queue, pull.session):
                     group_queue.given_offset = found.next_offset
-                return _new_tuple(Pulled, (Outcome.FOUND, found.next_offset, begin, end, found.pieces))
-            return Pulled(Outcome.NO_MATCH, found.next_offset, begin, end)
+                return _new_tuple(Pulled, (PullStatus.FOUND, found.next_offset, begin, end, found.pieces))
+            return Pulled(PullStatus.NO_MATCH, found.next_offset, begin, end)
         if end == 0:
             if offset:
                 self._note_moved(header, 0)
             # PullMessageProcessor, NO_MESSAGE_IN_QUEUE: an empty queue is nothing to correct for a reader at 0.
-            return Pulled(Outcome.EMPTIED if offset else Outcome.EMPTY, 0, begin, end)
+            return Pulled(PullStatus.EMPTIED if offset else PullStatus.EMPTY, 0, begin, end)
         if offset == end:
-            return Pulled(Outcome.AT_END, offset, begin, end)
+            return Pulled(PullStatus.AT_END, offset, begin, end)
         if offset < begin:
             self._note_moved(header, begin)
-            return Pulled(Outcome.BELOW, begin, begin, end)
+            return Pulled(PullStatus.BELOW, begin, begin, end)
         self._note_moved(header, end)
-        return Pulled(Outcome.BEYOND, end, begin, end)
+        return Pulled(PullStatus.BEYOND, end, begin, end)
 
     def _note_moved(self, header: PullMessage, offset: int) -> None:
         """An OffsetMovedEvent in OFFSET_MOVED_EVENT, for programs that watch that topic."""
@@ -548,7 +548,7 @@ def _give_nothing(pull: Pull, answer: PullCallback) -> None:
 
 def _nothing_new(header: PullMessage) -> Pulled:
     """The member asks again, and again, until the queue is its own or it has learned that it is not."""
-    return Pulled(Outcome.AT_END, header.queue_offset, 0, header.queue_offset)
+    return Pulled(PullStatus.AT_END, header.queue_offset, 0, header.queue_offset)
 
 
 def _held_bytes(header: PullMessage, subscription: Subscription | None, matches: Filter | None) -> int:
@@ -649,12 +649,12 @@ class CheckedPulls:
         begin, end = queue.begin, queue.next
         pieces, messages, next_offset = self._store.fetch(queue, offset, limit, subscription, None, max_bytes)
         if not messages:
-            return Pulled(Outcome.NO_MATCH, next_offset, begin, end)
+            return Pulled(PullStatus.NO_MATCH, next_offset, begin, end)
         if group.name != TOOLS_GROUP:
             self._statistics.note_got(name, messages, pieces)
         if is_recorded:
             group_queue.given_offset = next_offset
-        return _new_tuple(Pulled, (Outcome.FOUND, next_offset, begin, end, pieces))
+        return _new_tuple(Pulled, (PullStatus.FOUND, next_offset, begin, end, pieces))
 
 
 # ------------------------------------------------------------------------------
@@ -796,7 +796,7 @@ class Versions:
         group = self._groups.get(group_name)
         member = group.foreign.get(session) if group else None
         if member is not None and not self._clients.is_asked(session):
-            question = RunningWanted(Asked(group_name, member.client_id, {}))
+            question = RunningWanted(ForwardedRequest(group_name, member.client_id, {}))
             with suppress(LimitExceeded):
                 self._clients.ask(session, question, partial(self._answered, session, group_name), by=session)
 

@@ -18,7 +18,7 @@ from ...protocol.codes import PERM_READ, PERM_WRITE
 from ...protocol.grpc import MessageReader, Status
 from ...protocol.http2 import Fields, Stream
 from ..access import Acl, Need
-from ..broker import Broker
+from ..broker import BrokerController
 from ..config import (
     LIMITS,
     MAX_ENDPOINTS_BYTES,
@@ -38,10 +38,10 @@ from .schema import (
     OK_TEXT,
     Code,
     Endpoints,
-    Fault,
     MessageQueue,
     QueryAssignmentResponse,
     QueryRouteResponse,
+    StatusError,
     group_of,
     topic_of,
 )
@@ -73,7 +73,7 @@ class GrpcClient:
         self.account = account
         self.connection = connection
         self.connections: dict[Session, Carrier] = {connection: connection}
-        self.stream: Call | None = None
+        self.stream: GrpcCall | None = None
         self.topics: tuple[str, ...] = ()
         self.group = ""
         self.request_timeout_s = REQUEST_TIMEOUT_S  # of its settings
@@ -181,7 +181,7 @@ class GrpcClients:
     def get(self, account: str, client_id: str) -> GrpcClient | None:
         return self._clients.get((account, client_id))
 
-    def hear(self, call: Call) -> GrpcClient:
+    def hear(self, call: GrpcCall) -> GrpcClient:
         """The client, which is there as long as one of its connections. Clients of two accounts that go by one id are two.
         Raises Fault if the client's address or connection has too many."""
         connection = call.session
@@ -190,15 +190,15 @@ class GrpcClients:
             try:
                 client = self._take(client, call)
             except LimitExceeded as error:
-                raise Fault(Code.TOO_MANY_REQUESTS, str(error)) from None
+                raise StatusError(Code.TOO_MANY_REQUESTS, str(error)) from None
         client.heard_s = connection.heard_s
         return client
 
-    def is_heard(self, call: Call) -> bool:
+    def is_heard(self, call: GrpcCall) -> bool:
         """Whether its client is known."""
         return (call.account, call.client_id) in self._clients
 
-    def _take(self, client: GrpcClient | None, call: Call) -> GrpcClient:
+    def _take(self, client: GrpcClient | None, call: GrpcCall) -> GrpcClient:
         """A client that is new to the connection."""
         key, connection = (call.account, call.client_id), call.session
         ids = self._of_connection.get(connection)
@@ -285,7 +285,7 @@ class Method(NamedTuple):
     is_open: bool = False
 
 
-class Way(Protocol):
+class ResponseWriter(Protocol):
     """Takes an answer to a client."""
 
     def send_headers(self, stream: Stream, block: bytes) -> None: ...
@@ -295,7 +295,7 @@ class Way(Protocol):
     def send_end(self, stream: Stream, block: bytes) -> None: ...
 
 
-class Call:
+class GrpcCall:
     """`account`: the access key of the account that asks; empty without one. `session`: the client's connection. `aborted` is
     called if the call is over before it was answered; `due_s`: when its client gives up, in the loop's time. `answers`: the
     way to the client, in which the test kit may stand. `callers`: hears of answers. `namespace`: that of the topics in
@@ -324,7 +324,7 @@ class Call:
         stream: Stream,
         method: Method,
         due_s: float | None,
-        answers: Way,
+        answers: ResponseWriter,
         flush_soon: Callable[[], None],
         callers: Callers,
         keep_answered: Callable[[int, Callable[[], None]], None],
@@ -444,11 +444,11 @@ def set_status(status: Any, code: int = Code.OK, reason: str = OK_TEXT) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hall:
-    broker: Broker
+    broker: BrokerController
     clients: GrpcClients
     acl: Acl | None
 
-    def may_publish(self, call: Call, topic: str) -> bool:
+    def may_publish(self, call: GrpcCall, topic: str) -> bool:
         """Whether the account of a call that was authorized may send to a topic."""
         return self.acl is None or self.acl.may_publish(call.session, topic)
 
@@ -503,12 +503,12 @@ class Holding(NamedTuple):
 Making = Callable[[list[Holding]], Work[None]]
 
 
-def query_route(hall: Hall, call: Call, request: Any) -> Work[None] | Coroutine[Any, Any, Work[None]]:
+def query_route(hall: Hall, call: GrpcCall, request: Any) -> Work[None] | Coroutine[Any, Any, Work[None]]:
     name = topic_of(request.topic)
     return _answer(hall, call, name, partial(_route, call, request))
 
 
-def query_assignment(hall: Hall, call: Call, request: Any) -> Work[None] | Coroutine[Any, Any, Work[None]]:
+def query_assignment(hall: Hall, call: GrpcCall, request: Any) -> Work[None] | Coroutine[Any, Any, Work[None]]:
     """Every client of a group gets the same: of each broker one place that stands for all its queues, or in a group that
     takes messages in order each queue for itself."""
     name = topic_of(request.topic)
@@ -518,7 +518,7 @@ def query_assignment(hall: Hall, call: Call, request: Any) -> Work[None] | Corou
     return _answer(hall, call, name, partial(_assignments, call, request, is_in_order))
 
 
-def _answer(hall: Hall, call: Call, name: str, make: Making) -> Work[None] | Coroutine[Any, Any, Work[None]]:
+def _answer(hall: Hall, call: GrpcCall, name: str, make: Making) -> Work[None] | Coroutine[Any, Any, Work[None]]:
     """Answer in pieces, now or when a name server in another process has answered."""
     servers, creates = hall.broker.name_servers, hall.may_publish(call, name)
     if servers.are_elsewhere:
@@ -531,7 +531,7 @@ async def _answer_later(hall: Hall, name: str, creates: bool, make: Making) -> W
     return make(_holdings(hall, name, creates, await hall.broker.name_servers.find_route(name)))
 
 
-def _route(call: Call, request: Any, holdings: list[Holding]) -> Work[None]:
+def _route(call: GrpcCall, request: Any, holdings: list[Holding]) -> Work[None]:
     response = QueryRouteResponse()
     set_status(response.status)
     queues = []
@@ -543,7 +543,7 @@ def _route(call: Call, request: Any, holdings: list[Holding]) -> Work[None]:
     return _in_pieces(call, response, queues, lambda part, pattern: part.message_queues.append(pattern))
 
 
-def _assignments(call: Call, request: Any, is_in_order: bool, holdings: list[Holding]) -> Work[None]:
+def _assignments(call: GrpcCall, request: Any, is_in_order: bool, holdings: list[Holding]) -> Work[None]:
     response = QueryAssignmentResponse()
     set_status(response.status)
     queues = []
@@ -554,14 +554,14 @@ def _assignments(call: Call, request: Any, is_in_order: bool, holdings: list[Hol
         ids = range(found.read_queues) if is_in_order else range(_ALL_QUEUES, _ALL_QUEUES + 1)
         queues.append((_pattern(call, request, holding), found, ids))
     if not queues:
-        raise Fault(Code.FORBIDDEN, f"the topic {request.topic.name} has no queue that may be read")
+        raise StatusError(Code.FORBIDDEN, f"the topic {request.topic.name} has no queue that may be read")
     return _in_pieces(
         call, response, queues, lambda part, pattern: part.assignments.add().message_queue.CopyFrom(pattern)
     )
 
 
 def _in_pieces(
-    call: Call, response: Any, queues: list[tuple[Any, QueueData, range]], add: Callable[[Any, Any], None]
+    call: GrpcCall, response: Any, queues: list[tuple[Any, QueueData, range]], add: Callable[[Any, Any], None]
 ) -> Work[None]:
     """Answer with queues, each like its pattern but for its id and permission. An answer may have thousands of them, each
     with the client's endpoints: it is encoded in parts, and counts for its client until they are sent."""
@@ -600,7 +600,7 @@ def _holdings(hall: Hall, name: str, creates: bool, route: Route | None) -> list
         Holding(data, addresses[data.broker_name], _ALL_TYPES) for data in others if addresses.get(data.broker_name)
     ]
     if not found:
-        raise Fault(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
+        raise StatusError(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
     return found
 
 
@@ -612,13 +612,13 @@ def _created(hall: Hall, name: str) -> TopicConfig | None:
     try:
         return broker.topics.auto_create(name, names.DEFAULT_TOPIC, broker.config.default_queues, broker.store.end)
     except StoreFull as error:
-        raise Fault(Code.INTERNAL_SERVER_ERROR, str(error)) from None
+        raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from None
 
 
-def _pattern(call: Call, request: Any, holding: Holding) -> Any:
+def _pattern(call: GrpcCall, request: Any, holding: Holding) -> Any:
     """A queue of the answer. Raises Fault for what would make each of them long."""
     if request.endpoints.ByteSize() > MAX_ENDPOINTS_BYTES:
-        raise Fault(Code.ILLEGAL_ACCESS_POINT, f"the endpoints have more than {MAX_ENDPOINTS_BYTES} bytes")
+        raise StatusError(Code.ILLEGAL_ACCESS_POINT, f"the endpoints have more than {MAX_ENDPOINTS_BYTES} bytes")
     queue = MessageQueue()
     queue.topic.CopyFrom(request.topic)
     queue.broker.name = holding.queues.broker_name

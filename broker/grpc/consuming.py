@@ -38,17 +38,17 @@ from ..pops.deliveries import AckStatus, Delivered, PopRequest, PopResult, Why
 from ..pops.pool import Receive
 from ..sessions import Event, OutcomeWanted, Refusal
 from ..store.files import StoreError
-from .clients import Call, GrpcClient, Hall, set_status
+from .clients import GrpcCall, GrpcClient, Hall, set_status
 from .producing import asking, filling, set_ms
 from .schema import (
     AckMessageResponse,
     ChangeInvisibleDurationResponse,
     Code,
-    Fault,
     ForwardMessageToDeadLetterQueueResponse,
     HeartbeatResponse,
     NotifyClientTerminationResponse,
     ReceiveMessageResponse,
+    StatusError,
     TelemetryCommand,
     check_count,
     group_of,
@@ -82,12 +82,12 @@ _LATE: Final = frozenset((Why.TOO_MANY_WAIT, Why.PULLED, Why.FAILED))
 """Clients ask again at once, so they are answered after a while."""
 
 
-class GrpcReceive(Receive[Call]):
+class GrpcReceive(Receive[GrpcCall]):
     """A ReceiveMessage. `given`: its messages while the client may still give the call up."""
 
     __slots__ = ("_hall", "given")
 
-    def __init__(self, hall: Hall, call: Call, request: PopRequest) -> None:
+    def __init__(self, hall: Hall, call: GrpcCall, request: PopRequest) -> None:
         super().__init__(request, call)
         self._hall = hall
         self.given: tuple[Delivered, ...] = ()
@@ -222,14 +222,14 @@ class GrpcReceive(Receive[Call]):
         self._hall.broker.pops.ack(self.request.group, self.request.topic, handles, lambda outcomes: None)
 
 
-def receive_message(hall: Hall, call: Call, request: Any) -> None:
+def receive_message(hall: Hall, call: GrpcCall, request: Any) -> None:
     try:
         _receive(hall, call, request)
-    except Fault as fault:
+    except StatusError as fault:
         end(hall, call, fault.code, str(fault))
 
 
-def _receive(hall: Hall, call: Call, request: Any) -> None:
+def _receive(hall: Hall, call: GrpcCall, request: Any) -> None:
     known = hall.clients.get(call.account, call.client_id)
     wait_ms = _wait_ms(call, request, known.request_timeout_s if known is not None else REQUEST_TIMEOUT_S)
     name, group = topic_of(request.message_queue.topic), group_of(request.group)
@@ -239,12 +239,12 @@ def _receive(hall: Hall, call: Call, request: Any) -> None:
     broker = hall.broker
     topic = broker.topics.get(name)
     if topic is None:
-        raise Fault(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
+        raise StatusError(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
     settings = broker.group_configs.ensure(group)
     if settings is None:
-        raise Fault(Code.CONSUMER_GROUP_NOT_FOUND, f"the group {group} does not exist: create it first")
+        raise StatusError(Code.CONSUMER_GROUP_NOT_FOUND, f"the group {group} does not exist: create it first")
     if not topic.perm & PERM_READ or not settings.consume_enable:
-        raise Fault(Code.FORBIDDEN, f"the group {group} may not read {name} now")
+        raise StatusError(Code.FORBIDDEN, f"the group {group} may not read {name} now")
     client = hall.clients.hear(call)
     client.group = group
     asked_id = request.message_queue.id
@@ -272,7 +272,7 @@ def _receive(hall: Hall, call: Call, request: Any) -> None:
             raise refused(refusal) from None
 
 
-def _wait_ms(call: Call, request: Any, request_timeout_s: float) -> int:
+def _wait_ms(call: GrpcCall, request: Any, request_timeout_s: float) -> int:
     """Return how long the receive may wait for messages, which is never longer than its client waits for the response.
 
     A request without `long_polling_timeout` waits until half of the client's request timeout is left, as at Apache's proxy.
@@ -281,7 +281,7 @@ def _wait_ms(call: Call, request: Any, request_timeout_s: float) -> int:
     if request.HasField("long_polling_timeout"):
         wait_s, margin_s = duration_ms(request.long_polling_timeout) / 1000, DEADLINE_MARGIN_S
         if wait_s < 0:
-            raise Fault(Code.ILLEGAL_POLLING_TIME, f"long_polling_timeout: got {wait_s} s; expected 0 s or more")
+            raise StatusError(Code.ILLEGAL_POLLING_TIME, f"long_polling_timeout: got {wait_s} s; expected 0 s or more")
     if call.due_s is not None:
         wait_s = min(wait_s, call.due_s - call.session.heard_s - margin_s)
     return int(max(min(wait_s, MAX_POLL_S), 0.0) * 1000)
@@ -297,9 +297,9 @@ def _checked_invisible_ms(request: Any, minimum_ms: int) -> int:
     """Raises Fault with the text that Apache's proxy sends, because clients look for it."""
     found = duration_ms(request.invisible_duration)
     if found < minimum_ms:
-        raise Fault(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too small. min is {minimum_ms}")
+        raise StatusError(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too small. min is {minimum_ms}")
     if found > MAX_INVISIBLE_MS:
-        raise Fault(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too large. max is {MAX_INVISIBLE_MS}")
+        raise StatusError(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too large. max is {MAX_INVISIBLE_MS}")
     return found
 
 
@@ -314,7 +314,7 @@ def _subscription(topic: str, expression: Any) -> Subscription | None:
     try:
         found = parse_subscription(topic, expression.expression, kind=kind)
     except SubscriptionError as error:
-        raise Fault(Code.ILLEGAL_FILTER_EXPRESSION, str(error)) from None
+        raise StatusError(Code.ILLEGAL_FILTER_EXPRESSION, str(error)) from None
     if kind == SQL92:
         return Subscription(topic, expression.expression, kind=SQL92)
     return None if found.takes_all else found
@@ -326,20 +326,20 @@ def _is_wanted(subscription: Subscription | None, record: Record) -> bool:
     return props.find(record.properties, props.TAGS) in subscription.tags
 
 
-def end(hall: Hall, call: Call, code: int, reason: str) -> None:
+def end(hall: Hall, call: GrpcCall, code: int, reason: str) -> None:
     """An answer without messages."""
     if not call.is_over:
         _send_status(call, code, reason)
         _send_time(hall, call)
 
 
-def _send_status(call: Call, code: int, reason: str) -> None:
+def _send_status(call: GrpcCall, code: int, reason: str) -> None:
     response = ReceiveMessageResponse()
     set_status(response.status, code, reason)
     call.send(response)
 
 
-def _send_time(hall: Hall, call: Call) -> None:
+def _send_time(hall: Hall, call: GrpcCall) -> None:
     response = ReceiveMessageResponse()
     set_ms(response.delivery_timestamp, hall.broker.clock.time_ms())
     call.send(response)
@@ -362,11 +362,11 @@ _ACK_CODES: Final = {
 }
 
 
-def ack_message(hall: Hall, call: Call, request: Any) -> None:
+def ack_message(hall: Hall, call: GrpcCall, request: Any) -> None:
     """Answers when it is on the disk."""
     group, topic = group_of(request.group), topic_of(request.topic)
     if not 0 < len(request.entries) <= MAX_ACKS:
-        raise Fault(Code.BAD_REQUEST, f"a call acknowledges 1 to {MAX_ACKS} messages, not {len(request.entries)}")
+        raise StatusError(Code.BAD_REQUEST, f"a call acknowledges 1 to {MAX_ACKS} messages, not {len(request.entries)}")
     _heard(hall, call)
 
     def answer(outcomes: Sequence[AckStatus]) -> None:
@@ -386,12 +386,12 @@ def ack_message(hall: Hall, call: Call, request: Any) -> None:
     hall.broker.pops.ack(group, topic, handles, answer, takes_late=False)
 
 
-def _heard(hall: Hall, call: Call) -> None:
+def _heard(hall: Hall, call: GrpcCall) -> None:
     if hall.clients.is_heard(call):
         hall.broker.pops.record_contact(call.client)
 
 
-def change_invisible_duration(hall: Hall, call: Call, request: Any) -> Any:
+def change_invisible_duration(hall: Hall, call: GrpcCall, request: Any) -> Any:
     group, topic = group_of(request.group), topic_of(request.topic)
     invisible_ms = _checked_invisible_ms(request, 0)
     _heard(hall, call)
@@ -403,7 +403,7 @@ def change_invisible_duration(hall: Hall, call: Call, request: Any) -> Any:
     return response
 
 
-def forward_to_dead_letters(hall: Hall, call: Call, request: Any) -> None:
+def forward_to_dead_letters(hall: Hall, call: GrpcCall, request: Any) -> None:
     group, topic = group_of(request.group), topic_of(request.topic)
     reason = f"its consumer {call.client_id[:100]} gave it up after {request.delivery_attempt} tries"
 
@@ -415,7 +415,7 @@ def forward_to_dead_letters(hall: Hall, call: Call, request: Any) -> None:
     try:
         hall.broker.pops.to_dead_letters(group, topic, request.receipt_handle, reason, answer)
     except StoreError as error:
-        raise Fault(Code.INTERNAL_SERVER_ERROR, str(error)) from None
+        raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from None
 
 
 def _text(outcome: AckStatus) -> str:
@@ -449,7 +449,7 @@ _LANGUAGES: Final = {
 }
 
 
-def telemetry(hall: Hall, call: Call, command: Any) -> None:
+def telemetry(hall: Hall, call: GrpcCall, command: Any) -> None:
     """Each command of the stream; None: the client has ended it."""
     if command is None:
         call.end()
@@ -458,7 +458,7 @@ def telemetry(hall: Hall, call: Call, command: Any) -> None:
         return
     try:
         answer = _settle(hall, call, command.settings)
-    except Fault as fault:
+    except StatusError as fault:
         refused = TelemetryCommand()
         set_status(refused.status, fault.code, str(fault))
         call.send(refused)
@@ -467,15 +467,15 @@ def telemetry(hall: Hall, call: Call, command: Any) -> None:
         call.send(answer)
 
 
-def _settle(hall: Hall, call: Call, settings: Any) -> Any:
+def _settle(hall: Hall, call: GrpcCall, settings: Any) -> Any:
     """Takes a client's settings; the answer. Raises Fault."""
     kind = settings.WhichOneof("pub_sub")
     if settings.client_type in _NAMES:
         named = f"{_NAMES[settings.client_type]} of {call.text(b'x-mq-language')} {call.text(b'x-mq-client-version')}"
-        raise Fault(Code.UNRECOGNIZED_CLIENT_TYPE, f"this broker does not serve clients of the kind {named}")
+        raise StatusError(Code.UNRECOGNIZED_CLIENT_TYPE, f"this broker does not serve clients of the kind {named}")
     check_count(settings)
     if kind is None:
-        raise Fault(Code.BAD_REQUEST, "there is no publishing or subscription data")
+        raise StatusError(Code.BAD_REQUEST, "there is no publishing or subscription data")
     answer = TelemetryCommand()
     set_status(answer.status)
     answer.settings.CopyFrom(settings)
@@ -500,18 +500,18 @@ def _settle(hall: Hall, call: Call, settings: Any) -> Any:
     return answer
 
 
-def _closed(client: GrpcClient, call: Call) -> None:
+def _closed(client: GrpcClient, call: GrpcCall) -> None:
     if client.stream is call:
         client.stream = None
 
 
-def _publish(hall: Hall, call: Call, client: GrpcClient, topics: tuple[str, ...]) -> None:
+def _publish(hall: Hall, call: GrpcCall, client: GrpcClient, topics: tuple[str, ...]) -> None:
     """A producer may be asked for the outcome of transactions: its group is the topic. Raises Fault."""
     language = _LANGUAGES.get(call.text(b"x-mq-language"), Language.OTHER)
     try:
         hall.broker.clients.heartbeat(client, client.client_id, topics, int(language), _VERSION, is_asked=False)
     except LimitExceeded as error:
-        raise Fault(Code.TOO_MANY_REQUESTS, str(error)) from None
+        raise StatusError(Code.TOO_MANY_REQUESTS, str(error)) from None
     client.topics = topics
 
 
@@ -538,7 +538,7 @@ def _for_consumer(settings: Any, group: GroupConfig | None) -> None:
         policy.customized_backoff.next.add().seconds = seconds
 
 
-def heartbeat(hall: Hall, call: Call, request: Any) -> Any:
+def heartbeat(hall: Hall, call: GrpcCall, request: Any) -> Any:
     if request.client_type in (PUSH_CONSUMER, SIMPLE_CONSUMER):
         group = group_of(request.group)
         hall.clients.hear(call).group = group
@@ -553,7 +553,7 @@ def heartbeat(hall: Hall, call: Call, request: Any) -> Any:
     return response
 
 
-def _check_version(call: Call) -> None:
+def _check_version(call: GrpcCall) -> None:
     """Report a consumer that cannot read its settings: with its first heartbeat and with each later one."""
     version = call.text(b"x-mq-client-version")
     if call.text(b"x-mq-language").upper() not in _NODE or not (found := _is_version(version)):
@@ -564,7 +564,7 @@ def _check_version(call: Call) -> None:
         call.callers.note_outdated(f"{call.client_id[:MAX_NAMED_CHARS]} ({call.session.peer})", reason)
 
 
-def notify_termination(hall: Hall, call: Call, request: Any) -> Any:
+def notify_termination(hall: Hall, call: GrpcCall, request: Any) -> Any:
     if hall.clients.leave(call.account, call.client_id, call.session):
         hall.broker.pops.client_gone(call.client)
     response = NotifyClientTerminationResponse()

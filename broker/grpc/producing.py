@@ -40,13 +40,13 @@ from ..messages.appender import real_queue
 from ..messages.later import RecallFault, recalling
 from ..messages.sending import Placed
 from ..store.files import StoreError, StoreFull
-from .clients import Call, Hall, accepted_types, set_status
+from .clients import GrpcCall, Hall, accepted_types, set_status
 from .schema import (
     Code,
     EndTransactionResponse,
-    Fault,
     RecallMessageResponse,
     SendMessageResponse,
+    StatusError,
     TelemetryCommand,
     full_name,
     has_control,
@@ -61,10 +61,10 @@ log = structlog.get_logger("rocketlet.sending")
 # SendMessage: the messages of all calls of a socket read are staged one by one, and stored together.
 
 
-_Answers = list[tuple[Call, Any]]
+_Answers = list[tuple[GrpcCall, Any]]
 
 
-class Sends:
+class GrpcSends:
     """`staged`: calls with their answers, which are given when their messages are stored."""
 
     def __init__(self, hall: Hall) -> None:
@@ -72,7 +72,7 @@ class Sends:
         self._sending = hall.broker.sending
         self.staged: _Answers = []
 
-    def stage(self, call: Call, request: Any) -> Work[None] | None:
+    def stage(self, call: GrpcCall, request: Any) -> Work[None] | None:
         """Stage the call's messages, or return the work that does so because their bodies are to be decompressed first.
 
         Raises:
@@ -80,10 +80,10 @@ class Sends:
         """
         broker = self._hall.broker
         if not request.messages or len(request.messages) > MAX_SEND_MESSAGES:
-            raise Fault(Code.MESSAGE_CORRUPTED, f"a call sends 1 to {MAX_SEND_MESSAGES} messages")
+            raise StatusError(Code.MESSAGE_CORRUPTED, f"a call sends 1 to {MAX_SEND_MESSAGES} messages")
         name = topic_of(request.messages[0].topic)
         if any(full_name(message.topic) != name for message in request.messages):
-            raise Fault(Code.MESSAGE_CORRUPTED, "the messages are of different topics")
+            raise StatusError(Code.MESSAGE_CORRUPTED, "the messages are of different topics")
         now_ms = broker.clock.time_ms()
         max_delay_ms = min(int(broker.config.grpc_max_delay_hours * 3_600_000), MAX_TIMER_DELAY_MS)
         sent = [checked(message, name, now_ms, max_delay_ms) for message in request.messages]
@@ -93,7 +93,7 @@ class Sends:
         self._stage(call, topic, sent)
         return None
 
-    def _decompressing(self, call: Call, name: str, sent: list[Sent]) -> Work[None]:
+    def _decompressing(self, call: GrpcCall, name: str, sent: list[AcceptedMessage]) -> Work[None]:
         """A body of 4 KB may inflate to 4 MiB, and one that is damaged takes as long: the bodies of a call may have as many
         bytes, decompressed, as a call that is not compressed."""
         inflater = Inflater(MAX_CALL_BYTES)
@@ -103,10 +103,10 @@ class Sends:
                     sent[number] = yield from decompressing(item, inflater)
                 except SpentTooMuch:
                     reason = f"the bodies of one call inflate to more than {MAX_CALL_BYTES} bytes; send several calls"
-                    raise Fault(Code.MESSAGE_BODY_TOO_LARGE, reason) from None
+                    raise StatusError(Code.MESSAGE_BODY_TOO_LARGE, reason) from None
         self._stage(call, self._topic(name, sent), sent)
 
-    def _stage(self, call: Call, topic: TopicConfig, sent: list[Sent]) -> None:
+    def _stage(self, call: GrpcCall, topic: TopicConfig, sent: list[AcceptedMessage]) -> None:
         response = SendMessageResponse()
         set_status(response.status)
         mark = self._sending.mark()
@@ -120,13 +120,13 @@ class Sends:
             raise
         self.staged.append((call, response))
 
-    def _topic(self, name: str, sent: list[Sent]) -> TopicConfig:
+    def _topic(self, name: str, sent: list[AcceptedMessage]) -> TopicConfig:
         """Raises Fault."""
         topic = self._hall.broker.topics.get(name)
         if topic is None:
-            raise Fault(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
+            raise StatusError(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
         if not topic.perm & PERM_WRITE or not topic.write_queues:
-            raise Fault(Code.FORBIDDEN, f"the topic {name} has no queue that may be written")
+            raise StatusError(Code.FORBIDDEN, f"the topic {name} has no queue that may be written")
         if not name.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX)):
             accepted = accepted_types(topic)
             for item in sent:
@@ -134,7 +134,7 @@ class Sends:
                     reason = (
                         f"the topic {name} takes {topic.message_type} messages, this one is {TYPE_NAMES[item.kind]}"
                     )
-                    raise Fault(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, reason)
+                    raise StatusError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, reason)
         return topic
 
     def settle(self) -> None:
@@ -153,20 +153,20 @@ class Sends:
         )
 
 
-def _queue_of(topic: TopicConfig, sent: Sent, count: int) -> int:
+def _queue_of(topic: TopicConfig, sent: AcceptedMessage, count: int) -> int:
     """All messages of a group go to one queue."""
     if sent.group_key and count == 1:
         return zlib.crc32(sent.group_key.encode()) % topic.write_queues
     return random.randrange(topic.write_queues)
 
 
-def _header(topic: TopicConfig, queue_id: int, sent: Sent) -> SendMessage:
+def _header(topic: TopicConfig, queue_id: int, sent: AcceptedMessage) -> SendMessage:
     return SendMessage(
         topic.name, topic.name, names.DEFAULT_TOPIC, 0, queue_id, sent.sys_flag, sent.born_ms, 0, sent.properties
     )
 
 
-def _add_entry(response: Any, sent: Sent, placed: Placed) -> None:
+def _add_entry(response: Any, sent: AcceptedMessage, placed: Placed) -> None:
     entry = response.entries.add()
     set_status(entry.status)
     entry.message_id = sent.message_id
@@ -229,7 +229,7 @@ _HIDDEN: Final = RESERVED | {
 }
 
 
-class Sent(NamedTuple):
+class AcceptedMessage(NamedTuple):
     """A message that may be stored. `kind`: one of the four types; `group_key`: its message group, or empty. A body in
     gzip is still as it was sent."""
 
@@ -245,7 +245,7 @@ class Sent(NamedTuple):
 # To be stored
 
 
-def checked(message: Any, topic: str, now_ms: int, max_delay_ms: int = MAX_TIMER_DELAY_MS) -> Sent:
+def checked(message: Any, topic: str, now_ms: int, max_delay_ms: int = MAX_TIMER_DELAY_MS) -> AcceptedMessage:
     """Check a message in the order of Apache's proxy, and return what is stored.
 
     Raises:
@@ -254,19 +254,19 @@ def checked(message: Any, topic: str, now_ms: int, max_delay_ms: int = MAX_TIMER
     system = message.system_properties
     body = message.body
     if len(body) > MAX_BODY_BYTES:
-        raise Fault(Code.MESSAGE_BODY_TOO_LARGE, f"the body has {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
+        raise StatusError(Code.MESSAGE_BODY_TOO_LARGE, f"the body has {len(body)} bytes; {MAX_BODY_BYTES} are allowed")
     if not body:
-        raise Fault(Code.MESSAGE_BODY_EMPTY, "the message has no body")
+        raise StatusError(Code.MESSAGE_BODY_EMPTY, "the message has no body")
     found = _user_properties(message)
     size = sum(len(name.encode()) + len(value.encode()) for name, value in found.items())
     _add_tag_and_keys(found, system)
     size += sum(len(found.get(name, "").encode()) for name in (props.TAGS, props.KEYS))
     if size > MAX_USER_PROPERTY_BYTES:
         reason = f"the properties, tag and keys have {size} bytes; expected at most {MAX_USER_PROPERTY_BYTES}"
-        raise Fault(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
+        raise StatusError(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
     if not system.message_id.strip() or has_control(system.message_id) or len(system.message_id) > MAX_MESSAGE_ID_CHARS:
         reason = f"the message's id is blank, has control characters, or more than {MAX_MESSAGE_ID_CHARS} characters"
-        raise Fault(Code.ILLEGAL_MESSAGE_ID, reason)
+        raise StatusError(Code.ILLEGAL_MESSAGE_ID, reason)
     found[props.UNIQUE_KEY] = system.message_id
     found[props.PRODUCER_GROUP] = topic
     is_half = system.message_type == TRANSACTION
@@ -286,20 +286,20 @@ def checked(message: Any, topic: str, now_ms: int, max_delay_ms: int = MAX_TIMER
     born_ms = born.seconds * 1000 + born.nanos // 1_000_000
     if not 0 < born_ms <= MAX_TIMESTAMP_MS:
         born_ms = now_ms
-    return Sent(system.message_id, props.encode(found), body, sys_flag, born_ms, kind, group_key)
+    return AcceptedMessage(system.message_id, props.encode(found), body, sys_flag, born_ms, kind, group_key)
 
 
 def _user_properties(message: Any) -> dict[str, str]:
     found = dict(message.user_properties)
     if len(found) > MAX_USER_PROPERTIES:
         reason = f"the message has {len(found)} properties; {MAX_USER_PROPERTIES} are allowed"
-        raise Fault(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
+        raise StatusError(Code.MESSAGE_PROPERTIES_TOO_LARGE, reason)
     for name, value in found.items():
         if name in RESERVED:
-            raise Fault(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"the property {name} is RocketMQ's own")
+            raise StatusError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"the property {name} is RocketMQ's own")
         if has_control(name) or has_control(value) or not name:
             reason = f"the property {name[:100]!r} is empty or has control characters"
-            raise Fault(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, reason)
+            raise StatusError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, reason)
     return found
 
 
@@ -307,11 +307,11 @@ def _add_tag_and_keys(found: dict[str, str], system: Any) -> None:
     if system.HasField("tag"):
         tag = system.tag
         if not tag.strip() or "|" in tag or has_control(tag):
-            raise Fault(Code.ILLEGAL_MESSAGE_TAG, "the tag is blank, or has `|` or control characters")
+            raise StatusError(Code.ILLEGAL_MESSAGE_TAG, "the tag is blank, or has `|` or control characters")
         found[props.TAGS] = tag
     for key in system.keys:
         if not key.strip() or has_control(key):
-            raise Fault(Code.ILLEGAL_MESSAGE_KEY, "a key is blank or has control characters")
+            raise StatusError(Code.ILLEGAL_MESSAGE_KEY, "a key is blank or has control characters")
     if system.keys:
         found[props.KEYS] = " ".join(system.keys)
 
@@ -322,7 +322,7 @@ def _add_transaction(found: dict[str, str], system: Any) -> None:
         seconds = system.orphaned_transaction_recovery_duration.seconds
         if not 0 <= seconds <= MAX_RECOVERY_S:
             reason = f"the transaction is to be recovered after {seconds} s; 0 to {MAX_RECOVERY_S} are allowed"
-            raise Fault(Code.BAD_REQUEST, reason)
+            raise StatusError(Code.BAD_REQUEST, reason)
         found[CHECK_IMMUNITY] = str(seconds)
 
 
@@ -334,17 +334,17 @@ def _delivery_ms(system: Any, now_ms: int, max_delay_ms: int) -> int:
             f"the message is to be delivered in {due_ms - now_ms} ms; expected at most {max_delay_ms} ms, "
             "which the broker's option --grpc-max-delay-hours sets"
         )
-        raise Fault(Code.ILLEGAL_DELIVERY_TIME, reason)
+        raise StatusError(Code.ILLEGAL_DELIVERY_TIME, reason)
     return max(due_ms, 0)
 
 
 def _add_priority(found: dict[str, str], system: Any, kind: int) -> int:
     """Return the type of a message with a priority, which delivery times and transactions keep theirs beside."""
     if system.priority < 0:
-        raise Fault(Code.BAD_REQUEST, f"priority: got {system.priority}; expected 0 or more")
+        raise StatusError(Code.BAD_REQUEST, f"priority: got {system.priority}; expected 0 or more")
     if kind == FIFO:
         reason = "a message has either a message group or a priority: the messages of a group keep their order"
-        raise Fault(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, reason)
+        raise StatusError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, reason)
     found[props.PRIORITY] = str(system.priority)
     return PRIORITY if kind == NORMAL else kind
 
@@ -355,16 +355,16 @@ def _group_key(found: dict[str, str], system: Any) -> str:
         key: str = system.message_group
         if not key.strip() or has_control(key) or len(key.encode()) > MAX_GROUP_KEY_BYTES:
             reason = f"the message group is blank, has control characters, or more than {MAX_GROUP_KEY_BYTES} bytes"
-            raise Fault(Code.ILLEGAL_MESSAGE_GROUP, reason)
+            raise StatusError(Code.ILLEGAL_MESSAGE_GROUP, reason)
         found[SHARDING_KEY] = key
     return found.get(SHARDING_KEY, "")
 
 
-def is_gzip(sent: Sent) -> bool:
+def is_gzip(sent: AcceptedMessage) -> bool:
     return sent.sys_flag & SYS_COMPRESSED != 0 and sent.body.startswith(_GZIP_MAGIC)
 
 
-def decompressing(sent: Sent, inflater: Inflater) -> Work[Sent]:
+def decompressing(sent: AcceptedMessage, inflater: Inflater) -> Work[AcceptedMessage]:
     """Return the message with its body decompressed, because 4.9's consumers read zlib and not gzip. One that cannot be
     read stays as it is.
 
@@ -469,10 +469,10 @@ _OUTCOMES = {_COMMIT: SYS_TRANSACTION_COMMIT, _ROLLBACK: SYS_TRANSACTION_ROLLBAC
 _is_id = re.compile(r"[0-9A-Fa-f]{32}", re.ASCII).fullmatch
 
 
-def end_transaction(hall: Hall, call: Call, request: Any) -> Any:
+def end_transaction(hall: Hall, call: GrpcCall, request: Any) -> Any:
     topic = topic_of(request.topic)
     if not request.transaction_id.strip():
-        raise Fault(Code.INVALID_TRANSACTION_ID, "the transaction has no id")
+        raise StatusError(Code.INVALID_TRANSACTION_ID, "the transaction has no id")
     outcome = _OUTCOMES.get(request.resolution)
     response = EndTransactionResponse()
     set_status(response.status)
@@ -481,28 +481,28 @@ def end_transaction(hall: Hall, call: Call, request: Any) -> Any:
     position, offset = _place(request.transaction_id)
     half = hall.broker.store.record_at(position)
     if half is not None and real_queue(half)[0] != topic:  # its producers' group may have the name of another topic
-        raise Fault(Code.INVALID_TRANSACTION_ID, f"the transaction is not one of the topic {topic}")
+        raise StatusError(Code.INVALID_TRANSACTION_ID, f"the transaction is not one of the topic {topic}")
     header = EndTransaction(topic, offset, position, outcome, msg_id=request.message_id or None)
     try:
         fault = hall.broker.transactions.end(header)
     except StoreFull as error:
-        raise Fault(Code.INTERNAL_SERVER_ERROR, str(error)) from None
+        raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from None
     if fault:
-        raise Fault(Code.INVALID_TRANSACTION_ID, fault)
+        raise StatusError(Code.INVALID_TRANSACTION_ID, fault)
     return response
 
 
 def _place(transaction_id: str) -> tuple[int, int]:
     """Position in the log, and offset in the half queue."""
     if not _is_id(transaction_id):  # int() would take signs, blanks and underscores, too
-        raise Fault(Code.INVALID_TRANSACTION_ID, "the transaction's id was not given by this broker")
+        raise StatusError(Code.INVALID_TRANSACTION_ID, "the transaction's id was not given by this broker")
     position, offset = int(transaction_id[:16], 16), int(transaction_id[16:], 16)
     if max(position, offset) >= 1 << 63:
-        raise Fault(Code.INVALID_TRANSACTION_ID, "the transaction's id was not given by this broker")
+        raise StatusError(Code.INVALID_TRANSACTION_ID, "the transaction's id was not given by this broker")
     return position, offset
 
 
-def asking(call: Call, half: Record) -> Work[None]:
+def asking(call: GrpcCall, half: Record) -> Work[None]:
     """Ask a producer on its stream for the outcome of a half message."""
     command = TelemetryCommand()
     asked = command.recover_orphaned_transaction_command
@@ -519,18 +519,18 @@ def asking(call: Call, half: Record) -> Work[None]:
 _CODES: Final = {RecallFault.ILLEGAL_HANDLE: Code.BAD_REQUEST, RecallFault.NOT_WAITING: Code.MESSAGE_NOT_FOUND}
 
 
-def recall_message(hall: Hall, call: Call, request: Any) -> None:
+def recall_message(hall: Hall, call: GrpcCall, request: Any) -> None:
     """Answers when it is kept that the message was taken back."""
     topic = topic_of(request.topic)
     if hall.broker.topics.get(topic) is None:
-        raise Fault(Code.TOPIC_NOT_FOUND, f"No topic route info of {topic}")
+        raise StatusError(Code.TOPIC_NOT_FOUND, f"No topic route info of {topic}")
     try:
         hall.broker.recalls.join(call.session, _recall(hall, call, topic, request.recall_handle))
     except LimitExceeded as error:
-        raise Fault(Code.TOO_MANY_REQUESTS, str(error)) from None
+        raise StatusError(Code.TOO_MANY_REQUESTS, str(error)) from None
 
 
-def _recall(hall: Hall, call: Call, topic: str, handle: str) -> Work[None]:
+def _recall(hall: Hall, call: GrpcCall, topic: str, handle: str) -> Work[None]:
     broker = hall.broker
     try:
         recall = yield from recalling(broker.timers, broker.config.name, topic, handle)

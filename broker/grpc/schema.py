@@ -117,7 +117,7 @@ class Code(IntEnum):
     MASTER_PERSISTENCE_TIMEOUT = 50401
 
 
-class Fault(Exception):
+class StatusError(Exception):
     """A call that is answered with this code and text."""
 
     def __init__(self, code: Code, reason: str) -> None:
@@ -139,9 +139,9 @@ _REASONS: Final[Mapping[Reason, Code]] = {
 }
 
 
-def refused(refusal: Refusal) -> Fault:
+def refused(refusal: Refusal) -> StatusError:
     """A refusal of the state, in this door's terms."""
-    return Fault(_REASONS[refusal.reason], str(refusal))
+    return StatusError(_REASONS[refusal.reason], str(refusal))
 
 
 OK_TEXT: Final = "OK"
@@ -182,7 +182,7 @@ def check_count(settings: Any) -> None:
     """Raises Fault for more topics than a client can have."""
     count = max(len(settings.publishing.topics), len(settings.subscription.subscriptions))
     if count > MAX_SUBSCRIPTIONS:
-        raise Fault(Code.BAD_REQUEST, f"the settings name {count} topics; {MAX_SUBSCRIPTIONS} are allowed")
+        raise StatusError(Code.BAD_REQUEST, f"the settings name {count} topics; {MAX_SUBSCRIPTIONS} are allowed")
 
 
 def settles(command: Any) -> list[Need]:
@@ -214,10 +214,10 @@ def topic_of(resource: Any) -> str:
     name = full_name(resource)
     fault = _namespace_fault(resource) or names.topic_fault(resource.name) or names.topic_fault(name)
     if fault:
-        raise Fault(Code.ILLEGAL_TOPIC, fault)
+        raise StatusError(Code.ILLEGAL_TOPIC, fault)
     for known in (name, resource.name):
         if names.is_system_topic(known) or known.startswith(_SYSTEM_PREFIX):
-            raise Fault(Code.ILLEGAL_TOPIC, f"cannot access system topic: {known}")
+            raise StatusError(Code.ILLEGAL_TOPIC, f"cannot access system topic: {known}")
     return name
 
 
@@ -226,10 +226,10 @@ def group_of(resource: Any) -> str:
     name = full_name(resource)
     fault = _namespace_fault(resource) or names.group_fault(resource.name) or names.group_fault(name)
     if fault:
-        raise Fault(Code.ILLEGAL_CONSUMER_GROUP, fault)
+        raise StatusError(Code.ILLEGAL_CONSUMER_GROUP, fault)
     for known in (name, resource.name):
         if names.is_system_group(known):
-            raise Fault(Code.ILLEGAL_CONSUMER_GROUP, f"cannot access system group: {known}")
+            raise StatusError(Code.ILLEGAL_CONSUMER_GROUP, f"cannot access system group: {known}")
     return name
 
 

@@ -21,7 +21,7 @@ from ...protocol.headers import Signer
 from ...protocol.hpack import encode
 from ...protocol.http2 import Aborted, ErrorCode, Http2, Opened, Stream
 from ..access import Acl, Unauthorized
-from ..broker import Broker
+from ..broker import BrokerController
 from ..config import (
     ANSWERED_BYTES,
     CALL_WORK,
@@ -38,10 +38,10 @@ from ..sessions import AddressShares, Callers, Refusal
 from ..store.files import StoreError
 from ..tls import Carrier
 from . import clients, consuming, producing, schema
-from .clients import Call, GrpcClient, GrpcClients, Hall, Method, set_status
+from .clients import GrpcCall, GrpcClient, GrpcClients, Hall, Method, set_status
 from .consuming import tell
-from .producing import Sends
-from .schema import SERVICE, Code, Fault, has_control, refused
+from .producing import GrpcSends
+from .schema import SERVICE, Code, StatusError, has_control, refused
 
 log = structlog.get_logger("rocketlet.grpc")
 
@@ -53,7 +53,7 @@ log = structlog.get_logger("rocketlet.grpc")
 # socket's protocol, reads calls, and writes through it.
 
 
-Ready = deque[tuple[Call, bytes | Work[None] | None]]
+Ready = deque[tuple[GrpcCall, bytes | Work[None] | None]]
 
 _TEXT: Final = b"This port speaks gRPC (RocketMQ 5) and RocketMQ's remoting protocol, and no other kind of HTTP.\n"
 _NO_GRPC: Final = encode(
@@ -158,13 +158,13 @@ class GrpcConnection(asyncio.Protocol):
         if call.method.is_open:
             call.begin()
 
-    def _call_of(self, stream: Stream) -> Call:
+    def _call_of(self, stream: Stream) -> GrpcCall:
         """Raises CallFault."""
         method = self.door.method_of(stream)
         left_s = grpc.timeout_s(stream.fields.get(b"grpc-timeout"))
         due_s = None if left_s is None else self.connection.heard_s + left_s
         answers, callers = self.http2.answers, self.door.callers
-        return Call(self.connection, stream, method, due_s, answers, self.flush_soon, callers, self._keep_answered)
+        return GrpcCall(self.connection, stream, method, due_s, answers, self.flush_soon, callers, self._keep_answered)
 
     def _keep_answered(self, stream_id: int, given_up: Callable[[], None]) -> None:
         """Call `given_up` if the client gives the call up after it was answered."""
@@ -185,7 +185,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _take(self, stream: Stream, data: bytes, is_end: bool) -> None:
         call = stream.call
-        if not isinstance(call, Call):
+        if not isinstance(call, GrpcCall):
             if is_end and not stream.is_answer_ended:
                 self._refuse_http(stream)
             return
@@ -204,7 +204,7 @@ class GrpcConnection(asyncio.Protocol):
             if call.method.is_open:
                 self.ready.append((call, None))
 
-    def _check(self, call: Call, messages: list[bytes], is_end: bool) -> None:
+    def _check(self, call: GrpcCall, messages: list[bytes], is_end: bool) -> None:
         if self._unfinished_bytes > MAX_UNFINISHED_BYTES:
             reason = f"calls whose messages are not complete have {MAX_UNFINISHED_BYTES} bytes on this connection"
             raise CallFault(Status.RESOURCE_EXHAUSTED, reason)
@@ -217,7 +217,7 @@ class GrpcConnection(asyncio.Protocol):
         elif is_end and not call.has_request:
             raise CallFault(Status.INTERNAL, "the call has no message")
 
-    def _forget(self, call: Call) -> None:
+    def _forget(self, call: GrpcCall) -> None:
         self._unfinished_bytes -= call.reader.waiting_bytes
         call.reader.clear()
 
@@ -231,7 +231,7 @@ class GrpcConnection(asyncio.Protocol):
     def _abort(self, stream: Stream) -> None:
         """The client has given a call up, or it was at fault."""
         call, stream.call = stream.call, None
-        if isinstance(call, Call):
+        if isinstance(call, GrpcCall):
             self._forget(call)
             call.abort()
 
@@ -332,18 +332,20 @@ class GrpcServer:
     """The door of a broker, or of a name server alone, which serves no call and says so. tap: makes another function of the
     one that serves calls."""
 
-    def __init__(self, broker: Broker | None, acl: Acl | None, tap: Callable[[ServeCalls], ServeCalls]) -> None:
+    def __init__(
+        self, broker: BrokerController | None, acl: Acl | None, tap: Callable[[ServeCalls], ServeCalls]
+    ) -> None:
         self.serve = tap(self._serve_ready)
         self._acl = acl
         self._hall: Hall | None = None
-        self._sends: Sends | None = None
+        self._sends: GrpcSends | None = None
         self._methods: Mapping[bytes, Method] = {}
         self._answering = AddressShares(broker.limits.max_answering if broker is not None else 0)
         self.callers = broker.callers if broker is not None else Callers(MACHINE)
         self.now_s = MACHINE.monotonic_s
         if broker is not None:
             self._hall = Hall(broker, GrpcClients(partial(tell, broker.turns.do), self._lost, broker.limits), acl)
-            self._sends = Sends(self._hall)
+            self._sends = GrpcSends(self._hall)
             self._methods = {f"/{SERVICE}/{name}".encode(): method for name, method in METHODS.items()}
             self.now_s = broker.clock.monotonic_s
 
@@ -399,18 +401,18 @@ class GrpcServer:
             if sends.staged:
                 sends.settle()
 
-    def _serve(self, call: Call, message: bytes | None) -> Work[None] | None:
+    def _serve(self, call: GrpcCall, message: bytes | None) -> Work[None] | None:
         """Serve the call; return the work that is left to be done in pieces."""
         method = call.method
         assert self._hall is not None
         try:
             request = None if message is None else method.request.FromString(message)
             if not call.client_id:
-                raise Fault(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing")
+                raise StatusError(Code.CLIENT_ID_REQUIRED, "the header x-mq-client-id is missing")
             if len(call.client_id) > MAX_ID_CHARS:
-                raise Fault(Code.BAD_REQUEST, f"the client id has more than {MAX_ID_CHARS} characters")
+                raise StatusError(Code.BAD_REQUEST, f"the client id has more than {MAX_ID_CHARS} characters")
             if has_control(call.client_id):
-                raise Fault(Code.BAD_REQUEST, "the client id has control characters")
+                raise StatusError(Code.BAD_REQUEST, "the client id has control characters")
             if self._acl is not None and request is not None:
                 authorize(self._acl, call, request)
             if method.name == SEND:
@@ -427,13 +429,13 @@ class GrpcServer:
             self._fault(call, error)
         return None
 
-    def _going_on(self, call: Call, work: Work[None]) -> Work[None]:
+    def _going_on(self, call: GrpcCall, work: Work[None]) -> Work[None]:
         try:
             yield from work
         except Exception as error:
             self._fault(call, error)
 
-    def _continue(self, call: Call, work: Work[None]) -> Work[None] | None:
+    def _continue(self, call: GrpcCall, work: Work[None]) -> Work[None] | None:
         """Do the next piece of the work on a call; return the work that is left."""
         try:
             next(work)
@@ -444,7 +446,7 @@ class GrpcServer:
             return None
         return work
 
-    def _answer_later(self, call: Call, response: Coroutine[Any, Any, Work[None]]) -> None:
+    def _answer_later(self, call: GrpcCall, response: Coroutine[Any, Any, Work[None]]) -> None:
         """Raises LimitExceeded."""
         assert self._hall is not None
         address = call.session.address
@@ -454,7 +456,7 @@ class GrpcServer:
         self._answering.take(address)
         self._hall.broker.tasks.spawn(self._answer(call, response))
 
-    async def _answer(self, call: Call, response: Coroutine[Any, Any, Work[None]]) -> None:
+    async def _answer(self, call: GrpcCall, response: Coroutine[Any, Any, Work[None]]) -> None:
         assert self._hall is not None
         try:
             self._hall.broker.turns.do(self._going_on(call, await response), call.session.address)
@@ -463,12 +465,12 @@ class GrpcServer:
         finally:
             self._answering.give_back(call.session.address)
 
-    def _fault(self, call: Call, error: Exception) -> None:
+    def _fault(self, call: GrpcCall, error: Exception) -> None:
         """The answer to a call that cannot be served: the client's fault, a full disk's, or a defect of ours."""
         name = call.method.name
         if isinstance(error, DecodeError):
             call.end(Status.INTERNAL, f"the {name} message cannot be decoded")
-        elif isinstance(error, Fault):
+        elif isinstance(error, StatusError):
             self._refuse(call, error.code, str(error))
         elif isinstance(error, Refusal):
             self._refuse(call, refused(error).code, str(error))
@@ -479,7 +481,7 @@ class GrpcServer:
                 log.error("request_failed", request=name, peer=call.session.peer, exc_info=error)
             self._refuse(call, Code.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
 
-    def _refuse(self, call: Call, code: int, reason: str) -> None:
+    def _refuse(self, call: GrpcCall, code: int, reason: str) -> None:
         if not call.method.is_stream:
             call.refuse(code, reason)
             return
@@ -497,7 +499,7 @@ class GrpcServer:
 # their own, in their own zone: nobody can tell whether it is old. Only TLS protects against somebody on the way.
 
 
-def authorize(acl: Acl, call: Call, request: Any) -> None:
+def authorize(acl: Acl, call: GrpcCall, request: Any) -> None:
     """Raises Fault."""
     fields = _credentials(call.text(b"authorization"))
     access_key = fields.get("Credential", "").partition("/")[0]
@@ -509,10 +511,10 @@ def authorize(acl: Acl, call: Call, request: Any) -> None:
             acl.check(account, call.method.name, call.method.needs(request))
     except Unauthorized as fault:
         acl.note_refusal(call.session, call.method.name, fault)
-        raise Fault(Code.UNAUTHORIZED, str(fault)) from None
+        raise StatusError(Code.UNAUTHORIZED, str(fault)) from None
 
 
-def _has_signed(call: Call, shown: str, signer: Signer) -> bool:
+def _has_signed(call: GrpcCall, shown: str, signer: Signer) -> bool:
     signature = signer.signature_of(call.fields.get(b"x-mq-date-time", b""))
     return hmac.compare_digest(signature.encode(), shown.encode())
 

@@ -101,7 +101,7 @@ class _Later(NamedTuple):
 _AT_ONCE: Final = _Later(None, 0, 0)
 
 
-class Sending:
+class SendService:
     """`placed` has the messages that are staged and not stored yet: each door stores its own before it returns to the event
     loop."""
 

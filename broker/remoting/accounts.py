@@ -28,8 +28,8 @@ from ...protocol.headers import (
     write,
 )
 from ..access import AclError, AclFile, Permission
-from ..broker import Broker
-from .connection import Buffers, Connection, Refused, answer
+from ..broker import BrokerController
+from .connection import Buffers, Refused, RemotingConnection, answer
 from .connection import identify as prove
 
 log = structlog.get_logger("rocketlet.acl")
@@ -52,7 +52,7 @@ _SHOWN: Final = (
 )
 
 
-async def put_account(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+async def put_account(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """UPDATE_AND_CREATE_ACL_CONFIG: fields that are not given stay as they are, but for `admin`, as Apache's."""
     header = read(PutAccount, frame.ext)
     given: dict[str, Any] = {
@@ -76,7 +76,7 @@ async def put_account(broker: Broker, connection: Connection, frame: Frame) -> B
     return await _changed(frame, code, change)
 
 
-async def delete_account(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+async def delete_account(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     name = read(AccountName, frame.ext).access_key
     file = _file(broker, ResponseCode.DELETE_ACL_CONFIG_FAILED)
 
@@ -87,7 +87,7 @@ async def delete_account(broker: Broker, connection: Connection, frame: Frame) -
     return await _changed(frame, ResponseCode.DELETE_ACL_CONFIG_FAILED, change)
 
 
-async def put_white_addresses(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+async def put_white_addresses(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(WhiteAddresses, frame.ext)
     code = ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
     file = _file(broker, code)
@@ -102,7 +102,7 @@ async def put_white_addresses(broker: Broker, connection: Connection, frame: Fra
     return await _changed(frame, code, change)
 
 
-def acl_version(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def acl_version(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
     config = broker.config
     header = AclVersion(
@@ -115,7 +115,7 @@ def acl_version(broker: Broker, connection: Connection, frame: Frame) -> Buffers
     return answer(frame, ext=write(header))
 
 
-def acl_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def acl_config(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """GET_BROKER_CLUSTER_ACL_CONFIG. Apache's answer holds the secrets, for which 4.9.8 gave the request up; this one
     does not."""
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
@@ -123,14 +123,14 @@ def acl_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame, body=orjson.dumps({"globalWhiteAddrs": file.white_addresses, "plainAccessConfigs": accounts}))
 
 
-def identify(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def identify(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     if broker.acl is None:
         raise Refused(ResponseCode.NO_PERMISSION, "this broker has no accounts; nobody needs to identify itself")
     prove(broker.acl, connection, frame)
     return answer(frame)
 
 
-def _file(broker: Broker, code: int) -> AclFile:
+def _file(broker: BrokerController, code: int) -> AclFile:
     if broker.acl is None:
         raise Refused(code, "this broker has no accounts; start it with --acl FILE")
     return broker.acl.file
@@ -187,7 +187,7 @@ _EVERY: Final = "*"
 Entry = dict[str, Any]
 
 
-async def create_user(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+async def create_user(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     name, user = read(UserName, frame.ext).username, admin_bodies.decode_user(frame.body)
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
     entry: Entry = {"accessKey": name, "secretKey": user.password, "admin": _is_super(user)}
@@ -201,7 +201,7 @@ async def create_user(broker: Broker, connection: Connection, frame: Frame) -> B
     return await _changed(frame, ResponseCode.SYSTEM_ERROR, change)
 
 
-async def update_user(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+async def update_user(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """Fields that are not given stay as they are."""
     name, user = read(UserName, frame.ext).username, admin_bodies.decode_user(frame.body)
     file = _file_with(broker, name)
@@ -220,7 +220,7 @@ async def update_user(broker: Broker, connection: Connection, frame: Frame) -> B
     return await _changed(frame, ResponseCode.SYSTEM_ERROR, change)
 
 
-async def delete_user(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+async def delete_user(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """Deletes the permissions of the user, too. A user that does not exist is no fault, as at Apache's broker."""
     name = read(UserName, frame.ext).username
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
@@ -234,12 +234,12 @@ async def delete_user(broker: Broker, connection: Connection, frame: Frame) -> B
     return await _changed(frame, ResponseCode.SYSTEM_ERROR, change)
 
 
-def get_user(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def get_user(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     name = read(UserName, frame.ext).username
     return answer(frame, body=encode_json(_user_of(_entry(_file_with(broker, name), name))))
 
 
-def list_users(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def list_users(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     part = read(UserFilter, frame.ext).filter_ or ""
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
     return answer(
@@ -268,7 +268,7 @@ def _entry(file: AclFile, name: str) -> Mapping[str, Any]:
     return next(entry for entry in file.entries if str(entry["accessKey"]) == name)
 
 
-def _file_with(broker: Broker, name: str) -> AclFile:
+def _file_with(broker: BrokerController, name: str) -> AclFile:
     """Raises Refused if there is no such user."""
     file = _file(broker, ResponseCode.SYSTEM_ERROR)
     if name not in file.policy.accounts:
@@ -279,14 +279,14 @@ def _file_with(broker: Broker, name: str) -> AclFile:
 # Permissions
 
 
-async def put_acl(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+async def put_acl(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """AUTH_CREATE_ACL and AUTH_UPDATE_ACL: set the permissions for the resources that are named; others stay."""
     name = _user_name(read(AclSubject, frame.ext).subject)
     wanted = [_permission(item) for item in admin_bodies.decode_acl(frame.body)]
     return await _change_permissions(broker, connection, frame, name, wanted)
 
 
-async def delete_acl(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+async def delete_acl(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """Deletes the permission for one resource, or all permissions of the user if none is named."""
     header = read(DeleteAcl, frame.ext)
     name = _user_name(header.subject)
@@ -300,12 +300,12 @@ async def delete_acl(broker: Broker, connection: Connection, frame: Frame) -> Bu
     return await _change_permissions(broker, connection, frame, name, [(kind, resource, None)])
 
 
-def get_acl(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def get_acl(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     name = _user_name(read(AclSubject, frame.ext).subject)
     return answer(frame, body=encode_json(_acl_of(_entry(_file_with(broker, name), name))))
 
 
-def list_acls(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def list_acls(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(AclFilter, frame.ext)
     found = [_acl_of(entry, header.resource_filter or "") for entry in _file(broker, ResponseCode.SYSTEM_ERROR).entries]
     return answer(
@@ -319,7 +319,7 @@ _Change = tuple[str, str, Permission | None]
 
 
 async def _change_permissions(
-    broker: Broker, connection: Connection, frame: Frame, name: str, changes: Iterable[_Change]
+    broker: BrokerController, connection: RemotingConnection, frame: Frame, name: str, changes: Iterable[_Change]
 ) -> Buffers:
     file = _file_with(broker, name)
 

@@ -16,7 +16,7 @@ import structlog
 
 from ...host.version import own_version
 from ...protocol import admin_bodies, bodies, names
-from ...protocol.admin_bodies import ConnectedClient, Progress, ProgressColumns, Range
+from ...protocol.admin_bodies import ConnectedClient, ProgressColumns, QueueProgress, Range
 from ...protocol.bodies import (
     LOOKS,
     SLICE,
@@ -36,7 +36,7 @@ from ...protocol.headers import (
     AskMember,
     CloneOffset,
     ConsumeQueueQuery,
-    ConsumerGroup,
+    ConsumerGroupHeader,
     ConsumeStats,
     CorrectionOffset,
     CreateTopic,
@@ -53,7 +53,7 @@ from ...protocol.headers import (
 )
 from ...protocol.message import decode_host
 from ...protocol.names import Queue, Subscription
-from ..broker import Broker
+from ..broker import BrokerController
 from ..config import (
     MAX_ASKED_AT_ONCE,
     MAX_NAMED_MEMBERS,
@@ -71,10 +71,10 @@ from ..groups.members import Member
 from ..machine import resident_bytes
 from ..messages.topics import GOT, GOT_BYTES, PUT, PUT_BYTES, SENT_BACK, Rate, Statistics, Totals
 from ..runtime import Histogram
-from ..sessions import Answer, Asked, HandlingWanted, OffsetsReset, OffsetsWanted, RunningWanted
+from ..sessions import Answer, ForwardedRequest, HandlingWanted, OffsetsReset, OffsetsWanted, RunningWanted
 from ..store.files import StoreFull
 from ..store.index import ConsumeQueue
-from .connection import Buffers, Connection, Refused, answer, small
+from .connection import Buffers, Refused, RemotingConnection, answer, small
 
 log = structlog.get_logger("rocketlet.admin")
 topics_log = structlog.get_logger("rocketlet.topics")
@@ -84,8 +84,8 @@ topics_log = structlog.get_logger("rocketlet.topics")
 # Administration of groups: connections, progress, offsets set from outside, and questions to the members.
 
 
-def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
-    name = read(ConsumerGroup, frame.ext).consumer_group
+def consumer_connections(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
+    name = read(ConsumerGroupHeader, frame.ext).consumer_group
     group, popping = broker.groups.online(name), broker.pops.clients(name)
     if group is None and not popping:
         remark = f"the consumer group[{name}] not online"
@@ -111,7 +111,7 @@ def consumer_connections(broker: Broker, connection: Connection, frame: Frame) -
     return answer(frame, body=body)
 
 
-def one_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def one_group(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """GET_SUBSCRIPTIONGROUP_CONFIG, which 5.x's tools ask for one group."""
     name = read(GroupOnly, frame.ext).group
     settings = next((group for group in broker.group_configs if group.name == name), None)
@@ -121,13 +121,13 @@ def one_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame, body=encode_group(settings))
 
 
-def delete_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def delete_group(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(GroupName, frame.ext)
     _delete_group(broker, header.group_name, offsets=header.remove_offset)
     return answer(frame)
 
 
-def delete_groups(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def delete_groups(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """DELETE_SUBSCRIPTIONGROUP_LIST, of 5.5.1's tools."""
     wanted, offsets = bodies.decode_group_names(frame.body)
     for name in wanted:
@@ -136,7 +136,7 @@ def delete_groups(broker: Broker, connection: Connection, frame: Frame) -> Work[
     return answer(frame)
 
 
-def _delete_group(broker: Broker, name: str, *, offsets: bool) -> None:
+def _delete_group(broker: BrokerController, name: str, *, offsets: bool) -> None:
     broker.group_configs.delete(name)
     if offsets:
         broker.offsets.group_deleted(name)
@@ -149,7 +149,7 @@ def _delete_group(broker: Broker, name: str, *, offsets: bool) -> None:
 # Progress
 
 
-def consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def consume_stats(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     header = read(ConsumeStats, frame.ext)
     group = header.consumer_group
     topics = [header.topic] if header.topic else broker.progress.topics_of(group)
@@ -165,7 +165,7 @@ def consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[
     return answer(frame, body=body)
 
 
-def _columns(broker: Broker, group: str, topics: list[str], *, times: bool) -> Work[list[ProgressColumns]]:
+def _columns(broker: BrokerController, group: str, topics: list[str], *, times: bool) -> Work[list[ProgressColumns]]:
     found: list[ProgressColumns] = []
     for topic in topics:
         columns = yield from broker.progress.columns(group, topic, times=times)
@@ -173,11 +173,11 @@ def _columns(broker: Broker, group: str, topics: list[str], *, times: bool) -> W
     return found
 
 
-def _progress(broker: Broker, group: str, topics: list[str]) -> Iterator[tuple[Queue, Progress]]:
+def _progress(broker: BrokerController, group: str, topics: list[str]) -> Iterator[tuple[Queue, QueueProgress]]:
     return chain.from_iterable(broker.progress.of(group, topic) for topic in topics)
 
 
-def all_consume_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def all_consume_stats(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     read(IsOrder, frame.ext)
     names = [group.name for group in broker.group_configs]
     groups = ((name, _progress(broker, name, broker.progress.topics_of(name))) for name in names)
@@ -185,7 +185,7 @@ def all_consume_stats(broker: Broker, connection: Connection, frame: Frame) -> W
     return answer(frame, body=body)
 
 
-def consumed_by(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def consumed_by(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """QUERY_TOPIC_CONSUME_BY_WHO: the groups that subscribe to a topic, or have an offset in it."""
     topic = read(TopicName, frame.ext).topic
     online = [group.name for group in broker.groups.subscribing(topic)]
@@ -193,7 +193,7 @@ def consumed_by(broker: Broker, connection: Connection, frame: Frame) -> Buffers
     return answer(frame, body=orjson.dumps({"groupList": found}))
 
 
-def time_span(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def time_span(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """QUERY_CONSUME_TIME_SPAN: of each queue the times of its first, last, and last consumed message."""
     header = read(TopicGroup, frame.ext)
     if broker.topics.get(header.topic) is None:
@@ -202,7 +202,7 @@ def time_span(broker: Broker, connection: Connection, frame: Frame) -> Work[Buff
     return answer(frame, body=body)
 
 
-def _times(broker: Broker, group: str, topic: str) -> Iterator[dict[str, Any]]:
+def _times(broker: BrokerController, group: str, topic: str) -> Iterator[dict[str, Any]]:
     now_ms = broker.clock.time_ms()
     for at, item in broker.progress.of(group, topic):
         queue = broker.store.queues.get((at.topic, at.queue_id))
@@ -216,7 +216,7 @@ def _times(broker: Broker, group: str, topic: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def correction_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def correction_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """QUERY_CORRECTION_OFFSET: the least offset per queue among some groups, and the compared group where it is behind."""
     header = read(CorrectionOffset, frame.ext)
     topic = header.topic
@@ -238,7 +238,7 @@ def correction_offset(broker: Broker, connection: Connection, frame: Frame) -> W
 # Offsets set from outside
 
 
-def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def clone_offsets(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """CLONE_GROUP_OFFSET: a group begins where another one is."""
     header = read(CloneOffset, frame.ext)
     topics = [header.topic] if header.topic else broker.offsets.topics_of(header.src_group)
@@ -250,7 +250,7 @@ def clone_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[
     return answer(frame)
 
 
-def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def reset_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """INVOKE_BROKER_TO_RESET_OFFSET: members are told the offsets. Without members, the tool commits them.
 
     `isForce` false only goes back, as Apache's, except for a single queue: the offset named for it counts.
@@ -298,7 +298,7 @@ def reset_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[B
     return answer(frame, body=admin_bodies.encode_offsets(offsets))
 
 
-def _reset_popped(broker: Broker, header: ResetOffset, offsets: Mapping[Queue, int]) -> None:
+def _reset_popped(broker: BrokerController, header: ResetOffset, offsets: Mapping[Queue, int]) -> None:
     """Clients that pop can no longer acknowledge the messages in their hands."""
     for queue, offset in offsets.items():
         if broker.pops.serves(header.group, header.topic, queue.queue_id):
@@ -307,7 +307,7 @@ def _reset_popped(broker: Broker, header: ResetOffset, offsets: Mapping[Queue, i
     log.info("offsets_reset", group=header.group, topic=header.topic, members=0)
 
 
-def _wanted_offset(broker: Broker, queue: ConsumeQueue | None, header: ResetOffset) -> Work[int]:
+def _wanted_offset(broker: BrokerController, queue: ConsumeQueue | None, header: ResetOffset) -> Work[int]:
     """Raises Refused for an offset that the queue does not have."""
     begin, end = (queue.begin, queue.next) if queue is not None else (0, 0)
     if header.queue_id >= 0 and header.offset != -1:
@@ -325,7 +325,7 @@ def _wanted_offset(broker: Broker, queue: ConsumeQueue | None, header: ResetOffs
 # Asked of members
 
 
-def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+def consumer_status(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """INVOKE_BROKER_TO_GET_CONSUMER_STATUS: the offsets in the members' hands; answers when all have, or time is up."""
     header = read(TopicGroup, frame.ext)
     group = broker.groups.get(header.group)
@@ -363,7 +363,7 @@ def consumer_status(broker: Broker, connection: Connection, frame: Frame) -> Buf
     return None
 
 
-def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+def forward(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY: asked of the member named, whose answer is passed on."""
     header = read(AskMember, frame.ext)
     group = broker.groups.get(header.consumer_group)
@@ -397,7 +397,7 @@ def forward(broker: Broker, connection: Connection, frame: Frame) -> Buffers | N
         else:
             connection.write(_passed_on(frame, reply))
 
-    asked = Asked(header.consumer_group, header.client_id, fields)
+    asked = ForwardedRequest(header.consumer_group, header.client_id, fields)
     question = RunningWanted(asked) if record is None else HandlingWanted(asked, record)
     broker.clients.ask(member, question, answered, by=connection)
     return None
@@ -424,7 +424,7 @@ def _position_in(message_id: str | None) -> int:
 # Settings and what people look at
 
 
-def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def update_group(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     group = bodies.decode_group(frame.body)
     fault = names.group_fault(group.name)
     if fault:
@@ -434,7 +434,7 @@ def update_group(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     return answer(frame)
 
 
-def update_groups(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def update_groups(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, of 5.x's tools: changes all groups of the list, or none if one is refused."""
     wanted = bodies.decode_groups(frame.body)
     for group in wanted:
@@ -453,7 +453,7 @@ def _subscribed(group: Group | None) -> list[str]:
     return sorted(group.topics) if group else []
 
 
-def _owners(broker: Broker, name: str, group: Group | None) -> Work[dict[tuple[str, int], str]]:
+def _owners(broker: BrokerController, name: str, group: Group | None) -> Work[dict[tuple[str, int], str]]:
     """Client id by topic and queue id: the one that has locked the queue or, for foreign members, which lock nothing, the
     one that reads it."""
     owners = broker.groups.owners(name)
@@ -473,7 +473,7 @@ def _owners(broker: Broker, name: str, group: Group | None) -> Work[dict[tuple[s
     return owners
 
 
-def group_history(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def group_history(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """GET_GROUP_HISTORY, our own: members, owners and events of a group."""
     name, since_ms, lag = read(GroupHistory, frame.ext)
     value = yield from history_of(broker, name, since_ms, lag=lag)
@@ -512,7 +512,7 @@ def _popper(client_id: str, wanted: Iterable[Subscription]) -> dict[str, Any]:
     }
 
 
-def history_of(broker: Broker, name: str, since_ms: int = 0, *, lag: bool = True) -> Work[dict[str, Any]]:
+def history_of(broker: BrokerController, name: str, since_ms: int = 0, *, lag: bool = True) -> Work[dict[str, Any]]:
     """The broker's report on a group, with events from `since_ms` on; without `lag` nothing is read."""
     group = broker.groups.get(name)
     members: list[dict[str, Any]] = []
@@ -550,13 +550,13 @@ def history_of(broker: Broker, name: str, since_ms: int = 0, *, lag: bool = True
     }
 
 
-def all_groups(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def all_groups(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     table = ((group.name, group) for group in broker.group_configs)
     body = yield from admin_bodies.encode_versioned(broker.group_configs.version, "subscriptionGroupTable", table)
     return answer(frame, body=body)
 
 
-def all_consumer_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def all_consumer_offsets(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     table = yield from listed(broker.offsets.encoded())
     return answer(frame, body=b'{"offsetTable":{%b}}' % table)
 
@@ -576,7 +576,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], Any], float, float]] = {
 }
 
 
-def all_delay_offsets(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def all_delay_offsets(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     table = {str(level): offset for level, offset in broker.delays.progress.items()}
     return answer(frame, body=orjson.dumps({"offsetTable": table}))
 
@@ -605,12 +605,12 @@ def settings(config: BrokerConfig) -> dict[str, Any]:
     return apache
 
 
-def broker_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def broker_config(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     version = orjson.dumps({"counter": broker.settings.changes, "timestamp": broker.statistics.boot_ms}).decode()
     return answer(frame, ext={"version": version}, body=admin_bodies.encode_properties(settings(broker.config)))
 
 
-def update_broker_config(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def update_broker_config(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """Applies all settings or none. They last until the broker stops."""
     wanted = admin_bodies.decode_properties(frame.body)
     changes: dict[str, Any] = {}
@@ -628,17 +628,17 @@ def update_broker_config(broker: Broker, connection: Connection, frame: Frame) -
     return answer(frame)
 
 
-def clean(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def clean(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """CLEAN_EXPIRED_CONSUMEQUEUE and DELETE_EXPIRED_COMMITLOG: drops expired segments now."""
     broker.tasks.spawn(broker.expire_segments())
     return answer(frame)
 
 
-def all_producers(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def all_producers(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     return answer(frame, body=(yield from admin_bodies.encode_all_producers(broker.clients.all_producers())))
 
 
-def producer_connections(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def producer_connections(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     name = read(ProducerGroup, frame.ext).producer_group
     infos = broker.clients.producers(name)
     if not infos:
@@ -667,7 +667,7 @@ _LEVEL_NAMES: Final = (
 _UNLIMITED: Final = (1 << 31) - 1
 
 
-def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def runtime_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """GET_BROKER_RUNTIME_INFO."""
     totals = yield from broker.statistics.totals()
     table = {
@@ -682,7 +682,7 @@ def runtime_info(broker: Broker, connection: Connection, frame: Frame) -> Work[B
     return answer(frame, body=admin_bodies.encode_table({name: str(value) for name, value in table.items()}))
 
 
-def _identity(broker: Broker) -> dict[str, Any]:
+def _identity(broker: BrokerController) -> dict[str, Any]:
     boot_ms = broker.statistics.boot_ms
     return {
         "brokerVersionDesc": "V4_9_8",
@@ -715,7 +715,7 @@ def _rates(stats: Statistics, totals: Totals) -> dict[str, Any]:
     return table
 
 
-def _store(broker: Broker) -> dict[str, Any]:
+def _store(broker: BrokerController) -> dict[str, Any]:
     store = broker.store
     ratio, (total, free) = round(store.disk_ratio(), 4), store.room.size_and_free_bytes()
     return {
@@ -744,7 +744,7 @@ def _waiting() -> Iterator[tuple[str, int]]:
     yield "EndTransactionQueueSize", 0
 
 
-def _latencies(broker: Broker) -> dict[str, Any]:
+def _latencies(broker: BrokerController) -> dict[str, Any]:
     """The times of requests, each rounded up to the bound of its bucket."""
     puts = [broker.request_times[code] for code in _SENDS]
     pulls = [broker.request_times[code] for code in _PULLS]
@@ -776,14 +776,14 @@ def _quantile_ms(histograms: list[Histogram], share: float) -> float:
     return 0.0
 
 
-def _delays(broker: Broker) -> Iterator[tuple[str, str]]:
+def _delays(broker: BrokerController) -> Iterator[tuple[str, str]]:
     for level in range(1, len(broker.config.delay_levels_ms) + 1):
         queue = broker.store.queues.get((names.SCHEDULE_TOPIC, level - 1))
         if queue is not None:
             yield f"scheduleMessageOffset_{level}", f"{broker.delays.progress.get(level, 0)},{queue.next}"
 
 
-def _ours(broker: Broker) -> dict[str, Any]:
+def _ours(broker: BrokerController) -> dict[str, Any]:
     """Our own values, for `rocketlet doctor`."""
     return {
         "residentBytes": resident_bytes(),
@@ -816,7 +816,7 @@ def _spelled(duration_ms: int) -> str:
     return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
 
 
-def view_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def view_stats(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """VIEW_BROKER_STATS_DATA: of a topic, a group in a topic, or the broker."""
     header = read(ViewStats, frame.ext)
     stats = broker.statistics
@@ -849,7 +849,7 @@ def _told(rate: Rate) -> dict[str, float]:
 # The settings of topics, asked for and changed.
 
 
-def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def create_topic(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(CreateTopic, frame.ext)
     fault = _new_topic_fault(broker, header.topic)
     if fault is None and header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
@@ -873,14 +873,14 @@ def create_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     return answer(frame)
 
 
-def _new_topic_fault(broker: Broker, name: str) -> str | None:
+def _new_topic_fault(broker: BrokerController, name: str) -> str | None:
     fault = names.topic_fault(name)
     if fault is None and broker.topics.is_built_in(name):
         fault = f"the topic {name} is conflict with system topic"
     return fault
 
 
-def create_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def create_topics(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """UPDATE_AND_CREATE_TOPIC_LIST, of 5.x's tools: creates or changes all topics of the list, or none if one is refused."""
     wanted: list[TopicConfig] = []
     for number, (topic, changes) in enumerate(bodies.decode_new_topics(frame.body), 1):
@@ -901,17 +901,17 @@ def create_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[
     return answer(frame)
 
 
-async def delete_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+async def delete_topic(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """Answers when its files are gone."""
     return await _delete_topics(broker, frame, [read(TopicName, frame.ext).topic])
 
 
-async def delete_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+async def delete_topics(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """DELETE_TOPIC_IN_BROKER_LIST, of 5.5.1's tools: deletes all topics of the list, or none if one is refused."""
     return await _delete_topics(broker, frame, bodies.decode_topic_names(frame.body))
 
 
-async def _delete_topics(broker: Broker, frame: Frame, wanted: list[str]) -> Buffers:
+async def _delete_topics(broker: BrokerController, frame: Frame, wanted: list[str]) -> Buffers:
     for name in wanted:
         fault = names.topic_fault(name)
         if fault is None and broker.topics.is_built_in(name):
@@ -923,7 +923,7 @@ async def _delete_topics(broker: Broker, frame: Frame, wanted: list[str]) -> Buf
     return answer(frame)
 
 
-async def _delete_topic(broker: Broker, name: str) -> None:
+async def _delete_topic(broker: BrokerController, name: str) -> None:
     broker.topics.delete(name, broker.store.end)
     broker.offsets.topic_deleted(name)
     broker.pops.topic_deleted(name)
@@ -939,13 +939,13 @@ async def _delete_topic(broker: Broker, name: str) -> None:
         raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"not all of {name} is gone: {error}") from None
 
 
-def all_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def all_topics(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     table = ((topic.name, topic_json(topic)) for topic in broker.topics)
     body = yield from admin_bodies.encode_versioned(broker.topics.version, "topicConfigTable", table)
     return answer(frame, ext={}, body=body)
 
 
-def one_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def one_topic(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """GET_TOPIC_CONFIG, which 5.x's tools ask for one topic."""
     name = read(TopicName, frame.ext).topic
     topic = broker.topics.get(name)
@@ -954,7 +954,7 @@ def one_topic(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame, body=orjson.dumps({"attributes": {}, **topic_json(topic)}))
 
 
-def system_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def system_topics(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     found: list[str] = []
     for number, topic in enumerate(broker.topics, 1):
         if broker.topics.is_built_in(topic.name):
@@ -965,7 +965,7 @@ def system_topics(broker: Broker, connection: Connection, frame: Frame) -> Work[
     return answer(frame, body=body)
 
 
-def topic_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def topic_stats(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """GET_TOPIC_STATS_INFO: the range of each queue."""
     name = read(TopicName, frame.ext).topic
     topic = broker.topics.get(name)
@@ -977,7 +977,7 @@ def topic_stats(broker: Broker, connection: Connection, frame: Frame) -> Work[Bu
     return answer(frame, body=body)
 
 
-def _range(broker: Broker, topic: str, queue_id: int) -> Range:
+def _range(broker: BrokerController, topic: str, queue_id: int) -> Range:
     queue = broker.store.queues.get((topic, queue_id))
     if queue is None:
         return Range(0, 0, 0)
@@ -986,7 +986,7 @@ def _range(broker: Broker, topic: str, queue_id: int) -> Range:
     return Range(queue.begin, queue.next, broker.store.store_time_ms(queue, queue.next - 1))
 
 
-def query_consume_queue(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def query_consume_queue(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """QUERY_CONSUME_QUEUE: entries of a queue's index, 1,024 at most."""
     header = read(ConsumeQueueQuery, frame.ext)
     queue = broker.store.queues.get((header.topic, header.queue_id))
@@ -1003,6 +1003,6 @@ def query_consume_queue(broker: Broker, connection: Connection, frame: Frame) ->
     return answer(frame, body=orjson.dumps(value))
 
 
-def clean_unused_topics(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def clean_unused_topics(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """CLEAN_UNUSED_TOPIC: drops the queues' data of topics that are gone; here a deleted topic leaves none."""
     return answer(frame)

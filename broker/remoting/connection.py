@@ -50,7 +50,7 @@ from ...protocol.headers import (
     CREDENTIALS,
     SIGNATURE,
     CheckTransaction,
-    ConsumerGroup,
+    ConsumerGroupHeader,
     EndTransaction,
     LogOffset,
     SendBack,
@@ -80,8 +80,8 @@ from ..messages.transactions import CHECK_TIMES
 from ..runtime import Moment, OneATurn, Turns
 from ..sessions import (
     Answer,
-    Asked,
     Event,
+    ForwardedRequest,
     GroupChanged,
     HandlingWanted,
     Memory,
@@ -130,14 +130,14 @@ class Host(Protocol):
 
     def now_s(self) -> float: ...
 
-    def opened(self, connection: Connection) -> None: ...
+    def opened(self, connection: RemotingConnection) -> None: ...
 
-    def serve(self, connection: Connection, frames: list[Frame]) -> None: ...
+    def serve(self, connection: RemotingConnection, frames: list[Frame]) -> None: ...
 
-    def closed(self, connection: Connection) -> None: ...
+    def closed(self, connection: RemotingConnection) -> None: ...
 
 
-class Connection(Client):
+class RemotingConnection(Client):
     """`active_s` is when it was last read from or written to, in the loop's time; `known` belongs to the check of accounts.
     `is_left`: if it is gone, the client has ended it, and knows. `number` rises with each connection. `beat`: the body of
     its last heartbeat, and its content. `read_bytes` have come from the client, of TLS those that were decrypted; `records`
@@ -189,7 +189,7 @@ class Connection(Client):
         self._is_in_line = False
         self._reader = FrameReader(MAX_REQUEST_HEADER_BYTES)
         self._transport: asyncio.Transport | None = None
-        self._lost: list[Callable[[Connection], None]] = []
+        self._lost: list[Callable[[RemotingConnection], None]] = []
         self.born_host = b""
         self.peer = self.broker_name = ""
         self.known: object = None
@@ -505,7 +505,7 @@ class Connection(Client):
         """Calls `action` when the broker ends the connection, before the socket is closed: the other door says good-bye."""
         self._farewell = action
 
-    def on_lost(self, action: Callable[[Connection], None]) -> None:
+    def on_lost(self, action: Callable[[RemotingConnection], None]) -> None:
         """Calls `action(connection)` once when the connection is gone."""
         if action not in self._lost:
             self._lost.append(action)
@@ -677,7 +677,7 @@ def _told(event: Event) -> Content:
 
 
 def _group_changed(event: GroupChanged) -> Ext:
-    ext = {**write(ConsumerGroup(event.group, event.topic))}
+    ext = {**write(ConsumerGroupHeader(event.group, event.topic))}
     if event.places is not None:  # only Rocketlet clients look at these
         ext[EXT_PLACES] = group_bodies.encode_places(event.places)
     if event.shares is not None:
@@ -708,7 +708,7 @@ def _asked(question: Question) -> Content:
             return Content(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, write(question.push), question.body)
 
 
-def _handed_on(by: Asked) -> Ext:
+def _handed_on(by: ForwardedRequest) -> Ext:
     """Leaves out the credentials of the tool, which the receiver could use."""
     fields: Ext = {name: value for name, value in by.fields.items() if name not in CREDENTIALS}
     return {**fields, "consumerGroup": by.group, "clientId": by.client_id}
@@ -972,7 +972,9 @@ CLONE = fields(topics=("topic",), groups=("srcGroup", "destGroup"))
 # know, so that nobody can use the proof elsewhere. Its other requests need no signature then.
 
 
-def authorize(acl: Acl, connection: Connection, frame: Frame, rule: Rule, records: StoredRecords | None) -> None:
+def authorize(
+    acl: Acl, connection: RemotingConnection, frame: Frame, rule: Rule, records: StoredRecords | None
+) -> None:
     """Raises Refused, and a handler's errors for a request that it cannot read. `records`: the broker's, if there is
     one."""
     try:
@@ -993,7 +995,7 @@ def _has_signed(frame: Frame, signer: Signer) -> bool:
         return False
 
 
-def identify(acl: Acl, connection: Connection, frame: Frame) -> None:
+def identify(acl: Acl, connection: RemotingConnection, frame: Frame) -> None:
     """IDENTIFY: the connection is an account's from now on. Raises Refused; the client then goes on signing."""
     channel = connection.channel
     account = acl.file.policy.accounts.get(str(frame.ext.get(ACCESS_KEY)))

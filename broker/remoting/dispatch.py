@@ -19,7 +19,7 @@ from ...protocol.frame import UNDECODED_PULL, UNREADABLE, Frame, SendRun, decode
 from ...protocol.headers import HeaderError
 from ...protocol.names import IllegalName
 from ..access import Acl
-from ..broker import Broker
+from ..broker import BrokerController
 from ..config import KEPT_FRAME_BYTES, LARGE_REQUEST_BYTES, LIMITS, PIECE_S, UNWRITTEN_BYTES, LimitExceeded, Limits
 from ..messages.sending import LongBatch
 from ..nameserver import Routes
@@ -33,8 +33,8 @@ from .connection import (
     ADMIN,
     KNOWN,
     Buffers,
-    Connection,
     Refused,
+    RemotingConnection,
     Reply,
     Rule,
     answer,
@@ -56,7 +56,7 @@ log = structlog.get_logger("rocketlet.dispatch")
 # the handler that the table has for its code. Every request is authorized here before it is staged or handled.
 
 
-Handler = Callable[[Connection, Frame], Reply]
+Handler = Callable[[RemotingConnection, Frame], Reply]
 
 # These may make a group or its retry topic. If that cannot be kept, readers can still read.
 PULLS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE))
@@ -81,7 +81,7 @@ class Dispatch:
 
     def __init__(
         self,
-        broker: Broker | None,
+        broker: BrokerController | None,
         routes: Routes | None,
         turns: Turns,
         acl: Acl | None = None,
@@ -112,7 +112,7 @@ class Dispatch:
         if broker is not None:
             self._times[UNDECODED_PULL] = self._times[Code.PULL_MESSAGE]
 
-    def serve(self, connection: Connection, frames: list[Frame]) -> None:
+    def serve(self, connection: RemotingConnection, frames: list[Frame]) -> None:
         """Answers the requests of one socket read. Requests of a client that does not read wait in its connection, and
         requests that take longer than a turn wait until the others had theirs."""
         out: Buffers = []
@@ -165,7 +165,7 @@ class Dispatch:
             elif out:
                 connection.write(out)
 
-    def _timed(self, connection: Connection, frame: Frame, began_s: float) -> tuple[Reply, float]:
+    def _timed(self, connection: RemotingConnection, frame: Frame, began_s: float) -> tuple[Reply, float]:
         """The reply to a request, and when it was there, which is noted."""
         is_large = len(frame.body) > LARGE_REQUEST_BYTES and frame.code not in SENDS
         reply: Reply = self._in_turn(connection, frame) if is_large else self._handle(connection, frame)
@@ -174,14 +174,14 @@ class Dispatch:
             times.observe(ended_s - began_s)
         return reply, ended_s
 
-    def _take_answer(self, connection: Connection, frame: Frame, began_s: float) -> float:
+    def _take_answer(self, connection: RemotingConnection, frame: Frame, began_s: float) -> float:
         """A client has answered a question. When the next request began."""
         if self._broker is None:
             return began_s
         self._broker.clients.answer(connection, frame.opaque, read_response(frame))
         return time.perf_counter()
 
-    def _answer_later(self, connection: Connection, frames: list[Frame], reply: Reply, out: Buffers) -> bool:
+    def _answer_later(self, connection: RemotingConnection, frames: list[Frame], reply: Reply, out: Buffers) -> bool:
         """The first request is answered later. Whether the others, and the answers so far, are seen to here."""
         if isinstance(reply, Coroutine):
             self._begin(connection, frames[0], reply)
@@ -191,14 +191,14 @@ class Dispatch:
         self._work_on(connection, frames, reply)
         return True
 
-    def _work_on(self, connection: Connection, frames: list[Frame], work: Work[Buffers]) -> None:
+    def _work_on(self, connection: RemotingConnection, frames: list[Frame], work: Work[Buffers]) -> None:
         """The first request takes long: it is answered in turns, and the others wait behind it."""
         frame, *behind = frames
         connection.hold(behind, len(frame.body))
         self._answering.take(connection.address)
         self._turns.do(self._work(connection, frame, work), connection.address)
 
-    def _begin(self, connection: Connection, frame: Frame, answering: Coroutine[Any, Any, Buffers]) -> None:
+    def _begin(self, connection: RemotingConnection, frame: Frame, answering: Coroutine[Any, Any, Buffers]) -> None:
         """The request waits for something else than its turn: it is answered then, others meanwhile."""
         assert self._broker is not None
         self._answering.take(connection.address)
@@ -208,7 +208,7 @@ class Dispatch:
         task.add_done_callback(lambda _: answering.close())  # for a task that was cancelled before it began
 
     async def _wait(
-        self, connection: Connection, frame: Frame, size: int, answering: Coroutine[Any, Any, Buffers]
+        self, connection: RemotingConnection, frame: Frame, size: int, answering: Coroutine[Any, Any, Buffers]
     ) -> None:
         written = self._written
         try:
@@ -225,7 +225,7 @@ class Dispatch:
         """Grows with data that has to be on the device before it is acknowledged."""
         return self._flusher.written if self._flusher is not None else 0
 
-    def _write(self, connection: Connection, frame: Frame, reply: Buffers, written: int) -> None:
+    def _write(self, connection: RemotingConnection, frame: Frame, reply: Buffers, written: int) -> None:
         """Answers, with `--flush sync` when the data written since then is on the device."""
         if frame.flag & ONEWAY_FLAG:
             reply = []
@@ -236,7 +236,7 @@ class Dispatch:
         refuse = partial(self._refuse, connection, [small(frame)])
         self._flusher.after_sync(write, write if frame.code in READS else refuse)
 
-    def _sender(self, connection: Connection) -> bytes | None:
+    def _sender(self, connection: RemotingConnection) -> bytes | None:
         """Return the access key of the account whose requests come without a signature on this connection, empty if everybody
         may send; None if there is no such account."""
         known = self._acl.known(connection) if self._acl is not None else None
@@ -244,7 +244,7 @@ class Dispatch:
             return b""
         return known.identified.access_key.encode() if known.identified is not None else None
 
-    def _stage_run(self, sends: Sends, connection: Connection, run: SendRun, out: Buffers) -> list[Frame]:
+    def _stage_run(self, sends: Sends, connection: RemotingConnection, run: SendRun, out: Buffers) -> list[Frame]:
         """Stage the sends at the start of a run, and the first one that needs more than a checked queue. Return what is left
         of the run; a long batch is left with the sends after it."""
         account = self._sender(connection)
@@ -255,7 +255,7 @@ class Dispatch:
             sends.pass_queue(account, left[0])
         return left[1:]
 
-    def _stage(self, sends: Sends, connection: Connection, frame: Frame, out: Buffers) -> bool:
+    def _stage(self, sends: Sends, connection: RemotingConnection, frame: Frame, out: Buffers) -> bool:
         """Whether the send is done with; a long batch is not."""
         try:
             if self._acl is not None:  # no send is administration
@@ -276,7 +276,7 @@ class Dispatch:
             out += reply
         return True
 
-    def _settle(self, sends: Sends, connection: Connection, out: Buffers, began_s: float) -> None:
+    def _settle(self, sends: Sends, connection: RemotingConnection, out: Buffers, began_s: float) -> None:
         """Commits the staged messages and writes the answers, with `--flush sync` when they are on the device. All requests
         of a read count as having taken as long as the read."""
         code, count, staged = sends.first_code, sends.count, sends.staged
@@ -288,13 +288,13 @@ class Dispatch:
             staged = [small(item) if isinstance(item, Frame) else item for item in staged]
             self._flusher.after_sync(partial(connection.write, out), partial(self._refuse, connection, staged))
 
-    def _refuse(self, connection: Connection, staged: list[Staged]) -> None:
+    def _refuse(self, connection: RemotingConnection, staged: list[Staged]) -> None:
         """Tells that the stored data may not be kept."""
         remark = FULL_REMARK + str(self._broker.store.fault if self._broker else "")
         for frame in awaited(staged):
             connection.write(not_stored(frame, remark))
 
-    def _in_turn(self, connection: Connection, frame: Frame) -> Work[Buffers]:
+    def _in_turn(self, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
         """A large request waits for its turn with all other long work: many clients may send one at once."""
         yield
         if connection.is_closed:
@@ -307,7 +307,7 @@ class Dispatch:
             reply = yield from reply
         return reply or []
 
-    def _work(self, connection: Connection, frame: Frame, work: Work[Buffers]) -> Work[None]:
+    def _work(self, connection: RemotingConnection, frame: Frame, work: Work[Buffers]) -> Work[None]:
         """Makes an answer in turns. The client's later requests wait until then."""
         written = self._written
         try:
@@ -321,14 +321,14 @@ class Dispatch:
         self._write(connection, frame, reply, written)
         connection.go_on()
 
-    def _check(self, connection: Connection, frame: Frame, rule: Rule) -> None:
+    def _check(self, connection: RemotingConnection, frame: Frame, rule: Rule) -> None:
         """Makes the checks that come before a request is staged or handled. Raises Refused."""
         if self._admin_is_local and rule.is_admin and frame.code not in OF_BROKERS:
             _refuse_strangers(connection, frame)
         if self._acl is not None:
             authorize(self._acl, connection, frame, rule, self._records)
 
-    def _handle(self, connection: Connection, frame: Frame) -> Reply:
+    def _handle(self, connection: RemotingConnection, frame: Frame) -> Reply:
         found = self._handlers.get(frame.code)
         if frame.code == UNREADABLE:
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=frame.remark)
@@ -347,7 +347,7 @@ class Dispatch:
             self._forget_staged()
             return self._fault(connection, frame, error)
 
-    def _pull(self, connection: Connection, frame: Frame) -> Reply:
+    def _pull(self, connection: RemotingConnection, frame: Frame) -> Reply:
         """Answers a pull that is not decoded. One that repeats a checked pull has passed every check."""
         assert self._broker is not None
         key = fast.pull_key(frame.body, 0, MAX_REQUEST_HEADER_BYTES)
@@ -360,14 +360,14 @@ class Dispatch:
             connection.pulls.name(key[2], decoded)
         return reply
 
-    def _admitted(self, connection: Connection, reply: Reply) -> Reply:
+    def _admitted(self, connection: RemotingConnection, reply: Reply) -> Reply:
         """Beyond the limit, passes only answers that are ready. The work of others has not begun. Raises LimitExceeded."""
         if reply is None or isinstance(reply, list) or self._answering.has_room(connection.address):
             return reply
         reply.close()
         raise LimitExceeded(f"{self._answering.count} long requests are being answered; try again later")
 
-    def _handle_synced(self, flusher: Flusher, connection: Connection, frame: Frame, handler: Handler) -> Reply:
+    def _handle_synced(self, flusher: Flusher, connection: RemotingConnection, frame: Frame, handler: Handler) -> Reply:
         """Handles a request with `--flush sync`: if it stored something, its answer waits until that is on the device."""
         written = flusher.written
         reply = self._admitted(connection, handler(connection, frame))
@@ -381,7 +381,7 @@ class Dispatch:
         if self._broker is not None:
             self._broker.store.roll_back()
 
-    def _fault(self, connection: Connection, frame: Frame, error: Exception) -> Buffers:
+    def _fault(self, connection: RemotingConnection, frame: Frame, error: Exception) -> Buffers:
         """The answer to a request that cannot be served: the client's fault, a full disk's, or a defect of ours."""
         if isinstance(error, Refused):
             return error.answer(frame)
@@ -397,7 +397,7 @@ class Dispatch:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
 
 
-def _refuse_strangers(connection: Connection, frame: Frame) -> None:
+def _refuse_strangers(connection: RemotingConnection, frame: Frame) -> None:
     """`--admin loopback`. Raises Refused."""
     if not is_loopback(connection.address):
         if connection.is_news("admin_refused"):
@@ -415,8 +415,8 @@ def _refuse_strangers(connection: Connection, frame: Frame) -> None:
 # calls its handler.
 
 
-BrokerHandler = Callable[[Broker, Connection, Frame], Reply]
-NameServerHandler = Callable[[Routes, Connection, Frame], Reply]
+BrokerHandler = Callable[[BrokerController, RemotingConnection, Frame], Reply]
+NameServerHandler = Callable[[Routes, RemotingConnection, Frame], Reply]
 """Raises `Refused` and what a client's request may cause."""
 
 # These are staged one by one and committed together (`sends.Sends`), but batches of very many messages (`sends.store_batch`).

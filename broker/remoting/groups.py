@@ -18,7 +18,7 @@ from ...protocol.config import MAX_ID_CHARS, MAX_REQUEST_QUEUES, MAX_SUBSCRIPTIO
 from ...protocol.frame import Ext, Frame
 from ...protocol.group_bodies import (
     POP,
-    Members,
+    AgreedMembers,
     TopicExtent,
     decode_agreed_members,
     decode_topics,
@@ -41,16 +41,16 @@ from ...protocol.headers import (
     read,
     write,
 )
-from ...protocol.headers import ConsumerGroup as ConsumerGroupHeader
+from ...protocol.headers import ConsumerGroupHeader as ConsumerGroupHeader
 from ...protocol.names import RETRY_PREFIX, SQL92, TAG, Queue, SubscriptionError, parse_subscription
-from ..broker import Broker
+from ..broker import BrokerController
 from ..config import MAX_RUNNING_INFO_BYTES, LimitExceeded
 from ..groups.group import NO_QUEUE, ConsumerGroup
 from ..groups.members import shape_of
-from ..sessions import Answer, Asked, Refusal, RunningWanted
+from ..sessions import Answer, ForwardedRequest, Refusal, RunningWanted
 from ..store.files import StoreFull
 from ..store.index import ConsumeQueue
-from .connection import Buffers, Connection, Refused, answer, refused, small
+from .connection import Buffers, Refused, RemotingConnection, answer, refused, small
 
 log = structlog.get_logger("rocketlet.groups")
 broker_log = structlog.get_logger("rocketlet.broker")
@@ -60,7 +60,7 @@ broker_log = structlog.get_logger("rocketlet.broker")
 # The requests of membership: heartbeats, unregistering, member lists, locks, client checks.
 
 
-def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def heartbeat(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     try:
         beat = _beat_of(connection, frame.body)
         if connection.beat is None:
@@ -79,7 +79,7 @@ def heartbeat(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame, ext=write(HeartbeatAnswer(faults))) if faults else answer(frame)
 
 
-def _disagreements(broker: Broker, beat: bodies.Heartbeat) -> str:
+def _disagreements(broker: BrokerController, beat: bodies.Heartbeat) -> str:
     """The disagreements in the groups of a Rocketlet member, which logs them."""
     found: list[str] = []
     for consumer in beat.consumers:
@@ -89,7 +89,9 @@ def _disagreements(broker: Broker, beat: bodies.Heartbeat) -> str:
     return "\n".join(found[: broker.limits.max_reported_faults])
 
 
-def introduced(broker: Broker, connection: Connection, beat: bodies.Heartbeat, language: int, version: int) -> None:
+def introduced(
+    broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat, language: int, version: int
+) -> None:
     """A client becomes a member by what it has answered, as by a heartbeat of its own; that one may give another id. Raises
     Refused, Refusal, LimitExceeded."""
     _check(broker, connection, beat)
@@ -99,7 +101,7 @@ def introduced(broker: Broker, connection: Connection, beat: bodies.Heartbeat, l
         broker.groups.members_of(consumer.group)[connection].is_presumed = True
 
 
-def _forget_presumed(broker: Broker, connection: Connection, beat: bodies.Heartbeat) -> None:
+def _forget_presumed(broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat) -> None:
     """The client says who it is."""
     for consumer in beat.consumers:
         member = broker.groups.members_of(consumer.group).get(connection)
@@ -109,7 +111,9 @@ def _forget_presumed(broker: Broker, connection: Connection, beat: bodies.Heartb
                 broker.groups.leave(connection, consumer.group)
 
 
-def _take(broker: Broker, connection: Connection, beat: bodies.Heartbeat, language: int, version: int) -> None:
+def _take(
+    broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat, language: int, version: int
+) -> None:
     for consumer in beat.consumers:
         broker.groups.heartbeat(connection, beat.client_id, consumer, language, version)
         group = broker.groups.get(consumer.group)
@@ -121,7 +125,7 @@ def _take(broker: Broker, connection: Connection, beat: bodies.Heartbeat, langua
         broker.notifications.heard(connection, consumer.group)
 
 
-def _check(broker: Broker, connection: Connection, beat: bodies.Heartbeat) -> None:
+def _check(broker: BrokerController, connection: RemotingConnection, beat: bodies.Heartbeat) -> None:
     """All that a heartbeat may be refused for, before any of its groups is registered. Raises Refused, Refusal,
     LimitExceeded."""
     for consumer in beat.consumers:
@@ -136,7 +140,7 @@ def _check(broker: Broker, connection: Connection, beat: bodies.Heartbeat) -> No
         broker.groups.admit(connection, beat.client_id, (consumer.group for consumer in beat.consumers))
 
 
-def _beat_of(connection: Connection, body: bytes) -> bodies.Heartbeat:
+def _beat_of(connection: RemotingConnection, body: bytes) -> bodies.Heartbeat:
     """Most heartbeats are their client's last one once more, which was decoded and checked. Raises BodyError, IllegalName."""
     if connection.beat is not None and connection.beat[0] == body:
         return connection.beat[1]
@@ -149,7 +153,7 @@ def _beat_of(connection: Connection, body: bytes) -> bodies.Heartbeat:
     return beat
 
 
-def _ensure_retry_topic(broker: Broker, connection: Connection, group: GroupConfig) -> None:
+def _ensure_retry_topic(broker: BrokerController, connection: RemotingConnection, group: GroupConfig) -> None:
     name = names.retry_topic(group.name)
     if broker.topics.get(name) is not None:
         return
@@ -160,7 +164,7 @@ def _ensure_retry_topic(broker: Broker, connection: Connection, group: GroupConf
             log.error("retry_topic_save_failed", group=group.name, reason=str(error))
 
 
-def _strict_fault(broker: Broker, connection: Connection, consumer: ConsumerData) -> str | None:
+def _strict_fault(broker: BrokerController, connection: RemotingConnection, consumer: ConsumerData) -> str | None:
     """Why a strict group refuses a member; None if it does not."""
     wanted = shape_of({item.topic: item for item in consumer.subscriptions}.values())
     group = broker.groups.get(consumer.group)
@@ -177,7 +181,7 @@ def _spelled(subscriptions: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{topic} [{expression}]" for topic, expression in sorted(subscriptions))
 
 
-def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def unregister_client(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(UnregisterClient, frame.ext)
     connection.keep_beat(None)
     if header.consumer_group:
@@ -201,7 +205,7 @@ def unregister_client(broker: Broker, connection: Connection, frame: Frame) -> B
     return answer(frame)
 
 
-def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+def consumer_list(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     header = read(ConsumerGroupHeader, frame.ext)
     name, topic, detail = header.consumer_group, header.topic, frame.ext.get(EXT_DETAIL)
     if detail is None and not topic:
@@ -222,7 +226,7 @@ def consumer_list(broker: Broker, connection: Connection, frame: Frame) -> Buffe
     return answer(frame, ext=_place_or_share(group, connection, frame, topic))
 
 
-def _list_given(broker: Broker, connection: Connection, frame: Frame, name: str) -> Buffers:
+def _list_given(broker: BrokerController, connection: RemotingConnection, frame: Frame, name: str) -> Buffers:
     """The answer to a member that shares the queues of all its topics out by one list."""
     group = broker.groups.get(name)
     # A reader that is not known again yet would drop its queues, with messages of them in its handlers.
@@ -238,7 +242,7 @@ def _listed(frame: Frame, name: str, client_ids: list[str]) -> Buffers:
     return answer(frame, body=group_bodies.encode_members(client_ids))
 
 
-def _place_or_share(group: ConsumerGroup, connection: Connection, frame: Frame, topic: str) -> Ext:
+def _place_or_share(group: ConsumerGroup, connection: RemotingConnection, frame: Frame, topic: str) -> Ext:
     """A member's position or share, which spares it the list of the others."""
     member = group.members.get(connection)
     client_id = member.client_id if member else ""
@@ -255,7 +259,7 @@ def _seen_queues(group: ConsumerGroup, topic: str | None) -> Ext:
     return {EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(group.seen_queues(topic))} if topic else {}
 
 
-def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def lock(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     request = group_bodies.decode_lock_request(frame.body)
     fault = _foreign_client(broker, connection, request) or names.group_fault(request.group)
     if fault:
@@ -275,7 +279,10 @@ def lock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
 
 
 def _commit(
-    broker: Broker, connection: Connection, request: group_bodies.LockRequest, epochs: Mapping[Queue, int]
+    broker: BrokerController,
+    connection: RemotingConnection,
+    request: group_bodies.LockRequest,
+    epochs: Mapping[Queue, int],
 ) -> dict[Queue, int]:
     """Carries out a member's commits, in one request that renews its leases, too. The member asks for the rest queue by
     queue, and is told why not."""
@@ -290,7 +297,7 @@ def _commit(
     return done
 
 
-def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def unlock(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     request = group_bodies.decode_lock_request(frame.body)
     fault = _foreign_client(broker, connection, request)
     if fault:
@@ -305,7 +312,7 @@ def unlock(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
 
 
 def _commit_and_unlock(
-    broker: Broker, connection: Connection, frame: Frame, request: group_bodies.LockRequest
+    broker: BrokerController, connection: RemotingConnection, frame: Frame, request: group_bodies.LockRequest
 ) -> Buffers:
     """Hands over several queues of a member in one request: the answer names those that were committed and unlocked. The
     member commits the rest queue by queue, and is told why not."""
@@ -326,7 +333,7 @@ def _commit_and_unlock(
     return answer(frame, body=group_bodies.encode_locked(done))
 
 
-def _unlock(broker: Broker, connection: Connection, request: group_bodies.LockRequest) -> list[str]:
+def _unlock(broker: BrokerController, connection: RemotingConnection, request: group_bodies.LockRequest) -> list[str]:
     """Free a member's queues. The next owner continues at their offsets, so these are on the disk before."""
     wanted = [broker.groups.queue(request.group, queue.topic, queue.queue_id) for queue in request.queues]
     broker.offsets.hand_over(request.group, (queue.key for queue in wanted if queue.is_owned_by(connection)))
@@ -334,7 +341,9 @@ def _unlock(broker: Broker, connection: Connection, request: group_bodies.LockRe
     return broker.locks.unlock(request, connection)
 
 
-def _foreign_client(broker: Broker, connection: Connection, request: group_bodies.LockRequest) -> str | None:
+def _foreign_client(
+    broker: BrokerController, connection: RemotingConnection, request: group_bodies.LockRequest
+) -> str | None:
     """Why a lease is not this connection's to take or free; None if it is. Apache's clients are believed."""
     if not request.handover:
         return None
@@ -347,7 +356,7 @@ def _foreign_client(broker: Broker, connection: Connection, request: group_bodie
     return None
 
 
-def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+def check_client(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """CHECK_CLIENT_CONFIG: whether the broker can filter as the client wants."""
     wanted = group_bodies.decode_client_check(frame.body).subscription
     kind = (wanted and wanted.expression_type) or TAG
@@ -370,7 +379,7 @@ def check_client(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     return answer(frame)
 
 
-def _checked(broker: Broker, frame: Frame, expression: str) -> Buffers:
+def _checked(broker: BrokerController, frame: Frame, expression: str) -> Buffers:
     try:
         broker.filters.find(expression)
     except Refusal as refusal:
@@ -391,17 +400,22 @@ def _checked(broker: Broker, frame: Frame, expression: str) -> Buffers:
 Place = tuple[str, str, int]  # group, topic, queue id
 
 
-def ask_who(broker: Broker, connection: Connection, frame: Frame, place: Place) -> None:
+def ask_who(broker: BrokerController, connection: RemotingConnection, frame: Frame, place: Place) -> None:
     """Asks a client that pulls a queue how it runs, unless it is being asked already."""
     if not broker.clients.is_asked(connection):
-        question = RunningWanted(Asked(place[0], broker.groups.queue(*place).last_reader_id or "", {}))
+        question = RunningWanted(ForwardedRequest(place[0], broker.groups.queue(*place).last_reader_id or "", {}))
         answered = partial(_answered, broker, connection, place, frame.language, frame.version)
         with suppress(LimitExceeded):
             broker.clients.ask(connection, question, answered, by=connection)
 
 
 def _answered(
-    broker: Broker, connection: Connection, place: Place, language: int, version: int, reply: Answer | None
+    broker: BrokerController,
+    connection: RemotingConnection,
+    place: Place,
+    language: int,
+    version: int,
+    reply: Answer | None,
 ) -> None:
     members = broker.groups.members_of(place[0])
     client_id = broker.groups.queue(*place).last_reader_id
@@ -419,7 +433,7 @@ def _answered(
 
 
 def _checked_heartbeat(
-    broker: Broker, connection: Connection, place: Place, client_id: str, body: bytes
+    broker: BrokerController, connection: RemotingConnection, place: Place, client_id: str, body: bytes
 ) -> Heartbeat | None:
     """The heartbeat that the client would send; None if it does not read the queue, or may not read all its topics."""
     if len(body) > MAX_RUNNING_INFO_BYTES:
@@ -438,7 +452,7 @@ def _checked_heartbeat(
     return Heartbeat(client_id, (ConsumerData(place[0], "CONSUME_PASSIVELY", "CLUSTERING", where, subscriptions),))
 
 
-def _may_read(broker: Broker, connection: Connection, running: Running) -> bool:
+def _may_read(broker: BrokerController, connection: RemotingConnection, running: Running) -> bool:
     acl = broker.acl
     topics = (topic for topic in running.subscriptions if not topic.startswith(RETRY_PREFIX))
     return acl is None or all(acl.may_subscribe(connection, topic) for topic in topics)
@@ -448,7 +462,7 @@ def _may_read(broker: Broker, connection: Connection, running: Running) -> bool:
 # QUERY_ASSIGNMENT, 5.0's: the broker computes a member's share, for members that ask for it, or lets it pop.
 
 
-async def query_assignment(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+async def query_assignment(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """Answers when the topic's route is known, which lies with a name server."""
     request = group_bodies.decode_assignment_request(frame.body)
     if request.strategy not in allocation.COMPUTED:
@@ -464,7 +478,7 @@ async def query_assignment(broker: Broker, connection: Connection, frame: Frame)
     return answer(frame, body=group_bodies.encode_assignment(_share(broker, request, route)))
 
 
-def _share(broker: Broker, request: group_bodies.AssignmentRequest, route: Route) -> list[Queue]:
+def _share(broker: BrokerController, request: group_bodies.AssignmentRequest, route: Route) -> list[Queue]:
     """Raises LimitExceeded where one request would keep all others waiting."""
     count = sum(data.read_queues for data in route.queues)
     if count > MAX_REQUEST_QUEUES:
@@ -490,7 +504,7 @@ def _share(broker: Broker, request: group_bodies.AssignmentRequest, route: Route
 # is asked.
 
 
-async def agree_on_members(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+async def agree_on_members(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """Our own: another broker says how far it is with a group that has foreign members on both."""
     header = read(AgreeOnMembers, frame.ext)
     fault = names.group_fault(header.consumer_group)
@@ -513,7 +527,12 @@ async def agree_on_members(broker: Broker, connection: Connection, frame: Frame)
 
 
 async def _hear_if_confirmed(
-    broker: Broker, connection: Connection, frame: Frame, address: str, header: AgreeOnMembers, members: Members
+    broker: BrokerController,
+    connection: RemotingConnection,
+    frame: Frame,
+    address: str,
+    header: AgreeOnMembers,
+    members: AgreedMembers,
 ) -> Buffers:
     question = Frame(RequestCode.CONFIRM_WORD, ext=write(ConfirmWord(broker.config.name, header.token)))
     try:
@@ -530,7 +549,7 @@ async def _hear_if_confirmed(
     return answer(frame, ResponseCode.NO_PERMISSION, remark=remark)
 
 
-def confirm_word(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def confirm_word(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """Our own: another broker asks whether this one has said something to it."""
     header = read(ConfirmWord, frame.ext)
     if compare_digest(header.token.encode(), broker.draining.agreement.token(header.broker_name).encode()):
@@ -542,7 +561,7 @@ def confirm_word(broker: Broker, connection: Connection, frame: Frame) -> Buffer
 # Offsets: where a group is in a queue, and where the queue begins and ends.
 
 
-def query_consumer_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def query_consumer_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """Apache's broker answers 0 for a group that has no offset and a queue whose start is still there
     (ConsumerManageProcessor.queryConsumerOffset), so "latest" starts at 0. A Rocketlet client says which it wants instead:
     an error, or the latest, which is then fixed for all queues of the topic, so that members who start together agree."""
@@ -561,7 +580,7 @@ def query_consumer_offset(broker: Broker, connection: Connection, frame: Frame) 
     return answer(frame, ext=write(Offset(0)))
 
 
-def _fix_latest(broker: Broker, group: str, topic: str, queue: ConsumeQueue | None) -> int:
+def _fix_latest(broker: BrokerController, group: str, topic: str, queue: ConsumeQueue | None) -> int:
     if broker.group_configs.ensure(group) is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
     if broker.offsets.knows(group, topic):  # the queue is newer than the group
@@ -572,7 +591,7 @@ def _fix_latest(broker: Broker, group: str, topic: str, queue: ConsumeQueue | No
     return queue.next if queue else 0
 
 
-def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def update_consumer_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(UpdateOffset, frame.ext)
     group, key = broker.groups.obtain(header.consumer_group), (header.topic, header.queue_id)
     offset, epoch = header.commit_offset, header.epoch
@@ -598,23 +617,23 @@ def update_consumer_offset(broker: Broker, connection: Connection, frame: Frame)
     return answer(frame, ext={})
 
 
-def _queue(broker: Broker, topic: str, queue_id: int) -> ConsumeQueue | None:
+def _queue(broker: BrokerController, topic: str, queue_id: int) -> ConsumeQueue | None:
     return broker.store.queues.get((topic, queue_id))
 
 
-def max_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def max_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(TopicQueue, frame.ext)
     queue = _queue(broker, header.topic, header.queue_id)
     return answer(frame, ext=write(Offset(queue.next if queue else 0)))
 
 
-def min_offset(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def min_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(TopicQueue, frame.ext)
     queue = _queue(broker, header.topic, header.queue_id)
     return answer(frame, ext=write(Offset(queue.begin if queue else 0)))
 
 
-def queue_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def queue_offsets(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """GET_QUEUE_OFFSETS, our own. Topics that are not here are skipped."""
     group = read(OptionalGroup, frame.ext).consumer_group or ""
     found: dict[str, TopicExtent] = {}
@@ -626,7 +645,7 @@ def queue_offsets(broker: Broker, connection: Connection, frame: Frame) -> Work[
     return answer(frame, ext=write(times), body=encode_extents(found))
 
 
-def _extent(broker: Broker, group: str, topic: str) -> TopicExtent:
+def _extent(broker: BrokerController, group: str, topic: str) -> TopicExtent:
     queues = [_queue(broker, topic, queue_id) for queue_id in range(broker.topics.queues_of(topic))]
     return TopicExtent(
         broker.topics.identity(topic),
@@ -636,14 +655,14 @@ def _extent(broker: Broker, group: str, topic: str) -> TopicExtent:
     )
 
 
-def search_offset(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def search_offset(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     header = read(SearchOffset, frame.ext)
     queue = _queue(broker, header.topic, header.queue_id)
     offset = (yield from broker.store.offset_by_time(queue, header.timestamp)) if queue else 0
     return answer(frame, ext=write(Offset(offset)))
 
 
-def earliest_store_time(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def earliest_store_time(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(TopicQueue, frame.ext)
     queue = _queue(broker, header.topic, header.queue_id)
     stored = queue is not None and queue.begin < queue.next

@@ -41,7 +41,7 @@ from ...protocol.headers import (
 )
 from ...protocol.message import decode_host, offset_id
 from ...protocol.names import reply_topic
-from ..broker import Broker
+from ..broker import BrokerController
 from ..config import (
     FOREIGN_PULL_MESSAGES,
     KEPT_FRAME_BYTES,
@@ -52,14 +52,14 @@ from ..config import (
     UNIQUE_KEY_MESSAGES,
     LimitExceeded,
 )
-from ..groups.pulling import Outcome, Pull, Pulled, PullFault
+from ..groups.pulling import Pull, Pulled, PullFault, PullStatus
 from ..messages.appender import property_bytes
 from ..messages.later import Recall, RecallFault, recalling
 from ..messages.sending import too_large
 from ..sessions import Answer, Refusal, ReplyWanted
 from ..store.files import StoreError, StoreFull
 from ..store.index import Search
-from .connection import Buffers, Connection, answer, answer_pieces, refused, reply_type, small
+from .connection import Buffers, RemotingConnection, answer, answer_pieces, refused, reply_type, small
 from .groups import ask_who
 
 log = structlog.get_logger("rocketlet.sending")
@@ -84,18 +84,18 @@ Staged = Frame | EncodedSends
 class Sends:
     """The sends of one socket read: staged one by one or many at once, settled together."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerController) -> None:
         self._sending = broker.sending
         self._host_hex = broker.store.store_host.hex().upper()
         self.staged: list[Staged] = []
         self._more = 0  # sends that are staged, beyond one for each item
 
-    def stage(self, connection: Connection, frame: Frame) -> None:
+    def stage(self, connection: RemotingConnection, frame: Frame) -> None:
         """Gives the message its place. Whatever this raises, such as Refusal or LongBatch, nothing of it is staged."""
         self._sending.stage(_send_header(frame), frame.body, connection.born_host)
         self.staged.append(frame)
 
-    def stage_run(self, connection: Connection, run: SendRun, account: bytes | None) -> list[Frame]:
+    def stage_run(self, connection: RemotingConnection, run: SendRun, account: bytes | None) -> list[Frame]:
         """Stage the sends at the start of a run. Return the first one that is for `stage`, and the run of those after it.
 
         account: the access key of the account that sends, empty if everybody may send; None if no account does."""
@@ -162,7 +162,7 @@ def _send_header(frame: Frame) -> SendMessage:
     return read(SendMessage, frame.ext) if frame.code == _SEND_MESSAGE else read_send_v2(frame.ext)
 
 
-def store_batch(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def store_batch(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """A batch of very many messages: half of it may be stored when others have their turn."""
     pieces = yield from broker.sending.storing_batch(_send_header(frame), frame.body, connection.born_host)
     host_hex = broker.store.store_host.hex().upper()
@@ -196,7 +196,7 @@ def _transaction_ext(frame: Frame) -> Ext:
     return {"transactionId": unique_key} if unique_key else {}
 
 
-def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def send_back(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """CONSUMER_SEND_MSG_BACK: a message that a consumer could not handle, to be tried again later or given up."""
     broker.retries.send_back(read(SendBack, frame.ext))
     return answer(frame)
@@ -208,18 +208,18 @@ def send_back(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
 
 _PYTHON: Final = int(Language.PYTHON)  # Python 3.11 takes 0.2 us to find a member of an enum
 # with Apache's names of what its store finds (GetMessageStatus)
-_PULL_CODES: Final[Mapping[Outcome, tuple[int, str]]] = {
-    Outcome.NO_MATCH: (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"),
-    Outcome.AT_END: (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE"),
-    Outcome.EMPTY: (ResponseCode.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE"),
-    Outcome.EMPTIED: (ResponseCode.PULL_OFFSET_MOVED, "NO_MESSAGE_IN_QUEUE"),
-    Outcome.BELOW: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL"),
-    Outcome.BEYOND: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY"),
-    Outcome.MADE_ANEW: (ResponseCode.PULL_OFFSET_MOVED, MADE_ANEW),
+_PULL_CODES: Final[Mapping[PullStatus, tuple[int, str]]] = {
+    PullStatus.NO_MATCH: (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"),
+    PullStatus.AT_END: (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE"),
+    PullStatus.EMPTY: (ResponseCode.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE"),
+    PullStatus.EMPTIED: (ResponseCode.PULL_OFFSET_MOVED, "NO_MESSAGE_IN_QUEUE"),
+    PullStatus.BELOW: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL"),
+    PullStatus.BEYOND: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY"),
+    PullStatus.MADE_ANEW: (ResponseCode.PULL_OFFSET_MOVED, MADE_ANEW),
 }
 
 
-def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+def pull_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     again = connection.pulls.like(frame)
     if again is not None:
         found = broker.pulling.checked.pull(connection, *again)
@@ -234,13 +234,13 @@ def pull_message(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     pulled = broker.pulling.pull(pull, lambda: ask_who(broker, connection, frame, header[:3]))
     if pulled is None:
         return None
-    if pulled.outcome is Outcome.FOUND:
+    if pulled.outcome is PullStatus.FOUND:
         connection.pulls.keep(connection, frame, broker.pulling.kept(pull, generation))
     return _encoded(frame, pulled)
 
 
 def repeat_pull(
-    broker: Broker, connection: Connection, frame: Frame, found: tuple[int, int, bytes, int, int, int]
+    broker: BrokerController, connection: RemotingConnection, frame: Frame, found: tuple[int, int, bytes, int, int, int]
 ) -> Buffers | None:
     """Return the response to a pull that differs in its offsets from one that was checked; None if it has to be checked.
 
@@ -253,7 +253,7 @@ def repeat_pull(
     return None if pulled is None else _encoded(frame, pulled)
 
 
-def _pull_response(connection: Connection, frame: Frame, outcome: Pulled | PullFault) -> None:
+def _pull_response(connection: RemotingConnection, frame: Frame, outcome: Pulled | PullFault) -> None:
     """Answers a pull that has waited."""
     if isinstance(outcome, Pulled):
         connection.write(_encoded(frame, outcome))
@@ -265,7 +265,7 @@ def _pull_response(connection: Connection, frame: Frame, outcome: Pulled | PullF
 
 def _encoded(frame: Frame, pulled: Pulled) -> Buffers:
     outcome, next_offset, begin, end, pieces = pulled
-    if outcome is Outcome.FOUND:
+    if outcome is PullStatus.FOUND:
         offsets = next_offset, begin, end
         return [encode_found_head(reply_type(frame), frame.opaque, offsets, sum(map(len, pieces))), *pieces]
     code, remark = _PULL_CODES[outcome]
@@ -280,7 +280,7 @@ REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
 PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 
 
-def send_reply(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+def send_reply(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """Answers when the waiting client has: 0, or 1 if it is gone or does not take the reply. Raises Refused for a body or
     properties that no message may have."""
     is_v2 = frame.code == RequestCode.SEND_REPLY_MESSAGE_V2
@@ -358,7 +358,7 @@ _RECALL_CODES = {
 }
 
 
-def recall_message(broker: Broker, connection: Connection, frame: Frame) -> Work[Buffers]:
+def recall_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """Answers when it is kept that the message was taken back."""
     header = read(RecallMessage, frame.ext)
     if broker.topics.get(header.topic) is None:
@@ -377,7 +377,7 @@ def _recall_response(frame: Frame, recall: Recall) -> Buffers:
 # END_TRANSACTION: the outcome of a half message.
 
 
-def end_transaction(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+def end_transaction(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     header = read(EndTransaction, frame.ext)
     if header.commit_or_rollback == 0:  # not known yet: asked for later; Apache's broker is silent, too
         return None
@@ -403,7 +403,7 @@ def end_transaction(broker: Broker, connection: Connection, frame: Frame) -> Buf
 _NO_INDEX: Ext = {"indexLastUpdateTimestamp": 0, "indexLastUpdatePhyoffset": 0}
 
 
-def view_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def view_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     position = read(LogOffset, frame.ext).offset
     data = broker.store.record_bytes_at(position)
     if data is None:
@@ -412,7 +412,7 @@ def view_message(broker: Broker, connection: Connection, frame: Frame) -> Buffer
     return answer_pieces(frame, {}, [data], "")
 
 
-def query_message(broker: Broker, connection: Connection, frame: Frame) -> None:
+def query_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> None:
     """Answers when the search is done."""
     header = read(QueryMessage, frame.ext)
     by_unique_key = str(frame.ext.get("_UNIQUE_KEY_QUERY", "")).lower() == "true"
@@ -428,7 +428,7 @@ def query_message(broker: Broker, connection: Connection, frame: Frame) -> None:
 
 
 def _answering(
-    connection: Connection, frame: Frame, search: Search, header: QueryMessage, limit: int, size: int
+    connection: RemotingConnection, frame: Frame, search: Search, header: QueryMessage, limit: int, size: int
 ) -> Work[None]:
     connection.charge(-size)
     try:
@@ -441,7 +441,9 @@ def _answering(
     connection.write(reply)
 
 
-def _found(connection: Connection, frame: Frame, search: Search, header: QueryMessage, limit: int) -> Work[Buffers]:
+def _found(
+    connection: RemotingConnection, frame: Frame, search: Search, header: QueryMessage, limit: int
+) -> Work[Buffers]:
     """The bytes of up to `limit` messages with the key, oldest first, the newest ones if there are more."""
     found: list[bytes] = []
     total = 0

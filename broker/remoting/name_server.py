@@ -28,14 +28,14 @@ from ...protocol.headers import (
 )
 from ..access import shown_to
 from ..nameserver import Routes
-from .connection import Buffers, Connection, Refused, answer
+from .connection import Buffers, Refused, RemotingConnection, answer
 
 log = structlog.get_logger("rocketlet.nameserver")
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 
 
-def register_broker(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
+def register_broker(routes: Routes, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     header = read(RegisterBroker, frame.ext)
     for text in (header.cluster_name, header.broker_name, header.broker_addr, header.external_addr or ""):
         if len(text) > MAX_ID_CHARS:
@@ -64,14 +64,14 @@ def register_broker(routes: Routes, connection: Connection, frame: Frame) -> Wor
     return answer(frame, ext=ext, body=admin_bodies.encode_table(order) if order else b"")
 
 
-def unregister_broker(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def unregister_broker(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(BrokerName, frame.ext)
     _refuse_if_ours(routes, connection, header.broker_name, header.broker_addr)
     routes.unregister(header.broker_name, header.broker_addr)
     return answer(frame)
 
 
-def _refuse_if_ours(routes: Routes, connection: Connection, name: str, address: str) -> None:
+def _refuse_if_ours(routes: Routes, connection: RemotingConnection, name: str, address: str) -> None:
     """Refuses a stranger that names our own broker: one frame would send all clients elsewhere. Raises Refused."""
     fault = routes.ownership_fault(name, address)
     if fault:
@@ -80,7 +80,7 @@ def _refuse_if_ours(routes: Routes, connection: Connection, name: str, address: 
         raise Refused(ResponseCode.NO_PERMISSION, fault)
 
 
-def route(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def route(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
     topic = read(TopicName, frame.ext).topic
     found = routes.route(topic, connection)
     if found is None:
@@ -89,18 +89,18 @@ def route(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame, body=bodies.encode_route(found))
 
 
-def cluster(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def cluster(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
     departed = len(routes.departed())
     ext = write(DepartedCount(departed)) if departed else {}
     return answer(frame, ext=ext, body=bodies.encode_cluster(routes.brokers(connection)))
 
 
-def departed(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def departed(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
     """GET_DEPARTED_BROKERS, our own."""
     return answer(frame, body=admin_bodies.encode_departed(routes.departed()))
 
 
-def forget_broker(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def forget_broker(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
     """FORGET_BROKER, our own."""
     name = read(BrokerNameOnly, frame.ext).broker_name
     if not routes.forget_departed(name):
@@ -109,7 +109,7 @@ def forget_broker(routes: Routes, connection: Connection, frame: Frame) -> Buffe
     return answer(frame)
 
 
-def topics(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
+def topics(routes: Routes, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     return _topic_list(routes, frame, None, shown_to(connection))
 
 
@@ -125,12 +125,12 @@ def _topic_list(routes: Routes, frame: Frame, cluster: str | None, is_shown: Cal
     return answer(frame, body=body)
 
 
-def delete_topic(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def delete_topic(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
     routes.delete_topic(read(TopicName, frame.ext).topic)
     return answer(frame)
 
 
-def data_version(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def data_version(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
     """QUERY_DATA_VERSION: whether a broker has to send its topics again."""
     header = read(BrokerName, frame.ext)
     known = routes.version(header.broker_addr)
@@ -144,13 +144,13 @@ def data_version(routes: Routes, connection: Connection, frame: Frame) -> Buffer
 # Key-value settings, kept in memory: mqadmin keeps there which topics are ordered.
 
 
-def put_kv(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def put_kv(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(KvValue, frame.ext)
     routes.put_kv(header.namespace, header.key, header.value)
     return answer(frame)
 
 
-def get_kv(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def get_kv(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(KvKey, frame.ext)
     value = routes.kv.get(header.namespace, {}).get(header.key)
     if value is None:
@@ -159,13 +159,13 @@ def get_kv(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
     return answer(frame, ext={"value": value})
 
 
-def delete_kv(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def delete_kv(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
     header = read(KvKey, frame.ext)
     routes.delete_kv(header.namespace, header.key)
     return answer(frame)
 
 
-def kv_list(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def kv_list(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
     namespace = read(KvNamespace, frame.ext).namespace
     if namespace not in routes.kv:
         remark = f"No config item, Namespace: {namespace}"
@@ -176,24 +176,24 @@ def kv_list(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
 # Administration
 
 
-def wipe_write(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
+def wipe_write(routes: Routes, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """WIPE_WRITE_PERM_OF_BROKER: nobody is routed to the broker to write, until it registers a changed topic."""
     name = read(BrokerNameOnly, frame.ext).broker_name
     count = yield from routes.set_write(name, allowed=False)
     return answer(frame, ext={"wipeTopicCount": count})
 
 
-def add_write(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
+def add_write(routes: Routes, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     name = read(BrokerNameOnly, frame.ext).broker_name
     count = yield from routes.set_write(name, allowed=True)
     return answer(frame, ext={"addTopicCount": count})
 
 
-def topics_of_cluster(routes: Routes, connection: Connection, frame: Frame) -> Work[Buffers]:
+def topics_of_cluster(routes: Routes, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     return _topic_list(routes, frame, read(ClusterName, frame.ext).cluster, shown_to(connection))
 
 
-def system_topics(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def system_topics(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
     """The names of clusters and brokers, which are also topics."""
     brokers = routes.brokers()
     names = dict.fromkeys(name for broker in brokers for name in (broker.cluster, broker.name))
@@ -201,6 +201,6 @@ def system_topics(routes: Routes, connection: Connection, frame: Frame) -> Buffe
     return answer(frame, body=orjson.dumps({"brokerAddr": address, "topicList": list(names)}))
 
 
-def config(routes: Routes, connection: Connection, frame: Frame) -> Buffers:
+def config(routes: Routes, connection: RemotingConnection, frame: Frame) -> Buffers:
     """GET_NAMESRV_CONFIG: there is nothing to set."""
     return answer(frame, body=admin_bodies.encode_properties({"orderMessageEnable": "false"}))

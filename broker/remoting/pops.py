@@ -30,7 +30,7 @@ from ...protocol.headers import (
 )
 from ...protocol.message import offset_texts, with_attempts
 from ...protocol.names import RETRY_PREFIX, SQL92, TAG, Subscription, SubscriptionError, parse_subscription
-from ..broker import Broker
+from ..broker import BrokerController
 from ..config import (
     LATE_POLL_MS,
     MAX_ATTEMPT_CHARS,
@@ -45,7 +45,7 @@ from ..pops.deliveries import TOPIC_MARK, AckStatus, PopClient, PopRequest, PopR
 from ..pops.pool import Receive
 from ..sessions import Refusal
 from ..store.index import ConsumeQueue
-from .connection import Buffer, Buffers, Connection, Refused, answer, answer_pieces, refused, small
+from .connection import Buffer, Buffers, Refused, RemotingConnection, answer, answer_pieces, refused, small
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -60,7 +60,7 @@ _NOTHING = {
 _NO_MESSAGES = write(PopMessageResult(0, 0, 0, 0))  # Java's client logs four errors for an answer without these fields
 
 
-def pop_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+def pop_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """POP_MESSAGE. Responds when there is a message, or when the poll time is over."""
     header = read(PopMessage, frame.ext)
     if header.born_time > 0 and header.poll_time > 0:
@@ -107,7 +107,7 @@ def pop_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers
     return None if result is None else receive.encode(result)
 
 
-def client_of(broker: Broker, connection: Connection, group: str) -> PopClient:
+def client_of(broker: BrokerController, connection: RemotingConnection, group: str) -> PopClient:
     """Return the client that pops: the connection. Its id, for reports, is that of the group's member on it, or of its only
     client."""
     found = broker.groups.get(group)
@@ -121,7 +121,9 @@ class PopReceive(Receive[Frame]):
 
     __slots__ = ("_broker", "_connection")
 
-    def __init__(self, broker: Broker, connection: Connection, frame: Frame, request: PopRequest) -> None:
+    def __init__(
+        self, broker: BrokerController, connection: RemotingConnection, frame: Frame, request: PopRequest
+    ) -> None:
         super().__init__(request, frame)
         self._broker = broker
         self._connection = connection
@@ -166,12 +168,14 @@ def _subscription(header: PopMessage) -> Subscription | None:
     return None if found.takes_all else found
 
 
-def _check_reading(broker: Broker) -> None:
+def _check_reading(broker: BrokerController) -> None:
     if not broker.config.permission & PERM_READ:
         raise Refused(ResponseCode.NO_PERMISSION, f"the broker[{broker.config.name}] pop message is forbidden")
 
 
-def _check_topic(broker: Broker, name: str, queue_id: int, bad_queue: int = ResponseCode.INVALID_PARAMETER) -> None:
+def _check_topic(
+    broker: BrokerController, name: str, queue_id: int, bad_queue: int = ResponseCode.INVALID_PARAMETER
+) -> None:
     topic = broker.topics.get(name)
     if topic is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
@@ -182,7 +186,7 @@ def _check_topic(broker: Broker, name: str, queue_id: int, bad_queue: int = Resp
         raise Refused(bad_queue, remark)
 
 
-def _check_group(broker: Broker, name: str, *, in_order: bool = False) -> None:
+def _check_group(broker: BrokerController, name: str, *, in_order: bool = False) -> None:
     """Check the group. in_order: True if a group that is created now gets its messages in order."""
     group = broker.group_configs.ensure(name, orderly=in_order)
     if group is None:
@@ -194,7 +198,7 @@ def _check_group(broker: Broker, name: str, *, in_order: bool = False) -> None:
 # Outcomes of messages
 
 
-def ack_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+def ack_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """ACK_MESSAGE. Like Apache's: 0 also for messages that are in nobody's hands. Answers when it is on the disk."""
     header = read(AckMessage, frame.ext)
     queue = _queue(broker, header.topic, header.queue_id)
@@ -205,7 +209,7 @@ def ack_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers
     return None
 
 
-def _queue(broker: Broker, topic: str, queue_id: int) -> ConsumeQueue | None:
+def _queue(broker: BrokerController, topic: str, queue_id: int) -> ConsumeQueue | None:
     """Raises Refused for one that the topic does not have."""
     config = broker.topics.get(topic)
     if config is None:
@@ -220,7 +224,7 @@ def _outside(topic: str, queue_id: int, offset: int) -> str:
     return f"request offset[{offset}] not exist in {topic}:{queue_id}"
 
 
-def _answer_acks(connection: Connection, frame: Frame, outcomes: Sequence[AckStatus]) -> None:
+def _answer_acks(connection: RemotingConnection, frame: Frame, outcomes: Sequence[AckStatus]) -> None:
     if AckStatus.NOT_KEPT in outcomes:
         remark = f"the acknowledgement is not stored: {AckStatus.NOT_KEPT.value}"
         connection.write(answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark))
@@ -228,7 +232,7 @@ def _answer_acks(connection: Connection, frame: Frame, outcomes: Sequence[AckSta
         connection.write(answer(frame))
 
 
-def _answer_rejection(connection: Connection, frame: Frame, outcomes: Sequence[AckStatus]) -> None:
+def _answer_rejection(connection: RemotingConnection, frame: Frame, outcomes: Sequence[AckStatus]) -> None:
     (outcome,) = outcomes
     if outcome.is_done:
         connection.write(answer(frame, ext=write(ChangedInvisibleTime(0, 0, 0, rejected=True))))
@@ -238,7 +242,7 @@ def _answer_rejection(connection: Connection, frame: Frame, outcomes: Sequence[A
         connection.write(answer(frame, ResponseCode.NO_MESSAGE, remark=outcome.value))
 
 
-def batch_ack_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+def batch_ack_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """BATCH_ACK_MESSAGE: messages of several pops. Acknowledgements for a queue that is not there are skipped."""
     acks = decode_batch_acks(frame.body)
     if not acks:
@@ -265,7 +269,7 @@ def _handles(broker_name: str, ack: BatchAck) -> list[str]:
     ]
 
 
-def change_invisible_time(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+def change_invisible_time(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """CHANGE_MESSAGE_INVISIBLETIME. The handle stays as it is: the response has its pop time. If our client rejects the
     message by it, responds when the dead letter and the acknowledgement are on the disk."""
     header = read(ChangeInvisibleTime, frame.ext)
@@ -296,7 +300,7 @@ def change_invisible_time(broker: Broker, connection: Connection, frame: Frame) 
 # Looking
 
 
-def notification(broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+def notification(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers | None:
     """NOTIFICATION: as a receive that takes nothing; answers when there is something to pop, or the time is up."""
     header = read(Notification, frame.ext)
     _check_reading(broker)
@@ -330,14 +334,14 @@ class NotificationReceive(PopReceive):
         return super().encode(result)
 
 
-def polling_info(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def polling_info(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """POLLING_INFO: how many receives wait."""
     header = read(PollingInfo, frame.ext)
     _check_topic(broker, header.topic, -1)
     return answer(frame, ext=write(Polling(broker.pops.waits(header.consumer_group, header.topic))))
 
 
-def peek_message(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def peek_message(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """PEEK_MESSAGE: the messages that the group would get next. It stays where it is."""
     header = read(PeekMessage, frame.ext)
     _check_reading(broker)
@@ -358,7 +362,7 @@ def peek_message(broker: Broker, connection: Connection, frame: Frame) -> Buffer
 # Modes
 
 
-def set_request_mode(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def set_request_mode(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """SET_MESSAGE_REQUEST_MODE: whether a group's members pull a topic's queues or pop its messages."""
     mode = decode_request_mode(frame.body)
     if mode.topic.startswith(RETRY_PREFIX):
@@ -371,6 +375,6 @@ def set_request_mode(broker: Broker, connection: Connection, frame: Frame) -> Bu
     return answer(frame)
 
 
-def request_modes(broker: Broker, connection: Connection, frame: Frame) -> Buffers:
+def request_modes(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Buffers:
     """GET_ALL_MESSAGE_REQUEST_MODE."""
     return answer(frame, body=encode_request_modes(broker.request_modes))

@@ -77,7 +77,7 @@ def _packer(count: int) -> Callable[..., bytes]:
     return Struct(">" + "QIq" * count).pack
 
 
-class QueueState(NamedTuple):
+class QueueCheckpoint(NamedTuple):
     """A queue in a checkpoint: its first and its next offset, and its segments' sums by start.
 
     `sums` is None in checkpoints of earlier releases, which have the next offset alone.
@@ -205,7 +205,7 @@ class ConsumeQueue:
 
     # Recovery
 
-    def restore(self, state: QueueState) -> bool:
+    def restore(self, state: QueueCheckpoint) -> bool:
         """Goes back to a checkpoint's state; False if the file does not hold that. The tail must be empty."""
         if state.begin >= state.next:
             self.restart(state.next)

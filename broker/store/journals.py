@@ -384,7 +384,7 @@ def _changes(value: Any) -> list[Any]:
     return value
 
 
-class Ledger:
+class LeaseJournal:
     """`leases` are those of the run before; `epoch` is the last one granted."""
 
     def __init__(self, path: Path, limits: Limits = LIMITS) -> None:

@@ -15,7 +15,7 @@ from ...protocol.message import FIXED_BYTES, Record
 from ...protocol.names import counted, topic_fault
 from . import log as marks
 from .files import Folder, OpenFiles, StoreError, StoreFull, check_format, read_state, state_fault
-from .index import ENTRY, ENTRY_BYTES, ConsumeQueue, QueueState
+from .index import ENTRY, ENTRY_BYTES, ConsumeQueue, QueueCheckpoint
 from .journals import journal_fault
 from .log import CommitLog, Damage, Marks
 
@@ -66,7 +66,7 @@ class Checkpoint(NamedTuple):
 
     position: int
     begin: int | None
-    queues: dict[tuple[str, int], QueueState]
+    queues: dict[tuple[str, int], QueueCheckpoint]
     summed_from: int | None = None
     end: int = 0
 
@@ -86,11 +86,11 @@ def _key(name: str) -> tuple[str, int]:
     return topic, int(number)
 
 
-def _queue_state(found: Any) -> QueueState:
+def _queue_state(found: Any) -> QueueCheckpoint:
     if isinstance(found, int):
-        return QueueState(0, found, None)
+        return QueueCheckpoint(0, found, None)
     begin, end, *sums = found
-    return QueueState(begin, end, dict(zip(sums[::2], sums[1::2], strict=True)))
+    return QueueCheckpoint(begin, end, dict(zip(sums[::2], sums[1::2], strict=True)))
 
 
 def checkpoint_text(position: int, end: int, begin: int, summed_from: int, queues: bytes) -> bytes:
@@ -154,7 +154,7 @@ class Recovery:
             records, torn.size, tuple(self._rebuilt), tuple(damage), tuple(self._lost), dict(self._unknown)
         )
 
-    def _states(self, checkpoint: Checkpoint) -> dict[tuple[str, int], QueueState]:
+    def _states(self, checkpoint: Checkpoint) -> dict[tuple[str, int], QueueCheckpoint]:
         """The checkpoint's entries for queues that still exist, because their topics were neither made nor deleted after
         it."""
         changed_at = {**self._deleted, **self._since}  # 0: before the first record, so before any checkpoint
@@ -178,7 +178,7 @@ class Recovery:
         queue = self._queues[topic, queue_id] = self._open_queue(topic, queue_id)
         return queue
 
-    def _restore(self, key: tuple[str, int], state: QueueState, rebuilds: bool) -> None:
+    def _restore(self, key: tuple[str, int], state: QueueCheckpoint, rebuilds: bool) -> None:
         queue = self._queue(*key)
         if queue.next > state.next:
             self._known_end = max(self._known_end, queue.known_end())
@@ -257,7 +257,7 @@ class Recovery:
 _BLOCK_ENTRIES: Final = 1000
 
 
-class Finding(NamedTuple):
+class RecoveryFinding(NamedTuple):
     """A part of the folder, its fault (None: none), and the cure by a repair or the next start."""
 
     part: str
@@ -302,7 +302,7 @@ class _Index:
         return position, size, code
 
 
-def inspect(path: Path) -> Iterator[Finding]:
+def inspect(path: Path) -> Iterator[RecoveryFinding]:
     """The parts of a data folder, one by one. Raises StoreError if it is not a data folder, or if a broker uses it."""
     folder = Folder(path, creates=False)
     files = OpenFiles()
@@ -315,28 +315,32 @@ def inspect(path: Path) -> Iterator[Finding]:
         folder.unlock()
 
 
-def _state_files(folder: Folder) -> Iterator[Finding]:
+def _state_files(folder: Folder) -> Iterator[RecoveryFinding]:
     for path in folder.state_files():
         fault = state_fault(path)
         if fault is None:
-            yield Finding(path.name, None)
+            yield RecoveryFinding(path.name, None)
         elif state_fault(path.with_suffix(".old")) is None:
-            yield Finding(path.name, fault, "take the copy before it")
+            yield RecoveryFinding(path.name, fault, "take the copy before it")
         elif path.stem in ("checkpoint", "topics", "locks", "transactions"):
-            yield Finding(path.name, fault, "rebuild it from the commit log")
+            yield RecoveryFinding(path.name, fault, "rebuild it from the commit log")
         elif path.name == marks.FILE:
-            yield Finding(path.name, fault, "rebuild it; fewer messages are found after damage in the commit log")
+            yield RecoveryFinding(
+                path.name, fault, "rebuild it; fewer messages are found after damage in the commit log"
+            )
         else:
-            yield Finding(path.name, fault, "nothing: restore it from a backup, or remove it to lose that state")
+            yield RecoveryFinding(
+                path.name, fault, "nothing: restore it from a backup, or remove it to lose that state"
+            )
 
 
-def _journals(folder: Folder) -> Iterator[Finding]:
+def _journals(folder: Folder) -> Iterator[RecoveryFinding]:
     for path in sorted(folder.path.glob("*.journal")):
         fault = journal_fault(path)
-        yield Finding(path.name, fault, "cut them off; the changes in them are lost" if fault else "")
+        yield RecoveryFinding(path.name, fault, "cut them off; the changes in them are lost" if fault else "")
 
 
-def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[Finding]:
+def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[RecoveryFinding]:
     log = CommitLog(folder.path, 1, files, Marks(_state_of(folder, "marks")))
     checkpoint = read_checkpoint(_state_of(folder, "checkpoint"))
     if checkpoint is not None and checkpoint.summed_from is not None:
@@ -353,22 +357,24 @@ def _log_and_indexes(folder: Folder, files: OpenFiles) -> Iterator[Finding]:
         return index is not None and index.names(offset, position, size)
 
     records, damage, torn = log.replay(log.begin, take, is_named)
-    yield Finding(f"commit log, {counted(records, 'message')} in {log.end - log.begin:,} bytes", None)
+    yield RecoveryFinding(f"commit log, {counted(records, 'message')} in {log.end - log.begin:,} bytes", None)
     for position, size in damage:
-        yield Finding(
+        yield RecoveryFinding(
             f"commit log at {position}",
             f"{size:,} bytes hold no whole message",
             "put them aside in damaged/; skip them",
         )
     if torn.size:
-        yield Finding(
+        yield RecoveryFinding(
             f"commit log at {torn.position}", f"ends in {torn.size:,} bytes of a torn message", "put aside and cut off"
         )
     if checkpoint is not None and checkpoint.position > log.end:
         missing = checkpoint.position - log.end
-        yield Finding("commit log", f"{missing:,} bytes at its end are gone", "name the messages that are lost")
+        yield RecoveryFinding("commit log", f"{missing:,} bytes at its end are gone", "name the messages that are lost")
     if checkpoint is not None and checkpoint.begin is not None and checkpoint.begin < log.begin:
-        yield Finding("commit log", f"{log.begin - checkpoint.begin:,} bytes at its beginning are gone", "name them")
+        yield RecoveryFinding(
+            "commit log", f"{log.begin - checkpoint.begin:,} bytes at its beginning are gone", "name them"
+        )
     for (topic, number), index in sorted(indexes.items()):
         yield _finding(f"queue {topic}:{number}", index)
 
@@ -395,7 +401,7 @@ def _indexes_of(folder: Folder, files: OpenFiles, checkpoint: Checkpoint | None)
     return found
 
 
-def _finding(part: str, index: _Index) -> Finding:
+def _finding(part: str, index: _Index) -> RecoveryFinding:
     queue = index.queue
     lost = index.known - queue.begin - index.right - index.wrong
     faults = []
@@ -404,8 +410,8 @@ def _finding(part: str, index: _Index) -> Finding:
     if lost > 0:
         faults.append(f"{counted(lost, 'message is', 'messages are')} not in the commit log")
     if not faults:
-        return Finding(f"{part}, {counted(index.right, 'message')}", None)
-    return Finding(part, "; ".join(faults), "rebuild the index" if index.wrong else "leave them out")
+        return RecoveryFinding(f"{part}, {counted(index.right, 'message')}", None)
+    return RecoveryFinding(part, "; ".join(faults), "rebuild the index" if index.wrong else "leave them out")
 
 
 # ------------------------------------------------------------------------------

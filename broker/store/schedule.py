@@ -50,7 +50,7 @@ def offset_of(key: int) -> int:
     return key & _OFFSET_MASK
 
 
-class Run:
+class SortedRun:
     """The keys of the offsets `begin` to `end`. `head`: the next one; None behind the last. In memory until it is written."""
 
     __slots__ = ("_at", "_first", "_keys", "_path", "begin", "count", "end", "head")
@@ -147,12 +147,12 @@ class Run:
             _remove(self._path)
 
 
-def merging(folder: Path, runs: Sequence[Run], is_waiting: Callable[[int], bool]) -> Job[Run]:
+def merging(folder: Path, runs: Sequence[SortedRun], is_waiting: Callable[[int], bool]) -> Job[SortedRun]:
     """One run of several that follow each other, without the keys that are done. Raises StoreFull, Damaged."""
     keys = filter(is_waiting, merge(*(run.keys() for run in runs)))
     begin, end = runs[0].begin, runs[-1].end
     path, count = yield from _writing(folder, begin, end, keys)
-    return Run(begin, end, (), path=path, count=count)
+    return SortedRun(begin, end, (), path=path, count=count)
 
 
 def _writing(folder: Path, begin: int, end: int, keys: Iterator[int]) -> Job[tuple[Path, int]]:
@@ -200,7 +200,7 @@ def _remove(path: Path) -> None:
         disk.remove(path)
 
 
-def open_runs(folder: Path, end: int) -> list[Run]:
+def open_runs(folder: Path, end: int) -> list[SortedRun]:
     """The runs in a folder, by offsets, without gaps from the first on. Runs that cannot be used are removed: leftovers of
     a crash, runs that a larger one holds, and runs that point behind the queue's `end`."""
     found: list[tuple[int, int, int, str]] = []
@@ -214,7 +214,7 @@ def open_runs(folder: Path, end: int) -> list[Run]:
             found.append((int(parts[0]), -int(parts[1]), int(parts[2]), name))
         else:
             _remove(folder / name)
-    runs: list[Run] = []
+    runs: list[SortedRun] = []
     for begin, negative_end, count, name in sorted(found):
         path, run_end = folder / name, -negative_end
         size = count * KEY_BYTES + 4 * -(-count // RUN_BLOCK_KEYS)
@@ -223,7 +223,7 @@ def open_runs(folder: Path, end: int) -> list[Run]:
             _remove(path)
             continue
         try:
-            runs.append(Run(begin, run_end, (), path=path, count=count))
+            runs.append(SortedRun(begin, run_end, (), path=path, count=count))
         except Damaged:
             _remove(path)
     return runs
@@ -253,8 +253,8 @@ class Schedule:
         self._folder = folder
         self._queue = queue
         self._is_done = is_done
-        self._runs: list[Run] = []
-        self._heads: list[tuple[int, int, Run]] = []
+        self._runs: list[SortedRun] = []
+        self._heads: list[tuple[int, int, SortedRun]] = []
         self._heap: list[int] = []
         self._heap_begin = 0  # the first offset that is in no run
 
@@ -279,10 +279,10 @@ class Schedule:
         self._heap_begin = rest
         self._order()
 
-    def _made(self, begin: int, end: int) -> list[Run]:
+    def _made(self, begin: int, end: int) -> list[SortedRun]:
         """Runs of a part of the index."""
         ranges = ((first, min(first + self._run_keys, end)) for first in range(begin, end, self._run_keys))
-        return [Run(first, last, sorted(self._keys(first, last))) for first, last in ranges]
+        return [SortedRun(first, last, sorted(self._keys(first, last))) for first, last in ranges]
 
     def _keys(self, begin: int, end: int) -> Iterator[int]:
         """The keys of these offsets that wait."""
@@ -293,7 +293,7 @@ class Schedule:
                     yield key_of(due_ms, begin)
                 begin += 1
 
-    def _keys_of(self, runs: list[Run], offsets: Iterable[int]) -> list[int]:
+    def _keys_of(self, runs: list[SortedRun], offsets: Iterable[int]) -> list[int]:
         """Keys in runs behind the delivered ones, where nobody looks for them."""
         among = [offset for offset in offsets if any(run.begin <= offset < run.end for run in runs)]
         return [key_of(self._queue.entry(offset)[2], offset) for offset in among]
@@ -312,7 +312,7 @@ class Schedule:
     def _seal(self, end: int) -> None:
         """Keys that came back after a failure stay in the heap."""
         begin = self._heap_begin
-        self._runs.append(Run(begin, end, sorted(key for key in self._heap if offset_of(key) >= begin)))
+        self._runs.append(SortedRun(begin, end, sorted(key for key in self._heap if offset_of(key) >= begin)))
         self._heap = [key for key in self._heap if offset_of(key) < begin]
         heapify(self._heap)
         self._heap_begin = end
@@ -345,7 +345,7 @@ class Schedule:
             if run.head is not None:
                 heappush(self._heads, (run.head, number, run))
 
-    def _rebuild(self, run: Run, key: int, reason: str) -> None:
+    def _rebuild(self, run: SortedRun, key: int, reason: str) -> None:
         """Rebuild a run; the keys before this one were taken."""
         log.error("timer_run_rebuilt", reason=reason)
         made = self._made(max(run.begin, self._queue.begin), run.end)
@@ -390,7 +390,7 @@ class Schedule:
             elif not run.is_written:
                 yield from run.writing(self._folder)
 
-    def _mergeable(self) -> list[Run]:
+    def _mergeable(self) -> list[SortedRun]:
         """Runs of about one size that follow each other, if they are many; the newest."""
         for last in range(len(self._runs), self._runs_to_merge - 1, -1):
             some = self._runs[last - self._runs_to_merge : last]
@@ -398,7 +398,7 @@ class Schedule:
                 return some
         return []
 
-    def _replace(self, runs: list[Run], made: Run, key: int, behind: Iterable[int]) -> None:
+    def _replace(self, runs: list[SortedRun], made: SortedRun, key: int, behind: Iterable[int]) -> None:
         made.seek(key)
         place = self._runs.index(runs[0]) if runs[0] in self._runs else 0
         if self._runs[place : place + len(runs)] != runs:  # one was damaged, and has been rebuilt
@@ -410,7 +410,7 @@ class Schedule:
             run.remove()
         self._order()
 
-    def _level(self, run: Run) -> int:
+    def _level(self, run: SortedRun) -> int:
         """How often runs of the smallest size were merged into one of this size."""
         level, size = 0, run.end - run.begin
         while size >= self._run_keys * self._runs_to_merge:

@@ -554,7 +554,7 @@ def _flags(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
 Action = Callable[[], None]
 
 
-class Source(Protocol):
+class AppendedFile(Protocol):
     """A file that is appended to. `written` grows with each append."""
 
     @property
@@ -566,7 +566,9 @@ class Source(Protocol):
 class Flusher:
     """apart: makes calls in the one thread that waits for the device, one after the other."""
 
-    def __init__(self, store: Store, sources: Iterable[Source], apart: Callable[[list[Call]], Awaitable[None]]) -> None:
+    def __init__(
+        self, store: Store, sources: Iterable[AppendedFile], apart: Callable[[list[Call]], Awaitable[None]]
+    ) -> None:
         self._store = store
         self._sources = tuple(sources)
         self._apart = apart

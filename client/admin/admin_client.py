@@ -20,7 +20,7 @@ from ...protocol.admin_bodies import (
     Departed,
     GroupConnections,
     MemberConnection,
-    Progress,
+    QueueProgress,
     Range,
     Running,
     decode_topic_stats,
@@ -34,7 +34,7 @@ from ...protocol.headers import (
     AccountName,
     AskMember,
     BrokerNameOnly,
-    ConsumerGroup,
+    ConsumerGroupHeader,
     ConsumeStats,
     CreateTopic,
     DepartedCount,
@@ -76,7 +76,7 @@ from ..errors import (
 )
 from ..message import Message
 from ..sending.accumulator import PROPERTY_BYTES
-from ..wire.cluster import Cluster, pull_header, stored_since
+from ..wire.cluster import ClusterView, pull_header, stored_since
 from ..wire.connection import Access, Connection, body_of, header_of
 
 log = get_logger("rocketlet.admin")
@@ -89,7 +89,7 @@ log = get_logger("rocketlet.admin")
 FOREVER_MS = (1 << 63) - 1
 
 
-async def by_offset_id(cluster: Cluster, offset_id: str) -> Message | None:
+async def by_offset_id(cluster: ClusterView, offset_id: str) -> Message | None:
     """The message with a broker's id, asked of the broker that the id names. Raises ConfigError for text that is no id."""
     host, port, position = parsed_offset_id(offset_id)
     connection = await cluster.connection(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
@@ -119,7 +119,7 @@ def parsed_offset_id(offset_id: str) -> tuple[str, int, int]:
 
 
 async def by_key(
-    cluster: Cluster, topic: str, key: str, *, begin_ms: int, end_ms: int, limit: int, unique: bool
+    cluster: ClusterView, topic: str, key: str, *, begin_ms: int, end_ms: int, limit: int, unique: bool
 ) -> list[Message]:
     """Up to `limit` messages a broker with a key, or a sender's message id, oldest first."""
     header = QueryMessage(topic, key, limit, max(begin_ms, 0), min(end_ms, FOREVER_MS))
@@ -135,7 +135,9 @@ def _has_key(message: Message, key: str, unique: bool) -> bool:
     return message.message_id == key if unique else key in message.keys
 
 
-async def _query(cluster: Cluster, broker_name: str, address: str, ext: dict[str, str | int | bool]) -> list[Message]:
+async def _query(
+    cluster: ClusterView, broker_name: str, address: str, ext: dict[str, str | int | bool]
+) -> list[Message]:
     connection = await cluster.connection(address)
     try:
         answer = await connection.request(RequestCode.QUERY_MESSAGE, ext, timeout_s=SEARCH_TIMEOUT_S)
@@ -147,7 +149,7 @@ async def _query(cluster: Cluster, broker_name: str, address: str, ext: dict[str
 
 
 async def read_queue(
-    cluster: Cluster, queue: Queue, begin: int, end: int, subscription: Subscription | None = None
+    cluster: ClusterView, queue: Queue, begin: int, end: int, subscription: Subscription | None = None
 ) -> AsyncIterator[list[Message]]:
     """The messages of a queue from offset `begin` up to but not including `end`, in pieces of at most SEARCH_MESSAGES.
 
@@ -203,7 +205,7 @@ def _shown_topic(topic: str, properties: str) -> str:
     return (props.find(properties, props.RETRY_TOPIC) or topic) if topic.startswith(names.RETRY_PREFIX) else topic
 
 
-async def _masters(cluster: Cluster, topic: str) -> dict[str, str]:
+async def _masters(cluster: ClusterView, topic: str) -> dict[str, str]:
     route = await cluster.find_route(topic)
     return {broker.name: broker.addresses[0] for broker in (route.brokers if route else ()) if 0 in broker.addresses}
 
@@ -226,7 +228,7 @@ class AdminClient:
     """
 
     def __init__(self, name_server: str, *, access: Access | None = None, limits: ClientLimits = CLIENT_LIMITS) -> None:
-        self._cluster = Cluster(name_server, access, limits=limits)
+        self._cluster = ClusterView(name_server, access, limits=limits)
 
     async def __aenter__(self) -> Self:
         return self
@@ -455,7 +457,7 @@ class AdminClient:
         answers = await self._each(
             await self._known(masters),
             RequestCode.GET_CONSUMER_CONNECTION_LIST,
-            write(ConsumerGroup(name)),
+            write(ConsumerGroupHeader(name)),
             ignored=(ResponseCode.CONSUMER_NOT_ONLINE,),
         )
         return {broker: body_of(answer, admin_bodies.decode_consumer_connections) for broker, answer in answers.items()}
@@ -580,7 +582,7 @@ class AdminClient:
 
     async def progress(
         self, group: str, topic: str = "", *, masters: Masters | None = None, times: bool = True
-    ) -> dict[Queue, Progress]:
+    ) -> dict[Queue, QueueProgress]:
         """How far a group is in each queue of a topic. Default: of all topics in which it has committed. Without `times`,
         which cost a broker as much as all the rest, `last_ms` may be 0."""
         ext = write(ConsumeStats(group, topic, columns=True, times=times))
@@ -849,7 +851,7 @@ class Group:
     name: str
     config: Mapping[str, GroupConfig]
     connections: Mapping[str, GroupConnections]
-    progress: Mapping[Queue, Progress]
+    progress: Mapping[Queue, QueueProgress]
     owners: Mapping[Queue, str]
 
     @property
@@ -907,7 +909,7 @@ ANY_TRIES = 0x7FFFFFFF  # a dead letter has had all that its group allows
 _KEPT = frozenset((props.KEYS, props.TAGS, props.UNIQUE_KEY))
 
 
-async def send_again(cluster: Cluster, message: Message, group: str | None) -> None:
+async def send_again(cluster: ClusterView, message: Message, group: str | None) -> None:
     """Sends a message again to its first topic, or with `group` to that group alone. Raises RocketletError."""
     if group is not None:
         connection = await cluster.broker(message.queue.broker_name)
@@ -917,7 +919,7 @@ async def send_again(cluster: Cluster, message: Message, group: str | None) -> N
     await _send(cluster, message, group)
 
 
-async def send_to_retry(cluster: Cluster, message: Message, group: str) -> None:
+async def send_to_retry(cluster: ClusterView, message: Message, group: str) -> None:
     """A message of another cluster that waits to be tried again, with the tries that it has had. The group has no members
     here, and so no locks. Raises RocketletError."""
     await _send(cluster, message, group, message.record.reconsume_times, is_copy=True)
@@ -943,7 +945,7 @@ async def _hand_back(connection: Connection, message: Message, group: str) -> No
 
 
 async def _send(
-    cluster: Cluster, message: Message, group: str | None, tries: int = 0, *, is_copy: bool = False
+    cluster: ClusterView, message: Message, group: str | None, tries: int = 0, *, is_copy: bool = False
 ) -> None:
     kept = (item for item in message.properties.items() if item[0] not in ORIGINS)
     own = {name: value for name, value in kept if name in _KEPT or name not in props.RESERVED}
@@ -964,7 +966,7 @@ async def _send(
     await connection.request(RequestCode.SEND_MESSAGE, write(header), record.body)
 
 
-async def store(cluster: Cluster, queue: Queue, body: bytes) -> None:
+async def store(cluster: ClusterView, queue: Queue, body: bytes) -> None:
     """Stores a body in a queue whose topic exists. Raises RocketletError."""
     if cluster.master(queue.broker_name) is None:
         await cluster.find_route(queue.topic)

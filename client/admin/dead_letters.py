@@ -27,7 +27,7 @@ State = Literal["new", "replayed", "discarded"]
 _MARKS: Final[frozenset[str]] = frozenset(("replayed", "discarded"))
 
 
-class Mark(NamedTuple):
+class HandledRange(NamedTuple):
     """The offsets of a queue from `begin` up to `end`; `stored_ms`: when that was said, by the broker's clock."""
 
     state: State
@@ -36,12 +36,12 @@ class Mark(NamedTuple):
     stored_ms: int
 
 
-Marks = Mapping[Queue, list[Mark]]
+Marks = Mapping[Queue, list[HandledRange]]
 """The marks of each queue of a dead-letter topic, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetters:
+class DeadLetterTopic:
     """`ranges`: the offsets that are stored, by queue; empty if the group has never given a message up."""
 
     group: str
@@ -61,16 +61,16 @@ class DeadLetters:
         return state
 
 
-async def dead_letters(admin: AdminClient, group: str, marks: Marks | None = None) -> DeadLetters:
+async def dead_letters(admin: AdminClient, group: str, marks: Marks | None = None) -> DeadLetterTopic:
     """`marks`, as `all_marks` gives them: a caller that asks for many groups reads them once. Raises RocketletError."""
     try:
         ranges = (await admin.topic(names.dlq_topic(group))).ranges
     except TopicNotFound:
-        return DeadLetters(group, {}, {}, 0)
+        return DeadLetterTopic(group, {}, {}, 0)
     known = await all_marks(admin) if marks is None else marks
     valid = {queue: await _valid(admin, queue, span, known.get(queue, ())) for queue, span in ranges.items()}
     new = sum(span.end - span.begin - _covered(span, valid[queue]) for queue, span in ranges.items())
-    return DeadLetters(group, ranges, valid, new)
+    return DeadLetterTopic(group, ranges, valid, new)
 
 
 async def all_marks(admin: AdminClient) -> Marks:
@@ -79,7 +79,7 @@ async def all_marks(admin: AdminClient) -> Marks:
         ranges = (await admin.topic(names.MARKS_TOPIC)).ranges
     except TopicNotFound:
         return {}
-    marks: dict[Queue, list[Mark]] = {}
+    marks: dict[Queue, list[HandledRange]] = {}
     for queue, span in ranges.items():
         async for messages in admin.read(queue, span.begin, span.end):
             for message in messages:
@@ -88,7 +88,7 @@ async def all_marks(admin: AdminClient) -> Marks:
     return marks
 
 
-def _read(message: Message, broker: str) -> list[tuple[Queue, Mark]]:
+def _read(message: Message, broker: str) -> list[tuple[Queue, HandledRange]]:
     """Reads a mark; nothing if it is not ours."""
     try:
         said: Any = json.loads(message.body)
@@ -98,10 +98,10 @@ def _read(message: Message, broker: str) -> list[tuple[Queue, Mark]]:
         return []
     if state not in _MARKS:
         return []
-    return [(queue, Mark(state, begin, end, message.store_ms)) for begin, end in ranges]
+    return [(queue, HandledRange(state, begin, end, message.store_ms)) for begin, end in ranges]
 
 
-async def _valid(admin: AdminClient, queue: Queue, span: Range, marks: Iterable[Mark]) -> list[Mark]:
+async def _valid(admin: AdminClient, queue: Queue, span: Range, marks: Iterable[HandledRange]) -> list[HandledRange]:
     """Drops marks about letters that are gone, or about an earlier topic of the name."""
     near = [mark for mark in marks if mark.end > span.begin and mark.begin < span.end]
     if not near:
@@ -111,7 +111,7 @@ async def _valid(admin: AdminClient, queue: Queue, span: Range, marks: Iterable[
     return []
 
 
-def _covered(span: Range, marks: Iterable[Mark]) -> int:
+def _covered(span: Range, marks: Iterable[HandledRange]) -> int:
     """How many offsets of a range have a mark."""
     count, reached = 0, span.begin
     for mark in sorted(marks, key=lambda mark: mark.begin):

@@ -18,7 +18,7 @@ import msgspec
 import orjson
 
 from ...protocol import names
-from ...protocol.admin_bodies import Departed, GroupConnections, Progress, Running
+from ...protocol.admin_bodies import Departed, GroupConnections, QueueProgress, Running
 from ...protocol.bodies import BrokerData, GroupConfig
 from ...protocol.codes import PERM_READ, PERM_WRITE
 from ...protocol.group_bodies import SHARED_OWNER
@@ -58,7 +58,7 @@ K = TypeVar("K", list, dict)  # type: ignore[type-arg]
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ObservationTimes:
     """How long groups are observed.
 
     Args:
@@ -81,7 +81,7 @@ class Examined:
 
 
 async def diagnose(
-    admin: AdminClient, patience: Patience = Patience(), examined: Examined | None = None
+    admin: AdminClient, patience: ObservationTimes = ObservationTimes(), examined: Examined | None = None
 ) -> list[Finding]:
     """Query all brokers and groups, and return the findings, worst first.
 
@@ -366,14 +366,14 @@ class _Packed(NamedTuple):
     committed: array[int]
     in_hand: array[int]
 
-    def unpacked(self) -> dict[Queue, Progress]:
+    def unpacked(self) -> dict[Queue, QueueProgress]:
         return {
-            queue: Progress(end, committed, in_hand=in_hand)
+            queue: QueueProgress(end, committed, in_hand=in_hand)
             for queue, end, committed, in_hand in zip(self.queues, self.ends, self.committed, self.in_hand, strict=True)
         }
 
 
-def _packed(progress: Mapping[Queue, Progress], known: dict[tuple[Queue, ...], tuple[Queue, ...]]) -> _Packed:
+def _packed(progress: Mapping[Queue, QueueProgress], known: dict[tuple[Queue, ...], tuple[Queue, ...]]) -> _Packed:
     """known: the queues of other groups, which equal ones share."""
     queues, items = tuple(progress), progress.values()
     return _Packed(
@@ -392,7 +392,7 @@ class _Watch:
         admin: AdminClient,
         masters: Masters,
         configs: Mapping[str, Mapping[str, GroupConfig]],
-        patience: Patience,
+        patience: ObservationTimes,
         skews: Mapping[str, float],
         examined: Examined,
     ) -> None:
@@ -612,7 +612,7 @@ class Examiner:
         name: str,
         masters: Masters,
         connections: Mapping[str, GroupConnections],
-        progress: Mapping[Queue, Progress],
+        progress: Mapping[Queue, QueueProgress],
     ) -> tuple[Finding, ...] | None:
         """Return the findings about a group as it is now, or None if they need another look, some seconds later."""
         known = self._groups.setdefault(name, _Examination())
@@ -638,8 +638,8 @@ class Examiner:
         name: str,
         masters: Masters,
         connections: Mapping[str, GroupConnections],
-        before: Mapping[Queue, Progress],
-        progress: Mapping[Queue, Progress],
+        before: Mapping[Queue, QueueProgress],
+        progress: Mapping[Queue, QueueProgress],
         seconds: float,
         known: _Examination,
     ) -> list[Finding]:
@@ -789,7 +789,7 @@ class Observed:
     """
 
     group: Group
-    later: Mapping[Queue, Progress]
+    later: Mapping[Queue, QueueProgress]
     topics: Mapping[str, Topic]
     running: Mapping[str, Running]
     disagreements: tuple[str, ...]
@@ -799,7 +799,7 @@ class Observed:
     moving: frozenset[Queue] = frozenset()
 
 
-def without_deleted(progress: Mapping[Queue, Progress], topics: Mapping[str, Topic]) -> dict[Queue, Progress]:
+def without_deleted(progress: Mapping[Queue, QueueProgress], topics: Mapping[str, Topic]) -> dict[Queue, QueueProgress]:
     """Deleted messages do not wait. Apache's brokers count them, and their 0 may mean that a group has committed
     nothing."""
     begins = {queue: span.begin for topic in topics.values() for queue, span in topic.ranges.items() if span.begin > 0}
@@ -878,12 +878,12 @@ def _unreadable(seen: Observed) -> Iterator[Finding]:
         yield Finding(Harm.STANDS, "unreadable_messages", seen.group.name, text, cure)
 
 
-def suspects_of(before: Mapping[Queue, Progress], later: Mapping[Queue, Progress]) -> list[Queue]:
+def suspects_of(before: Mapping[Queue, QueueProgress], later: Mapping[Queue, QueueProgress]) -> list[Queue]:
     """Queues in which messages wait that nobody has popped, and nothing was committed between two looks."""
     return [queue for queue, now in later.items() if queue in before and _is_suspect(before[queue], now)]
 
 
-def _is_suspect(before: Progress, now: Progress) -> bool:
+def _is_suspect(before: QueueProgress, now: QueueProgress) -> bool:
     offset = before.consumer_offset
     return (
         now.consumer_offset <= offset

@@ -156,7 +156,7 @@ class _Handlers:
 
     async def __call__(self, given: Any, call: Callable[[Any], Awaitable[Outcome]]) -> Outcome:
         noted = self._begin(given if isinstance(given, list) else (given,))
-        how = admin_bodies.Outcome.EXCEPTION
+        how = admin_bodies.ConsumeReturnType.EXCEPTION
         try:
             outcome = await call(given)
             how = _how(outcome)
@@ -168,15 +168,15 @@ class _Handlers:
         noted = self._begin(messages)
         return lambda outcome: noted(_how(outcome))
 
-    def _begin(self, messages: Sequence[Message]) -> Callable[[admin_bodies.Outcome], None]:
+    def _begin(self, messages: Sequence[Message]) -> Callable[[admin_bodies.ConsumeReturnType], None]:
         messages = [one for one in messages if one.properties.get(props.TRACE_ON) != "false"]  # so says the broker
         handling_id, began_ms = os.urandom(16).hex().upper(), _now_ms()
         self._note(_before(messages, self._group, handling_id, began_ms))
         return lambda how: self._note(_after(messages, self._group, handling_id, began_ms, how))
 
 
-def _how(outcome: Outcome) -> admin_bodies.Outcome:
-    return admin_bodies.Outcome.SUCCESS if outcome is None else admin_bodies.Outcome.FAILED
+def _how(outcome: Outcome) -> admin_bodies.ConsumeReturnType:
+    return admin_bodies.ConsumeReturnType.SUCCESS if outcome is None else admin_bodies.ConsumeReturnType.FAILED
 
 
 def _packed(records: Iterable[tuple[About, str]], limits: ClientLimits) -> Iterator[Outgoing]:
@@ -230,7 +230,7 @@ def _before(messages: Sequence[Message], group: str, handling_id: str, began_ms:
 
 
 def _after(
-    messages: Sequence[Message], group: str, handling_id: str, began_ms: int, outcome: admin_bodies.Outcome
+    messages: Sequence[Message], group: str, handling_id: str, began_ms: int, outcome: admin_bodies.ConsumeReturnType
 ) -> Iterator[tuple[About, str]]:
     now_ms = _now_ms()
     for message in messages:

@@ -40,7 +40,7 @@ from ..config import (
 )
 from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, RocketletError, get_logger
 from ..message import Message, record_fault
-from ..wire.cluster import Cluster
+from ..wire.cluster import ClusterView
 from ..wire.connection import Connection, body_of
 from .queues import ProcessQueue, Run
 
@@ -864,7 +864,7 @@ class RetryLimit:
     """How often a message is retried in order, which its member counts: `fixed` times, or as often as the group's settings at
     the message's broker say."""
 
-    def __init__(self, cluster: Cluster, group: str, fixed: int | None) -> None:
+    def __init__(self, cluster: ClusterView, group: str, fixed: int | None) -> None:
         self._cluster = cluster
         self._group = group
         self._fixed = fixed
@@ -906,7 +906,7 @@ class RetryLimit:
 
 
 async def hand_back(
-    cluster: Cluster, group: str, message: Message, delay_level: int, reason: str, tries: int | None
+    cluster: ClusterView, group: str, message: Message, delay_level: int, reason: str, tries: int | None
 ) -> None:
     """`tries`: how often it may be retried; None: as often as the group's settings say. Raises RocketletError."""
     connection = await cluster.broker(message.queue.broker_name)
@@ -931,7 +931,7 @@ CLIENT_VERSION: Final = "V4_9_8"  # printed by mqadmin, which knows only Apache'
 _TOPIC: Final = "topic"
 
 
-class Asked(Protocol):
+class QueriedConsumer(Protocol):
     """The consumer that answers."""
 
     group: str
@@ -952,7 +952,9 @@ class Questions:
     """Registers itself for the requests; one for another group is answered with an error. spawn: runs what answers later, and
     ends it when the consumer stops."""
 
-    def __init__(self, cluster: Cluster, asked: Asked, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(
+        self, cluster: ClusterView, asked: QueriedConsumer, spawn: Callable[[Coroutine[Any, Any, None]], None]
+    ) -> None:
         self._asked = asked
         self._spawn = spawn
         self._tried_now = 0

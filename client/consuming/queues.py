@@ -36,7 +36,7 @@ from ..config import (
 )
 from ..errors import ConfigError, ConnectionFailed, RequestTimeout, RocketletError, get_logger
 from ..message import Lease, Message, record_fault
-from ..wire.cluster import Cluster
+from ..wire.cluster import ClusterView
 from ..wire.connection import cancelled, finished
 
 log = get_logger("rocketlet.consumer")
@@ -123,7 +123,7 @@ class Run:
         return len(lost), lost_bytes
 
 
-class Pull:
+class PullRequest:
     """The pull that fills a queue; the puller's own. A seek puts another in its place, so that an answer which is still on
     its way finds that nobody waits for it. `request`: the fields that are sent again and again, with another offset."""
 
@@ -154,7 +154,7 @@ class ProcessQueue:
         self.next_offset = offset
         self.committed: int | None = None
         self.pull_commits = False
-        self.pull = Pull()
+        self.pull = PullRequest()
         self.moved_to: int | None = None
         self.idle_s = -math.inf
         self.refused: tuple[tuple[int, str | None] | None, float, int] = (None, -math.inf, 0)
@@ -311,7 +311,7 @@ class ProcessQueue:
     def seek(self, offset: int) -> None:
         """Goes on from another offset. Forgets cached messages, and the answer to a pull in flight."""
         self.clear()
-        self.pull = Pull(self.pull.began_ms)
+        self.pull = PullRequest(self.pull.began_ms)
         self.next_offset = offset
 
     def move(self, offset: int) -> None:
@@ -322,7 +322,7 @@ class ProcessQueue:
             self.messages -= messages
             self.size_bytes -= size_bytes
         self.runs = deque(run for run in self.runs if not run.is_done)
-        self.pull = Pull(self.pull.began_ms)
+        self.pull = PullRequest(self.pull.began_ms)
         self.next_offset = offset
         self.committed = None
 
@@ -346,7 +346,7 @@ _WAITS_AND_COMMITS: Final = _WAITS | PULL_COMMIT_OFFSET
 
 
 async def check_filters(
-    cluster: Cluster, client_id: str, group: str, subscriptions: Mapping[str, Subscription]
+    cluster: ClusterView, client_id: str, group: str, subscriptions: Mapping[str, Subscription]
 ) -> None:
     """Asks the brokers of each topic that is filtered by more than tags whether they take the filter; for a topic that does
     not exist, any broker. Raises BrokerRefused."""
@@ -362,7 +362,7 @@ async def check_filters(
             await _check_filter_anywhere(cluster, body)
 
 
-async def _check_filter_anywhere(cluster: Cluster, body: bytes) -> None:
+async def _check_filter_anywhere(cluster: ClusterView, body: bytes) -> None:
     """Raises BrokerRefused; without a broker that answers, nothing is checked."""
     with suppress(RocketletError):
         await cluster.find_masters()
@@ -383,7 +383,7 @@ class Puller:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterView,
         group: str,
         subscriptions: Mapping[str, Subscription],
         limits: PullLimits,
@@ -485,12 +485,12 @@ class Puller:
         process_queue.pull.is_pending = True
         asyncio.get_running_loop().call_later(delay_s, self._again, process_queue, process_queue.pull)
 
-    def _again(self, process_queue: ProcessQueue, pull: Pull) -> None:
+    def _again(self, process_queue: ProcessQueue, pull: PullRequest) -> None:
         if process_queue.pull is pull:  # else a seek came between
             pull.is_pending = False
             self.pull(process_queue)
 
-    def _answered(self, process_queue: ProcessQueue, pull: Pull, answer: Frame | Exception) -> None:
+    def _answered(self, process_queue: ProcessQueue, pull: PullRequest, answer: Frame | Exception) -> None:
         if process_queue.pull is not pull:  # a seek came between
             return
         pull.is_pending = False
@@ -837,7 +837,7 @@ class Filling:
 # - When the user asks.
 
 
-class Commits:
+class OffsetCommitter:
     """`store(offsets)` tells the brokers and returns for which queues that was done; `spawn` runs work that nobody waits
     for."""
 

@@ -19,7 +19,7 @@ from ...protocol.names import Queue
 from ..config import APACHE_LEASE_S, LAST_COMMIT_CHECKS, LEASE_MARGIN_S, LEASE_S, MAX_DISAGREEMENTS, OFFSET_TIMEOUT_S
 from ..errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError, get_logger
 from ..message import Lease, clock_s
-from ..wire.cluster import Cluster, by_broker, parts
+from ..wire.cluster import ClusterView, by_broker, parts
 from ..wire.connection import Connection, cancelled, header_of
 from .offsets import GroupOffsets
 
@@ -85,7 +85,7 @@ class Leases:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterView,
         group: str,
         client_id: str,
         user: QueueUser,
@@ -530,7 +530,7 @@ class ReleaseBatch(NamedTuple):
 class MemberLocks:
     """The lock requests of one member of one group."""
 
-    def __init__(self, cluster: Cluster, group: str, client_id: str) -> None:
+    def __init__(self, cluster: ClusterView, group: str, client_id: str) -> None:
         self._cluster = cluster
         self._limits = cluster.limits
         self._group = group
@@ -762,7 +762,7 @@ class Heartbeats:
     """`describe` makes the heartbeat as it is now; `addresses` names the brokers that are to get it."""
 
     def __init__(
-        self, cluster: Cluster, describe: Callable[[], Heartbeat], addresses: Callable[[], Iterable[str]]
+        self, cluster: ClusterView, describe: Callable[[], Heartbeat], addresses: Callable[[], Iterable[str]]
     ) -> None:
         self._cluster = cluster
         self._limits = cluster.limits

@@ -21,12 +21,12 @@ from ...protocol.codes import EXT_DETAIL, EXT_PLACES, EXT_SEEN_QUEUES, EXT_SHARE
 from ...protocol.config import MAX_REQUEST_QUEUES
 from ...protocol.frame import Ext, Frame
 from ...protocol.group_bodies import BrokerShare, Place
-from ...protocol.headers import ConsumerGroup, UnregisterClient, write
+from ...protocol.headers import ConsumerGroupHeader, UnregisterClient, write
 from ...protocol.names import Queue, Subscription, counted
 from ..config import HEARTBEAT_BYTES, HEARTBEAT_QUEUE_BYTES, MAX_INT, MAX_LONG, MAX_OFFSETS_BYTES, PLACE_S, At, Start
 from ..errors import BrokerRefused, ConfigError, ConnectionFailed, RequestTimeout, RocketletError, get_logger
 from ..message import Lease, clock_s
-from ..wire.cluster import Cluster, new_client_id
+from ..wire.cluster import ClusterView, new_client_id
 from ..wire.connection import Connection, cancelled
 from ..wire.late_queues import LateQueues
 from .leases import Heartbeats, Leases, QueueUser
@@ -52,7 +52,7 @@ class Membership:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterView,
         group: str,
         subscriptions: Mapping[str, Subscription],
         user: QueueUser,
@@ -270,7 +270,7 @@ class Rebalance:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterView,
         topics: Iterable[str],
         leases: Leases,
         shares: Shares,
@@ -466,7 +466,7 @@ class _Told(NamedTuple):
 class Shares:
     """The shares of one member of one group."""
 
-    def __init__(self, cluster: Cluster, group: str, client_id: str, strategy: Strategy) -> None:
+    def __init__(self, cluster: ClusterView, group: str, client_id: str, strategy: Strategy) -> None:
         self._cluster = cluster
         self.group = group
         self.client_id = client_id
@@ -544,7 +544,7 @@ class Shares:
     async def _members(self, topic: str, queues: list[Queue], detail: str | None) -> Frame:
         """The members that subscribe to a topic, by the first broker of its queues that answers."""
         error: RocketletError = ConnectionFailed(f"no broker of the topic {topic} is known")
-        ext: Ext = write(ConsumerGroup(self.group, topic)) | ({EXT_DETAIL: detail} if detail else {})
+        ext: Ext = write(ConsumerGroupHeader(self.group, topic)) | ({EXT_DETAIL: detail} if detail else {})
         if detail == "share":
             counts = Counter(queue.broker_name for queue in queues)
             ext = {**ext, EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(counts)}
@@ -593,7 +593,7 @@ class Broadcast:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterView,
         group: str,
         subscriptions: Mapping[str, Subscription],
         user: QueueUser,

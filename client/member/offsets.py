@@ -15,7 +15,7 @@ from ...protocol.headers import Offset, QueueOffset, TopicQueue, UpdateOffset, w
 from ...protocol.names import RETRY_PREFIX, Queue, Subscription
 from ..config import OFFSET_TIMEOUT_S, PULL_COMMIT_S, At, Start
 from ..errors import BrokerRefused, ConnectionFailed, RocketletError, get_logger
-from ..wire.cluster import Cluster, by_broker, pull_header, stored_since
+from ..wire.cluster import ClusterView, by_broker, pull_header, stored_since
 from ..wire.connection import Connection, header_of
 from ..wire.late_queues import LateQueues
 
@@ -55,7 +55,7 @@ class GroupOffsets:
     """
 
     def __init__(
-        self, cluster: Cluster, group: str, start: Start = "last", starts: Mapping[Queue, Start | At] | None = None
+        self, cluster: ClusterView, group: str, start: Start = "last", starts: Mapping[Queue, Start | At] | None = None
     ) -> None:
         self._cluster = cluster
         self._group = group

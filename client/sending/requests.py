@@ -21,7 +21,7 @@ from ...protocol.names import Queue
 from ..config import FAILURE_CHARS, MAX_INT, OFFSET_TIMEOUT_S
 from ..errors import ConfigError, MessageIllegal, RequestFailed, RocketletError, get_logger
 from ..message import Message, Outgoing, SendResult
-from ..wire.cluster import Cluster
+from ..wire.cluster import ClusterView
 from ..wire.connection import Connection, finished
 from .accumulator import encoded
 
@@ -68,7 +68,7 @@ def is_awaited(message: Message) -> bool:
     return not message.reconsume_times and props.find(text, REPLY_TO_CLIENT) is not None
 
 
-async def reply_failure(cluster: Cluster, group: str, request: Message, reason: str) -> None:
+async def reply_failure(cluster: ClusterView, group: str, request: Message, reason: str) -> None:
     """Tells the caller that waits for a reply that there will be none. Raises nothing."""
     try:
         topic, text = reply_properties(request, {FAILURE: _one_line(reason)})
@@ -90,7 +90,7 @@ def _one_line(reason: str) -> str:
 class Requests:
     """The requests of one producer that wait for their replies."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterView) -> None:
         self._waiting: dict[str, asyncio.Future[Message]] = {}
         cluster.answer(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._replied)
 
@@ -178,10 +178,10 @@ def half_properties(text: str, group: str) -> str:
     return props.appended(props.appended(text, props.TRANSACTION, "true"), props.PRODUCER_GROUP, group)
 
 
-class Transactions:
+class ProducerTransactions:
     """The transactions of one producer group in this process. Middleware that is a TransactionWatch hears of each outcome."""
 
-    def __init__(self, cluster: Cluster, group: str, check: Check, middleware: Sequence[object] = ()) -> None:
+    def __init__(self, cluster: ClusterView, group: str, check: Check, middleware: Sequence[object] = ()) -> None:
         self._watches = [layer for layer in middleware if isinstance(layer, TransactionWatch)]
         self._cluster = cluster
         self._limits = cluster.limits

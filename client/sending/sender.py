@@ -33,7 +33,7 @@ from ..errors import (
     get_logger,
 )
 from ..message import Outgoing, SendResult
-from ..wire.cluster import Cluster, Lifecycle, new_client_id
+from ..wire.cluster import ClusterView, Lifecycle, new_client_id
 from ..wire.connection import Connection, running_timeout
 from .accumulator import (
     PLAIN_BYTES,
@@ -84,7 +84,7 @@ class Sender(Lifecycle):
     _noun = "producer"
 
     def __init__(self, name_server: str, group: str, options: ProducerOptions) -> None:
-        super().__init__(Cluster(name_server, options["access"], options["client_name"], options["limits"]))
+        super().__init__(ClusterView(name_server, options["access"], options["client_name"], options["limits"]))
         self.client_id = new_client_id(options["client_name"])
         self.group = group
         self._timeout_s = options["timeout_s"]

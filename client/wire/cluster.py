@@ -51,7 +51,7 @@ Answer = Callable[[Connection, Frame], None]
 Told = Callable[[str], None]
 
 
-class Cluster:
+class ClusterView:
     """One client's view of a cluster. It is made before the parts that use it, which then `listen` and `answer`."""
 
     def __init__(
@@ -495,7 +495,7 @@ class Lifecycle(ABC):
 
     _noun: ClassVar[str] = "consumer"
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterView) -> None:
         self._cluster = cluster
         self._stage = Stage.NEW
         self._undoing: asyncio.Task[None] | None = None

@@ -15,14 +15,14 @@ from ...protocol.names import Queue
 from ..config import OFFSET_TIMEOUT_S
 from ..errors import BrokerRefused, RocketletError, get_logger
 from ..message import clock_s
-from .cluster import Cluster, stored_since
+from .cluster import ClusterView, stored_since
 from .connection import Connection, header_of
 
 log = get_logger("rocketlet.offsets")
 
 
 class LateQueues:
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterView) -> None:
         self._cluster = cluster
         self._joined_s = clock_s()
         self._brokers: frozenset[str] = frozenset()  # that were there

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 from ...client.admin.admin_client import AdminClient, Topic
-from ...client.admin.dead_letters import DeadLetters, dead_letters, mark
+from ...client.admin.dead_letters import DeadLetterTopic, dead_letters, mark
 from ...client.config import parse_place
 from ...client.errors import ConfigError
 from ...client.message import Message
@@ -254,11 +254,11 @@ async def _dead(options: argparse.Namespace, admin: AdminClient, output: Output)
     return 0
 
 
-def _dead_record(letters: DeadLetters, message: Message, output: Output) -> dict[str, Any]:
+def _dead_record(letters: DeadLetterTopic, message: Message, output: Output) -> dict[str, Any]:
     return {**_record(message, output), "state": letters.state_of(message), "reason": message.failure}
 
 
-async def _wanted(admin: AdminClient, letters: DeadLetters, options: argparse.Namespace) -> AsyncIterator[Message]:
+async def _wanted(admin: AdminClient, letters: DeadLetterTopic, options: argparse.Namespace) -> AsyncIterator[Message]:
     """The messages that are named; without names those that are new, or all."""
     ids = options.id or ()
     for queue, span in letters.ranges.items():
@@ -271,7 +271,7 @@ async def _wanted(admin: AdminClient, letters: DeadLetters, options: argparse.Na
 
 async def _found(
     options: argparse.Namespace, admin: AdminClient, output: Output
-) -> tuple[DeadLetters, int, Counter[str]]:
+) -> tuple[DeadLetterTopic, int, Counter[str]]:
     """Shows the messages that are wanted. How many there are, and the topics that they were sent to first."""
     letters = await dead_letters(admin, options.group)
     origins: Counter[str] = Counter()
@@ -343,7 +343,9 @@ async def _not_read(admin: AdminClient, group: str, topics: Collection[str]) -> 
     return set(topics) - read
 
 
-async def _shown(output: Output, messages: AsyncIterator[Message], letters: DeadLetters, origins: Counter[str]) -> int:
+async def _shown(
+    output: Output, messages: AsyncIterator[Message], letters: DeadLetterTopic, origins: Counter[str]
+) -> int:
     """Shows them in tables of some rows each, and counts the topics that they were sent to first. Returns how many there
     are."""
     count, rows = 0, list[dict[str, Any]]()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-from ...migration.mirror import Progress
+from ...migration.mirror import MirrorProgress
 from .output import printable
 
 WIDTH = 30
@@ -15,7 +15,7 @@ DRAWN_EVERY_S = 0.2
 _CLEAR = "\r\x1b[K"
 
 
-def bar(progress: Progress) -> str:
+def bar(progress: MirrorProgress) -> str:
     share = progress.done / progress.total if progress.total else 1.0
     filled = int(WIDTH * share)
     counts = f"{progress.done:,} of {progress.total:,}"
@@ -29,7 +29,7 @@ def clear() -> None:
 
 
 @asynccontextmanager
-async def drawn(progress: Callable[[], Progress | None]) -> AsyncIterator[None]:
+async def drawn(progress: Callable[[], MirrorProgress | None]) -> AsyncIterator[None]:
     """Draws the bar while the body runs. The last one stays."""
 
     def draw(end: str = "") -> None:

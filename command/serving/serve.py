@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ...broker.access import Acl, AclError, AclFile
-from ...broker.broker import Broker
+from ...broker.broker import BrokerController
 from ...broker.config import BrokerConfig
 from ...broker.machine import Garbage, TooFewOpenFiles, raise_limit
 from ...broker.nameserver import Networks, Routes, parse_networks
@@ -143,7 +143,7 @@ async def _start(options: argparse.Namespace) -> int:
     if options.control_port is not None:
         return await _start_controlled(options, config, tls, acl, networks)
     routes = Routes(networks=networks)
-    broker = Broker(config, routes, tls=tls, acl=acl)
+    broker = BrokerController(config, routes, tls=tls, acl=acl)
     async with (
         Server(_listening(options, tls, acl), broker=broker, routes=routes) as server,
         console.beside_broker(options, address) as page,
@@ -276,7 +276,7 @@ async def _broker(options: argparse.Namespace) -> int:
     config = _config(options, address, name_servers)
     if options.control_port is not None:
         return await _start_controlled(options, config, tls, acl)
-    broker = Broker(config, tls=tls, acl=acl)
+    broker = BrokerController(config, tls=tls, acl=acl)
     async with Server(_listening(options, tls, acl), broker=broker, routes=None) as server:
         done = _termination(options)
         _announce(broker)
@@ -400,7 +400,7 @@ def _data(options: argparse.Namespace) -> Path:
     return options.data or Path(DEFAULT_DATA)
 
 
-def _announce(broker: Broker) -> None:
+def _announce(broker: BrokerController) -> None:
     found = broker.recovered
     if found.torn_bytes:
         log.warning("torn_message_cut_off", bytes=found.torn_bytes, hint="the commit log ended in it")

@@ -9,7 +9,7 @@ from ...client.admin.admin_client import AdminClient
 from ..plumbing.access import access_of
 from ..plumbing.administration import Commands, verb
 from ..plumbing.output import Output
-from .load import Half, Load, apply
+from .load import Load, LoadSide, apply
 
 _COLUMNS = ("what", "messages", "per_s", "mib_per_s", "p50_ms", "p99_ms", "p999_ms", "max_ms")
 
@@ -50,7 +50,7 @@ async def _bench(options: argparse.Namespace, admin: AdminClient, output: Output
     return int(found.failed > 0 or found.missing > 0)
 
 
-def _row(what: str, half: Half, load: Load) -> dict[str, object]:
+def _row(what: str, half: LoadSide, load: Load) -> dict[str, object]:
     """A sent message's wait is that for the broker's answer, a consumed one's that from its send to its handler."""
     p50, p99, p999, most = (round(ms, 2) for ms in half.percentiles_ms((0.5, 0.99, 0.999, 1.0)))
     return {

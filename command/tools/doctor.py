@@ -6,9 +6,9 @@ import argparse
 from dataclasses import asdict
 
 from ...client.admin.admin_client import AdminClient
-from ...client.admin.diagnosis import HEADINGS, Examined, Harm, Patience, diagnose
+from ...client.admin.diagnosis import HEADINGS, Examined, Harm, ObservationTimes, diagnose
 from ...client.config import LOOK_S, WATCH_S
-from ...migration.mirror import Progress
+from ...migration.mirror import MirrorProgress
 from ..plumbing.administration import Commands, verb
 from ..plumbing.bar import drawn
 from ..plumbing.numbers import seconds
@@ -30,10 +30,10 @@ async def _doctor(options: argparse.Namespace, admin: AdminClient, output: Outpu
     """The exit status is 1 if something is found that hurts now."""
     examined = Examined()
 
-    def progress() -> Progress | None:
-        return Progress("groups examined", examined.done, examined.total) if examined.total else None
+    def progress() -> MirrorProgress | None:
+        return MirrorProgress("groups examined", examined.done, examined.total) if examined.total else None
 
-    patience = Patience(look_s=min(options.watch, LOOK_S), watch_s=options.watch)
+    patience = ObservationTimes(look_s=min(options.watch, LOOK_S), watch_s=options.watch)
     async with drawn(progress):
         findings = await diagnose(admin, patience, examined)
     for finding in findings:

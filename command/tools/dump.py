@@ -120,8 +120,8 @@ class Dump:
             writer.close()
             return
         ways = (
-            self._pass(reader, there[1], Way(conversation, is_answer=False)),
-            self._pass(there[0], writer, Way(conversation, is_answer=True)),
+            self._pass(reader, there[1], Direction(conversation, is_answer=False)),
+            self._pass(there[0], writer, Direction(conversation, is_answer=True)),
         )
         try:
             await asyncio.gather(*ways)
@@ -131,7 +131,7 @@ class Dump:
             for other in (writer, there[1]):
                 other.close()
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Direction) -> None:
         """Passes bytes on until one side hangs up. Raises OSError if a side is gone."""
         while data := await reader.read(READ_BYTES):
             for piece, frame in way.read(data):
@@ -142,7 +142,7 @@ class Dump:
         _check_open(writer)
         writer.write_eof()
 
-    async def _shown(self, way: Way, piece: bytes, frame: Frame) -> bytes:
+    async def _shown(self, way: Direction, piece: bytes, frame: Frame) -> bytes:
         """Shows a frame, and returns the bytes to pass on."""
         asked = way.asked(frame)
         self._show(way, frame, asked)
@@ -150,7 +150,7 @@ class Dump:
             return await self._rerouted(frame, asked) or piece
         return piece
 
-    def _show(self, way: Way, frame: Frame, asked: int | None) -> None:
+    def _show(self, way: Direction, frame: Frame, asked: int | None) -> None:
         found = fields(frame, asked)
         if self._only is not None and found["request"] not in self._only:
             return
@@ -210,7 +210,7 @@ class Conversation:
     asked: dict[bool, dict[int, int]] = field(default_factory=lambda: {False: {}, True: {}})
 
 
-class Way:
+class Direction:
     """One direction of a connection. is_answer: from the broker to the client."""
 
     def __init__(self, conversation: Conversation, *, is_answer: bool) -> None:

@@ -18,7 +18,7 @@ from ...broker.messages.topics import Topics
 from ...broker.runtime import Runtime, run
 from ...broker.store.files import StoreError
 from ...broker.store.journals import repair_journal
-from ...broker.store.recovery import Finding, Recovered, inspect
+from ...broker.store.recovery import Recovered, RecoveryFinding, inspect
 from ...broker.store.store import Store
 from ...protocol.names import counted
 from ..plumbing import logs
@@ -56,13 +56,13 @@ def fsck(folder: Path, *, repairs: bool, is_json: bool) -> int:
     return 1 if faults and recovered is None else 0
 
 
-def _shown(finding: Finding) -> Finding:
+def _shown(finding: RecoveryFinding) -> RecoveryFinding:
     """A folder's name is what anybody made."""
     fault = finding.fault and printable(finding.fault)
-    return Finding(printable(finding.part), fault, printable(finding.repair))
+    return RecoveryFinding(printable(finding.part), fault, printable(finding.repair))
 
 
-def _print(findings: list[Finding], recovered: Recovered | None) -> None:
+def _print(findings: list[RecoveryFinding], recovered: Recovered | None) -> None:
     whole = [finding.part for finding in findings if not finding.fault]
     queues = [part for part in whole if part.startswith("queue ")]
     for part in whole:

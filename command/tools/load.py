@@ -56,7 +56,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Half:
+class LoadSide:
     """The sends of a run, or its consumed messages. Waits: how long a send waited for its answer, or a message for its
     consumer."""
 
@@ -81,8 +81,8 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    sent: Half
-    consumed: Half
+    sent: LoadSide
+    consumed: LoadSide
     failed: int
     fault: str
 
@@ -116,7 +116,7 @@ class _Run:
         self._name = name
         self._load = load
         self._access = access
-        self._sent, self._consumed = Half(), Half()
+        self._sent, self._consumed = LoadSide(), LoadSide()
         self._failed = 0
         self._fault = ""
         self._all_consumed = asyncio.Event()

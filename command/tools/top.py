@@ -30,7 +30,7 @@ def add_to(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TopSample:
     """`ends`: the messages ever sent to a topic; `read`: the offsets of a group together."""
 
     at_s: float
@@ -51,8 +51,8 @@ async def _top(options: argparse.Namespace, admin: AdminClient, output: Output) 
     return 0
 
 
-async def _look(admin: AdminClient) -> Look:
-    look = Look(time.monotonic())
+async def _look(admin: AdminClient) -> TopSample:
+    look = TopSample(time.monotonic())
     masters = await admin.masters()
 
     async def of_topic(name: str) -> None:
@@ -81,7 +81,7 @@ async def _look(admin: AdminClient) -> Look:
     return look
 
 
-def _show(output: Output, before: Look, look: Look) -> None:
+def _show(output: Output, before: TopSample, look: TopSample) -> None:
     took_s = max(look.at_s - before.at_s, 1e-9)
     for row in look.topics:
         row["in_per_s"] = _rate(before.ends, look.ends, row["topic"], took_s)
@@ -107,7 +107,7 @@ def _rate(before: dict[str, int], now: dict[str, int], name: str, took_s: float)
     return round(max(now[name] - before.get(name, now[name]), 0) / took_s)
 
 
-def _lag(before: Look, group: str, default: int) -> int:
+def _lag(before: TopSample, group: str, default: int) -> int:
     return next((int(row["lag"] or 0) for row in before.groups if row["group"] == group), default)
 
 

@@ -45,14 +45,14 @@ _ENDINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GroupRow:
     name: str
     sample: GroupSample | None
     spark: str
 
 
 @dataclass(frozen=True, slots=True)
-class QueueRow:
+class GroupQueueRow:
     queue: Queue
     owner: str
     colour: str | None
@@ -97,9 +97,9 @@ async def listed(request: Request) -> Page:
     )
 
 
-def _row(console: Console, name: str) -> Row:
+def _row(console: Console, name: str) -> GroupRow:
     sample = console.groups.found.get(name)
-    return Row(name, sample, charts.spark(tuple(sample.lags)) if sample else "")
+    return GroupRow(name, sample, charts.spark(tuple(sample.lags)) if sample else "")
 
 
 async def shown(request: Request) -> Page:
@@ -149,7 +149,7 @@ def _span_ms(points: Sequence[tuple[int, int]]) -> int:
     return points[-1][0] - points[0][0] if points else -1
 
 
-def _queue_rows(watch: GroupWatch, form: Form) -> list[QueueRow]:
+def _queue_rows(watch: GroupWatch, form: Form) -> list[GroupQueueRow]:
     text = form.text("q").lower()
     rows = (_queue_row(watch, queue) for queue in watch.queues())
     return [
@@ -160,15 +160,15 @@ def _queue_rows(watch: GroupWatch, form: Form) -> list[QueueRow]:
     ]
 
 
-def _queue_row(watch: GroupWatch, queue: Queue) -> QueueRow:
+def _queue_row(watch: GroupWatch, queue: Queue) -> GroupQueueRow:
     progress = watch.look.progress.get(queue)
     owner = watch.look.owners.get(queue, "")
     if watch.look.lag is None:
-        return QueueRow(queue, "every member", None, None, None, None, 0)
+        return GroupQueueRow(queue, "every member", None, None, None, None, 0)
     colour = watch.colour(owner) if owner else None
     if progress is None:
-        return QueueRow(queue, owner, colour, None, None, None, 0)
-    return QueueRow(
+        return GroupQueueRow(queue, owner, colour, None, None, None, 0)
+    return GroupQueueRow(
         queue,
         owner,
         colour,
@@ -179,7 +179,9 @@ def _queue_row(watch: GroupWatch, queue: Queue) -> QueueRow:
     )
 
 
-def _pictures(watch: GroupWatch, part: Part[QueueRow], window_s: int) -> list[tuple[str, dict[str, charts.Timeline]]]:
+def _pictures(
+    watch: GroupWatch, part: Part[GroupQueueRow], window_s: int
+) -> list[tuple[str, dict[str, charts.Timeline]]]:
     """A timeline for each topic of the queues that are shown, ending now."""
     end_ms = max(now_ms(), int(watch.events[-1]["ms"]) if watch.events else 0)
     first_ms = int(watch.events[0]["ms"]) if watch.events else end_ms

@@ -28,7 +28,7 @@ DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MessageRow:
     """`href` is the message's own page, empty if its broker is not known."""
 
     message: Message
@@ -151,13 +151,13 @@ def _in_time(messages: list[Message]) -> list[Message]:
     return sorted(messages, key=lambda message: (message.store_ms, message.queue, message.queue_offset))
 
 
-async def rows_of(messages: Iterable[Message]) -> list[Row]:
+async def rows_of(messages: Iterable[Message]) -> list[MessageRow]:
     """Made by a thread: bodies may be compressed, and a broker may run in this process."""
     return await asyncio.to_thread(lambda: list(map(_row_of, messages)))
 
 
-def _row_of(message: Message) -> Row:
-    return Row(message, href_of(message), preview(message))
+def _row_of(message: Message) -> MessageRow:
+    return MessageRow(message, href_of(message), preview(message))
 
 
 def href_of(message: Message) -> str:

@@ -17,7 +17,7 @@ from .brokers import rows_of_brokers
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OverviewRow:
     sample: GroupSample
     spark: str
 
@@ -30,7 +30,7 @@ async def shown(request: Request) -> Page:
     users = [name for name in listed if not names.is_system_group(name)]
     await console.groups.show(users[:OVERVIEW_ROWS], now=now)
     samples = [console.groups.found[name] for name in users if name in console.groups.found]
-    rows = [Row(item, charts.spark(tuple(item.lags))) for item in samples]
+    rows = [OverviewRow(item, charts.spark(tuple(item.lags))) for item in samples]
     rows.sort(key=_trouble)
     return Page(
         "overview.html",
@@ -50,7 +50,7 @@ async def shown(request: Request) -> Page:
     )
 
 
-def _trouble(row: Row) -> tuple[int, int, str]:
+def _trouble(row: OverviewRow) -> tuple[int, int, str]:
     """Sorts the rows: the worst finding first, then the largest lag."""
     worst = row.sample.worst
     return (Harm.RISK if worst is None else worst.harm, -row.sample.lag, row.sample.name)

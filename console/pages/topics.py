@@ -28,7 +28,7 @@ PERMS = {6: "send and read", 4: "only read", 2: "only send", 0: "neither"}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TopicRow:
     name: str
     sample: TopicSample | None
     spark: str
@@ -72,9 +72,9 @@ async def listed(request: Request) -> Page:
     )
 
 
-def _row(console: Console, name: str) -> Row:
+def _row(console: Console, name: str) -> TopicRow:
     sample = console.topics.found.get(name)
-    return Row(name, sample, charts.spark(tuple(sample.rates)) if sample else "")
+    return TopicRow(name, sample, charts.spark(tuple(sample.rates)) if sample else "")
 
 
 async def shown(request: Request) -> Page:

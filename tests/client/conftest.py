@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, Message, Producer
@@ -56,7 +56,7 @@ def only_connection(producer: Producer) -> Connection:
 async def restart(nodes: Nodes, node: Node, *, stands: bool = False) -> Node:
     """The same broker on the same port and folder."""
     clock = MovableClock(stands=stands)
-    broker = Broker(node.config, clock=clock)
+    broker = BrokerController(node.config, clock=clock)
     port = int(node.address.rpartition(":")[2])
     server = await Server(Listening("127.0.0.1", port), broker=broker, routes=None).__aenter__()
     again = Node(node.address, broker, server, node.config, clock)

@@ -25,7 +25,7 @@ from rocketlet.client import (
 )
 from rocketlet.client.admin import admin_client
 from rocketlet.client.admin.admin_client import AdminClient, OffsetChange
-from rocketlet.client.admin.diagnosis import Patience, diagnose
+from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.client.config import LOCKS_MEAN_ORDER_VERSION
 from rocketlet.client.message import Message
 from rocketlet.client.wire.connection import Connection
@@ -144,13 +144,17 @@ async def test_topic_with_fewer_queues_counts_the_messages_that_are_not_readable
         }
         await admin.create_group(GroupConfig("reads"))
         await admin.create_group(GroupConfig("began-later"))
-        findings = [one for one in await diagnose(admin, Patience(0, 0, 0)) if one.kind == "unreadable_messages"]
+        findings = [
+            one for one in await diagnose(admin, ObservationTimes(0, 0, 0)) if one.kind == "unreadable_messages"
+        ]
         assert [(one.subject, one.cure) for one in findings] == [
             ("reads", "rocketlet topics set t --read-queues 3, until the group has read them")
         ]
         await admin.change_topic("t", read_queues=3)
         assert (await admin.topic("t")).messages == 3
-        assert not [one for one in await diagnose(admin, Patience(0, 0, 0)) if one.kind == "unreadable_messages"]
+        assert not [
+            one for one in await diagnose(admin, ObservationTimes(0, 0, 0)) if one.kind == "unreadable_messages"
+        ]
 
 
 @pytest.mark.parametrize(

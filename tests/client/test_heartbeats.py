@@ -10,7 +10,7 @@ import pytest
 from rocketlet.client.config import ClientLimits
 from rocketlet.client.errors import BrokerRefused, ConnectionFailed, RocketletError
 from rocketlet.client.member.leases import Heartbeats
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.bodies import Heartbeat
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
@@ -33,7 +33,7 @@ class Brokers:
         self.goes_on.set()
         self.name = "me"
         self.heartbeats = Heartbeats(
-            cast("Cluster", self), lambda: Heartbeat(self.name, (), ()), lambda: self.addresses
+            cast("ClusterView", self), lambda: Heartbeat(self.name, (), ()), lambda: self.addresses
         )
 
     async def connection(self, address: str) -> object:

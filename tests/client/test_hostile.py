@@ -30,8 +30,8 @@ from rocketlet.client.member.membership import Broadcast, _load
 from rocketlet.client.member.offsets import begin_offset
 from rocketlet.client.message import Lease
 from rocketlet.client.sending.accumulator import sent_result
-from rocketlet.client.sending.requests import Transactions
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.sending.requests import ProducerTransactions
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.client.wire.connection import Connection, Connections
 from rocketlet.protocol.bodies import BodyError, QueueData, Route, decode_route, encode_route
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -250,7 +250,7 @@ async def test_a_broker_that_asks_and_does_not_read_is_left(caplog: pytest.LogCa
 
 async def test_only_so_many_messages_are_tried_at_once() -> None:
     asked, spawned, connection = Mock(group="g"), list[Any](), Mock()
-    cluster = Cluster("127.0.0.1:1")
+    cluster = ClusterView("127.0.0.1:1")
     Questions(cluster, asked, spawned.append)
     frame = Frame(RequestCode.CONSUME_MESSAGE_DIRECTLY, 1, {"consumerGroup": "g"}, RECORD)
     for _ in range(MAX_TRIED_AT_ONCE + 1):
@@ -269,8 +269,8 @@ async def test_only_so_much_is_checked_at_once() -> None:
         await may_end.wait()
         return True
 
-    cluster = Cluster("127.0.0.1:1", limits=ClientLimits(max_checked_bytes=2 * len(RECORD)))
-    transactions = Transactions(cluster, "g", check)
+    cluster = ClusterView("127.0.0.1:1", limits=ClientLimits(max_checked_bytes=2 * len(RECORD)))
+    transactions = ProducerTransactions(cluster, "g", check)
     ext = {"tranStateTableOffset": "0", "commitLogOffset": "0", "transactionId": "x"}
     frame = Frame(RequestCode.CHECK_TRANSACTION_STATE, 1, ext, RECORD)
     for count in (2, 4):
@@ -325,7 +325,7 @@ def test_offsets_that_cannot_be_are_named_in_short(tmp_path: Path, text: str) ->
 async def test_offsets_are_written_through_a_link(tmp_path: Path) -> None:
     link, file = tmp_path / "link", tmp_path / "folder" / "offsets"
     link.symlink_to(file)
-    kept = Broadcast(Cluster("127.0.0.1:1"), "g", {}, Mock(), start="first", offsets_file=link)
+    kept = Broadcast(ClusterView("127.0.0.1:1"), "g", {}, Mock(), start="first", offsets_file=link)
     await kept.commit({QUEUE: 5})
     assert link.is_symlink()
     assert _load(link) == _load(file) == {QUEUE: 5}
@@ -378,7 +378,7 @@ async def test_a_send_whose_answer_cannot_be_read(node: Node, monkeypatch: pytes
 async def test_an_offset_that_cannot_be_read(
     node: Node, monkeypatch: pytest.MonkeyPatch, start: Any, ext: dict[str, str]
 ) -> None:
-    cluster = Cluster(node.address)
+    cluster = ClusterView(node.address)
     async with Producer(node.address) as producer:
         await producer.send("t", b"x")
     connection = await cluster.connection(node.address)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rocketlet.client.config import ClientLimits
-from rocketlet.client.consuming.queues import Commits, ProcessQueue
+from rocketlet.client.consuming.queues import OffsetCommitter, ProcessQueue
 from rocketlet.client.message import Lease
 from rocketlet.protocol.names import Queue
 
@@ -24,7 +24,7 @@ class Looks:
         self.stored: list[Mapping[Queue, int]] = []
         self.queues = {queue: ProcessQueue(queue, 0, Lease(epoch)) for queue in QUEUES}
         self._spawned: list[Coroutine[Any, Any, None]] = []
-        self._commits = Commits(
+        self._commits = OffsetCommitter(
             "g",
             self.queues,
             interval_s=3600.0,
@@ -110,7 +110,7 @@ async def test_commits_go_on_at_their_interval_also_when_one_has_failed(caplog: 
         return {QUEUES[0]} if QUEUES[0] in offsets else set()
 
     queues = {queue: ProcessQueue(queue, 0, Lease(1)) for queue in QUEUES}
-    commits = Commits("g", queues, interval_s=0.001, store=store, spawn=lambda work: None)
+    commits = OffsetCommitter("g", queues, interval_s=0.001, store=store, spawn=lambda work: None)
     commits.start()
     await eventually(lambda: len(told) >= 3)
     await commits.stop()

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from rocketlet.broker.groups.group import Lease as BrokerLease
+from rocketlet.broker.groups.group import QueueLease as BrokerLease
 from rocketlet.client import Consumer, Message, Producer
 from rocketlet.client.config import ClientLimits, PullLimits
 from rocketlet.client.member.leases import MemberLocks

@@ -10,7 +10,7 @@ from rocketlet.client.config import CLIENT_LIMITS, ClientLimits
 from rocketlet.client.errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
 from rocketlet.client.member.leases import MemberLocks
 from rocketlet.client.message import Lease
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
@@ -89,7 +89,7 @@ def line() -> Line:
 
 @pytest.fixture
 def locks(line: Line) -> MemberLocks:
-    return MemberLocks(cast("Cluster", line), "g", "me")
+    return MemberLocks(cast("ClusterView", line), "g", "me")
 
 
 def lock(locks: MemberLocks, line: Line, *queues: Queue) -> asyncio.Task[tuple[dict[Queue, Lease], dict[Queue, int]]]:
@@ -148,7 +148,7 @@ async def test_a_lock_that_is_not_answered_is_given_up_and_stays_in_doubt(
     line: Line,
 ) -> None:
     line.limits = ClientLimits(lock_timeout_s=0.0)
-    locks = MemberLocks(cast("Cluster", line), "g", "me")
+    locks = MemberLocks(cast("ClusterView", line), "g", "me")
     with pytest.raises(RequestTimeout):
         await lock(locks, line, A)
     assert (locks.doubtful, locks.is_requested(A)) == ({A}, True)
@@ -226,7 +226,7 @@ async def test_the_end_unlocks_what_is_held_and_what_is_in_doubt_where_it_can(
 
 @pytest.fixture
 def hand_overs(line: Line) -> MemberLocks:
-    return MemberLocks(cast("Cluster", line), "g", "me")
+    return MemberLocks(cast("ClusterView", line), "g", "me")
 
 
 def hand_over(hand_overs: MemberLocks, queue: Queue, offset: int, lease: Lease | None = None) -> asyncio.Task[bool]:
@@ -247,7 +247,7 @@ async def test_queues_that_are_handed_over_together_are_one_request(line: Line, 
 
 async def test_a_request_names_as_many_queues_as_it_may(line: Line) -> None:
     line.limits = ClientLimits(lock_queues=2)
-    hand_overs = MemberLocks(cast("Cluster", line), "g", "me")
+    hand_overs = MemberLocks(cast("ClusterView", line), "g", "me")
     handing = [hand_over(hand_overs, queue, 0) for queue in (A, B, C)]
     await passed()
     assert [request.queues for _, request, _ in line.asked] == [(A, B), (C,)]

@@ -74,7 +74,7 @@ async def test_what_is_being_written_when_the_trace_is_closed_is_written(
 
 def test_javas_split_finds_all_fields_of_a_message_without_keys_or_tag() -> None:
     """It drops empty fields at the end, and Apache's decoder asks for them by number."""
-    about, outcome = trace.About("id"), trace.Outcome.SUCCESS
+    about, outcome = trace.About("id"), trace.ConsumeReturnType.SUCCESS
     for record, fields in (
         (trace.before_handling(about, time_ms=1, group="g", handling_id="h", retries=0), 8),
         (trace.after_handling(about, time_ms=1, group="g", handling_id="h", took_ms=2, outcome=outcome), 9),

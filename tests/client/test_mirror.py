@@ -23,7 +23,7 @@ from rocketlet.client import (
 from rocketlet.client.admin.admin_client import ORIGIN
 from rocketlet.client.config import ClientLimits
 from rocketlet.migration import mirror as mirror_module
-from rocketlet.migration.mirror import Begin, Mirror, Progress, Waiting
+from rocketlet.migration.mirror import Begin, Mirror, MirrorProgress, Waiting
 from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.config import SENT_PROPERTY_BYTES
 from rocketlet.protocol.message import BatchEntry, compressed
@@ -374,7 +374,7 @@ async def test_it_says_how_far_it_is_also_when_it_goes_on(
     async with Mirror(rocketlet.address, there.address) as mirror:
         assert mirror.progress is None
         await mirror.run()
-        assert mirror.progress == Progress("orders", 10, 10)
+        assert mirror.progress == MirrorProgress("orders", 10, 10)
     async with Producer(rocketlet.address) as producer:
         await producer.send("orders", b"more")
     async with Mirror(rocketlet.address, there.address) as mirror:
@@ -386,4 +386,4 @@ async def test_it_says_how_far_it_is_also_when_it_goes_on(
 
         monkeypatch.setattr(mirror._producer, "send_stored", noting)
         await mirror.run()
-    assert seen == [Progress("orders", 10, 11)]
+    assert seen == [MirrorProgress("orders", 10, 11)]

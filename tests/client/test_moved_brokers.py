@@ -11,7 +11,7 @@ from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import AdminClient, ConnectionFailed, Consumer, Producer, RocketletError, TopicNotFound
 from rocketlet.client.config import ClientLimits
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.bodies import Route
 from rocketlet.protocol.names import Queue
@@ -100,9 +100,9 @@ async def test_a_broadcasting_member_goes_on_when_its_broker_has_restarted(
     brokers: tuple[Node, Node], nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: Counter[str] = Counter()
-    find_route = Cluster.find_route
+    find_route = ClusterView.find_route
 
-    async def counted(self: Cluster, topic: str) -> Route | None:
+    async def counted(self: ClusterView, topic: str) -> Route | None:
         route = await find_route(self, topic)
         looked[topic] += 1
         return route
@@ -123,7 +123,7 @@ async def test_a_broadcasting_member_goes_on_when_its_broker_has_restarted(
         await eventually(lambda: QUEUE in consumer.assignment())
         await second.stop()
         await eventually(lambda: consumer._membership._heartbeats.are_failing)
-        monkeypatch.setattr(Cluster, "find_route", counted)
+        monkeypatch.setattr(ClusterView, "find_route", counted)
         await eventually(lambda: looked["t"] > 1)  # the name server knows the broker no more
         await nodes.start(name="broker-b", name_servers=(first.address,), port=port)
         async with Producer(first.address, limits=TOLD) as producer:
@@ -172,7 +172,7 @@ async def test_name_server_that_is_away_does_not_hold_up_a_topic_that_does_not_e
 ) -> None:
     """It is asked once, not at each look for the topic."""
     monkeypatch.setattr("random.shuffle", lambda addresses: None)
-    cluster, asked = Cluster(f"{node.address};192.0.2.1:1"), list[str]()
+    cluster, asked = ClusterView(f"{node.address};192.0.2.1:1"), list[str]()
     get = cluster._connections.get
 
     async def noted(address: str) -> Connection:

@@ -10,7 +10,7 @@ import pytest
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.client.config import At
 from rocketlet.client.member.offsets import GroupOffsets, Position, begin_offset
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.bodies import Work
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, RequestCode
@@ -46,7 +46,7 @@ class Line:
 
 async def test_the_first_commit_goes_alone_and_a_later_one_overtakes_none_that_waits() -> None:
     line = Line()
-    offsets = GroupOffsets(cast("Cluster", SimpleNamespace(connected=lambda name: line)), "g")
+    offsets = GroupOffsets(cast("ClusterView", SimpleNamespace(connected=lambda name: line)), "g")
     storing = [asyncio.create_task(offsets.store(queue, 1, 0)) for queue in QUEUES]
     await passed()
     assert line.sent == [(0, 1)]
@@ -67,7 +67,7 @@ async def test_one_pull_shows_that_those_before_it_are_begun_with() -> None:
     async def ask(code: int, ext: dict[str, Any], *, timeout_s: float) -> None:
         asked.append((code, int(ext["sysFlag"])))
 
-    offsets = GroupOffsets(cast("Cluster", SimpleNamespace(connected=lambda name: SimpleNamespace(ask=ask))), "g")
+    offsets = GroupOffsets(cast("ClusterView", SimpleNamespace(connected=lambda name: SimpleNamespace(ask=ask))), "g")
     await asyncio.gather(*(offsets.pulls_stored(queue, 1) for queue in QUEUES))
     assert asked == [(RequestCode.PULL_MESSAGE, PULL_SUBSCRIPTION)], "it neither commits nor waits"
     await offsets.pulls_stored(QUEUES[0], 1)
@@ -76,7 +76,7 @@ async def test_one_pull_shows_that_those_before_it_are_begun_with() -> None:
 
 def test_queues_that_come_later_are_read_from_their_start_and_single_ones_from_where_was_said() -> None:
     starts = {QUEUES[1]: At(7)}
-    offsets = GroupOffsets(cast("Cluster", SimpleNamespace()), "g", "last", starts)
+    offsets = GroupOffsets(cast("ClusterView", SimpleNamespace()), "g", "last", starts)
     assert offsets.late is not None
     offsets.late._brokers = frozenset(["broker-a"])
     retries = Queue("%RETRY%g", "broker-a", 0)
@@ -112,7 +112,7 @@ async def test_a_time_is_the_first_message_stored_then_or_later_whichever_the_br
         return named
 
     monkeypatch.setattr(node.broker.store, "offset_by_time", name)
-    cluster = Cluster(node.address)
+    cluster = ClusterView(node.address)
     connection = await cluster.connection(node.address)
     for time_s in (-1, 0, 0.5, 1, 2, 3, 4):
         later = (number for number, stored_s in enumerate(STORED_S) if stored_s >= time_s and number >= expired)
@@ -125,7 +125,7 @@ async def test_a_time_is_the_first_message_stored_then_or_later_whichever_the_br
 
 async def test_a_time_in_an_empty_queue_is_its_end(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
-    cluster = Cluster(node.address)
+    cluster = ClusterView(node.address)
     connection = await cluster.connection(node.address)
     assert await begin_offset(connection, Queue("t", "broker-a", 0), 1) == 0
     await cluster.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import (
@@ -27,7 +27,7 @@ from rocketlet.client import (
 )
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import ResponseCode
-from rocketlet.testing import Broker as KitBroker
+from rocketlet.testing import BrokerController as KitBroker
 from rocketlet.testing import Fault
 
 from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
@@ -37,7 +37,7 @@ from ..support.handlers import Inbox
 async def restarted(nodes: Nodes, node: Node) -> None:
     """The same broker and name server on the same port."""
     routes = Routes()
-    broker = Broker(node.config, routes)
+    broker = BrokerController(node.config, routes)
     server = Server(Listening("127.0.0.1", int(node.address.rpartition(":")[2])), broker=broker, routes=routes)
     nodes.stack.push_async_exit(await server.__aenter__())
 

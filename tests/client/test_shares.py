@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 from rocketlet.client.errors import BrokerRefused, ConnectionFailed, RequestTimeout, RocketletError
 from rocketlet.client.member.membership import Share, Shares
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol import group_bodies
 from rocketlet.protocol.allocation import AVG, CONSISTENT_HASH, STICKY, Strategy
@@ -56,7 +56,7 @@ def shares_at(strategy: Strategy = AVG, **brokers: Broker) -> Shares:
     async def broker(name: str) -> Broker:
         return brokers[name]
 
-    return Shares(cast("Cluster", SimpleNamespace(connected=brokers.get, broker=broker)), "g", "me", strategy)
+    return Shares(cast("ClusterView", SimpleNamespace(connected=brokers.get, broker=broker)), "g", "me", strategy)
 
 
 def tell(shares: Shares, broker: Broker, ext: dict[str, object]) -> None:

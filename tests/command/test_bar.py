@@ -10,7 +10,7 @@ import sys
 import pytest
 from rocketlet.client import Producer
 from rocketlet.command.plumbing.bar import WIDTH, bar
-from rocketlet.migration.mirror import Progress
+from rocketlet.migration.mirror import MirrorProgress
 from rocketlet.testing import Broker
 
 
@@ -18,12 +18,12 @@ from rocketlet.testing import Broker
     ("done", "filled", "percent"), [(0, 0, 0), (1, 0, 0), (1250, 15, 50), (2499, 29, 99), (2500, 30, 100)]
 )
 def test_it_is_full_only_at_the_end(done: int, filled: int, percent: int) -> None:
-    drawn = bar(Progress("orders", done, 2500))
+    drawn = bar(MirrorProgress("orders", done, 2500))
     assert drawn == f"orders [{'#' * filled}{'-' * (WIDTH - filled)}] {percent} %, {done:,} of 2,500"
 
 
 def test_a_topic_without_messages_is_copied() -> None:
-    assert bar(Progress("orders", 0, 0)).endswith("100 %, 0 of 0")
+    assert bar(MirrorProgress("orders", 0, 0)).endswith("100 %, 0 of 0")
 
 
 @pytest.mark.parametrize("command", ["mirror", "move"])

@@ -24,7 +24,7 @@ from rocketlet.command import config
 from rocketlet.command.cli import main
 from rocketlet.command.plumbing import logs
 from rocketlet.command.tools import load
-from rocketlet.command.tools.load import Half, Load
+from rocketlet.command.tools.load import Load, LoadSide
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.testing import Broker, Fault
 
@@ -477,7 +477,7 @@ async def test_what_is_beyond_a_limit_is_refused_with_the_range(run: Run) -> Non
 
 
 def test_percentiles_are_waits_that_were_seen() -> None:
-    half = Half()
+    half = LoadSide()
     assert half.percentiles_ms((0.5, 1.0)) == [0.0, 0.0]
     for wait_ms in range(1000, 0, -1):
         half.note(float(wait_ms))

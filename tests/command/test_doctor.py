@@ -18,8 +18,8 @@ from rocketlet.client.admin.diagnosis import (
     BlockedMessage,
     Examined,
     Finding,
+    ObservationTimes,
     Observed,
-    Patience,
     diagnose,
     findings_of_group,
 )
@@ -27,7 +27,7 @@ from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.admin_bodies import (
     GroupConnections,
     MemberConnection,
-    Progress,
+    QueueProgress,
     Range,
     Running,
     RunningQueue,
@@ -54,10 +54,10 @@ from ..support.requests import join
 from ..support.sick_cluster import SEGMENT_BYTES, SickCluster, provoked_here, wanted
 from .conftest import Run
 
-AT_ONCE = Patience(look_s=0.0, watch_s=0.0, stuck_s=0.0)
+AT_ONCE = ObservationTimes(look_s=0.0, watch_s=0.0, stuck_s=0.0)
 
 
-async def found(node: Node, *peers: Wire, patience: Patience = AT_ONCE) -> dict[str, Finding]:
+async def found(node: Node, *peers: Wire, patience: ObservationTimes = AT_ONCE) -> dict[str, Finding]:
     """Peers are asked what they do, too. They answer that they do not know the question."""
     async with AdminClient(node.address) as admin, asyncio.TaskGroup() as tasks:
         answering = [tasks.create_task(peer.refuse()) for peer in peers]
@@ -128,7 +128,7 @@ async def test_a_healthy_cluster_has_nothing_wrong(node: Node, wire: Wire, run: 
         await producer.send("t", b"x")
         await eventually(lambda: len(seen) == 1)
         await rebalanced(node.address, "g", members=1)
-        assert {kind for kind in await found(node, patience=Patience()) if kind != "disk"} == set()
+        assert {kind for kind in await found(node, patience=ObservationTimes()) if kind != "disk"} == set()
     kinds = {kind for kind in await found(node) if kind != "disk"}
     assert kinds == {"no_members"}, "a group that nobody is a member of any more may hurt later"
     ran = await run("doctor", "--watch", "0")
@@ -159,7 +159,7 @@ async def test_a_queue_that_stands_names_its_owner(node: Node, wire: Wire) -> No
     async with Producer(node.address) as producer, Consumer(node.address, "g", "t", handle, start="first") as consumer:
         await producer.send("t", b"x")
         await rebalanced(node.address, "g", members=1)
-        finding = (await found(node, patience=Patience(0.2, 0.2, 0.0)))["stuck_queue"]
+        finding = (await found(node, patience=ObservationTimes(0.2, 0.2, 0.0)))["stuck_queue"]
         assert consumer.client_id in finding.text
         stuck.set()
 
@@ -181,7 +181,7 @@ async def test_finding_names_the_message_that_blocks_its_queue_when_it_is_retrie
     ):
         sent = await producer.send("t", b"x")
         await eventually(lambda: failed > 2)
-        finding = (await found(node, patience=Patience(0.05, 0.05, 0.0)))["stuck_queue"]
+        finding = (await found(node, patience=ObservationTimes(0.05, 0.05, 0.0)))["stuck_queue"]
     assert f"the oldest is message {sent.message_id} at offset 0 of t@{node.config.name}:0, attempt " in finding.text
     assert finding.text.endswith("; the attempt before failed: ValueError: no such dish")
 
@@ -217,7 +217,7 @@ async def test_queue_is_not_stuck_when_its_member_progresses_without_a_commit(no
                 wire.write_answer(await wire.request(RequestCode.GET_CONSUMER_RUNNING_INFO), running)
 
         answering = asyncio.create_task(answers())
-        assert "stuck_queue" not in await found(node, patience=Patience(0.05, 0.2, 0.0))
+        assert "stuck_queue" not in await found(node, patience=ObservationTimes(0.05, 0.2, 0.0))
         assert at > 1
         answering.cancel()
 
@@ -233,7 +233,7 @@ async def test_a_queue_that_commits_nothing_is_not_stuck_while_its_message_is_yo
     async with Producer(node.address) as producer, Consumer(node.address, "g", "t", handle, start="first"):
         await producer.send("t", b"x")
         await rebalanced(node.address, "g", members=1)
-        assert "stuck_queue" not in await found(node, patience=Patience(0.2, 0.2, stuck_s=30.0))
+        assert "stuck_queue" not in await found(node, patience=ObservationTimes(0.2, 0.2, stuck_s=30.0))
         done.set()
 
 
@@ -308,7 +308,7 @@ async def test_lag_that_grows_says_by_how_much_and_what_helps(
 def an_outpaced_queue(waiting: Mapping[Queue, BlockedMessage]) -> Observed:
     """A queue to which 500 messages were sent while 60 were consumed."""
     queue = Queue("t", "a", 0)
-    before, later = {queue: Progress(1000, 40, 0)}, {queue: Progress(1500, 100, 0)}
+    before, later = {queue: QueueProgress(1000, 40, 0)}, {queue: QueueProgress(1500, 100, 0)}
     member = MemberConnection("c1", "192.0.2.1:1", "PYTHON", 1)
     connections = GroupConnections(
         (member,), {"t": "rare"}, "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET"
@@ -485,7 +485,7 @@ async def test_unread_queues_are_found_and_no_others_when_many_groups_are_examin
         await rebalanced(node.address, "well", members=1)
         async with AdminClient(node.address) as admin:
             answering = asyncio.create_task(wire.refuse())
-            findings = await diagnose(admin, Patience(0.1, 0.4, 30.0))
+            findings = await diagnose(admin, ObservationTimes(0.1, 0.4, 30.0))
             answering.cancel()
     assert [(item.subject, item.kind) for item in findings if item.kind != "disk"] == [("unread", "unread_queues")]
 
@@ -494,7 +494,9 @@ def test_whether_a_group_is_well_is_seen_in_one_pass_over_its_queues(monkeypatch
     queues = [Queue("t", "b", number) for number in range(200)]
     member = MemberConnection("c1", "127.0.0.1:1", "JAVA", 411)
     connections = GroupConnections((member,), {"t": "*"}, "CONSUME_PASSIVELY", "CLUSTERING", "")
-    group = Group("g", {}, {"b": connections}, dict.fromkeys(queues, Progress(9, 1, 0)), dict.fromkeys(queues, "c1"))
+    group = Group(
+        "g", {}, {"b": connections}, dict.fromkeys(queues, QueueProgress(9, 1, 0)), dict.fromkeys(queues, "c1")
+    )
     topic = Topic("t", {}, dict.fromkeys(queues, Range(0, 9, 0)))
     seen = Observed(group, group.progress, {"t": topic}, {}, (), 1.0, dict.fromkeys(queues, BlockedMessage(40.0)))
     passes: list[Observed] = []

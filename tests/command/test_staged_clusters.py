@@ -15,13 +15,13 @@ from typing import Final
 import pytest
 from rocketlet.client import AdminClient, Producer
 from rocketlet.client.admin import diagnosis
-from rocketlet.client.admin.diagnosis import Patience, diagnose
+from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 
 from ..conftest import PATIENCE_S, Connect, Nodes
 from ..support.staged import SICK, WELL
 from ..support.staged.stage import Cluster, Findings, Stage
 
-SOON: Final = Patience(look_s=0.3, watch_s=0.6, stuck_s=0.0)
+SOON: Final = ObservationTimes(look_s=0.3, watch_s=0.6, stuck_s=0.0)
 
 
 def _name(cluster: Cluster) -> str:
@@ -38,7 +38,7 @@ async def stage(
         yield Stage(node, connect, stack, producer, tmp_path)
 
 
-async def told(stage: Stage, cluster: Cluster, patience: Patience) -> Findings:
+async def told(stage: Stage, cluster: Cluster, patience: ObservationTimes) -> Findings:
     async with asyncio.timeout(PATIENCE_S), cluster(stage), AdminClient(stage.node.address) as admin:
         found = await diagnose(admin, patience)
         print(*found, sep="\n")  # pytest shows it if a test fails
@@ -47,7 +47,7 @@ async def told(stage: Stage, cluster: Cluster, patience: Patience) -> Findings:
 
 @pytest.mark.parametrize("cluster", WELL, ids=_name)
 async def test_nothing_is_said_of_a_cluster_that_is_well(stage: Stage, cluster: Cluster) -> None:
-    assert await told(stage, cluster, Patience()) == set()
+    assert await told(stage, cluster, ObservationTimes()) == set()
 
 
 @pytest.mark.parametrize(("cluster", "due"), SICK, ids=[_name(cluster) for cluster, _ in SICK])

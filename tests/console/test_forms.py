@@ -11,7 +11,7 @@ from markupsafe import escape
 from rocketlet.client import AdminClient, Message, Producer
 from rocketlet.console.config import TYPED_BODY_BYTES
 from rocketlet.console.samples import GroupSample, group_sample
-from rocketlet.protocol.admin_bodies import Progress
+from rocketlet.protocol.admin_bodies import QueueProgress
 from rocketlet.protocol.names import Queue
 
 from ..conftest import Node
@@ -158,13 +158,15 @@ def test_the_rate_of_a_group_is_that_of_its_commits(monkeypatch: pytest.MonkeyPa
         (60_000, [605, 0]),
         (65_000, [605, 9000]),
     ):
-        queues = {Queue("orders", "a", number): Progress(10_000, offset, 0) for number, offset in enumerate(offsets)}
+        queues = {
+            Queue("orders", "a", number): QueueProgress(10_000, offset, 0) for number, offset in enumerate(offsets)
+        }
         sample = group_sample("g", queues, {}, sample)
         seen.append(sample.rate)
     assert seen == [None, 10, 10, None, None], "the last: the first offset of a queue is nothing that was read"
-    sample = group_sample("g", {Queue("orders", "a", 0): Progress(9, 9, 0)}, {}, None)
+    sample = group_sample("g", {Queue("orders", "a", 0): QueueProgress(9, 9, 0)}, {}, None)
     clock[0] = 70_000
-    assert group_sample("g", {Queue("orders", "a", 0): Progress(9, 2, 0)}, {}, sample).rate is None, "it was reset"
+    assert group_sample("g", {Queue("orders", "a", 0): QueueProgress(9, 2, 0)}, {}, sample).rate is None, "it was reset"
 
 
 async def everything(node: Node, topic: str) -> list[Message]:

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject, rebalanced
-from rocketlet.client.admin.diagnosis import Examiner, Harm, Patience, diagnose
+from rocketlet.client.admin.diagnosis import Examiner, Harm, ObservationTimes, diagnose
 from rocketlet.client.wire.connection import Connection
 from rocketlet.console.config import COLOURS
-from rocketlet.console.group_watch import GroupWatch, Look, MemberRow
+from rocketlet.console.group_watch import GroupSnapshot, GroupWatch, MemberRow
 from rocketlet.console.server import ConsoleServer
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame
@@ -223,7 +223,7 @@ async def test_every_page_has_the_findings_of_doctor_when_a_handler_hangs(quick_
         assert "Messages wait without progress" in doctor
         assert '<a href="/groups/hangs">hangs</a>' in await quick_site.get("/doctor")
         assert 'title="findings that affect messages now">' in await quick_site.get("/groups")
-        by_doctor = [item for item in await diagnose(admin, Patience(0.0, 0.1, 0.0)) if item.harm < Harm.RISK]
+        by_doctor = [item for item in await diagnose(admin, ObservationTimes(0.0, 0.1, 0.0)) if item.harm < Harm.RISK]
         assert [(item.subject, item.kind) for item in by_doctor if item.kind != "disk"] == [("hangs", "stuck_queue")]
         never.set()
 
@@ -245,12 +245,12 @@ async def test_colours_of_members_differ_when_members_come_and_go(node: Node) ->
     async with AdminClient(node.address) as admin:
         watch = GroupWatch(admin, "g")
     for round_ in range(5):
-        watch.look = Look(members=tuple(member(f"{round_}-{number}") for number in range(COLOURS)))
+        watch.look = GroupSnapshot(members=tuple(member(f"{round_}-{number}") for number in range(COLOURS)))
         colours = [watch.colour(item.client_id) for item in watch.look.members]
         assert sorted(colours, key=int) == [str(number) for number in range(COLOURS)]
     assert watch.colour("0-0") == "gone"
     assert watch.colour(SHARED_OWNER) == "shared"
     kept = watch.colour("4-3")
-    watch.look = Look(members=(member("4-3"), *(member(f"new-{number}") for number in range(COLOURS))))
+    watch.look = GroupSnapshot(members=(member("4-3"), *(member(f"new-{number}") for number in range(COLOURS))))
     assert [watch.colour(item.client_id) for item in watch.look.members].count(kept) == 1
     assert watch.colour(f"new-{COLOURS - 1}") == "more"

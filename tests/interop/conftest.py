@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting import connection as events
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.remoting.dispatch import Dispatch
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.sessions import Event, Question
@@ -91,7 +91,7 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if "official" in request.fixturenames:
         client = str(request.getfixturevalue("official").name)
     seen: set[tuple[int, str]] = set()
-    serve, tell, ask = Dispatch.serve, Connection.tell, Connection.ask
+    serve, tell, ask = Dispatch.serve, RemotingConnection.tell, RemotingConnection.ask
 
     def serving(dispatch: Dispatch, connection: Any, frames: list[Any]) -> None:
         for frame in frames:
@@ -99,17 +99,17 @@ def proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
                 seen.add((frame.code, client))
         serve(dispatch, connection, frames)
 
-    def telling(connection: Connection, event: Event) -> None:
+    def telling(connection: RemotingConnection, event: Event) -> None:
         seen.update((frame.code, client) for frame in FrameReader().feed(events.encode_event(event)))
         tell(connection, event)
 
-    def asking(connection: Connection, number: int, question: Question) -> None:
+    def asking(connection: RemotingConnection, number: int, question: Question) -> None:
         seen.update((frame.code, client) for frame in FrameReader().feed(events.encode_request(number, question)))
         ask(connection, number, question)
 
     monkeypatch.setattr(Dispatch, "serve", serving)
-    monkeypatch.setattr(Connection, "tell", telling)
-    monkeypatch.setattr(Connection, "ask", asking)
+    monkeypatch.setattr(RemotingConnection, "tell", telling)
+    monkeypatch.setattr(RemotingConnection, "ask", asking)
     yield
     if request.node.stash.get(_passed, False):
         for mark in request.node.iter_markers("feature"):

@@ -11,11 +11,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.bodies import GroupConfig, encode_group
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
@@ -73,7 +73,7 @@ class Ours:
         self._stack = AsyncExitStack()
         routes = None if self._name_servers else Routes()
         await self._stack.enter_async_context(
-            Server(Listening("127.0.0.1", port), broker=Broker(config, routes), routes=routes)
+            Server(Listening("127.0.0.1", port), broker=BrokerController(config, routes), routes=routes)
         )
         return self
 
@@ -111,7 +111,7 @@ class System:
     async def topic(self, queues: int = 4) -> str:
         """A new topic that the name server knows."""
         name = f"t{next(numbers)}"
-        cluster = Cluster(self.address)
+        cluster = ClusterView(self.address)
         connection = await cluster.connection(self._system.broker_address)
         await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(name, queues, queues, 6)))
         async with asyncio.timeout(PATIENCE_S):
@@ -123,7 +123,7 @@ class System:
     async def group(self, **settings: Any) -> str:
         """A new group. Created, because Apache's broker makes one only at the first heartbeat, its retry topic late."""
         name = f"g{next(numbers)}"
-        cluster = Cluster(self.address)
+        cluster = ClusterView(self.address)
         connection = await cluster.connection(self._system.broker_address)
         body = encode_group(GroupConfig(name, **settings))
         await connection.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
@@ -131,7 +131,7 @@ class System:
         return name
 
     async def committed(self, group: str, topic: str, queues: int = 4) -> list[int]:
-        cluster = Cluster(self.address)
+        cluster = ClusterView(self.address)
         connection = await cluster.connection(self._system.broker_address)
         offsets = [
             await connection.request(RequestCode.QUERY_CONSUMER_OFFSET, write(QueueOffset(group, topic, queue)))

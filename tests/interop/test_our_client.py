@@ -27,7 +27,7 @@ from rocketlet.client import (
     Sql,
 )
 from rocketlet.client.member.offsets import GroupOffsets
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.migration.mirror import Mirror
 from rocketlet.protocol.names import Queue, dlq_topic
 from rocketlet.testing import Broker as KitBroker
@@ -84,7 +84,7 @@ async def test_first_commits_are_not_lost(system: System) -> None:
     async with Producer(system.address) as producer:
         for _ in range(4 * 4):
             await producer.send(topic, b"x")
-    cluster = Cluster(system.address)
+    cluster = ClusterView(system.address)
     await cluster.find_route(topic)
     await cluster.broker("apache")  # a commit waits for no connection
     for _ in range(30):

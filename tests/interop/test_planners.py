@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from rocketlet.client import Outgoing, Producer
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, ResetOffset, TopicName, write
 from rocketlet.protocol.names import Queue
@@ -19,7 +19,7 @@ from rocketlet.protocol.names import Queue
 pytest.importorskip("pyspark")
 import pyarrow as pa
 from rocketlet.spark.batch import to_partitions, to_read
-from rocketlet.spark.checkpoint import EMPTY, Batch
+from rocketlet.spark.checkpoint import EMPTY, MicroBatch
 from rocketlet.spark.options import stream_options, write_options
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.reading import read_task
@@ -37,7 +37,7 @@ BOTH = pytest.mark.parametrize("membership", ["true", "false"], ids=["member", "
 
 
 @contextmanager
-def opened(address: str, topic: str, group: str, resumed: Batch = EMPTY, **given: str) -> Iterator[Planner]:
+def opened(address: str, topic: str, group: str, resumed: MicroBatch = EMPTY, **given: str) -> Iterator[Planner]:
     """A planner as a query has it that goes on from a checkpoint."""
     options = stream_options({"nameServer": address, "topic": topic, "group": group, **given})
     planner = _planner(options, resumed)
@@ -48,11 +48,11 @@ def opened(address: str, topic: str, group: str, resumed: Batch = EMPTY, **given
         planner.close()
 
 
-def rows_of(batch: Batch | None) -> int:
+def rows_of(batch: MicroBatch | None) -> int:
     return sum(end - begin for begin, end in batch.ranges.values()) if batch else 0
 
 
-def read(planner: Planner, rows: int) -> Batch:
+def read(planner: Planner, rows: int) -> MicroBatch:
     """Finishes batches until so many rows were planned: an Apache broker shows messages a little later. The last batch."""
     planned = 0
     while planned < rows:
@@ -72,7 +72,7 @@ async def fill(address: str, topic: str, count: int) -> None:
 
 
 async def ask(system: System, code: int, header: Any) -> None:
-    cluster = Cluster(system.address)
+    cluster = ClusterView(system.address)
     connection = await cluster.connection(system._system.broker_address)
     await connection.request(code, write(header))
     await cluster.close()
@@ -90,7 +90,7 @@ async def test_a_topic_that_was_made_anew_is_recognised(system: System, membersh
     topic, group = await system.topic(), await system.group()
     await fill(system.address, topic, 400)
 
-    def first() -> Batch:
+    def first() -> MicroBatch:
         with opened(system.address, topic, group, membership=membership) as planner:
             return read(planner, 400)
 
@@ -181,14 +181,14 @@ async def test_a_reset_of_a_running_query_is_served(system: System) -> None:
     assert sum(await system.committed(group, topic)) == 400
 
 
-def planned(planner: Planner) -> Batch:
+def planned(planner: Planner) -> MicroBatch:
     """The next batch, which is not finished. It may have few rows: an Apache broker shows messages a little later."""
     while (batch := planner.plan()) is None:
         pass
     return batch
 
 
-def offsets_of(planner: Planner, address: str, topic: str, group: str, batch: Batch, between: Any) -> Counter[int]:
+def offsets_of(planner: Planner, address: str, topic: str, group: str, batch: MicroBatch, between: Any) -> Counter[int]:
     """The rows that the tasks of a batch read. between: called after they were made."""
     options = stream_options({"nameServer": address, "topic": topic, "group": group})
     ranges = planner.readable(batch)
@@ -295,14 +295,14 @@ async def fill_queues(address: str, *queues: Queue) -> None:
 
 async def route_has(address: str, topic: str, brokers: set[str]) -> None:
     """Returns when the name server tells that these brokers have the topic."""
-    cluster = Cluster(address)
+    cluster = ClusterView(address)
     async with asyncio.timeout(PATIENCE_S):
         while {data.broker_name for data in (await cluster.find_route(topic)).queues} != brokers:  # type: ignore[union-attr]
             await asyncio.sleep(0.01)
     await cluster.close()
 
 
-def addresses(planner: Planner, batch: Batch) -> set[str]:
+def addresses(planner: Planner, batch: MicroBatch) -> set[str]:
     """The names of the brokers that a batch's tasks would read from: those with messages in it."""
     found = planner.addresses(queue for queue, (begin, end) in planner.readable(batch).items() if begin < end)
     return {queue.broker_name for queue in found}

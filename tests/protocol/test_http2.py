@@ -31,8 +31,8 @@ from rocketlet.protocol.http2 import (
     Aborted,
     ErrorCode,
     Event,
+    FrameType,
     Http2,
-    Kind,
     MalformedRequest,
     Opened,
     Received,
@@ -74,7 +74,7 @@ def sent(server: Http2) -> list[tuple[int, int, int, bytes]]:
 def goaway(server: Http2) -> int:
     """The code with which the connection was ended."""
     assert server.is_over
-    (found,) = [payload for kind, _, _, payload in sent(server) if kind == Kind.GOAWAY]
+    (found,) = [payload for kind, _, _, payload in sent(server) if kind == FrameType.GOAWAY]
     return int.from_bytes(found[4:8], "big")
 
 
@@ -151,7 +151,13 @@ def test_more_than_all_windows_goes_both_ways() -> None:
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(0, 3))
 def test_reads_of_any_size_have_the_same_events(sizes: list[int], most: int) -> None:
-    data = HELLO + call(1) + encode(http2.DATA, 1, 1, b"abc") + call(3, end=True) + encode(Kind.PING, 0, 0, b"8 bytes!")
+    data = (
+        HELLO
+        + call(1)
+        + encode(http2.DATA, 1, 1, b"abc")
+        + call(3, end=True)
+        + encode(FrameType.PING, 0, 0, b"8 bytes!")
+    )
     whole = Http2()
     expected = [_shown(event) for event in whole.receive(data, 0.0)]
     pieces, found = Http2(), []
@@ -214,14 +220,16 @@ def test_an_answer_waits_for_the_windows_and_counts_meanwhile() -> None:
     server.answers.send_headers(stream, HEAD)
     server.answers.send_data(stream, b"x" * (http2.DEFAULT_WINDOW_BYTES + 10))
     server.answers.send_end(stream, TRAILERS)
-    assert sum(len(payload) for kind, *_, payload in sent(server) if kind == Kind.DATA) == http2.DEFAULT_WINDOW_BYTES
+    assert (
+        sum(len(payload) for kind, *_, payload in sent(server) if kind == FrameType.DATA) == http2.DEFAULT_WINDOW_BYTES
+    )
     assert server.answers.pending_bytes == 10
     server.receive(http2.encode_window_update(0, 100), 0.0)
     assert sent(server) == []
     server.receive(http2.encode_window_update(1, 4), 0.0)
     assert [payload for *_, payload in sent(server)] == [b"x" * 4]
     server.receive(http2.encode_window_update(1, 6), 0.0)
-    assert [(kind, flags) for kind, flags, *_ in sent(server)] == [(Kind.DATA, 0), (Kind.HEADERS, 5)]
+    assert [(kind, flags) for kind, flags, *_ in sent(server)] == [(FrameType.DATA, 0), (FrameType.HEADERS, 5)]
     assert server.answers.pending_bytes == 0
 
 
@@ -233,21 +241,21 @@ def test_an_answer_that_nobody_takes_is_given_up_with_its_call() -> None:
     assert server.answers.pending_bytes == 0
     server.answers.send_data(events[0].stream, b"more")
     server.answers.send_end(events[0].stream, TRAILERS)
-    assert [kind for kind, *_ in sent(server)] == [Kind.SETTINGS]
+    assert [kind for kind, *_ in sent(server)] == [FrameType.SETTINGS]
 
 
 def test_a_client_that_sends_more_than_a_stream_allows_loses_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """The window is never smaller than the broker reads: made smaller than one frame here."""
     monkeypatch.setattr(http2, "STREAM_WINDOW_BYTES", 100)
     server, _ = begun(call(1) + encode(http2.DATA, 0, 1, b"x" * 101))
-    assert [payload for kind, *_, payload in sent(server) if kind == Kind.RST_STREAM] == [b"\0\0\0\x03"]
+    assert [payload for kind, *_, payload in sent(server) if kind == FrameType.RST_STREAM] == [b"\0\0\0\x03"]
     assert not server.is_over
 
 
 def test_an_answer_before_the_request_has_ended_ends_the_request() -> None:
     server, events = begun(call(1))
     server.answers.send_end(events[0].stream, TRAILERS)
-    assert [(kind, payload) for kind, *_, payload in sent(server)][1] == (Kind.RST_STREAM, b"\0\0\0\0")
+    assert [(kind, payload) for kind, *_, payload in sent(server)][1] == (FrameType.RST_STREAM, b"\0\0\0\0")
     assert server.receive(encode(http2.DATA, 1, 1, b"late") + call(3), 0.0) == [Opened(server.streams[3])]
 
 
@@ -255,7 +263,7 @@ def test_a_table_that_the_client_makes_smaller_is_confirmed_once() -> None:
     server, _ = begun(http2.encode_settings({http2.Setting.HEADER_TABLE_SIZE: 0}) + call(1) + call(3))
     for stream in list(server.streams.values()):
         server.answers.send_headers(stream, HEAD)
-    assert [payload for kind, *_, payload in sent(server) if kind == Kind.HEADERS] == [b"\x20" + HEAD, HEAD]
+    assert [payload for kind, *_, payload in sent(server) if kind == FrameType.HEADERS] == [b"\x20" + HEAD, HEAD]
 
 
 # Limits
@@ -265,16 +273,16 @@ def test_as_many_calls_as_allowed_are_open_and_one_more_is_refused() -> None:
     server, events = begun(b"".join(call(2 * number + 1) for number in range(limits.MAX_STREAMS)))
     assert len(events) == limits.MAX_STREAMS
     assert server.receive(call(2 * limits.MAX_STREAMS + 1), 0.0) == []
-    assert sent(server) == [(Kind.RST_STREAM, 0, 2 * limits.MAX_STREAMS + 1, b"\0\0\0\x07")]
+    assert sent(server) == [(FrameType.RST_STREAM, 0, 2 * limits.MAX_STREAMS + 1, b"\0\0\0\x07")]
     assert not server.is_over
 
 
 @pytest.mark.parametrize(
     "flood",
     [
-        encode(Kind.PING, 0, 0, b"8 bytes!"),
+        encode(FrameType.PING, 0, 0, b"8 bytes!"),
         http2.encode_settings({}),
-        encode(Kind.PRIORITY, 0, 1, b"\0\0\0\0\0"),
+        encode(FrameType.PRIORITY, 0, 1, b"\0\0\0\0\0"),
         encode(http2.DATA, 0, 1),
         encode(0x77, 0, 0),
         http2.encode_window_update(0, 1),
@@ -283,7 +291,7 @@ def test_as_many_calls_as_allowed_are_open_and_one_more_is_refused() -> None:
 )
 def test_frames_that_carry_nothing_are_counted(flood: bytes) -> None:
     server, _ = begun(call(1))
-    left = limits.MAX_CONTROL_FRAMES - (0 if flood[3] == Kind.WINDOW_UPDATE else 1)  # HELLO has SETTINGS
+    left = limits.MAX_CONTROL_FRAMES - (0 if flood[3] == FrameType.WINDOW_UPDATE else 1)  # HELLO has SETTINGS
     server.receive(flood * left, 0.0)
     assert not server.is_over
     server.receive(flood * limits.MAX_CONTROL_FRAMES, limits.CONTROL_SPAN_S + 1)
@@ -295,7 +303,7 @@ def test_frames_that_carry_nothing_are_counted(flood: bytes) -> None:
 
 def test_settings_count_by_how_many_there_are_and_how_many_windows_they_change() -> None:
     def resized(count: int) -> bytes:
-        return encode(Kind.SETTINGS, 0, 0, b"\0\x04\0\0\xff\xff" * count)
+        return encode(FrameType.SETTINGS, 0, 0, b"\0\x04\0\0\xff\xff" * count)
 
     for open_calls, settings in ((0, 10_000), (limits.MAX_STREAMS, 10)):
         begin = b"".join(call(2 * number + 1) for number in range(open_calls))
@@ -313,7 +321,7 @@ def test_an_answer_behind_its_own_window_waits_for_no_other_one() -> None:
         server.answers.send_data(event.stream, b"answer")
     assert not server.answers._waiting
     server.receive(http2.encode_settings({http2.Setting.INITIAL_WINDOW_SIZE: 6}), 0.0)
-    assert [payload for kind, *_, payload in sent(server) if kind == Kind.DATA] == [b"answer", b"answer"]
+    assert [payload for kind, *_, payload in sent(server) if kind == FrameType.DATA] == [b"answer", b"answer"]
 
 
 def test_calls_that_are_given_up_at_once_are_counted() -> None:

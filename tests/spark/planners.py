@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 import uvloop
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import TopicName, write
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.checkpoint import EMPTY, Batch
+from rocketlet.spark.checkpoint import EMPTY, MicroBatch
 from rocketlet.spark.options import stream_options
 from rocketlet.spark.planner import Planner
 from rocketlet.spark.share import QueryMember
@@ -22,7 +22,7 @@ BOTH = pytest.mark.parametrize("membership", [True, False], ids=["member", "stan
 
 
 @contextmanager
-def opened(address: str, membership: bool, resumed: Batch = EMPTY, **given: str | None) -> Iterator[Planner]:
+def opened(address: str, membership: bool, resumed: MicroBatch = EMPTY, **given: str | None) -> Iterator[Planner]:
     """A planner as a query has it that goes on from a checkpoint."""
     topic = {} if "assign" in given else {"topic": "t"}
     all_given = {name: value for name, value in {**topic, **given}.items() if value is not None}
@@ -41,7 +41,7 @@ def member_of(planner: Planner) -> QueryMember:
     return planner._share
 
 
-def read_all(planner: Planner) -> Batch:
+def read_all(planner: Planner) -> MicroBatch:
     """The batch of everything that is there, finished."""
     batch = planner.plan()
     assert batch is not None
@@ -51,7 +51,7 @@ def read_all(planner: Planner) -> Batch:
 
 def request(address: str, code: int, ext: dict[str, object]) -> None:
     async def run() -> None:
-        cluster = Cluster(address)
+        cluster = ClusterView(address)
         connection = await cluster.connection(address)
         await connection.request(code, ext)  # type: ignore[arg-type]
         await cluster.close()

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import uvloop
 from rocketlet.client import AdminClient, Outgoing, Producer
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, QueueOffset, write
 
 pytest.importorskip("pyspark")
 from pyspark.sql import DataFrame, SparkSession
-from rocketlet.spark.checkpoint import Batch
+from rocketlet.spark.checkpoint import MicroBatch
 
 MARKS = [
     pytest.mark.spark,
@@ -34,7 +34,7 @@ QUEUES = 4
 
 def fill(address: str, numbers: range, topic: str = "t") -> None:
     async def run() -> None:
-        cluster = Cluster(address)
+        cluster = ClusterView(address)
         connection = await cluster.connection(address)
         if await cluster.find_route(topic) is None:
             await connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(topic, QUEUES, QUEUES, 6)))
@@ -54,7 +54,7 @@ def committed(address: str, group: str, topic: str = "t") -> int:
     """The sum of the group's offsets over the topic's queues."""
 
     async def run() -> int:
-        cluster = Cluster(address)
+        cluster = ClusterView(address)
         connection = await cluster.connection(address)
         total = 0
         for queue in range(QUEUES):
@@ -88,7 +88,7 @@ def stream(spark: SparkSession, address: str, group: str, **options: str) -> Dat
     return reader.options(**options).load()
 
 
-def rows_of(batch: Batch) -> int:
+def rows_of(batch: MicroBatch) -> int:
     return sum(end - begin for begin, end in batch.ranges.values())
 
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from rocketlet.client import Access
 from rocketlet.protocol.names import Queue, parse_subscription
-from rocketlet.spark.checkpoint import Mark
+from rocketlet.spark.checkpoint import TopicSnapshot
 from rocketlet.spark.reading import QueueRange, read_task
 
 
-def queue_range(address: str, end: int, mark: Mark, *, fail: bool = True, batch_rows: int = 1000) -> QueueRange:
+def queue_range(
+    address: str, end: int, mark: TopicSnapshot, *, fail: bool = True, batch_rows: int = 1000
+) -> QueueRange:
     everything = parse_subscription("t", "*", version=1)
     access = Access(encoding="json")  # as with Apache's brokers
     return QueueRange(QUEUE, 0, end, address, access, "g", everything, fail, batch_rows, 5.0, ("queueOffset",), mark)

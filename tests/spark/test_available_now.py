@@ -12,7 +12,7 @@ from rocketlet.client import AdminClient, ConnectionFailed, RocketletError
 from rocketlet.protocol.names import Queue
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.checkpoint import Batch
+from rocketlet.spark.checkpoint import MicroBatch
 from rocketlet.spark.planner import Planner
 from rocketlet.testing import Broker
 
@@ -51,7 +51,7 @@ def test_a_query_that_ends_by_itself_plans_nothing_behind_the_end_of_a_topic_tha
     planned = 0
     with opened(address, membership, failOnDataLoss="false") as planner:
         planner.set_targets()
-        batch: Batch | None = planner.plan(100)
+        batch: MicroBatch | None = planner.plan(100)
         assert batch is not None
         planner.finish(batch)
         delete_topic(address)

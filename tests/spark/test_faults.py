@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import uvloop
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
 from rocketlet.client import Access, Producer, RocketletError
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.codes import SYS_COMPRESSED, RequestCode
 from rocketlet.protocol.names import Queue, parse_subscription
 
@@ -122,7 +122,7 @@ def test_a_message_that_cannot_be_decoded_is_named_or_comes_without_its_body(
     spark: SparkSession, address: str, tmp_path: Path
 ) -> None:
     async def send() -> None:
-        cluster = Cluster(address)
+        cluster = ClusterView(address)
         connection = await cluster.connection(address)
         fields: dict[str, str | int] = {
             "a": "g",
@@ -152,7 +152,7 @@ async def test_a_range_whose_begin_has_expired_fails_or_begins_later(tmp_path: P
     address = f"127.0.0.1:{port}"
     config = BrokerConfig(data_dir=tmp_path, address=address, name="broker-a", segment_bytes=1 << 20, retain_hours=0)
     routes = Routes()
-    broker = Broker(config, routes)
+    broker = BrokerController(config, routes)
     async with (
         Server(Listening("127.0.0.1", port), broker=broker, routes=routes),
         Producer(address, default_queues=1) as producer,

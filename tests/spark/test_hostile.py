@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from rocketlet.client import AnswerUnreadable
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB
 from rocketlet.protocol.frame import Frame, FrameReader, encode
 from rocketlet.protocol.group_bodies import TopicExtent, encode_extents
@@ -20,9 +20,9 @@ from rocketlet.protocol.names import Queue
 
 pytest.importorskip("pyspark")
 from rocketlet.spark import columns
-from rocketlet.spark.checkpoint import Mark
+from rocketlet.spark.checkpoint import TopicSnapshot
 from rocketlet.spark.reading import QueueRange, Task
-from rocketlet.spark.share import Extent, Extents, Seen
+from rocketlet.spark.share import BrokerOffsets, Extent, Extents
 from rocketlet.spark.worker import DataLossError
 
 from .tasks import batches_of, queue_range
@@ -58,7 +58,7 @@ def records(bodies: Iterable[bytes], first: int = 0) -> bytes:
 
 
 def span_of(address: str) -> QueueRange:
-    return replace(queue_range(address, 5, Mark()), columns=("queueOffset", "body"))
+    return replace(queue_range(address, 5, TopicSnapshot()), columns=("queueOffset", "body"))
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ async def test_unreadable_record_ends_the_task_or_is_left_out_when_losses_are_ac
         assert await batches_of([Task((replace(span_of(address), fail_on_data_loss=False),))]) == [[0, 2]]
 
 
-async def seen_in(answer: Frame) -> Seen:
+async def seen_in(answer: Frame) -> BrokerOffsets:
     async with answering(answer) as address:
-        cluster = Cluster(address)
+        cluster = ClusterView(address)
         cluster._masters["b"] = address
         try:
             return await Extents(cluster, "g").of([Queue("t", "b", 0), Queue("t", "b", 9)])

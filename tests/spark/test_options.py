@@ -9,7 +9,7 @@ from rocketlet.client.config import At
 from rocketlet.client.errors import ConfigError
 from rocketlet.spark import options as schema
 from rocketlet.spark.config import MAX_NUMBER, MAX_SEND_BATCH_BYTES, MAX_TIMEOUT_MS
-from rocketlet.spark.options import Position, batch_options, chosen, columns, stream_options, write_options
+from rocketlet.spark.options import StartingOffsets, batch_options, chosen, columns, stream_options, write_options
 from rocketlet.spark.sink import check_columns
 
 GOOD = {"nameServer": "h:1", "topic": "t", "group": "g"}
@@ -151,14 +151,14 @@ def test_options_are_read_whatever_their_case() -> None:
         {"NAMESERVER": "h:1", "Topic": "t, u", "group": "g", "startingtimestamp": "17", "MaxRowsPerTrigger": "9"}
     )
     assert options.read.topics == ("t", "u")
-    assert (options.read.start, options.max_rows) == (Position(17), 9)
+    assert (options.read.start, options.max_rows) == (StartingOffsets(17), 9)
     assert "secret" not in repr(stream_options({**GOOD, "accessKey": "key", "secretKey": "secret"}))
 
 
 def test_exact_offsets_are_kafkas_numbers() -> None:
     exact = '{"t": {"a": {"0": 23, "1": -1, "2": -2}}}'
     start = stream_options({**GOOD, "startingOffsets": exact}).read.start
-    assert start == Position(
+    assert start == StartingOffsets(
         "first", {Queue("t", "a", 0): At(23), Queue("t", "a", 1): "last", Queue("t", "a", 2): "first"}
     )
     assert start.of(Queue("t", "b", 0)) == "first"
@@ -175,9 +175,9 @@ def test_durations_queues_and_times_per_queue() -> None:
     assert read.topics == ("t", "u")
     assert read.assigned == {Queue("t", "b", 0), Queue("t", "b", 2), Queue("u", "b", 1)}
     times = {"startingOffsetsByTimestamp": '{"t": {"b": {"0": 5}}}', "startingTimestamp": "7"}
-    assert stream_options(GOOD | times).read.start == Position(7, {Queue("t", "b", 0): 5})
+    assert stream_options(GOOD | times).read.start == StartingOffsets(7, {Queue("t", "b", 0): 5})
     del times["startingTimestamp"]
-    assert stream_options(GOOD | times).read.start == Position("first", {Queue("t", "b", 0): 5})
+    assert stream_options(GOOD | times).read.start == StartingOffsets("first", {Queue("t", "b", 0): 5})
     for text, seconds in (("500ms", 0.5), ("30s", 30), ("15m", 900), ("2min", 120), ("1h", 3600), ("1d", 86_400)):
         assert stream_options(GOOD | {"minOffsetsPerTrigger": "5", "maxTriggerDelay": text}).max_delay_s == seconds
 

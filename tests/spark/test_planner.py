@@ -27,7 +27,7 @@ from .strategies import RANGES
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.batch import RocketletReader
-from rocketlet.spark.checkpoint import EMPTY, Batch, from_offset, to_offset
+from rocketlet.spark.checkpoint import EMPTY, MicroBatch, from_offset, to_offset
 from rocketlet.spark.driver import Ledger
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.planner import Planner
@@ -434,7 +434,7 @@ def test_a_retired_broker_leaves_the_checkpoint_usable(address: str) -> None:
     with opened(address, False) as planner:
         batch = read_all(planner)
     gone = Queue("t", "broker-z", 0)
-    with_retired = Batch({**batch.ranges, gone: (70, 70)}, batch.marks, False, "g")
+    with_retired = MicroBatch({**batch.ranges, gone: (70, 70)}, batch.marks, False, "g")
     fill(address, range(40))
     with opened(address, False, with_retired) as planner:
         again = planner.plan()
@@ -819,26 +819,26 @@ def test_ranges_are_split_into_parts_of_like_size(ranges: dict[Queue, Range], le
 
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.checkpoint import Mark, check_resumed
+from rocketlet.spark.checkpoint import TopicSnapshot, check_resumed
 from rocketlet.spark.options import StreamOptions
 
 from .strategies import RANGES
 
 MARKS = st.dictionaries(
     st.tuples(st.sampled_from("tu"), st.sampled_from(["a", "b:1"])),
-    st.builds(Mark, st.text("0123456789abcdef", max_size=16), st.integers(0, 2**45), st.integers(0, 9)),
+    st.builds(TopicSnapshot, st.text("0123456789abcdef", max_size=16), st.integers(0, 2**45), st.integers(0, 9)),
 )
-BATCHES = st.builds(Batch, RANGES, MARKS, st.sampled_from([None, True, False]), st.sampled_from(["", "g"]))
+BATCHES = st.builds(MicroBatch, RANGES, MARKS, st.sampled_from([None, True, False]), st.sampled_from(["", "g"]))
 
 
 @given(BATCHES)
-def test_what_spark_logs_is_read_back(batch: Batch) -> None:
+def test_what_spark_logs_is_read_back(batch: MicroBatch) -> None:
     assert from_offset(json.loads(json.dumps(to_offset(batch)))) == batch
 
 
 def test_a_checkpoint_without_a_batch_and_one_of_an_earlier_release_are_read() -> None:
     assert from_offset({}) == EMPTY
-    assert from_offset({"t": {"b": {"0": "5:7"}}}) == Batch({Queue("t", "b", 0): (5, 7)})
+    assert from_offset({"t": {"b": {"0": "5:7"}}}) == MicroBatch({Queue("t", "b", 0): (5, 7)})
 
 
 @pytest.mark.parametrize("offset", [{"t": {"b": {"0": "5"}}}, {"$": {"topics": {"t": {"b": {"other": 1}}}}}, {"$": 5}])
@@ -856,15 +856,15 @@ def test_another_membership_is_refused_and_told_where_to_go_on() -> None:
     with pytest.raises(
         ConfigError, match=r"membership is false; the checkpoint was written with true.* group=g and starting"
     ):
-        check_resumed(Batch(ranges, membership=True, group="g"), options(membership="false"))
+        check_resumed(MicroBatch(ranges, membership=True, group="g"), options(membership="false"))
     with pytest.raises(ConfigError, match=r'membership is true.* startingOffsets={"t":{"b":{"0":7,"1":9}}}'):
-        check_resumed(Batch(ranges, membership=False), options())
-    check_resumed(Batch(ranges, membership=True, group="g"), options())
-    check_resumed(Batch(ranges, membership=False), options(membership="false"))
+        check_resumed(MicroBatch(ranges, membership=False), options())
+    check_resumed(MicroBatch(ranges, membership=True, group="g"), options())
+    check_resumed(MicroBatch(ranges, membership=False), options(membership="false"))
     check_resumed(EMPTY, options())
 
 
 def test_another_group_is_refused() -> None:
     with pytest.raises(ConfigError, match="the option group is 'g'; the checkpoint belongs to the group 'h'"):
-        check_resumed(Batch(membership=True, group="h"), options())
-    check_resumed(Batch(membership=False, group="h"), options(membership="false"))
+        check_resumed(MicroBatch(membership=True, group="h"), options())
+    check_resumed(MicroBatch(membership=False, group="h"), options(membership="false"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from rocketlet.client import AdminClient, Outgoing, Producer
-from rocketlet.client.wire.cluster import Cluster
+from rocketlet.client.wire.cluster import ClusterView
 from rocketlet.protocol.names import Queue
 from rocketlet.testing import Broker, Fault
 
@@ -16,7 +16,7 @@ from .tasks import QUEUE, batches_of, queue_range
 
 pytest.importorskip("pyspark")
 from rocketlet.spark.batch import RocketletReader, to_partitions, to_read
-from rocketlet.spark.checkpoint import EMPTY, Mark
+from rocketlet.spark.checkpoint import EMPTY, TopicSnapshot
 from rocketlet.spark.options import batch_options, stream_options
 from rocketlet.spark.reading import Task
 from rocketlet.spark.share import Extents
@@ -79,7 +79,7 @@ async def test_a_topic_that_is_gone_between_planning_and_reading_is_named(queues
         queue = Queue("t", "broker-a", 1)
         async with Producer(broker.address, default_queues=2) as producer:
             await producer.send_batch("t", [Outgoing(b"x")] * 10, queue=queue)
-        span = replace(queue_range(broker.address, 10, Mark()), queue=queue)
+        span = replace(queue_range(broker.address, 10, TopicSnapshot()), queue=queue)
         assert await batches_of([Task((span,))]) == [list(range(10))]
         async with AdminClient(broker.address) as admin:
             await admin.delete_topic("t")
@@ -106,13 +106,13 @@ async def test_on_apaches_broker_what_was_stored_after_the_planning_is_of_anothe
     async with Broker(default_queues=1) as broker:
         await fill(broker.address, 10)
         stored_ms = int(broker.messages("t")[0].store_ms)
-        same = queue_range(broker.address, 10, Mark(newest_ms=stored_ms))
+        same = queue_range(broker.address, 10, TopicSnapshot(newest_ms=stored_ms))
         assert await batches_of([Task((same,))]) == [list(range(10))]
-        anew = queue_range(broker.address, 10, Mark(newest_ms=stored_ms - 1))
+        anew = queue_range(broker.address, 10, TopicSnapshot(newest_ms=stored_ms - 1))
         with pytest.raises(DataLossError, match="stored after the batch was planned: the topic was recreated"):
             await batches_of([Task((anew,))])
         assert await batches_of([Task((replace(anew, fail_on_data_loss=False),))]) == []
-        cluster = Cluster(broker.address)
+        cluster = ClusterView(broker.address)
         await cluster.find_route("t")
         there = await Extents(cluster, "").fingerprint(QUEUE, 9)
         await cluster.close()
@@ -127,14 +127,14 @@ async def test_a_reset_that_apaches_broker_tells_a_task_does_not_change_its_batc
     async with Broker(default_queues=1) as broker:
         await fill(broker.address, 10)
         broker.faults.add(Fault.answer("PULL_MESSAGE", response="PULL_OFFSET_MOVED", times=1))
-        assert await batches_of([Task((queue_range(broker.address, 10, Mark()),))]) == [list(range(10))]
+        assert await batches_of([Task((queue_range(broker.address, 10, TopicSnapshot()),))]) == [list(range(10))]
 
 
 async def test_arrow_batches_have_as_many_rows_as_are_asked_for() -> None:
     async with Broker(default_queues=1) as broker:
         for _ in range(3):
             await fill(broker.address, 1000, b"x" * 1000)
-        span = queue_range(broker.address, 2900, Mark(), batch_rows=1300)
+        span = queue_range(broker.address, 2900, TopicSnapshot(), batch_rows=1300)
         assert [len(batch) for batch in await batches_of([Task((span,))])] == [899, 899, 899, 203]
-        few = queue_range(broker.address, 2900, Mark(), batch_rows=300)
+        few = queue_range(broker.address, 2900, TopicSnapshot(), batch_rows=300)
         assert [len(batch) for batch in await batches_of([Task((few,))])] == [300] * 9 + [200]

@@ -8,7 +8,7 @@ from rocketlet.broker.groups.agreement import Agreement
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.stages import GivenElsewhere, Others
 from rocketlet.broker.runtime import MovableClock
-from rocketlet.protocol.group_bodies import Members, Word
+from rocketlet.protocol.group_bodies import AgreedMembers, Word
 from rocketlet.protocol.headers import AgreeOnMembers
 
 
@@ -42,4 +42,6 @@ class Said:
         self, digest: str, *waiting: str, heard: int, number: int = 1, given: str = "", asks: bool = False
     ) -> list[GivenElsewhere]:
         header = AgreeOnMembers("g", "broker-b", number, heard, asks, digest)
-        return self.agreement.heard(self.group, header, Members(frozenset(waiting), {given: ("c1",)} if given else {}))
+        return self.agreement.heard(
+            self.group, header, AgreedMembers(frozenset(waiting), {given: ("c1",)} if given else {})
+        )

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from rocketlet.broker.broker import Broker
-from rocketlet.broker.remoting.connection import Buffers, Connection, Refused, answer
+from rocketlet.broker.broker import BrokerController
+from rocketlet.broker.remoting.connection import Buffers, Refused, RemotingConnection, answer
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS, BrokerHandler
 from rocketlet.client.config import APACHE_LEASE_S
 from rocketlet.client.wire.connection import Access
@@ -39,7 +39,7 @@ class ApacheLocks:
 
     def __init__(self, run: Run = at_once) -> None:
         self.run = run
-        self._locks: dict[tuple[Broker, str, str, int], tuple[str, float]] = {}
+        self._locks: dict[tuple[BrokerController, str, str, int], tuple[str, float]] = {}
 
     def owners(self) -> dict[tuple[str, int], str]:
         """Client id by topic and queue id."""
@@ -54,17 +54,21 @@ class ApacheLocks:
             yield
 
     def _later(self, real: BrokerHandler) -> BrokerHandler:
-        def handle(broker: Broker, connection: Connection, frame: Frame) -> None:
+        def handle(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> None:
             self.run(frame.code, lambda: self._carry_out(real, broker, connection, frame))
 
         return handle
 
-    def _carry_out(self, real: BrokerHandler, broker: Broker, connection: Connection, frame: Frame) -> None:
+    def _carry_out(
+        self, real: BrokerHandler, broker: BrokerController, connection: RemotingConnection, frame: Frame
+    ) -> None:
         reply = self._answer(real, broker, connection, frame)
         if reply is not None:  # else a pull is held
             connection.write(reply)
 
-    def _answer(self, real: BrokerHandler, broker: Broker, connection: Connection, frame: Frame) -> Buffers | None:
+    def _answer(
+        self, real: BrokerHandler, broker: BrokerController, connection: RemotingConnection, frame: Frame
+    ) -> Buffers | None:
         if frame.code == RequestCode.LOCK_BATCH_MQ:
             request = group_bodies.decode_lock_request(frame.body)
             return answer(frame, body=group_bodies.encode_locked(dict.fromkeys(self._lock(broker, request), 0)))
@@ -78,7 +82,7 @@ class ApacheLocks:
         assert reply is None or isinstance(reply, list)
         return reply
 
-    def _lock(self, broker: Broker, request: LockRequest) -> Iterator[Queue]:
+    def _lock(self, broker: BrokerController, request: LockRequest) -> Iterator[Queue]:
         now_s = time.monotonic()
         for queue in request.queues:
             key = (broker, request.group, queue.topic, queue.queue_id)
@@ -87,7 +91,7 @@ class ApacheLocks:
                 self._locks[key] = request.client_id, now_s
                 yield queue
 
-    def _unlock(self, broker: Broker, request: LockRequest) -> None:
+    def _unlock(self, broker: BrokerController, request: LockRequest) -> None:
         for queue in request.queues:
             key = (broker, request.group, queue.topic, queue.queue_id)
             if self._locks.get(key, ("", 0.0))[0] == request.client_id:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.groups.stages import Drain
 from rocketlet.protocol import bodies, group_bodies
 from rocketlet.protocol.bodies import ConsumerData, Heartbeat
@@ -16,7 +16,7 @@ from .requests import SUBSCRIBED, SUSPEND, join, pull, send
 FLAGS = SUBSCRIBED | SUSPEND
 
 
-def drain_of(broker: Broker) -> Drain:
+def drain_of(broker: BrokerController) -> Drain:
     """The change of the group that not all members know yet."""
     drain = broker.groups.obtain("g").drain
     assert drain is not None

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from rocketlet.client import AdminClient, Consumer, Message, Producer, Reject
 from rocketlet.client.admin import diagnosis
-from rocketlet.client.admin.diagnosis import Finding, Patience, diagnose
+from rocketlet.client.admin.diagnosis import Finding, ObservationTimes, diagnose
 from rocketlet.client.config import DISK_LOW_RATIO
 from rocketlet.protocol.admin_bodies import RunningQueue, encode_running_info
 from rocketlet.protocol.bodies import (
@@ -89,7 +89,7 @@ class SickCluster:
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     while True:
-                        looked = await diagnose(admin, Patience(look_s=0.5, watch_s=0.5, stuck_s=0.0))
+                        looked = await diagnose(admin, ObservationTimes(look_s=0.5, watch_s=0.5, stuck_s=0.0))
                         found = {(finding.subject, finding.kind): finding for finding in looked}
                         missing = set(wanted) - found.keys()
                         if not missing:

@@ -6,12 +6,12 @@ import asyncio
 import socket
 
 import pytest
-from rocketlet.testing.loop import Loop
+from rocketlet.testing.loop import CheckedLoop
 from rocketlet.testing.loop_thread import LoopThread
 
 
 def test_a_connection_that_was_left_open_is_named_when_the_loop_closes() -> None:
-    loop = Loop()
+    loop = CheckedLoop()
     ours, theirs = socket.socketpair()
     with theirs:
         loop.run_until_complete(loop.create_connection(asyncio.Protocol, sock=ours))
@@ -21,7 +21,7 @@ def test_a_connection_that_was_left_open_is_named_when_the_loop_closes() -> None
 
 
 def test_a_loop_with_nothing_left_closes_in_silence() -> None:
-    loop = Loop()
+    loop = CheckedLoop()
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     assert loop.is_closed()

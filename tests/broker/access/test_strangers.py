@@ -16,7 +16,7 @@ from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.tls import Tls
 from rocketlet.client import AdminClient, Producer
-from rocketlet.client.admin.diagnosis import Harm, Patience, diagnose
+from rocketlet.client.admin.diagnosis import Harm, ObservationTimes, diagnose
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import ConsumerData, DataVersion, GroupConfig, Heartbeat, TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode
@@ -338,7 +338,7 @@ async def test_doctor_names_who_is_refused_and_why(nodes: Nodes, file: AccountsF
     assert (await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).code != 0
     await wire.close()
     async with AdminClient(node.address, access=access(ADMIN)) as admin:
-        (finding,) = [one for one in await diagnose(admin, Patience(0, 0, 0)) if one.kind == "requests_refused"]
+        (finding,) = [one for one in await diagnose(admin, ObservationTimes(0, 0, 0)) if one.kind == "requests_refused"]
     assert (finding.harm, finding.subject) == (Harm.STANDS, "broker-a")
     assert "127.0.0.1 asked for SEND_MESSAGE_V2 (310): Check signature failed for accessKey=orders-key" in finding.text
 

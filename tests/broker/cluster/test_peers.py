@@ -15,11 +15,11 @@ from rocketlet.broker.groups.agreement import Agreement
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import Member
 from rocketlet.broker.groups.stages import Others
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, Route, finish
 from rocketlet.protocol.frame import Frame, FrameReader, encode
-from rocketlet.protocol.group_bodies import Members, Word
+from rocketlet.protocol.group_bodies import AgreedMembers, Word
 from rocketlet.protocol.headers import AgreeOnMembers
 from rocketlet.protocol.names import Subscription
 
@@ -59,7 +59,7 @@ async def peers() -> AsyncIterator[list[Peer]]:
             peer.answers.set()
 
 
-WORD = Word(AgreeOnMembers("g", "broker-a", 1, 0, False, "", ""), Members())
+WORD = Word(AgreeOnMembers("g", "broker-a", 1, 0, False, "", ""), AgreedMembers())
 
 
 class Said:
@@ -126,7 +126,7 @@ def group_of(*topics: str) -> ConsumerGroup:
     group = ConsumerGroup("g")
     group.begin_membership()
     for topic in topics:
-        connection = cast("Connection", object())
+        connection = cast("RemotingConnection", object())
         data = ConsumerData("g", subscriptions=(Subscription("t"), Subscription(topic)))
         member = Member(topic, connection, data, 0, 0, 0.0)
         member.update(data, 0.0)

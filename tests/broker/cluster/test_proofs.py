@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rocketlet.broker.config import LIMITS
 from rocketlet.protocol.codes import RequestCode, ResponseCode
-from rocketlet.protocol.group_bodies import Members, encode_agreed_members
+from rocketlet.protocol.group_bodies import AgreedMembers, encode_agreed_members
 from rocketlet.protocol.headers import AgreeOnMembers, write
 from structlog.testing import capture_logs
 
@@ -32,7 +32,7 @@ async def refused_word(two: Two, connect: Connect, header: AgreeOnMembers, waiti
     stranger = await connect(two.a.address)
     with capture_logs() as logs:
         answer = await stranger.call(
-            RequestCode.AGREE_ON_MEMBERS, write(header), encode_agreed_members(Members(waiting))
+            RequestCode.AGREE_ON_MEMBERS, write(header), encode_agreed_members(AgreedMembers(waiting))
         )
     assert answer.code == ResponseCode.NO_PERMISSION, answer.remark
     assert "does not say" in (answer.remark or "")
@@ -67,7 +67,7 @@ async def test_a_word_to_one_broker_is_worth_nothing_with_another(two: Two, conn
     header = overheard(two)
     await refused_word(two, connect, header._replace(token=said.token("broker-c")), frozenset())
     good = write(header._replace(token=said.token("broker-a")))
-    assert (await one.a.call(RequestCode.AGREE_ON_MEMBERS, good, encode_agreed_members(Members()))).code == 0
+    assert (await one.a.call(RequestCode.AGREE_ON_MEMBERS, good, encode_agreed_members(AgreedMembers()))).code == 0
 
 
 async def test_a_broker_is_asked_once_for_each_connection(node: Node, wire: Wire) -> None:
@@ -76,14 +76,16 @@ async def test_a_broker_is_asked_once_for_each_connection(node: Node, wire: Wire
         await eventually(lambda: bool(stranger.requests))
         said = write(AgreeOnMembers("g", "broker-b", 1, 1, False, "other", "t"))
         for _ in range(3):
-            assert (await wire.call(RequestCode.AGREE_ON_MEMBERS, said, encode_agreed_members(Members()))).code == 0
+            assert (
+                await wire.call(RequestCode.AGREE_ON_MEMBERS, said, encode_agreed_members(AgreedMembers()))
+            ).code == 0
         asked = [frame.ext for frame in stranger.requests if frame.code == RequestCode.CONFIRM_WORD]
         assert asked == [{"brokerName": "broker-a", "token": "t"}]
 
 
 async def test_only_so_many_brokers_are_asked_at_once(node: Node, wire: Wire, connect: Connect) -> None:
     said = write(AgreeOnMembers("g", "broker-b", 1, 1, False, "other", "t"))
-    body = encode_agreed_members(Members())
+    body = encode_agreed_members(AgreedMembers())
     async with at_work(node, wire, None) as stranger:
         await join(wire, "c1")
         await eventually(lambda: bool(stranger.requests))

@@ -10,7 +10,7 @@ from rocketlet.broker.config import LIMITS, PEER_IDLE_S, PROGRESS_S
 from rocketlet.protocol.bodies import BodyError
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_AGREED_IDS, MAX_AGREED_LISTS, MAX_ID_CHARS
-from rocketlet.protocol.group_bodies import Members, decode_agreed_members, encode_agreed_members
+from rocketlet.protocol.group_bodies import AgreedMembers, decode_agreed_members, encode_agreed_members
 from rocketlet.protocol.group_bodies import decode_members as decode_client_ids
 from rocketlet.protocol.headers import AgreeOnMembers, read, write
 
@@ -180,7 +180,7 @@ async def test_a_broker_that_knows_other_members_is_waited_for_as_long_as_a_drai
         said = heard._replace(broker_name="broker-b", heard=heard.number, digest="other")
         for number in range(words):
             node.clock.advance(20.0)
-            body = encode_agreed_members(Members(frozenset((f"c{number}",))))
+            body = encode_agreed_members(AgreedMembers(frozenset((f"c{number}",))))
             assert (await wire.call(RequestCode.AGREE_ON_MEMBERS, write(said), body)).code == 0
         node.clock.advance(60.0 - 20.0 * words)
         await told(wire, "c1")
@@ -304,13 +304,13 @@ def test_the_lists_of_some_changes_are_kept() -> None:
 def test_what_a_broker_says_is_limited() -> None:
     ids = tuple(f"c{number}" for number in range(MAX_AGREED_IDS))
     given = {f"d{number}": ids for number in range(MAX_AGREED_LISTS)}
-    said = Members(frozenset(ids), given)
+    said = AgreedMembers(frozenset(ids), given)
     assert decode_agreed_members(encode_agreed_members(said)) == said
     for beyond in (
-        Members(frozenset((*ids, "c"))),
-        Members(given={"d": (*ids, "c")}),
-        Members(given={**given, "d": ids}),
-        Members(frozenset(("c" * (MAX_ID_CHARS + 1),))),
+        AgreedMembers(frozenset((*ids, "c"))),
+        AgreedMembers(given={"d": (*ids, "c")}),
+        AgreedMembers(given={**given, "d": ids}),
+        AgreedMembers(frozenset(("c" * (MAX_ID_CHARS + 1),))),
     ):
         with pytest.raises(BodyError, match="length <="):
             decode_agreed_members(encode_agreed_members(beyond))
@@ -328,7 +328,7 @@ def wrong() -> Iterator[AgreeOnMembers]:
 
 
 async def test_what_cannot_be_is_refused_and_what_nobody_asked_for_changes_nothing(node: Node, wire: Wire) -> None:
-    body = encode_agreed_members(Members())
+    body = encode_agreed_members(AgreedMembers())
     for header in wrong():
         assert (await wire.call(RequestCode.AGREE_ON_MEMBERS, write(header), body)).code == ResponseCode.SYSTEM_ERROR
     stray = write(AgreeOnMembers("g", "broker-b", 1, 1, True, "d"))

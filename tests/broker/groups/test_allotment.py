@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rocketlet.broker.groups.claims import owners_of
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.members import ALONE, Member
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.protocol.allocation import AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, Strategy, TopicQueues
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, QueueData, Route, finish
 from rocketlet.protocol.names import Queue, parse_subscription, retry_topic, sorted_ids
@@ -47,7 +47,7 @@ def route_of(counts: tuple[int, int]) -> Route:
     return Route(queues, tuple(BrokerData(name, {0: "127.0.0.1:1"}, "c") for name in BROKERS))
 
 
-def joined(people: list[Someone]) -> tuple[ConsumerGroup, dict[Someone, Connection]]:
+def joined(people: list[Someone]) -> tuple[ConsumerGroup, dict[Someone, RemotingConnection]]:
     group, connections = ConsumerGroup("g"), {}
     group.begin_membership()
     for someone in people:
@@ -65,7 +65,7 @@ def joined(people: list[Someone]) -> tuple[ConsumerGroup, dict[Someone, Connecti
 
 
 def readers_of(
-    group: ConsumerGroup, connections: dict[Someone, Connection], topic: str, queues: TopicQueues
+    group: ConsumerGroup, connections: dict[Someone, RemotingConnection], topic: str, queues: TopicQueues
 ) -> Iterator[tuple[Queue, list[str]]]:
     """The readers of each queue: one of ours reads its share; a foreign member reads its claim by the list that it is told,
     unless it is bound to its share and the queue is another's."""

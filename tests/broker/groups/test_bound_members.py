@@ -13,7 +13,7 @@ from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.members import ALONE, MemberList
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.stages import Drain
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Session
 from rocketlet.protocol.allocation import TopicQueues
@@ -66,7 +66,7 @@ class World:
     async def _route(self, topic: str) -> Route | None:
         return self.route(topic) if topic in self.queues else None
 
-    def joins(self, client_id: str, *topics: str, strategy: str | None = None) -> Connection:
+    def joins(self, client_id: str, *topics: str, strategy: str | None = None) -> RemotingConnection:
         session = peer()
         data = ConsumerData("g", subscriptions=tuple(map(Subscription, (*topics, RETRIES))), strategy=strategy)
         self.groups.heartbeat(session, client_id, data, 0, 0)
@@ -78,14 +78,14 @@ class World:
         assert group is not None
         return group
 
-    def gives(self, session: Connection, members: MemberList) -> MemberList:
+    def gives(self, session: RemotingConnection, members: MemberList) -> MemberList:
         self.allotment.issue(self.group, session, self.group.members[session].client_id, members)
         return members
 
-    def is_bound(self, session: Connection, topic: str = "t") -> bool:
+    def is_bound(self, session: RemotingConnection, topic: str = "t") -> bool:
         return self.allotment.is_bound(self.group, session, topic)
 
-    def is_anothers(self, session: Connection, queue_id: int = 0, topic: str = "t") -> bool:
+    def is_anothers(self, session: RemotingConnection, queue_id: int = 0, topic: str = "t") -> bool:
         return self.allotment.is_anothers(self.group, session, topic, queue_id)
 
 

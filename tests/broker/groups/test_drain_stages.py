@@ -6,7 +6,7 @@ import pytest
 from rocketlet.broker.config import DRAIN_ROUNDS, MOVING_BYTES
 from rocketlet.broker.groups.members import Member
 from rocketlet.broker.groups.stages import Drain, DrainStage, QueueKey
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.protocol.bodies import ConsumerData
 
 from ...conftest import peer
@@ -15,22 +15,22 @@ A, B, C = (("t", number) for number in range(3))
 
 
 @pytest.fixture
-def one() -> Connection:
+def one() -> RemotingConnection:
     return peer()
 
 
 @pytest.fixture
-def two() -> Connection:
+def two() -> RemotingConnection:
     return peer()
 
 
-def losing(*lost: tuple[QueueKey, Connection], is_long: bool = False, began_s: float = 100.0) -> Drain:
+def losing(*lost: tuple[QueueKey, RemotingConnection], is_long: bool = False, began_s: float = 100.0) -> Drain:
     drain = Drain(began_s, is_long=is_long)
     drain.lose(lost, 101.0, 130.0)
     return drain
 
 
-def test_a_drain_ends_when_the_last_reader_has_handled_all(one: Connection, two: Connection) -> None:
+def test_a_drain_ends_when_the_last_reader_has_handled_all(one: RemotingConnection, two: RemotingConnection) -> None:
     drain = losing((A, one), (B, one), (B, two))
     assert (drain.stage, drain.is_finding, drain.is_over) == (DrainStage.DRAINING, False, False)
     assert drain.moving == {A: {one}, B: {one, two}}
@@ -47,7 +47,9 @@ def test_nobody_is_waited_for_where_nothing_moves() -> None:
     assert (drain.stage, drain.waiting) == (DrainStage.AGREEING, {})
 
 
-def test_what_was_handled_before_a_further_change_need_not_be_handled_again(one: Connection, two: Connection) -> None:
+def test_what_was_handled_before_a_further_change_need_not_be_handled_again(
+    one: RemotingConnection, two: RemotingConnection
+) -> None:
     drain = losing((A, one), (B, one))
     drain.finish(one, A)
     drain.change({one, two}, 110.0)
@@ -59,7 +61,7 @@ def test_what_was_handled_before_a_further_change_need_not_be_handled_again(one:
     assert drain.due == {one: (130.0, False)}, "as long as it has stood"
 
 
-def test_readers_that_are_gone_are_forgotten(one: Connection, two: Connection) -> None:
+def test_readers_that_are_gone_are_forgotten(one: RemotingConnection, two: RemotingConnection) -> None:
     drain = losing((A, one), (B, one), (A, two), (B, two))
     for reader in (one, two):
         drain.finish(reader, A)
@@ -73,7 +75,7 @@ def test_readers_that_are_gone_are_forgotten(one: Connection, two: Connection) -
     assert list(drain.since_s) == [(two, B)]
 
 
-def test_a_change_of_members_that_were_told_begins_a_drain_anew(one: Connection) -> None:
+def test_a_change_of_members_that_were_told_begins_a_drain_anew(one: RemotingConnection) -> None:
     drain = losing((A, one))
     drain.give_up_all()
     assert (drain.is_over, drain.waiting, drain.due) == (True, {}, {})
@@ -81,7 +83,7 @@ def test_a_change_of_members_that_were_told_begins_a_drain_anew(one: Connection)
     assert (drain.began_s, drain.stage) == (110.0, DrainStage.FINDING)
 
 
-def test_those_that_are_given_up_are_waited_for_no_more(one: Connection, two: Connection) -> None:
+def test_those_that_are_given_up_are_waited_for_no_more(one: RemotingConnection, two: RemotingConnection) -> None:
     drain = losing((A, one), (B, one), (A, two))
     drain.give_up([(one, A), (two, A)])
     assert drain.waiting == {one: {B}}
@@ -90,7 +92,7 @@ def test_those_that_are_given_up_are_waited_for_no_more(one: Connection, two: Co
     assert drain.waiting == {one: {A, B}}, "it has handled nothing"
 
 
-def test_a_queue_that_a_reader_keeps_it_has_not_let_go_of(one: Connection) -> None:
+def test_a_queue_that_a_reader_keeps_it_has_not_let_go_of(one: RemotingConnection) -> None:
     drain = losing((A, one), (B, one), (C, one))
     for place in (A, B):
         drain.finish(one, place)
@@ -102,7 +104,9 @@ def test_a_queue_that_a_reader_keeps_it_has_not_let_go_of(one: Connection) -> No
     assert list(drain.rounds[one]) == [A]
 
 
-def test_a_reader_that_is_given_a_list_may_read_what_comes_back(one: Connection, two: Connection) -> None:
+def test_a_reader_that_is_given_a_list_may_read_what_comes_back(
+    one: RemotingConnection, two: RemotingConnection
+) -> None:
     drain = losing((A, one), (A, two), (B, one))
     drain.finish(one, A)
     drain.dropped(one, B)
@@ -114,7 +118,9 @@ def test_a_reader_that_is_given_a_list_may_read_what_comes_back(one: Connection,
 
 
 @pytest.mark.parametrize("is_long", [False, True])
-def test_a_reader_that_goes_on_may_stand_longer(one: Connection, two: Connection, *, is_long: bool) -> None:
+def test_a_reader_that_goes_on_may_stand_longer(
+    one: RemotingConnection, two: RemotingConnection, *, is_long: bool
+) -> None:
     drain = losing((A, one), (B, two), is_long=is_long)
     assert drain.moves_singly is is_long
     drain.record_progress(120.0)
@@ -129,7 +135,7 @@ def test_a_reader_that_goes_on_may_stand_longer(one: Connection, two: Connection
     assert drain.standing(150.0, was_asked=True) == [two if is_long else None]
 
 
-def test_queues_of_a_long_drain_are_as_old_as_each_of_them(one: Connection) -> None:
+def test_queues_of_a_long_drain_are_as_old_as_each_of_them(one: RemotingConnection) -> None:
     drain = losing((A, one))
     assert drain.oldest_s == 100.0
     drain.is_long = True
@@ -140,13 +146,15 @@ def test_queues_of_a_long_drain_are_as_old_as_each_of_them(one: Connection) -> N
     assert not drain.moves_singly
 
 
-def test_readers_that_pull_what_they_lose_are_known_for_a_while(one: Connection, two: Connection) -> None:
+def test_readers_that_pull_what_they_lose_are_known_for_a_while(
+    one: RemotingConnection, two: RemotingConnection
+) -> None:
     drain = losing((A, one), (A, two))
     drain.pulled_s |= {one: 105.0, two: 104.9}
     assert drain.reading(105.0) == {one}
 
 
-def test_a_reader_that_comes_back_to_some_queues_only_has_dropped_the_others(one: Connection) -> None:
+def test_a_reader_that_comes_back_to_some_queues_only_has_dropped_the_others(one: RemotingConnection) -> None:
     drain = losing((A, one), (B, one), (C, one))
     drain.dropped(one, A)
     drain.dropped(one, B)  # as often as to A, and once more
@@ -155,7 +163,7 @@ def test_a_reader_that_comes_back_to_some_queues_only_has_dropped_the_others(one
     assert drain.dropped(peer(), A) == []
 
 
-def test_queues_that_move_are_charged_to_those_that_lose_them(one: Connection, two: Connection) -> None:
+def test_queues_that_move_are_charged_to_those_that_lose_them(one: RemotingConnection, two: RemotingConnection) -> None:
     drain = losing((A, one), (B, one), (B, two))
     for _ in range(2):
         drain.charge()
@@ -168,7 +176,7 @@ def test_queues_that_move_are_charged_to_those_that_lose_them(one: Connection, t
     assert (one.charged_bytes, two.charged_bytes, drain.moving) == (0, 0, {})
 
 
-def test_pulls_that_wait_go_on_once(one: Connection) -> None:
+def test_pulls_that_wait_go_on_once(one: RemotingConnection) -> None:
     drain, gone_on = losing((A, one)), list[QueueKey]()
     for place in (A, A, B, C):
         drain.gated.setdefault(place, []).append(lambda place=place: gone_on.append(place))  # type: ignore[misc]
@@ -186,7 +194,7 @@ class Timer:
         self.is_cancelled = True
 
 
-def test_a_drain_has_one_timer_until_it_ends(one: Connection) -> None:
+def test_a_drain_has_one_timer_until_it_ends(one: RemotingConnection) -> None:
     drain, first, second = losing((A, one)), Timer(), Timer()
     drain.set_timer(first)
     drain.set_timer(second)
@@ -196,7 +204,7 @@ def test_a_drain_has_one_timer_until_it_ends(one: Connection) -> None:
     losing((A, one)).end()
 
 
-def test_members_that_are_waited_for_are_named(one: Connection, two: Connection) -> None:
+def test_members_that_are_waited_for_are_named(one: RemotingConnection, two: RemotingConnection) -> None:
     drain = losing((A, one), (A, two))
     members = {one: Member("c1", one, ConsumerData("g"), 0, 0, 0.0)}
     assert list(drain.waited_for(members)) == ["c1"]  # type: ignore[arg-type]

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import DROPPED_AFTER_S, LIMITS, TOLD_AGAIN, LimitExceeded, Limits
-from rocketlet.broker.groups.drains import Draining, Repeats
+from rocketlet.broker.groups.drains import Draining, RedeliveryCauses
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.groups.stages import Drain, PeerSync
 from rocketlet.broker.messages.held_pulls import Until
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol.bodies import BrokerData, ConsumerData, QueueData, Route, finish
-from rocketlet.protocol.group_bodies import Members
+from rocketlet.protocol.group_bodies import AgreedMembers
 from rocketlet.protocol.headers import AgreeOnMembers, PullMessage
 from rocketlet.protocol.names import Subscription
 
@@ -58,11 +58,11 @@ class World:
         runtime = Runtime(clock, self.limits, tasks=engine, turns=engine)
         history = History(runtime)
         self.works: list[Any] = []
-        self.told: list[Connection] = []
-        self.drained: list[tuple[int, Connection]] = []
-        self.held: dict[Connection, list[Any]] = {}
+        self.told: list[RemotingConnection] = []
+        self.drained: list[tuple[int, RemotingConnection]] = []
+        self.held: dict[RemotingConnection, list[Any]] = {}
         self.let_go: list[Any] = []
-        self.repeats = Repeats(clock)
+        self.repeats = RedeliveryCauses(clock)
         changes = Changes(
             members=lambda group: self.draining.changed(group),
             outdated=lambda sessions: self.told.extend(sessions),  # type: ignore[arg-type]
@@ -98,13 +98,13 @@ class World:
         while self.works:
             await self.works.pop(0)
 
-    def comes(self, client_id: str, *, strategy: str | None = None) -> Connection:
+    def comes(self, client_id: str, *, strategy: str | None = None) -> RemotingConnection:
         session = peer()
         data = ConsumerData("g", subscriptions=(Subscription("t"),), strategy=strategy)
         self.groups.heartbeat(session, client_id, data, 0, 0)
         return session
 
-    async def joins(self, client_id: str, *, strategy: str | None = None) -> Connection:
+    async def joins(self, client_id: str, *, strategy: str | None = None) -> RemotingConnection:
         session = self.comes(client_id, strategy=strategy)
         for member in self.group.foreign:  # they are notified, or kept back
             assert self.draining.notices.keep_back(self.groups.obtain("g"), member)
@@ -123,10 +123,10 @@ class World:
         assert drain is not None
         return drain
 
-    def asks(self, session: Connection) -> list[str]:
+    def asks(self, session: RemotingConnection) -> list[str]:
         return self.draining.notices.given(self.group, session)
 
-    def reads(self, session: Connection, *numbers: int) -> None:
+    def reads(self, session: RemotingConnection, *numbers: int) -> None:
         self.asks(session)
         for number in numbers:
             self.watch.record_pull(session, self.groups.obtain("g"), ("t", number))
@@ -134,14 +134,14 @@ class World:
     def pull(self, number: int, offset: int = 5, committed: int = 0) -> PullMessage:
         return PullMessage("g", "t", number, offset, 32, FLAGS, committed, 0)
 
-    def is_held_back(self, session: Connection, number: int, committed: int = 0) -> bool:
+    def is_held_back(self, session: RemotingConnection, number: int, committed: int = 0) -> bool:
         return self.draining.holds_back(self.group, session, self.pull(number, committed=committed))
 
-    def handles(self, session: Connection, *numbers: int) -> None:
+    def handles(self, session: RemotingConnection, *numbers: int) -> None:
         for number in numbers:
             self.is_held_back(session, number, committed=5)
 
-    def is_kept_back(self, session: Connection) -> bool:
+    def is_kept_back(self, session: RemotingConnection) -> bool:
         return self.draining.notices.keep_back(self.groups.obtain("g"), session)
 
 
@@ -150,7 +150,7 @@ async def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-async def reader(world: World) -> Connection:
+async def reader(world: World) -> RemotingConnection:
     """One that reads all queues, and was told of it, and is in peace."""
     one = await world.joins("c1")
     world.reads(one, *range(QUEUES))
@@ -453,7 +453,7 @@ async def test_a_word_of_another_broker_prolongs_nothing_that_is_over(world: Wor
     world.handles(one, 2, 3)
     for session in (one, two):
         world.asks(session)
-    word = AgreeOnMembers("g", "b", 1, 0, False, "digest"), Members(frozenset(), {})
+    word = AgreeOnMembers("g", "b", 1, 0, False, "digest"), AgreedMembers(frozenset(), {})
     world.clock.passes(world.limits.drained_wait_s - 1)
     assert world.draining.is_moving(world.groups.obtain("g"), one)
     world.draining.on_peer_update(*word)

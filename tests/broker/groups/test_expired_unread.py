@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocketlet.client import AdminClient
-from rocketlet.client.admin.diagnosis import Harm, Patience, diagnose
+from rocketlet.client.admin.diagnosis import Harm, ObservationTimes, diagnose
 from rocketlet.protocol.bodies import GroupConfig
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.names import Queue
@@ -42,7 +42,7 @@ async def test_they_are_told_by_group_and_are_no_lag(nodes: Nodes, connect: Conn
         await admin.create_group(GroupConfig("at-0"))
         at = Queue("t", "broker-a", 0)
         found = {group: (await admin.progress(group, "t"))[at] for group in ("at-0", "ready", "never")}
-        findings = [one for one in await diagnose(admin, Patience(0, 0, 0)) if one.kind == "retention"]
+        findings = [one for one in await diagnose(admin, ObservationTimes(0, 0, 0)) if one.kind == "retention"]
     assert {group: (item.lag, item.lost) for group, item in found.items()} == {
         "at-0": (40 - begin, begin),
         "ready": (0, 0),

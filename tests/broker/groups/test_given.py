@@ -10,7 +10,7 @@ from rocketlet.broker.groups.claims import Allotment, claims_by_list
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.members import MemberList
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol import names
 from rocketlet.protocol.allocation import Averagely
@@ -105,7 +105,7 @@ class Lists:
         self.h.begin_membership()
         self.allotment = Allotment(runtime, groups, _no_route, on_moved=lambda group: None)
 
-    def issue(self, group: ConsumerGroup, connection: Connection, client_id: str, *ids: str) -> None:
+    def issue(self, group: ConsumerGroup, connection: RemotingConnection, client_id: str, *ids: str) -> None:
         self.allotment.issue(group, connection, client_id, MemberList(list(ids)))
 
 
@@ -113,7 +113,7 @@ async def _no_route(topic: str) -> None:
     return None
 
 
-def ids(group: ConsumerGroup, connection: Connection) -> list[str] | None:
+def ids(group: ConsumerGroup, connection: RemotingConnection) -> list[str] | None:
     found = group.issued_to(connection)
     return found.ids if found else None
 

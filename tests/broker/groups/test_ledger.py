@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rocketlet.broker.config import HANDOVER_LEASE_S, LIMITS, Limits
 from rocketlet.broker.groups.leases import Locks
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, run
 from rocketlet.broker.store import disk, journals
 from rocketlet.protocol.bodies import finish
@@ -39,7 +39,7 @@ def restarted(folder: Path, clock: MovableClock, limits: Limits = LIMITS) -> Loc
     return make_locks(folder, clock, limits=limits)
 
 
-def handed_over(locks: Locks) -> tuple[Connection, int, Connection, int]:
+def handed_over(locks: Locks) -> tuple[RemotingConnection, int, RemotingConnection, int]:
     """A queue goes from one member to another, and nothing is saved beside what was answered."""
     one, two = peer(), peer()
     first = locks.lock(ONE, one)[QUEUE]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 from rocketlet.broker.config import PLACE_BYTES, Limits
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.sessions import Reports
 from rocketlet.protocol import group_bodies
@@ -29,7 +29,7 @@ class Heard:
         self.reports = Reports()
 
 
-def connection() -> Connection:
+def connection() -> RemotingConnection:
     made = peer()
     made._host = Heard()  # type: ignore[assignment]
     return made

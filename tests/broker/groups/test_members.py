@@ -20,7 +20,7 @@ from rocketlet.broker.config import (
 from rocketlet.broker.groups.group import ConsumerGroup
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.members import size_of
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Refusal
 from rocketlet.protocol.bodies import LOOKS, ConsumerData, Work, finish
@@ -63,8 +63,8 @@ class World:
         self.changes.append((group.name, len(group.members)))
 
     def beats(
-        self, client_id: str, *topics: str, session: Connection | None = None, group: str = "g", **data: Any
-    ) -> Connection:
+        self, client_id: str, *topics: str, session: RemotingConnection | None = None, group: str = "g", **data: Any
+    ) -> RemotingConnection:
         session = session or peer()
         subscriptions = data.pop("subscriptions", tuple(map(Subscription, topics)))
         data.setdefault("strategy", "AVG")
@@ -268,7 +268,7 @@ def test_queues_beyond_the_limit_are_not_believed() -> None:
     assert world.group.seen_queues("t") == {"a": 1, "c": 4}
 
 
-def sticky(world: World, client_id: str, **data: Any) -> Connection:
+def sticky(world: World, client_id: str, **data: Any) -> RemotingConnection:
     return world.beats(client_id, "t", strategy="STICKY", queue_counts={"a": {"t": QUEUES}}, **data)
 
 

@@ -10,7 +10,7 @@ from rocketlet.broker.config import MAX_HOLD_S, ORPHAN_S, PLACE_BYTES, Limits
 from rocketlet.broker.groups.group import GroupQueue
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.offsets import Watch
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol.bodies import ConsumerData, finish
 from rocketlet.protocol.group_bodies import LockRequest
@@ -39,7 +39,7 @@ class World:
             lambda group, topic: topic in self.popped,
         )
 
-    def joins(self, *topics: str, strategy: str | None = None, model: str = "CLUSTERING") -> Connection:
+    def joins(self, *topics: str, strategy: str | None = None, model: str = "CLUSTERING") -> RemotingConnection:
         session = peer()
         data = ConsumerData(
             "g", message_model=model, subscriptions=tuple(map(Subscription, topics or ("t",))), strategy=strategy
@@ -48,7 +48,7 @@ class World:
         session.charged_bytes = 0  # the membership is not looked at here
         return session
 
-    def pulls(self, session: Connection, *numbers: int, topic: str = "t") -> None:
+    def pulls(self, session: RemotingConnection, *numbers: int, topic: str = "t") -> None:
         for number in numbers or (0,):
             self.watch.record_pull(session, self.groups.obtain("g"), (topic, number))
 
@@ -69,7 +69,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def read_again_and_again(world: World, one: Connection, two: Connection, pause_s: float = 0.0) -> int:
+def read_again_and_again(world: World, one: RemotingConnection, two: RemotingConnection, pause_s: float = 0.0) -> int:
     for session in (one, two, one):
         world.clock.advance(pause_s)
         world.pulls(session)

@@ -9,7 +9,7 @@ from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.clients import GrpcClient as GrpcSession
 from rocketlet.broker.grpc.server import METHODS
 from rocketlet.client import AdminClient
-from rocketlet.client.admin.diagnosis import Harm, Patience, diagnose
+from rocketlet.client.admin.diagnosis import Harm, ObservationTimes, diagnose
 from rocketlet.protocol.bodies import Heartbeat, TopicConfig, encode_heartbeat
 from rocketlet.protocol.codes import RequestCode
 
@@ -77,7 +77,7 @@ async def test_doctor_names_refused_signatures_and_missing_permissions_of_grpc_c
     assert await code(client, "SendMessage", SEND, authorization=wrong) == UNAUTHORIZED
     assert await code(client, "ReceiveMessage", RECEIVE, authorization=authorization("nobody-key")) == UNAUTHORIZED
     async with AdminClient(guarded.address, access=access(ADMIN)) as admin:
-        found = [item for item in await diagnose(admin, Patience(0, 0, 0)) if item.kind == "requests_refused"]
+        found = [item for item in await diagnose(admin, ObservationTimes(0, 0, 0)) if item.kind == "requests_refused"]
     texts = sorted(item.text.partition("requests, ")[2] for item in found)
     assert texts[0].startswith("permission: 127.0.0.1 asked for ReceiveMessage")
     assert texts[1].startswith("signature: 127.0.0.1 asked for SendMessage: Check signature failed")

@@ -23,7 +23,7 @@ from rocketlet.broker.grpc.producing import filling
 from rocketlet.broker.messages import filters
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.client import AdminClient, Producer
-from rocketlet.client.admin.diagnosis import Patience, diagnose
+from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig, Work
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
@@ -346,7 +346,9 @@ async def test_messages_stay_in_flight_while_the_table_of_topics_has_no_room_for
     node.clock.advance(11)
     assert node.broker.pops.unfinished("g") == 10
     async with AdminClient(node.address) as admin:
-        (finding,) = [one for one in await diagnose(admin, Patience(0, 0, 0)) if one.kind == "dead_letters_refused"]
+        (finding,) = [
+            one for one in await diagnose(admin, ObservationTimes(0, 0, 0)) if one.kind == "dead_letters_refused"
+        ]
     assert "g: this broker takes 20 topics" in finding.text
     node.broker.topics.delete("more-0", node.broker.store.end)
     node.clock.advance(DEAD_LETTER_RETRY_S)

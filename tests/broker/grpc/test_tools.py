@@ -9,7 +9,7 @@ import pytest
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.tls import Tls
 from rocketlet.client import AdminClient, Producer, SharedConsumer
-from rocketlet.client.admin.diagnosis import Harm, Patience, diagnose
+from rocketlet.client.admin.diagnosis import Harm, ObservationTimes, diagnose
 from rocketlet.command.nouns.group_report import report
 from rocketlet.command.plumbing.output import Output
 from rocketlet.console.group_watch import GroupWatch
@@ -24,7 +24,7 @@ from ...support.metrics import samples
 from .conftest import Dial
 from .receives import ack, handles, joined, receive, send
 
-AT_ONCE = Patience(look_s=0.0, watch_s=0.0, stuck_s=0.0)
+AT_ONCE = ObservationTimes(look_s=0.0, watch_s=0.0, stuck_s=0.0)
 
 
 @pytest.fixture

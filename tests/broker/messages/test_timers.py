@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import MAX_TIMER_DELAY_MS
 from rocketlet.broker.runtime import MovableClock, run
 from rocketlet.broker.store import disk
@@ -428,7 +428,7 @@ async def test_a_queue_that_may_be_read_or_written_is_there(
 # A topic that was deleted stays so, wherever a kill comes between the journal's line and the next checkpoint.
 
 
-def filled(folder: Path, *, is_saved: bool) -> Broker:
+def filled(folder: Path, *, is_saved: bool) -> BrokerController:
     broker = open_broker(folder)
     for name in ("gone", "kept"):
         broker.topics.put(TopicConfig(name, 1, 1), broker.store.end)
@@ -439,13 +439,13 @@ def filled(folder: Path, *, is_saved: bool) -> Broker:
     return broker
 
 
-def killed(broker: Broker, folder: Path) -> Broker:
+def killed(broker: BrokerController, folder: Path) -> BrokerController:
     """The broker after the next start. Nothing is saved."""
     broker.store.close()
     return open_broker(folder)
 
 
-def bodies(broker: Broker, topic: str) -> list[bytes]:
+def bodies(broker: BrokerController, topic: str) -> list[bytes]:
     queue = broker.store.queue(topic, 0)
     return [broker.store.message(queue, offset).body for offset in range(queue.begin, queue.next)]
 

@@ -29,7 +29,7 @@ from rocketlet.broker.runtime import Histogram, MovableClock, Runtime
 from rocketlet.broker.server import Listening, Server
 from rocketlet.broker.store import disk
 from rocketlet.client import AdminClient, Consumer, Producer, RocketletError
-from rocketlet.client.admin.diagnosis import Patience, diagnose
+from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.protocol.bodies import GroupConfig, encode_group
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.codes import ResponseCode
@@ -205,7 +205,9 @@ async def test_a_full_disk_is_said_by_readiness_metric_log_and_doctor_until_ther
             status, text = await fetched(node, "/readyz")
             assert (status, "No space left on device" in text) == (503, True)
             assert (await samples(node))["rocketlet_store_full", frozenset()] == 1
-            (finding,) = [found for found in await diagnose(admin, Patience(0, 0, 0)) if found.kind == "writes_refused"]
+            (finding,) = [
+                found for found in await diagnose(admin, ObservationTimes(0, 0, 0)) if found.kind == "writes_refused"
+            ]
             assert "free space" in finding.cure
         assert [line["event"] for line in logs].count("writes_refused") == 1
         free_bytes += ROOM_BYTES
@@ -281,7 +283,7 @@ async def test_a_broadcasting_group_has_no_lag_whatever_it_committed_before(node
                 assert (await admin.group("g")).lag == 0
                 (report,) = await admin.history("g")
                 assert report["lag"] == []
-                findings = await diagnose(admin, Patience(0.0, 0.0, 0.0))
+                findings = await diagnose(admin, ObservationTimes(0.0, 0.0, 0.0))
     by_offsets = {
         "rocketlet_group_lag", "rocketlet_group_oldest_seconds", "rocketmq_message_accumulation", "rocketmq_consumer_offset",
         "rocketmq_group_get_latency_by_storetime",

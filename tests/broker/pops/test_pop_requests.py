@@ -11,7 +11,7 @@ import pytest
 from rocketlet.broker.config import MAX_NAMED_CHARS, MAX_POP_BYTES
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.client.admin.admin_client import AdminClient
-from rocketlet.client.admin.diagnosis import Patience, diagnose
+from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.protocol import bodies
 from rocketlet.protocol.bodies import GroupConfig, finish
 from rocketlet.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
@@ -394,7 +394,7 @@ async def test_administration_sees_who_shares_the_messages_and_no_queue_without_
     assert node.broker.watch.orphans == 0
     refusing = asyncio.create_task(wire.refuse())  # doctor asks c1, which would otherwise let it wait for 10 s
     async with AdminClient(node.address) as admin:
-        findings = [item for item in await diagnose(admin, Patience(0, 0, 0)) if item.subject == "g"]
+        findings = [item for item in await diagnose(admin, ObservationTimes(0, 0, 0)) if item.subject == "g"]
     refusing.cancel()
     assert findings == []
 

@@ -13,7 +13,7 @@ from rocketlet.broker.messages.topics import Topics
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.store.index import ConsumeQueue
 from rocketlet.protocol import admin_bodies, bodies, names
-from rocketlet.protocol.admin_bodies import Progress
+from rocketlet.protocol.admin_bodies import QueueProgress
 from rocketlet.protocol.bodies import GroupConfig, TopicConfig, encode_group
 from rocketlet.protocol.codes import Language, RequestCode, ResponseCode
 from rocketlet.protocol.message import decode_record
@@ -424,8 +424,8 @@ async def test_progress_without_times_reads_nothing(node: Node, wire: Wire, monk
     told = value(await wire.call(RequestCode.GET_GROUP_HISTORY, {"consumerGroup": "g", "lag": False}))
     assert (read, told["lag"]) == ([], [])
     queue = Queue("t", "broker-a", 0)
-    assert admin_bodies.decode_consume_stats(columns.body) == {queue: Progress(2, 1, 0)}
+    assert admin_bodies.decode_consume_stats(columns.body) == {queue: QueueProgress(2, 1, 0)}
     ext["times"] = True
     columns = await wire.call(RequestCode.GET_CONSUME_STATS, ext)
-    assert admin_bodies.decode_consume_stats(columns.body) == {queue: Progress(2, 1, 7)}
+    assert admin_bodies.decode_consume_stats(columns.body) == {queue: QueueProgress(2, 1, 7)}
     assert read == [0]

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from rocketlet.broker.config import IDLE_LIMIT_S, LARGE_HOLDING_BYTES, SWEEP_INTERVAL_S, Limits
 from rocketlet.broker.machine import default_budget
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.sessions import Memory
 from rocketlet.protocol.bodies import TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode
@@ -181,14 +181,14 @@ async def test_a_sweep_looks_at_connections_that_did_something_and_at_no_others(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep comes every second: what it costs must not grow with the connections that are idle."""
-    looks: list[Connection] = []
-    held_bytes = Connection.held_bytes
+    looks: list[RemotingConnection] = []
+    held_bytes = RemotingConnection.held_bytes
 
-    def counted(connection: Connection) -> int:
+    def counted(connection: RemotingConnection) -> int:
         looks.append(connection)
         return held_bytes(connection)
 
-    monkeypatch.setattr(Connection, "held_bytes", counted)
+    monkeypatch.setattr(RemotingConnection, "held_bytes", counted)
     request = encode(Frame(RequestCode.GET_BROKER_RUNTIME_INFO, opaque=1))
     peers = [Peer(node.server, number) for number in range(200)]
     for peer in peers:

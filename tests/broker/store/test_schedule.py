@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig, Limits
 from rocketlet.broker.messages.later import waiting_text
 from rocketlet.broker.runtime import MovableClock, run
@@ -40,12 +40,12 @@ class Times(RuleBasedStateMachine):
         self.due: dict[int, int] = {}
         self.came: list[int] = []
         self.recalled: set[int] = set()
-        self.broker: Broker
+        self.broker: BrokerController
 
     @initialize()
     def start(self) -> None:
         config = BrokerConfig(self.folder, "127.0.0.1:1", segment_bytes=4000)
-        self.broker = Broker(config, None, self.clock, limits=LIMITS_OF_FEW)
+        self.broker = BrokerController(config, None, self.clock, limits=LIMITS_OF_FEW)
         if self.broker.topics.get("t") is None:
             self.broker.topics.put(TopicConfig("t", 1, 1), 0)
         self.queue = self.broker.store.queue("t", 0)

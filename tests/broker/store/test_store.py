@@ -38,7 +38,7 @@ from rocketlet.broker.store.log import Buffer, CommitLog, SegmentedFile, Written
 from rocketlet.broker.store.recovery import Lost
 from rocketlet.broker.store.store import RetentionTime, Store
 from rocketlet.client import AdminClient
-from rocketlet.client.admin.diagnosis import Patience, diagnose
+from rocketlet.client.admin.diagnosis import ObservationTimes, diagnose
 from rocketlet.protocol.checksum import crc32
 from rocketlet.protocol.message import MessageError, decode_records, encode_batch, split
 from rocketlet.protocol.names import tag_code
@@ -903,7 +903,9 @@ async def test_a_clock_that_is_30_days_ahead_deletes_nothing(nodes: Nodes, conne
     assert len(await bodies_of(wire)) == 10
     assert await metric(node, "rocketlet_clock_ahead_seconds") == 30 * DAY_S
     async with AdminClient(node.address) as admin:
-        findings = [found for found in await diagnose(admin, Patience(0, 0, 0)) if found.kind == "clock_set_ahead"]
+        findings = [
+            found for found in await diagnose(admin, ObservationTimes(0, 0, 0)) if found.kind == "clock_set_ahead"
+        ]
     assert ["2592000 s ahead" in found.text for found in findings] == [True]
     clock.set_s = 0.0
     clock.advance(RETENTION_SWEEP_S)

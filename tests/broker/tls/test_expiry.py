@@ -10,7 +10,7 @@ import trustme
 from cryptography import x509
 from rocketlet.broker.tls import Tls, TlsFiles, expires_s
 from rocketlet.client import AdminClient
-from rocketlet.client.admin.diagnosis import Harm, Patience, diagnose
+from rocketlet.client.admin.diagnosis import Harm, ObservationTimes, diagnose
 from structlog.testing import capture_logs
 
 from ...conftest import Nodes
@@ -52,7 +52,9 @@ async def test_it_is_announced_by_log_metric_and_doctor_until_it_is_renewed(node
     async def findings() -> list[tuple[Harm, str]]:
         async with AdminClient(node.address) as admin:
             return [
-                (one.harm, one.subject) for one in await diagnose(admin, Patience(0, 0, 0)) if one.kind == "certificate"
+                (one.harm, one.subject)
+                for one in await diagnose(admin, ObservationTimes(0, 0, 0))
+                if one.kind == "certificate"
             ]
 
     (until_s,) = tls.expires_s.values()

@@ -12,7 +12,7 @@ import pytest
 from rocketlet.broker import tls as records_module
 from rocketlet.broker.config import LIMITS, MAX_EMPTY_RECORDS, MAX_HELLO_BYTES, RECORD_BYTES, RECORDS_AT_ONCE
 from rocketlet.broker.remoting import dispatch
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.runtime import Turns
 from rocketlet.broker.server import Handshakes
 from rocketlet.broker.tls import Tls, TlsRecords
@@ -154,7 +154,7 @@ async def test_a_hello_of_more_bytes_than_any_client_sends_is_not_kept(node: Nod
 class Decrypting(asyncio.BufferedProtocol):
     """Stands for asyncio's TLS: gets `data` bytes for the client's connection out of each record."""
 
-    def __init__(self, connection: Connection, data: float) -> None:
+    def __init__(self, connection: RemotingConnection, data: float) -> None:
         self.connection = connection
         self.data = data
         self.pieces: list[int] = []
