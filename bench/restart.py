@@ -38,7 +38,7 @@ def topic_of(queue: int) -> str:
 
 def create_topics(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    topics = Topics(Runtime(), BrokerConfig(data_dir=folder, address="127.0.0.1:1"), on_change=lambda topic: None)
+    topics = Topics(Runtime(), BrokerConfig(data_dir=folder, address="127.0.0.1:1"))
     for queue in range(0, QUEUES, QUEUES_PER_TOPIC):
         topics.put(TopicConfig(topic_of(queue), QUEUES_PER_TOPIC, QUEUES_PER_TOPIC), 0)
 

@@ -322,14 +322,6 @@ def shown_to(session: Session) -> Callable[[str], bool]:
     return lambda topic: account.may(topic, Permission.ANY)
 
 
-def account_name(session: Session) -> str:
-    """The access key of the account that a session is of, or asked as last; empty without one."""
-    known = session.known
-    if not isinstance(known, Known):
-        return ""
-    return known.identified.access_key if known.identified is not None else known.access_key
-
-
 class Acl:
     """`refused`: how many requests, by reason. `former`: how many proofs by an account's former secret, by account."""
 
@@ -338,7 +330,7 @@ class Acl:
         self.refused: Counter[str] = Counter()
         self.former: Counter[str] = Counter()
         self._reports = Reports()
-        self._recent = Recent(time.monotonic)
+        self._recent = Recent()
         self.recent = self._recent.texts
 
     def look(self) -> bool:
@@ -425,6 +417,13 @@ class Acl:
         if before.is_white(known.host) is not now.is_white(known.host):
             return True
         return any(before.accounts.get(key) != now.accounts.get(key) for key in known.asked)
+
+    def account_name(self, session: Session) -> str:
+        """Return the access key of the account that a session has, or used last; empty without one."""
+        known = session.known
+        if not isinstance(known, Known):
+            return ""
+        return known.identified.access_key if known.identified is not None else known.access_key
 
     def may_publish(self, session: Session, topic: str) -> bool:
         """Whether the account that a session asked as last may send to a topic."""

@@ -13,8 +13,8 @@ import structlog
 from ..protocol.bodies import TopicConfig, Work
 from ..protocol.codes import RequestCode
 from ..protocol.message import MessageError, encode_host
-from .access import Acl, account_name
-from .cluster import NameServers, Peers, Registration, signing
+from .access import Acl
+from .cluster import FrameSigner, NameServers, Peers, Registration
 from .config import (
     LEASE_SWEEP_S,
     LIMITS,
@@ -28,7 +28,6 @@ from .config import (
     SWEEP_INTERVAL_S,
     BrokerConfig,
     Limits,
-    LiveConfig,
 )
 from .groups.drains import Draining, Notifications, RedeliveryCauses
 from .groups.group import ConsumerGroup, ConsumerGroups, GroupChanges
@@ -49,7 +48,7 @@ from .messages.topics import Statistics, Topics
 from .messages.transactions import Transactions
 from .nameserver import Routes
 from .pops.pops import Pops
-from .runtime import MACHINE, Clock, Device, Histogram, Job, Line, Runtime, Timer, run
+from .runtime import MACHINE, Clock, Device, Histogram, Job, Line, LiveConfig, Runtime, Timer, run
 from .sessions import Callers, Clients, GroupChanged, Recent, Session
 from .store.files import Save, StoreFull
 from .store.index import ConsumeQueue
@@ -81,7 +80,8 @@ class BrokerController:
         self.limits = limits
         self.runtime = Runtime(clock, limits, acl.file.generation if acl is not None else None)
         self.generation, self.tasks, self.turns = self.runtime.generation, self.runtime.tasks, self.runtime.turns
-        self.settings = LiveConfig(config, self.generation.increment)
+        self.changes = _Changes(self)
+        self.settings = LiveConfig(config, self.generation)
         self.acl = acl
         self.tls = tls or Tls()
         self._make_engine()
@@ -110,28 +110,28 @@ class BrokerController:
 
     def _make_sessions(self, config: BrokerConfig, routes: Routes | None) -> None:
         clock, acl = self.clock, self.acl
-        sign = signing(acl.file, config.name_server_account) if acl and config.name_server_account else None
+        signer = FrameSigner(acl.file, config.name_server_account) if acl and config.name_server_account else None
         self.callers = Callers(clock)
-        self.turned_away = Recent(clock.monotonic_s)  # connections
-        self.clients = Clients(self.runtime, acl.may_publish if acl else None, account_name)
-        self.name_servers = NameServers(config.name_servers, routes, self.tls, sign)
-        self.peers = Peers(self.runtime, self.tls, sign)
+        self.turned_away = Recent(clock)  # connections
+        self.clients = Clients(self.runtime, acl)
+        self.name_servers = NameServers(config.name_servers, routes, self.tls, signer)
+        self.peers = Peers(self.runtime, self.tls, signer)
 
     def _open_store(self, config: BrokerConfig) -> None:
         self.store = _store(config, self.clock)
         self.retention_time = RetentionTime(self.clock)
-        self.topics = Topics(self.runtime, config, self._topic_changed)
+        self.topics = Topics(self.runtime, config, self.changes)
         self.recovered = self.store.recover(
             self.topics.since(), deleted=self.topics.deleted, knows_topics=self.topics.is_current
         )
         self.topics.adopt(self.recovered.unknown_topics)
-        self.statistics = Statistics(self.runtime, self.store, self.topics.all_queues_of)
+        self.statistics = Statistics(self.runtime, self.store, self.topics)
 
     def _make_messages(self, config: BrokerConfig) -> None:
         folder, runtime, topics = config.data_dir, self.runtime, self.topics
         self.filters = Filters(runtime)
         self.held_pulls = HeldPulls(runtime)
-        self.appender = appender = Appender(self.store, self._appended)
+        self.appender = appender = Appender(self.store, self.changes)
         self.delays = Delays(runtime, folder / "delays.json", config.delay_levels_ms, topics, appender)
         self.timers = Timers(runtime, folder, topics, appender)
         path, time = folder / "transactions.json", self.retention_time
@@ -142,7 +142,7 @@ class BrokerController:
         folder, limits = config.data_dir, self.limits
         self.history = History(self.runtime)
         self.groups = self._make_groups(config.name)
-        self.offsets = Offsets(folder / "offsets.json", self.groups, self.topics.identity, limits)
+        self.offsets = Offsets(folder / "offsets.json", self.groups, self.topics, limits)
         self.offsets.apply_journal(self.topics.deleted)
         self.offsets.clamp(self.store.queues)
         self.group_configs = groups = GroupConfigs(
@@ -150,10 +150,8 @@ class BrokerController:
         )
         pop_frames = Frames(folder / POPS_JOURNAL, is_synced=config.flush == "sync")
         journals = (self.topics.journal, groups.journal, self.timers.journal, pop_frames)
-        self.flusher = Flusher(self.store, journals, self.device.make) if config.flush == "sync" else None
-        self.retries = Retries(
-            self.topics, self.appender, self.delays, groups.__contains__, groups.ensure, self.statistics.note_sent_back
-        )
+        self.flusher = Flusher(self.store, journals, self.device) if config.flush == "sync" else None
+        self.retries = Retries(self.topics, self.appender, self.delays, groups, self.statistics)
         self.sending = SendService(
             self.topics, self.appender, self.delays, self.transactions, self.retries, self.timers, config
         )
@@ -191,7 +189,7 @@ class BrokerController:
         )
 
     def _make_groups(self, broker_name: str) -> ConsumerGroups:
-        return ConsumerGroups(self.runtime, self.history, broker_name, self.topics, _Changes(self))
+        return ConsumerGroups(self.runtime, self.history, broker_name, self.topics, self.changes)
 
     def _make_locks(self, path: Path) -> Locks:
         return Locks(
@@ -241,24 +239,13 @@ class BrokerController:
             self.topics,
             self.name_servers,
             self.clock,
-            on_known=self.notifications.topic_changed,
-            on_all_known=self.notifications.topics_known,
+            self.notifications,
         )
 
     @property
     def config(self) -> BrokerConfig:
         """The settings in force."""
         return self.settings.now
-
-    # Reports from lower rooms to upper ones: a lower part is made first and cannot know the upper one
-
-    def _appended(self, queues: list[ConsumeQueue]) -> None:
-        self.held_pulls.wake(queues)
-        if self.pops.pools:
-            self.pops.appended(queues)
-
-    def _topic_changed(self, topic: TopicConfig) -> None:
-        self.registration.topic_changed(topic)
 
     def _is_draining(self, group: ConsumerGroup, topic: str, queue_id: int) -> bool:
         """Whether nobody may have the queue for its own now."""
@@ -433,10 +420,19 @@ class BrokerController:
 
 
 class _Changes(GroupChanges):
-    """Passes the facts that groups report to the parts of a broker."""
+    """Passes the facts that lower parts report to those above them, which are made later."""
 
     def __init__(self, broker: BrokerController) -> None:
         self._broker = broker
+
+    def topic_changed(self, topic: TopicConfig) -> None:
+        self._broker.registration.topic_changed(topic)
+
+    def appended(self, queues: list[ConsumeQueue]) -> None:
+        broker = self._broker
+        broker.held_pulls.wake(queues)
+        if broker.pops.pools:
+            broker.pops.appended(queues)
 
     def members_changed(self, group: ConsumerGroup) -> None:
         self._broker.pops.changed(group)
@@ -465,7 +461,7 @@ def _store(config: BrokerConfig, clock: Clock) -> Store:
         tag_code_of=partial(tag_code_of, levels_ms=config.delay_levels_ms),
         open_files=shares().segments,
         is_synced=config.flush == "sync",
-        time_ms=clock.time_ms,
+        clock=clock,
     )
 
 

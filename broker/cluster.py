@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import structlog
 
@@ -20,11 +21,10 @@ from .config import (
     REGISTER_INTERVAL_S,
     REGISTER_POLL_INTERVAL_S,
     REGISTER_TIMEOUT_S,
-    LiveConfig,
 )
 from .messages.topics import Topics
 from .nameserver import Routes
-from .runtime import Clock, Runtime, Tasks, Timer
+from .runtime import Clock, LiveConfig, Runtime, Tasks, Timer
 from .tls import Tls
 
 log = structlog.get_logger("rocketlet.registration")
@@ -35,31 +35,30 @@ groups_log = structlog.get_logger("rocketlet.groups")
 # A broker's links to its name servers: to the table in its own process, and to others by connections.
 
 
-Sign = Callable[[Frame], Frame]
-
-
-def signing(file: AclFile, access_key: str) -> Sign:
+class FrameSigner:
     """Signs frames as one of the accounts, whose secret may change. Raises AclError."""
-    if access_key not in file.policy.accounts:
-        raise AclError(f"there is no account {access_key} in {file.path}")
 
-    def signed(frame: Frame) -> Frame:
-        account = file.policy.accounts.get(access_key)
+    def __init__(self, file: AclFile, access_key: str) -> None:
+        if access_key not in file.policy.accounts:
+            raise AclError(f"there is no account {access_key} in {file.path}")
+        self._file = file
+        self._access_key = access_key
+
+    def signed(self, frame: Frame) -> Frame:
+        account = self._file.policy.accounts.get(self._access_key)
         if account is None:  # it is gone from the file since: the name server refuses, with a reason
             return frame
-        ext = {**frame.ext, ACCESS_KEY: access_key}
+        ext = {**frame.ext, ACCESS_KEY: self._access_key}
         return frame._replace(ext={**ext, SIGNATURE: account.signer.signature(ext, frame.body)})
-
-    return signed
 
 
 class Link:
     """A connection to one name server or broker, opened when it is needed."""
 
-    def __init__(self, address: str, tls: Tls, sign: Sign | None) -> None:
+    def __init__(self, address: str, tls: Tls, signer: FrameSigner | None) -> None:
         self.address = address
         self._tls = tls
-        self._sign = sign
+        self._signer = signer
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._frames = FrameReader()
         self._numbers = itertools.count(1)
@@ -85,7 +84,7 @@ class Link:
             )
             self._frames = FrameReader()
         reader, writer = self._streams
-        writer.write(encode(self._sign(frame) if self._sign else frame))
+        writer.write(encode(self._signer.signed(frame) if self._signer else frame))
         while True:
             data = await reader.read(65_536)
             if not data:
@@ -107,11 +106,11 @@ class Link:
 
 class NameServers:
     """`local`: the table of the name server in this process, if there is one. tls: whether and how to encrypt
-    links. sign: as which account to ask, if name servers have accounts."""
+    links. signer: the account that signs, if name servers have accounts."""
 
-    def __init__(self, addresses: Iterable[str], local: Routes | None, tls: Tls, sign: Sign | None) -> None:
+    def __init__(self, addresses: Iterable[str], local: Routes | None, tls: Tls, signer: FrameSigner | None) -> None:
         self.local = local
-        self._links = [Link(address, tls, sign) for address in addresses]
+        self._links = [Link(address, tls, signer) for address in addresses]
 
     @property
     def are_elsewhere(self) -> bool:
@@ -180,10 +179,10 @@ Failed = Callable[[bool], None]
 
 
 class Peers:
-    def __init__(self, runtime: Runtime, tls: Tls, sign: Sign | None) -> None:
+    def __init__(self, runtime: Runtime, tls: Tls, signer: FrameSigner | None) -> None:
         self._limits = runtime.limits
         self._tls = tls
-        self._sign = sign
+        self._signer = signer
         self._tasks = runtime.tasks
         self._clock = runtime.clock
         self._links: dict[str, Link] = {}
@@ -229,7 +228,7 @@ class Peers:
         """The code of the answer; None if there is none."""
         if not self._has_room(address):
             return None
-        link = self._links.setdefault(address, Link(address, self._tls, self._sign))
+        link = self._links.setdefault(address, Link(address, self._tls, self._signer))
         was_open = not link.is_fresh
         try:
             answer = await link.request(frame)
@@ -256,7 +255,7 @@ class Peers:
     async def confirms(self, address: str, question: Frame) -> bool:
         """Whether the broker at this address says yes. Asks by a connection of its own: a request on the other one may wait
         for an answer that waits for this."""
-        link = Link(address, self._tls, self._sign)
+        link = Link(address, self._tls, self._signer)
         self._asking += 1
         try:
             return (await link.request(question)).code == ResponseCode.SUCCESS
@@ -323,10 +322,20 @@ def _frame(word: Word) -> Frame:
 # time.
 
 
+class RouteChanges(Protocol):
+    """The facts that a registration reports."""
+
+    def topic_changed(self, topic: TopicConfig) -> None:
+        """The name servers know a topic as it is now."""
+        ...
+
+    def topics_known(self) -> None:
+        """The name servers know all topics. One of them may have been away when a topic changed."""
+        ...
+
+
 class Registration:
-    """is_registered: whether a name server took the last registration. `on_known(topic)` is called when the name servers
-    know a topic as it is now, `on_all_known()` when they know all topics: one of them may have been away when a topic
-    changed."""
+    """is_registered: True if a name server took the last registration."""
 
     def __init__(
         self,
@@ -334,14 +343,12 @@ class Registration:
         topics: Topics,
         name_servers: NameServers,
         clock: Clock,
-        on_known: Callable[[TopicConfig], None],
-        on_all_known: Callable[[], None],
+        changes: RouteChanges,
     ) -> None:
         self._settings = settings
         self._topics = topics
         self._name_servers = name_servers
-        self._on_known = on_known
-        self._on_all_known = on_all_known
+        self._changes = changes
         self._clock = clock
         self._changed: dict[str, TopicConfig] = {}
         self._wake = asyncio.Event()
@@ -374,7 +381,7 @@ class Registration:
             return
         self._register_locally([topic])
         if not self._name_servers.are_elsewhere:
-            self._on_known(topic)
+            self._changes.topic_changed(topic)
         elif len(self._changed) < MAX_PENDING_TOPICS:
             self._changed[topic.name] = topic
             self._wake.set()
@@ -415,9 +422,9 @@ class Registration:
         await self._register(list(self._topics) if all_are_due else list(changed.values()))
         # After the name servers: a member that hears of it asks them, and must not get the former number of queues.
         for topic in changed.values():
-            self._on_known(topic)
+            self._changes.topic_changed(topic)
         if all_are_due:
-            self._on_all_known()
+            self._changes.topics_known()
 
     async def _register(self, topics: list[TopicConfig]) -> None:
         self._register_locally(topics)

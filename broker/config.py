@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -483,22 +482,6 @@ class BrokerConfig:
     transaction_sweep_s: float = TRANSACTION_SWEEP_S
     transaction_timeout_s: float = TRANSACTION_TIMEOUT_S
     transaction_check_max: int = TRANSACTION_CHECK_MAX
-
-
-class LiveConfig:
-    """The settings in force. UPDATE_BROKER_CONFIG replaces them while the broker runs; parts that must follow keep this."""
-
-    __slots__ = ("_on_change", "changes", "now")
-
-    def __init__(self, config: BrokerConfig, on_change: Callable[[], None]) -> None:
-        self.now = config
-        self.changes = 0
-        self._on_change = on_change
-
-    def change(self, config: BrokerConfig) -> None:
-        self.now = config
-        self.changes += 1
-        self._on_change()
 
 
 # Metrics

@@ -7,9 +7,8 @@ import contextlib
 import ipaddress
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
+from collections.abc import Coroutine, Iterable, Iterator, Sized
 from importlib.metadata import version
-from pathlib import Path
 from socketserver import ThreadingMixIn
 from threading import Lock, Thread
 from typing import Any, Protocol, TypeVar
@@ -36,6 +35,7 @@ from .messages.topics import GOT, PUT
 from .nameserver import Routes
 from .runtime import Histogram
 from .sessions import Memory, is_loopback
+from .tls import Tls
 
 log = structlog.get_logger("rocketlet.metrics")
 
@@ -524,14 +524,12 @@ class MetricsPort:
 
 
 class NameServerMetrics:
-    """`connections`: how many are open; `expires_s`: when its certificates expire."""
+    """connections: those that are open."""
 
-    def __init__(
-        self, routes: Routes, connections: Callable[[], int], expires_s: Callable[[], Mapping[Path, float]]
-    ) -> None:
+    def __init__(self, routes: Routes, connections: Sized, tls: Tls) -> None:
         self._routes = routes
         self._connections = connections
-        self._expires_s = expires_s
+        self._tls = tls
 
     async def readiness(self) -> str | None:
         return None
@@ -542,7 +540,7 @@ class NameServerMetrics:
             "When a certificate in a TLS file expires",
             "file",
         )
-        for path, at_s in self._expires_s().items():
+        for path, at_s in self._tls.expires_s.items():
             expires.add_metric([path.name], at_s)
         departed = self._gauge(
             "rocketlet_name_server_departed_broker", "1 for a broker that had topics and is gone", "cluster", "broker"
@@ -554,7 +552,7 @@ class NameServerMetrics:
                 "rocketlet_name_server_brokers", "Brokers that are registered", value=len(self._routes.brokers())
             ),
             self._gauge("rocketlet_name_server_topics", "Topics of all brokers together", value=self._routes.entries),
-            self._gauge("rocketlet_name_server_connections", "Open connections", value=self._connections()),
+            self._gauge("rocketlet_name_server_connections", "Open connections", value=len(self._connections)),
             departed,
             expires,
         ]

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 import structlog
 
 from ..protocol.bodies import Work
-from .config import ADDRESS_SHARE, LIMITS, MOMENT_S, TURN_S, LimitExceeded, Limits
+from .config import ADDRESS_SHARE, LIMITS, MOMENT_S, TURN_S, BrokerConfig, LimitExceeded, Limits
 
 log = structlog.get_logger("rocketlet.turns")
 tasks_log = structlog.get_logger("rocketlet.tasks")
@@ -514,6 +514,22 @@ class Generation:
 
     def increment(self) -> None:
         self.number = next(self._numbers)
+
+
+class LiveConfig:
+    """The settings in force. UPDATE_BROKER_CONFIG replaces them while the broker runs; parts that must follow keep this."""
+
+    __slots__ = ("_generation", "changes", "now")
+
+    def __init__(self, config: BrokerConfig, generation: Generation) -> None:
+        self.now = config
+        self.changes = 0
+        self._generation = generation
+
+    def change(self, config: BrokerConfig) -> None:
+        self.now = config
+        self.changes += 1
+        self._generation.increment()
 
 
 # ------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ which cached checks are invalidated."""
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from enum import Enum, auto
@@ -39,7 +38,7 @@ from .config import (
     TAG_BYTES,
     LimitExceeded,
 )
-from .runtime import Clock, Runtime, Timer
+from .runtime import MACHINE, Clock, Runtime, Timer
 
 log = structlog.get_logger("rocketlet.memory")
 
@@ -234,17 +233,25 @@ MAX_NUMBER = 0x7FFF_FFFF  # a question's number: as the remoting protocol number
 Answered = Callable[[Answer | None], None]
 
 
+class Accounts(Protocol):
+    """The accounts of sessions, where a broker has any."""
+
+    def account_name(self, session: Session) -> str:
+        """Return the access key of a session's account; empty without one."""
+        ...
+
+    def may_publish(self, session: Session, topic: str) -> bool:
+        """Return True if a session's account may send to a topic."""
+        ...
+
+
 class Clients:
-    def __init__(
-        self,
-        runtime: Runtime,
-        may_publish: Callable[[Session, str], bool] | None = None,
-        account_of: Callable[[Session], str] = lambda session: "",
-    ) -> None:
+    """accounts: None if every client may do everything."""
+
+    def __init__(self, runtime: Runtime, accounts: Accounts | None = None) -> None:
         self._limits = runtime.limits
         self._clock = runtime.clock
-        self._may_publish = may_publish
-        self._account_of = account_of
+        self._accounts = accounts
         self._producers: dict[str, dict[Session, ConnectedClient]] = {}
         self._by_id: dict[str, Session] = {}
         self._ids: dict[Session, frozenset[str]] = {}
@@ -280,8 +287,10 @@ class Clients:
 
     def _may_have(self, session: Session, client_id: str) -> bool:
         """A client that reconnects has another session. One of another account would get replies that are not its own."""
-        former = self._by_id.get(client_id, session)
-        return former is session or former.is_closed or self._account_of(former) == self._account_of(session)
+        former, accounts = self._by_id.get(client_id, session), self._accounts
+        if former is session or former.is_closed or accounts is None:
+            return True
+        return accounts.account_name(former) == accounts.account_name(session)
 
     def _take(self, session: Session, client_id: str, groups: tuple[str, ...]) -> None:
         """A client id or a producer group that the session has not named before."""
@@ -329,10 +338,9 @@ class Clients:
     def any_producer(self, group: str, topic: str) -> Session | None:
         """A session of the group that may send to the topic, each in turn; None without one. Any client that knows a
         group's name can join it, and would otherwise see the messages of others."""
-        may_publish = self._may_publish
-        sessions = [
-            session for session in self._producers.get(group, ()) if may_publish is None or may_publish(session, topic)
-        ]
+        accounts, sessions = self._accounts, list(self._producers.get(group, ()))
+        if accounts is not None:
+            sessions = [session for session in sessions if accounts.may_publish(session, topic)]
         return sessions[next(self._turn) % len(sessions)] if sessions else None
 
     def only_id(self, session: Session) -> str | None:
@@ -571,8 +579,8 @@ def _order(holder: Holder) -> tuple[bool, float]:
 class Recent:
     """A text for each key, for as long as it comes again within `keep_s`."""
 
-    def __init__(self, now_s: Callable[[], float], keep_s: float = REFUSED_S) -> None:
-        self._now_s = now_s
+    def __init__(self, clock: Clock = MACHINE, keep_s: float = REFUSED_S) -> None:
+        self._now_s = clock.monotonic_s
         self._keep_s = keep_s
         self._latest: dict[Hashable, tuple[float, str]] = {}
 
@@ -595,10 +603,10 @@ class Recent:
 class Reports:
     """One report for an address and reason in ten minutes, and a limited number in all."""
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s = now_s
+    def __init__(self, clock: Clock = MACHINE) -> None:
+        self._now_s = clock.monotonic_s
         self._reported: set[tuple[str, str]] = set()
-        self._since_s = now_s()
+        self._since_s = clock.monotonic_s()
 
     def is_due(self, peer: str, reason: str) -> bool:
         """Whether this is to be reported; it then counts as reported."""
@@ -626,9 +634,9 @@ class Callers:
     def __init__(self, clock: Clock) -> None:
         self.answers: Counter[tuple[str, str]] = Counter()
         self.connections = 0
-        self._failed = Recent(clock.monotonic_s)
+        self._failed = Recent(clock)
         self.failed = self._failed.texts
-        self._outdated = Recent(clock.monotonic_s)
+        self._outdated = Recent(clock)
         self.outdated = self._outdated.texts
 
     def answered(self, method: str, code: int, reason: str, client: str) -> None:

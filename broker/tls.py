@@ -251,7 +251,7 @@ class Tls:
         except Unsettled:
             raise TlsError(f"{', '.join(map(str, paths))}: these TLS files are being written; start again") from None
         self.reports = Reports()
-        self._turned_away = Recent(time.monotonic)
+        self._turned_away = Recent()
         self.turned_away = self._turned_away.texts
 
     @property

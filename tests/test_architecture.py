@@ -84,10 +84,12 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "broker.cluster": "broker.access broker.config broker.messages broker.nameserver broker.runtime broker.tls",
         "broker.groups": "broker.config broker.messages broker.runtime broker.sessions broker.store",
         "broker.pops": "broker.config broker.groups broker.messages broker.runtime broker.sessions broker.store",
-        "broker.groups.pulling": "broker.config broker.groups broker.messages broker.pops broker.sessions broker.store",
+        "broker.groups.pulling": "broker.config broker.groups broker.messages broker.pops broker.runtime broker.sessions "
+        "broker.store",
         "broker.broker": "broker.access broker.cluster broker.config broker.groups broker.groups.pulling broker.machine "
         "broker.messages broker.nameserver broker.pops broker.runtime broker.sessions broker.store broker.tls",
-        "broker.metrics": "broker.broker broker.config broker.messages broker.nameserver broker.runtime broker.sessions",
+        "broker.metrics": "broker.broker broker.config broker.messages broker.nameserver broker.runtime broker.sessions "
+        "broker.tls",
         "broker.remoting": "broker.access broker.broker broker.config broker.groups broker.groups.pulling "
         "broker.machine broker.messages broker.nameserver broker.pops broker.runtime broker.sessions broker.store "
         "broker.tls host",

@@ -518,8 +518,8 @@ class RedeliveryCauses:
     had not committed when they left."""
 
     def __init__(self, clock: Clock) -> None:
-        self._undrained = Recent(clock.monotonic_s, REPEATS_S)
-        self._left = Recent(clock.monotonic_s, REPEATS_S)
+        self._undrained = Recent(clock, REPEATS_S)
+        self._left = Recent(clock, REPEATS_S)
         self.undrained = 0
         self.left = 0
 

@@ -24,6 +24,7 @@ from ..config import (
     Limits,
 )
 from ..messages.held_pulls import HeldPull
+from ..messages.topics import MessageChanges
 from ..runtime import Runtime, Timer
 from ..sessions import Reason, Refusal, Session
 from ..store.journals import Former, LeaseKey
@@ -643,8 +644,9 @@ def _as_many_as_may_be(counts: dict[str, int], left: int) -> dict[str, int]:
     return kept
 
 
-class GroupChanges:
-    """The facts that groups report to the parts above them. The broker overrides what it needs."""
+class GroupChanges(MessageChanges):
+    """The facts that groups report to the parts above them, besides those of messages. The broker overrides what it
+    needs."""
 
     def members_changed(self, group: ConsumerGroup) -> None:
         """Members, their topics or strategies have changed; the group may be empty."""

@@ -35,7 +35,7 @@ class Refusals:
     """`count`: of all heartbeats that were refused."""
 
     def __init__(self, clock: Clock) -> None:
-        self._recent = Recent(clock.monotonic_s)
+        self._recent = Recent(clock)
         self.recent = self._recent.texts
         self.count = 0
 

@@ -48,23 +48,13 @@ _POPPED = "popped"  # always {}: earlier releases take it for a group's offsets
 
 
 class Offsets:
-    """Stores and saves the committed offsets of all groups. A group has them by topic (`TopicOffsets`).
+    """Stores and saves the committed offsets of all groups. A group has them by topic (`TopicOffsets`)."""
 
-    Args:
-        identity_of: returns an id of a topic that no later topic of the same name has; empty if it is not known.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        groups: ConsumerGroups,
-        identity_of: Callable[[str], str],
-        limits: Limits = LIMITS,
-    ) -> None:
+    def __init__(self, path: Path, groups: ConsumerGroups, topics: Topics, limits: Limits = LIMITS) -> None:
         self._limits = limits
         self._path = path
         self._groups = groups
-        self._identity_of = identity_of
+        self._identity_of = topics.identity
         self._journal = Journal(path)
         self._handed_over: list[tuple[ConsumerGroup, str]] = []  # groups and topics with offsets to be written soon
         self._is_saving = False

@@ -40,13 +40,13 @@ from ..config import (
     SUBSCRIPTION_POLL_INTERVAL_S,
     SUBSCRIPTION_POLLS,
     LimitExceeded,
-    LiveConfig,
 )
 from ..messages.appender import Appender
 from ..messages.filters import Filter, Filters
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..messages.topics import Statistics, Topics
 from ..pops.pops import Pops
+from ..runtime import LiveConfig
 from ..sessions import Answer, Clients, ForwardedRequest, Reason, Refusal, RunningWanted, Session, subscription_bytes
 from ..store.files import StoreError, StoreFull
 from ..store.index import ConsumeQueue

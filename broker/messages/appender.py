@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...protocol import properties as props
@@ -11,6 +11,7 @@ from ...protocol.message import Record, tried
 from ..sessions import Reason, Refusal
 from ..store.index import ConsumeQueue
 from ..store.store import Store
+from .topics import MessageChanges
 
 # ------------------------------------------------------------------------------
 # The only way of a message into the store: begin, stage, commit. Then those that wait for it are answered.
@@ -20,11 +21,11 @@ from ..store.store import Store
 
 
 class Appender:
-    """Readers use `store` itself. wake: hears of the queues that got messages."""
+    """Readers use `store` itself."""
 
-    def __init__(self, store: Store, wake: Callable[[list[ConsumeQueue]], None]) -> None:
+    def __init__(self, store: Store, changes: MessageChanges) -> None:
         self.store = store
-        self._wake = wake
+        self._appended = changes.appended
         self.begin = store.begin_batch
         self.stage = store.stage  # the store's own: a call between would cost every message
         self.stage_batch = store.stage_batch
@@ -32,7 +33,7 @@ class Appender:
     def commit(self) -> None:
         """Writes everything that is staged. If this raises, such as StoreFull, nothing of it is kept."""
         if self.store.staged:
-            self._wake(self.store.commit())
+            self._appended(self.store.commit())
 
     @contextmanager
     def batch(self) -> Iterator[int]:

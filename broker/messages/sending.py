@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -33,7 +33,7 @@ from ..store.index import ConsumeQueue
 from .appender import Appender, property_bytes, with_real_queue
 from .later import MARK as TIME_MARK
 from .later import Delays, IllegalTime, Timers, handle_of, time_asked, waiting_text, without_time
-from .topics import Topics
+from .topics import Statistics, Topics
 from .transactions import Transactions, half_properties
 
 log = structlog.get_logger("rocketlet.sending")
@@ -411,33 +411,35 @@ def _delay_level(text: str, delays: Delays) -> int:
 # Messages that are tried again, or given up: sent back by a consumer, or published to a retry topic.
 
 
-class Retries:
-    """`has_group(name)`: whether the broker knows the group. `ensure_group(name)`: its settings, made if that is allowed;
-    None without them."""
+class Groups(Protocol):
+    """The settings of consumer groups."""
 
+    def __contains__(self, name: str) -> bool:
+        """Return True if the broker knows the group."""
+        ...
+
+    def ensure(self, name: str) -> GroupConfig | None:
+        """Return the group's settings, created if that is allowed; None if there are none."""
+        ...
+
+
+class Retries:
     def __init__(
-        self,
-        topics: Topics,
-        appender: Appender,
-        delays: Delays,
-        has_group: Callable[[str], bool],
-        ensure_group: Callable[[str], GroupConfig | None],
-        note_sent_back: Callable[[str, str], None],
+        self, topics: Topics, appender: Appender, delays: Delays, groups: Groups, statistics: Statistics
     ) -> None:
         self._topics = topics
         self._store = appender.store
         self._appender = appender
         self._delays = delays
-        self._has_group = has_group
-        self._ensure_group = ensure_group
-        self._note_sent_back = note_sent_back
+        self._groups = groups
+        self._statistics = statistics
 
     def check_new_topic(self, topic: str) -> None:
         """A client's send may make the topic of a group's retries or dead letters only if there is the group: a mistyped name
         would make a group that nobody reads, too. Raises Refusal."""
         for prefix in (names.RETRY_PREFIX, names.DLQ_PREFIX):
             group = topic.removeprefix(prefix)
-            if group != topic and not self._has_group(group):
+            if group != topic and group not in self._groups:
                 raise Refusal(
                     Reason.NO_GROUP,
                     f"the topic {topic} belongs to the group {group}, which this broker does not know; "
@@ -481,13 +483,13 @@ class Retries:
                 self._stage_retry(header.group, record, text, settings, level)
             else:
                 self._stage_dead(header.group, record, text)
-        self._note_sent_back(record.topic, header.group)
+        self._statistics.note_sent_back(record.topic, header.group)
         if level:
             self._delays.expect(level)
 
     def _settings(self, group: str) -> GroupConfig:
         """Raises Refusal."""
-        settings = self._ensure_group(group)
+        settings = self._groups.ensure(group)
         if settings is None:
             raise Refusal(Reason.NO_GROUP, f"subscription group [{group}] does not exist")
         return settings

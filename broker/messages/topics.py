@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -21,6 +21,7 @@ from ...protocol.codes import MAX_PERM, PERM_INHERIT, PERM_READ_WRITE
 from ..config import MAX_QUEUES_PER_TOPIC, SAMPLE_INTERVAL_S, BrokerConfig, LimitExceeded, within
 from ..runtime import Job, Runtime
 from ..store.files import StoreError, StoreFull, find_state, replace_state, write_state
+from ..store.index import ConsumeQueue
 from ..store.journals import Journal
 from ..store.store import Store
 
@@ -51,16 +52,21 @@ def _queues(topic: TopicConfig | None) -> int:
     return max(topic.read_queues, topic.write_queues) if topic is not None else 0
 
 
-class Topics:
-    """Settings by name. `on_change` is called with each topic that is new or altered. `deleted`: where the log ended when a
-    topic was deleted, for as long as it may hold records of it."""
+class MessageChanges:
+    """The facts that topics and the log report to the parts above them. The broker overrides what it needs."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        config: BrokerConfig,
-        on_change: Callable[[TopicConfig], None],
-    ) -> None:
+    def topic_changed(self, topic: TopicConfig) -> None:
+        """A topic is new, or has other settings."""
+
+    def appended(self, queues: list[ConsumeQueue]) -> None:
+        """Messages were stored in these queues."""
+
+
+class Topics:
+    """Settings by name. `deleted`: where the log ended when a topic was deleted, for as long as it may hold records of
+    it."""
+
+    def __init__(self, runtime: Runtime, config: BrokerConfig, changes: MessageChanges | None = None) -> None:
         clock = runtime.clock
         self._limits = runtime.limits
         self._path: Path = config.data_dir / "topics.json"
@@ -74,7 +80,7 @@ class Topics:
         self._is_behind = False  # whether neither file nor journal has all topics
         self.is_current = False  # whether there can be no other topics than those in the file
         self.version = DataVersion(clock.time_ms())
-        self._on_change = on_change
+        self._changes = changes or MessageChanges()
         self.generation = runtime.generation
         self._clock = clock
         self.get = self._topics.get
@@ -200,7 +206,7 @@ class Topics:
             raise
         self.deleted.pop(topic.name, None)
         # Only after it is kept: name servers must not announce a topic that a restart would forget.
-        self._on_change(topic)
+        self._changes.topic_changed(topic)
         return topic
 
     def ensure(self, topic: TopicConfig, position: int) -> TopicConfig:
@@ -342,13 +348,11 @@ class _Sample(NamedTuple):
 
 
 class Statistics:
-    """`queues_of(topic)`: how many queues it has, to read or to write."""
-
-    def __init__(self, runtime: Runtime, store: Store, queues_of: Callable[[str], int]) -> None:
+    def __init__(self, runtime: Runtime, store: Store, topics: Topics) -> None:
         self._limits = runtime.limits
         self._store = store
         self._clock = clock = runtime.clock
-        self._queues_of = queues_of
+        self._queues_of = topics.all_queues_of
         self._samples: deque[_Sample] = deque()
         self._sampled = 0  # counters in all samples
         self.got: Counter[str] = Counter()  # by `topic@group`; pulls add to it, and to the next

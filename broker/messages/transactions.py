@@ -23,8 +23,7 @@ from ...protocol.codes import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK
 from ...protocol.headers import EndTransaction
 from ...protocol.message import Record
 from ...protocol.names import tag_code
-from ..config import LiveConfig
-from ..runtime import Job, Runtime
+from ..runtime import Job, LiveConfig, Runtime
 from ..sessions import Clients, OutcomeWanted
 from ..store.files import Damaged, Save, StoreFull, read_state
 from ..store.index import ConsumeQueue

@@ -602,7 +602,7 @@ class PopMember:
 
 class PullPopConflicts:
     def __init__(self, clock: Clock, history: History) -> None:
-        self._reports = Reports(clock.monotonic_s)
+        self._reports = Reports(clock)
         self._history = history
 
     def report(self, group: str, topic: str, reason: str) -> None:

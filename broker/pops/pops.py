@@ -111,7 +111,7 @@ class Pops:
         self._broker_name = broker_name
         self._filters, self._offsets, self._settings, self._watch = filters, offsets, settings, watch
         self._clock = clock
-        self._unburied, self._reports = Recent(clock.monotonic_s), Reports(clock.monotonic_s)
+        self._unburied, self._reports = Recent(clock), Reports(clock)
         self.unburied = self._unburied.texts
         self._dead_letters = DeadLetterWriter(topics, appender, self._settings, groups)
         self._deadlines = Deadlines(clock, self)

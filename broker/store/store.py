@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import errno
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from ..config import (
     ROOM_BYTES,
     BrokerConfig,
 )
-from ..runtime import MACHINE, Call, Clock, Job, make_all, run
+from ..runtime import MACHINE, Call, Clock, Device, Job, make_all, run
 from . import disk
 from . import log as marks
 from .files import Folder, OpenFiles, StoreError, StoreFailed, StoreFull, read_state, replace_state
@@ -79,9 +79,9 @@ class Store:
         tag_code_of: Callable[[Record], int],
         open_files: int = MAX_OPEN_SEGMENTS,
         is_synced: bool = False,
-        time_ms: Callable[[], int] = MACHINE.time_ms,
+        clock: Clock = MACHINE,
     ) -> None:
-        self._time_ms = time_ms
+        self._time_ms = clock.time_ms
         self.folder = Folder(folder)
         self.folder.empty_removed()
         self.store_host = store_host
@@ -564,14 +564,10 @@ class AppendedFile(Protocol):
 
 
 class Flusher:
-    """apart: makes calls in the one thread that waits for the device, one after the other."""
-
-    def __init__(
-        self, store: Store, sources: Iterable[AppendedFile], apart: Callable[[list[Call]], Awaitable[None]]
-    ) -> None:
+    def __init__(self, store: Store, sources: Iterable[AppendedFile], device: Device) -> None:
         self._store = store
         self._sources = tuple(sources)
-        self._apart = apart
+        self._device = device
         self._waiting: list[tuple[Action, Action]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -598,7 +594,7 @@ class Flusher:
 
     async def _sync(self) -> bool:
         try:
-            await self._apart(self._calls())
+            await self._device.make(self._calls())
         except OSError as error:
             self._failed(error)
         return self._store.fault is None

@@ -305,7 +305,7 @@ def _name_server_metrics(
         return nullcontext()
     from ...broker.metrics import NameServerMetrics
 
-    return _metrics(options, NameServerMetrics(routes, lambda: len(server.connections), lambda: tls.expires_s))
+    return _metrics(options, NameServerMetrics(routes, server.connections, tls))
 
 
 def tls_of(options: argparse.Namespace) -> Tls:

@@ -86,7 +86,7 @@ def _copy(source: Path, target: Path) -> None:
 
 def _settle(folder: Path) -> None:
     """Recovers like a start: the log's end may be half a message, and newer than the indexes."""
-    topics = Topics(Runtime(), BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), on_change=lambda topic: None)
+    topics = Topics(Runtime(), BrokerConfig(data_dir=folder, address="127.0.0.1:10911"))
     store = Store(folder, segment_bytes=1 << 28, tag_code_of=partial(tag_code_of, levels_ms=DELAY_LEVELS_MS))
     try:
         store.recover(topics.since(), deleted=topics.deleted, knows_topics=topics.is_current)

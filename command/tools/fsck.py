@@ -83,7 +83,7 @@ def _repair(folder: Path) -> Recovered:
     for path in folder.glob("*.journal"):
         repair_journal(path)
     runtime = Runtime()
-    topics = Topics(runtime, BrokerConfig(data_dir=folder, address="127.0.0.1:10911"), on_change=lambda topic: None)
+    topics = Topics(runtime, BrokerConfig(data_dir=folder, address="127.0.0.1:10911"))
     tag_code = partial(tag_code_of, levels_ms=DELAY_LEVELS_MS)
     store = Store(folder, segment_bytes=1 << 28, tag_code_of=tag_code)
     try:
@@ -91,7 +91,7 @@ def _repair(folder: Path) -> Recovered:
         if not topics.is_current:
             topics.adopt(found.unknown_topics)
         groups = ConsumerGroups(runtime, History(runtime), "", topics, GroupChanges())
-        offsets = Offsets(folder / "offsets.json", groups, topics.identity)
+        offsets = Offsets(folder / "offsets.json", groups, topics)
         offsets.apply_journal(topics.deleted)
         offsets.clamp(store.queues)
         run(offsets.saving())

@@ -12,6 +12,7 @@ from rocketlet.broker.groups.leases import Locks
 from rocketlet.broker.groups.stages import QueueKey
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Session
+from rocketlet.broker.store.index import ConsumeQueue
 
 
 class Counts:
@@ -22,7 +23,7 @@ class Counts:
 
 
 class Changes(GroupChanges):
-    """Calls functions with the facts that groups report."""
+    """Calls functions with the facts that lower parts report."""
 
     def __init__(
         self,
@@ -32,9 +33,10 @@ class Changes(GroupChanges):
         freed: Callable[[Session, str], None] = lambda session, group: None,
         leases: Callable[[], None] = lambda: None,
         released: Callable[[QueueKey, Session | None], None] = lambda key, reader: None,
+        appended: Callable[[list[ConsumeQueue]], None] = lambda queues: None,
     ) -> None:
         self._members, self._outdated, self._freed, self._leases = members, outdated, freed, leases
-        self._released = released
+        self._released, self._appended = released, appended
 
     def members_changed(self, group: ConsumerGroup) -> None:
         self._members(group)
@@ -47,6 +49,9 @@ class Changes(GroupChanges):
 
     def leases_changed(self) -> None:
         self._leases()
+
+    def appended(self, queues: list[ConsumeQueue]) -> None:
+        self._appended(queues)
 
     def queue_released(self, group: ConsumerGroup, key: QueueKey, reader: Session | None) -> None:
         self._released(key, reader)

@@ -16,7 +16,8 @@ from ...support.locks import make_groups
 
 
 def made(folder: Path, identity: str = "id", **limits: Any) -> Offsets:
-    return Offsets(folder / "offsets.json", make_groups(), lambda topic: identity, Limits(**limits))
+    topics: Any = SimpleNamespace(identity=lambda topic: identity)
+    return Offsets(folder / "offsets.json", make_groups(), topics, Limits(**limits))
 
 
 def save(offsets: Offsets) -> dict[str, Any] | None:

@@ -100,23 +100,25 @@ class World:
         config = BrokerConfig(data_dir=folder, address="127.0.0.1:1")
         tasks: Any = _AtOnce()
         runtime = Runtime(clock, self.limits, tasks=tasks)
-        self.store = open_store(folder, time_ms=clock.time_ms)
-        self.topics = Topics(runtime, config, on_change=lambda _: None)
+        self.store = open_store(folder, clock=clock)
+        changes = Changes(
+            members=lambda group: self.state.changed(group),
+            freed=lambda session, group: session.tell(GroupChanged(group)),
+            appended=self._appended,
+        )
+        self.topics = Topics(runtime, config)
         self.store.recover(self.topics.since(), deleted=self.topics.deleted, knows_topics=self.topics.is_current)
         self.topics.ensure(TopicConfig("t", self.queues, self.queues), 0)
-        self.appender = Appender(self.store, self._appended)
+        self.appender = Appender(self.store, changes)
         history = History(runtime)
         self.members = ConsumerGroups(
             runtime,
             history,
             "b",
             self.topics,
-            Changes(
-                members=lambda group: self.state.changed(group),
-                freed=lambda session, group: session.tell(GroupChanged(group)),
-            ),
+            changes,
         )
-        self.offsets = Offsets(folder / "offsets.json", self.members, self.topics.identity)
+        self.offsets = Offsets(folder / "offsets.json", self.members, self.topics)
         self.offsets.clamp(self.store.queues)
         self.groups = GroupConfigs(runtime, self.members, folder / "groups.json", auto_create=True)
         self.clock.soon.clear()

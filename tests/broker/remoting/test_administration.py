@@ -368,9 +368,7 @@ async def test_topics_and_groups_survive_a_kill_whatever_their_journals_hold(nod
             groups.delete(f"g{number}")
         config = node.config
         kept = {
-            topic.name: topic.read_queues
-            for topic in Topics(Runtime(node.clock), config, on_change=print)
-            if topic.name[1:].isdigit()
+            topic.name: topic.read_queues for topic in Topics(Runtime(node.clock), config) if topic.name[1:].isdigit()
         }
         assert kept == {f"t{item}": item for item in range(number + 1) if item % 3}
         again = GroupConfigs(Runtime(node.clock), make_groups(), config.data_dir / "groups.json", auto_create=True)

@@ -9,7 +9,7 @@ import os
 import random
 import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rocketlet.broker import config
 from rocketlet.broker.config import MAX_CLOCK_DOUBT_S, RETENTION_JUMP_S, RETENTION_SWEEP_S
 from rocketlet.broker.metrics import Collector
-from rocketlet.broker.runtime import run
+from rocketlet.broker.runtime import Clock, run
 from rocketlet.broker.store import disk
 from rocketlet.broker.store import index as reading
 from rocketlet.broker.store import log as written
@@ -528,8 +528,18 @@ ENTRIES = st.lists(
 )
 
 
+class Stamps(Clock):
+    """Messages are stored at these times, one after the other."""
+
+    def __init__(self, times_ms: Iterable[int]) -> None:
+        self._times_ms = iter(times_ms)
+
+    def time_ms(self) -> int:
+        return next(self._times_ms)
+
+
 def new_store(folder: Path) -> Store:
-    store = open_store(folder, time_ms=lambda: 7)
+    store = open_store(folder, clock=Stamps(itertools.repeat(7)))
     with mock.patch("rocketlet.broker.store.log.secrets.token_bytes", bytes):  # stores with the same key
         store.recover(TOPICS)
     store.begin_batch()
@@ -695,8 +705,7 @@ def test_times_are_those_of_the_messages_that_an_index_means(tmp_path: Path, bit
 def test_after_a_restart_the_time_of_a_large_message_is_told_without_reading_its_body(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    times = iter(range(1000, 2000, 100))
-    store = open_store(tmp_path, time_ms=lambda: next(times))
+    store = open_store(tmp_path, clock=Stamps(range(1000, 2000, 100)))
     store.recover(TOPICS)
     for _ in range(3):
         put(store, bytes(500_000))
