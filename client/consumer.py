@@ -1,4 +1,4 @@
-"""`Consumer`: a member of a group that pulls from its assigned queues, with a handler or by `receive`."""
+"""`Consumer`: a group member that pulls messages from its assigned queues, for a handler or for `receive` and iteration."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from .config import (
 )
 from .consuming.deliveries import Batches, Deliveries, Messages
 from .consuming.handling import (
+    AdminRequests,
     BatchHandler,
     Calling,
     Decode,
@@ -31,7 +32,6 @@ from .consuming.handling import (
     Handling,
     MessageHandler,
     Outcome,
-    Questions,
     Reject,
     RetryLater,
     RetryLimit,
@@ -42,7 +42,7 @@ from .consuming.handling import (
     WorkerPool,
     hand_back,
 )
-from .consuming.queues import Assignment, Filling, OffsetCommitter, ProcessQueue, Puller, Run, check_filters
+from .consuming.queues import Assignment, BatchBuffer, OffsetCommitter, ProcessQueue, Puller, Run, check_filters
 from .errors import ConfigError, get_logger
 from .member.membership import Broadcast, Membership
 from .member.offsets import GroupOffsets, Position, begin_offset
@@ -55,14 +55,15 @@ log = get_logger("rocketlet.consumer")
 
 
 # ------------------------------------------------------------------------------
-# The common part of Consumer and SharedConsumer: messages that are received and settled one by one, and what brokers ask.
+# The common part of Consumer and SharedConsumer: receiving and settling single messages, and administrative requests that
+# brokers forward.
 
 
 class HeldMessages(Protocol):
-    """The messages that a consumer without a handler has handed out, until they are settled."""
+    """The in-flight messages of a consumer without a handler: returned to the application and not settled yet."""
 
     async def receive(self) -> Message | None:
-        """Return the next message, which is held until it is settled; None once the consumer stops."""
+        """Return the next message and hold it until it is settled. Return None once the consumer stops."""
 
     def acknowledge(self, message: Message) -> None: ...
 
@@ -73,15 +74,15 @@ class HeldMessages(Protocol):
     def is_held(self, message: Message) -> bool: ...
 
     def release(self, message: Message | None) -> None:
-        """Give back this message, or all that are held."""
+        """Stop holding this message, or all held messages if None, so that they are redelivered."""
 
 
 class AnyConsumer(Lifecycle):
-    """The methods that both kinds of consumers have.
+    """Common base of Consumer and SharedConsumer.
 
     Attributes:
-        _workers: the tasks that run the handler, once a consumer with one has started.
-        _held: the held messages, once a consumer without a handler has started.
+        _workers: the worker pool that runs the handler; None without a handler, and until the consumer has started.
+        _held: the in-flight messages; None with a handler, and until the consumer has started.
     """
 
     def __init__(
@@ -108,17 +109,21 @@ class AnyConsumer(Lifecycle):
     def check_stop(self) -> None:
         if self._workers is not None and self._workers.is_handling_here():
             raise ConfigError(
-                "stop: a handler cannot wait for its own end; set an event for whoever opened the consumer, and return"
+                "stop: a handler cannot stop its own consumer, because stopping waits for the handler; set an event on "
+                "which the code that opened the consumer waits, and return"
             )
 
     # Messages, without a handler
 
     async def receive(self, *, timeout_s: float | None = None) -> Message:
-        """The next message. Settle it by `ack`, `retry` or `reject`. A `Consumer` receives no more of a queue while
-        `PullLimits.messages` of it are unsettled; a `SharedConsumer` receives any number, and extends their visibility
-        timeouts until they are settled.
+        """Return the next message. Settle it with `ack`, `retry` or `reject`.
 
-        Raises TimeoutError, and ConfigError if the consumer has a handler or a batch_size, or does not run.
+        A `Consumer` pulls no further messages of a queue while more than `PullLimits.messages` of that queue are unsettled.
+        A `SharedConsumer` limits nothing here, and extends the visibility timeout of each message until it is settled.
+
+        Raises:
+            TimeoutError: no message arrived within `timeout_s` seconds.
+            ConfigError: the consumer has a handler or a batch_size, or is not running.
         """
         held = self._held_messages()
         if self._takes_batches:
@@ -127,48 +132,58 @@ class AnyConsumer(Lifecycle):
             async with asyncio.timeout(timeout_s):
                 message = await held.receive()
         except TimeoutError:
-            raise TimeoutError(f"receive: no message came in {timeout_s} s") from None
+            raise TimeoutError(f"receive: no message arrived within {timeout_s} s") from None
         if message is None:
             raise ConfigError(f"receive: the consumer {self._idle_reason}")
         return message
 
     async def ack(self, message: Message) -> None:
-        """Acknowledges a message that was received, or that an iteration is at. Raises ConfigError for any other."""
+        """Acknowledge an in-flight message, which `receive` or an iteration has returned.
+
+        Raises ConfigError if the message is not in flight in this consumer.
+        """
         self._held_messages().acknowledge(message)
 
     async def retry(self, message: Message, outcome: RetryLater = RetryLater()) -> None:  # noqa: B008 (it is frozen)
-        """Delivers a message again later, as a handler's RetryLater: a `Consumer` by `RetryLater(delay_level=3)`, a
-        `SharedConsumer` by `RetryLater(delay=2.5)`, too. Raises ConfigError, and for a `Consumer` RocketletError if the
-        broker does not take it; you can then settle it once more."""
+        """Settle an in-flight message so that it is redelivered later, as if a handler had returned `outcome`.
+
+        A `Consumer` accepts `RetryLater(delay_level=3)`. A `SharedConsumer` also accepts `RetryLater(delay=2.5)`.
+
+        Raises:
+            ConfigError: the message is not in flight in this consumer, or the consumer does not support the delay.
+            RocketletError: the broker did not accept the message (`Consumer` only). The message stays in flight, so you can
+                settle it again.
+        """
         await self._held_messages().retry(message, outcome)
 
     async def reject(self, message: Message, *, reason: str = "") -> None:
-        """Gives a message up, as a handler's Reject. Raises as `retry` does."""
+        """Settle an in-flight message as a dead letter, as if a handler had returned Reject. Raises what `retry` raises."""
         await self._held_messages().reject(message, Reject(reason))
 
     def is_in_hand(self, message: Message) -> bool:
-        """Whether a message was received or iterated to, and is not settled yet."""
+        """Return True if this consumer has returned the message and it is not settled yet."""
         return self._held is not None and self._held.is_held(message)
 
     def release(self, message: Message | None = None) -> None:
-        """Gives back this message, or all that are held, to be delivered again: nobody works on them any more."""
+        """Release this in-flight message, or all of them if None, so that they are redelivered. Call it when the
+        application has stopped working on them."""
         if self._held is not None:
             self._held.release(message)
 
     def _held_messages(self) -> HeldMessages:
-        """Raises ConfigError for a consumer that has a handler, or does not run."""
+        """Return the in-flight messages. Raises ConfigError if the consumer has a handler or is not running."""
         if self._held is None:
             reason = self._idle_reason
             if self._has_handler and self._stage is not Stage.FAILED:
-                reason = "has a handler, which gets its messages; make one without to ask for messages"
+                reason = "has a handler, which gets its messages; create a consumer without a handler to receive them"
             raise ConfigError(f"this consumer {reason}")
         return self._held
 
-    # Brokers' questions (Asked)
+    # Administrative requests (QueriedConsumer)
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings that mqadmin shows of a consumer, by its names."""
+        """The settings that mqadmin shows for a consumer, under the names that mqadmin uses."""
         return {
             "PROP_NAMESERVER_ADDR": self._name_server,
             "PROP_CONSUMEORDERLY": str(self._orderly).lower(),
@@ -178,12 +193,12 @@ class AnyConsumer(Lifecycle):
 
     async def try_one(self, message: Message) -> Outcome:
         if self._workers is None:
-            raise ConfigError("this consumer iterates; only one with a handler can try a message")
+            raise ConfigError("this consumer has no handler, so it cannot consume a message directly")
         return await self._workers.try_one(message)
 
 
 # ------------------------------------------------------------------------------
-# The push consumer: puts membership, pulls and handlers together.
+# The push consumer: connects group membership, pulls and handlers.
 
 
 @takes(ConsumerOptions)
@@ -192,14 +207,18 @@ class Consumer(AnyConsumer):
 
         async with Consumer("host:port", "group", {"topic": "TagA || TagB"}, handler=work) as consumer: ...
 
-    With a handler, messages are handled as they come. Without one, iterate (`async for message in consumer`, `async for
-    messages in consumer.batches()`), or `await consumer.receive()` and settle each message by `ack`, `retry` or `reject`.
+    With a handler, the consumer calls it for each message that arrives. Without one, iterate (`async for message in
+    consumer`, `async for messages in consumer.batches()`), or call `await consumer.receive()` and settle each message with
+    `ack`, `retry` or `reject`.
 
-    - `subscriptions`: a topic, or expressions by topic: `*`, tags such as `TagA || TagB`, or `Sql("price > 5")`.
-    - `handler`: gets a `Message`, or with `batch_size` a list of them. Returning None acknowledges, raising or returning
-      RetryLater delivers again later, Reject gives the message up. A plain function runs in a thread.
-    - `decode`: makes the handler's argument of a body, as pydantic's `Order.model_validate_json` does. A handler with two
-      parameters gets the `Message`, too. A message that cannot be decoded is rejected, with the reason.
+    - `subscriptions`: a topic, or a mapping from topics to filters: `*`, tags such as `TagA || TagB`, or `Sql("price >
+      5")`.
+    - `handler`: gets a `Message`, or with `batch_size` a list of messages. Returning None acknowledges the message,
+      returning RetryLater or raising has it redelivered later, and returning Reject makes it a dead letter. A plain
+      function runs in a thread.
+    - `decode`: converts a message body to the handler's argument, for example pydantic's `Order.model_validate_json`. A
+      handler with two parameters also gets the `Message`. A message whose body cannot be decoded is rejected with the
+      reason.
     """
 
     @overload
@@ -282,7 +301,7 @@ class Consumer(AnyConsumer):
         self._handler, self._decode = handler, decode
         self._run_size = batch_size or 1
         wait_s = options["batch_wait_s"]
-        self._filling = Filling(self._run_size, wait_s, self._put) if wait_s else None
+        self._batch_buffer = BatchBuffer(self._run_size, wait_s, self._dispatch) if wait_s else None
         self._orderly = options["orderly"]
         self._puller = Puller(
             self._cluster,
@@ -291,7 +310,7 @@ class Consumer(AnyConsumer):
             limits,
             span_counts=not self._orderly,
             commits=not self._broadcasting,
-            on_messages=self._take,
+            on_messages=self._on_messages,
             on_moved=self._correct_offset,
         )
         self._assignment = Assignment(
@@ -311,16 +330,16 @@ class Consumer(AnyConsumer):
             limits=self._cluster.limits,
         )
         self._retry_limit = RetryLimit(self._cluster, group, max_reconsume_times)
-        self._questions = Questions(self._cluster, self, self._assignment.spawn)
+        self._admin_requests = AdminRequests(self._cluster, self, self._assignment.spawn)
         self._dispatcher: RunDispatcher | None = None
         self._deliveries: Deliveries | None = None
-        self._messages: Messages | None = None  # of `anext(consumer)`
+        self._messages: Messages | None = None  # the iterator that `anext(consumer)` uses
 
     @property
     def client_id(self) -> str:
         return self._membership.client_id
 
-    # Life
+    # Start and stop
 
     async def _begin(self) -> None:
         if self._handler is not None:
@@ -342,7 +361,7 @@ class Consumer(AnyConsumer):
 
     async def _undo(self) -> None:
         if self._deliveries is not None:
-            self._deliveries.close()  # ends waits for a message
+            self._deliveries.close()  # so that tasks waiting in `receive` return
             self._held = self._deliveries = None
         await self._cluster.close()
         if self._workers is not None:
@@ -383,7 +402,9 @@ class Consumer(AnyConsumer):
     async def _end(self) -> None:
         if self._deliveries is not None:
             self._deliveries.close()
-        async with AsyncExitStack() as after:  # also if cancelled, because handlers take too long
+        async with (
+            AsyncExitStack() as after
+        ):  # the callbacks run even if this is cancelled because handlers take too long
             after.push_async_callback(self._cluster.close)
             after.push_async_callback(self._assignment.finished)
             if self._workers is not None:
@@ -396,35 +417,46 @@ class Consumer(AnyConsumer):
     # Messages, without a handler
 
     def __aiter__(self) -> Messages:
-        """Messages one by one. A message is acknowledged when you ask for the next, unless `retry` or `reject` was called for
-        it. If you leave the loop by `break` or an exception, the last one is delivered again."""
-        return Messages(self._handed_out())
+        """Return an iterator over single messages.
+
+        Requesting the next message acknowledges the previous one, unless you have settled that with `retry` or `reject`. If
+        `break` or an exception ends the loop, the last message is redelivered.
+        """
+        return Messages(self._checked_deliveries())
 
     def __anext__(self) -> Awaitable[Message]:
-        """The next message, as in an iteration that lasts as long as the consumer. A wait that is cancelled loses nothing."""
+        """Return the next message of one iteration that lasts as long as the consumer. Cancelling the wait loses no
+        message."""
         if self._messages is None:
-            self._messages = Messages(self._handed_out())
+            self._messages = Messages(self._checked_deliveries())
         return self._messages.__anext__()
 
     def batches(self) -> Batches:
-        """Lists of up to `batch_size` messages of one queue. A list is acknowledged when you ask for the next."""
-        return Batches(self._handed_out())
+        """Return an iterator over lists of up to `batch_size` messages of one queue. Requesting the next list
+        acknowledges the previous one."""
+        return Batches(self._checked_deliveries())
 
-    def _handed_out(self) -> Deliveries:
+    def _checked_deliveries(self) -> Deliveries:
         self._held_messages()
         assert self._deliveries is not None
         return self._deliveries
 
-    # Its queues, and how far it has come
+    # Assigned queues and progress
 
     def assignment(self) -> set[Queue]:
-        """The queues that this member owns now."""
+        """Return the queues that this member owns now."""
         return set(self._membership.owned)
 
     async def assigned(self, timeout_s: float = 30.0) -> set[Queue]:
-        """Waits until this member holds its share of the last rebalance. Returns its queues. A topic that does not exist is
-        created if brokers create topics automatically. Raises TopicNotFound if they do not, TimeoutError, saying why, and
-        ConfigError for a consumer that does not run."""
+        """Wait until this member owns all queues that the last rebalance assigned to it, and return them.
+
+        Create subscribed topics that do not exist, if brokers create topics automatically.
+
+        Raises:
+            TopicNotFound: a topic does not exist and brokers do not create topics automatically.
+            TimeoutError: the rebalance did not finish within `timeout_s` seconds; the text has the reason.
+            ConfigError: the consumer is not running.
+        """
         self._check_running()
         try:
             async with asyncio.timeout(timeout_s):
@@ -434,25 +466,37 @@ class Consumer(AnyConsumer):
                 await self._membership.rebalanced()
         except TimeoutError:
             reason = self._membership.rebalance_fault()
-            raise TimeoutError(f"{self.group} is not rebalanced here after {timeout_s} s: {reason}") from None
+            raise TimeoutError(f"the group {self.group} did not rebalance within {timeout_s} s: {reason}") from None
         return self.assignment()
 
     async def pause(self, queues: Iterable[Queue] | None = None) -> None:
-        """Stops these queues, or all, also those that come later. After it returns no handler begins; those that run finish.
-        Raises ConfigError for a queue that is not this member's."""
+        """Pause these queues, or if None all queues, including those that are assigned later.
+
+        After this returns, no handler starts for them; running handlers finish.
+
+        Raises ConfigError if this member does not own one of the queues.
+        """
         self._cluster.check_home()
         self._assignment.pause(queues)
 
     async def resume(self, queues: Iterable[Queue] | None = None) -> None:
-        """Continues where `pause` stopped. Raises as it does."""
+        """Resume these paused queues, or all queues if None. Raises what `pause` raises."""
         self._cluster.check_home()
         self._assignment.resume(queues)
 
     async def seek(self, to: SeekPosition, queues: Iterable[Queue] | None = None) -> None:
-        """Continues from another place and commits it: "first", "last", a store time in ms since the epoch, or an offset for
-        each queue. Concerns the queues named, or all of this member's except those of retries. Messages in memory are
-        dropped; running handlers finish. Raises ConfigError for another place, for a queue that is not this member's and for
-        a consumer that does not run, and RocketletError.
+        """Move the position of queues and commit the new position.
+
+        Pulled messages that wait for a handler are dropped. Running handlers finish, but their results have no effect.
+
+        Args:
+            to: "first", "last", a store time in ms since the epoch, or a mapping from queues to offsets.
+            queues: the queues to move; ignored if `to` is a mapping. Default: all assigned queues except those of the
+                group's retry topic.
+
+        Raises:
+            ConfigError: `to` is invalid, this member does not own one of the queues, or the consumer is not running.
+            RocketletError: a broker did not return the new offset.
         """
         check_place(to)
         self._check_running()
@@ -470,15 +514,20 @@ class Consumer(AnyConsumer):
         place = At(to[process_queue.queue]) if isinstance(to, Mapping) else to
         offset = await begin_offset(connection, process_queue.queue, place)
         process_queue.seek(offset)
-        await self._go_on_from(process_queue, offset, sought=not isinstance(to, Mapping))
+        await self._commit_and_continue(process_queue, offset, sought=not isinstance(to, Mapping))
 
     async def positions(self) -> dict[Queue, Position]:
-        """How far this member has come in each of its queues. Raises RocketletError, and ConfigError for a consumer that does
-        not run or has not got its queues yet: `assigned` waits for them."""
+        """Return the progress of this member in each of its queues.
+
+        Raises:
+            ConfigError: the consumer is not running, or no queue is assigned to it yet (`assigned` waits for that).
+            RocketletError: a broker did not return its offsets.
+        """
         self._check_running()
         if not self._membership.owned and not self._membership.is_rebalanced:
             raise ConfigError(
-                f"{self.group} has given this consumer no queues yet: {self._membership.rebalance_fault()}"
+                f"the group {self.group} has assigned no queues to this consumer yet: "
+                f"{self._membership.rebalance_fault()}; await assigned() first"
             )
         offsets = GroupOffsets(self._cluster, self.group)
 
@@ -492,34 +541,35 @@ class Consumer(AnyConsumer):
         return dict(zip(owned, positions, strict=True))
 
     async def lag(self) -> int:
-        """How many messages of this member's queues are not acknowledged yet. Raises as `positions` does."""
+        """Return the number of messages in this member's queues that are not acknowledged yet. Raises what `positions`
+        raises."""
         return sum(position.lag for position in (await self.positions()).values())
 
     async def commit(self) -> None:
-        """Commits acknowledged messages, and returns when the brokers have answered."""
+        """Commit the offsets of acknowledged messages. Return when the brokers have responded."""
         self._cluster.check_home()
         await self._commits.commit()
 
-    # Brokers' questions (Asked)
+    # Administrative requests (QueriedConsumer)
 
     @property
     def queues(self) -> Mapping[Queue, ProcessQueue]:
         return self._assignment.queues
 
     def reset(self, offsets: Mapping[Queue, int]) -> None:
-        """An administrator set other offsets: continue from there."""
+        """Continue from offsets that an administrator has set, and commit them."""
         for queue, offset in offsets.items():
             process_queue = self.queues[queue]
             process_queue.seek(offset)
-            self._assignment.spawn(self._go_on_from(process_queue, offset, sought=True))
+            self._assignment.spawn(self._commit_and_continue(process_queue, offset, sought=True))
 
-    def _take(self, process_queue: ProcessQueue, messages: list[Message], next_offset: int) -> None:
-        if self._filling is not None:
-            self._filling.take(process_queue, messages, next_offset)
+    def _on_messages(self, process_queue: ProcessQueue, messages: list[Message], next_offset: int) -> None:
+        if self._batch_buffer is not None:
+            self._batch_buffer.add(process_queue, messages, next_offset)
         else:
-            self._put(process_queue.add(messages, next_offset, self._run_size))
+            self._dispatch(process_queue.add(messages, next_offset, self._run_size))
 
-    def _put(self, runs: Sequence[Run]) -> None:
+    def _dispatch(self, runs: Sequence[Run]) -> None:
         if self._dispatcher is not None:
             self._dispatcher.put(runs)
         elif self._deliveries is not None:
@@ -538,7 +588,7 @@ class Consumer(AnyConsumer):
             self._puller.resume(process_queue)
 
     def _correct_offset(self, process_queue: ProcessQueue, offset: int) -> None:
-        """The broker does not have the offset: go on from the one that it names, and let the group know."""
+        """Continue from the offset that the broker named, because it does not have the requested one, and commit it."""
         log.warning("offset_moved", queue=str(process_queue.queue), asked=process_queue.next_offset, corrected=offset)
         process_queue.move(offset)
         self._assignment.spawn(self._commit_and_pull(process_queue, process_queue.commit_offset))
@@ -546,16 +596,18 @@ class Consumer(AnyConsumer):
     async def _commit_and_pull(self, process_queue: ProcessQueue, offset: int) -> None:
         try:
             await self._membership.commit({process_queue.queue: offset})
-        finally:  # also when the file of a broadcasting consumer cannot be written
+        finally:  # pulling continues even if the offsets file of a broadcasting consumer cannot be written
             self._puller.pull(process_queue)
 
-    async def _go_on_from(self, process_queue: ProcessQueue, offset: int, *, sought: bool) -> None:
+    async def _commit_and_continue(self, process_queue: ProcessQueue, offset: int, *, sought: bool) -> None:
         await self._membership.commit_place(process_queue.queue, offset, sought=sought)
         self._puller.pull(process_queue)
 
     async def _send_back(self, message: Message, delay_level: int, reason: str) -> None:
-        """Sends a message back to the broker, which delivers it again or keeps it as a dead letter. Raises
-        RocketletError."""
+        """Send a message back to the broker, which redelivers it or stores it as a dead letter.
+
+        Raises RocketletError if the broker does not accept the message.
+        """
         if self._broadcasting:
             log.warning("message_dropped", message=message.message_id, hint="broadcasting has no retries")
             return

@@ -15,8 +15,8 @@ from ..protocol.headers import ConsumeStats, UnregisterClient, write
 from ..protocol.names import INNER_PRODUCER_GROUP, Queue
 from .config import check_group, check_handler, chosen, parse_subscriptions, takes
 from .consumer import AnyConsumer, HeldMessages
-from .consuming.handling import Calling, Decode, Decoding, Outcome, Questions, RetryLater, reason_of
-from .consuming.queues import ProcessQueue, Standing, check_filters
+from .consuming.handling import AdminRequests, Calling, Decode, Decoding, Outcome, RetryLater, reason_of
+from .consuming.queues import ProcessQueue, StallDetector, check_filters
 from .errors import ConfigError, RocketletError, get_logger
 from .member.leases import Heartbeats
 from .message import Message
@@ -99,7 +99,7 @@ class SharedConsumer(AnyConsumer):
             self._workers.start()
         else:
             self._held = sharing
-        Questions(self._cluster, self, sharing.spawn)
+        AdminRequests(self._cluster, self, sharing.spawn)
         await check_filters(self._cluster, self.client_id, self.group, self.subscriptions)
         await self._greet()
         await sharing.begin()
@@ -109,7 +109,7 @@ class SharedConsumer(AnyConsumer):
             raise self._heartbeats.refusal
         self._running = [
             asyncio.create_task(self._heartbeats.beat_forever(), name="heartbeat"),
-            asyncio.create_task(Standing(self.group, self._cluster.limits).watch(), name="standing"),
+            asyncio.create_task(StallDetector(self.group, self._cluster.limits).watch(), name="standing"),
         ]
 
     async def _greet(self) -> None:

@@ -1,7 +1,7 @@
-"""Messages of a consumer without a handler: returned when the application asks for them, and settled by it.
+"""Messages of a consumer without a handler, which the application requests and settles.
 
-A run that is held counts as a running handler, so a hand-over of its queue waits for it. A message that is given back
-unsettled is the next one of its queue. A wait that is cancelled loses nothing and ends nothing.
+A held run counts as a running handler, so the release of its queue waits for it. A message that is released without being
+settled is the next one that its queue returns. Cancelling a wait for a message loses no message.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from .queues import ProcessQueue, Run
 
 
 class HeldRun:
-    """A run that the application works on.
+    """A run whose messages were returned to the application.
 
     Attributes:
-        task: the task that took it.
-        message: the message of it that is being worked on.
-        is_received: True if that message was received alone, so that the rest of the run is given back when it is settled.
-        watches: called with the outcome of the message.
+        run: the run; None once it is not held any more.
+        task: the task that requested it.
+        message: the message that is in flight; None between two messages, and for batches.
+        is_received: True if `receive` returned the message, so that the rest of the run is released when it is settled.
+        watches: callbacks for the outcome of the message.
     """
 
     __slots__ = ("is_received", "message", "run", "task", "watches")
@@ -45,13 +46,15 @@ class HeldRun:
 
 
 class Deliveries:
-    """Args:
-    orderly: True if a queue has at most one held run, and a run that is to be retried suspends the queue.
-    suspend_queue_s: for how long.
-    send_back: `send_back(message, delay_level, reason)` returns a message to the broker, which redelivers it.
-    retry_limit: `retry_limit(broker_name)` returns how often a message is retried in order.
-    on_acknowledged: called with the process queue when messages are acknowledged.
-    middleware: a layer that is a DeliveryWatch is notified of deliveries.
+    """Returns runs of the process queues to the application, and settles their messages.
+
+    Args:
+        orderly: True if a queue has at most one held run, and a message that is to be retried suspends its queue.
+        suspend_queue_s: the duration of such a suspension, in seconds.
+        send_back: `send_back(message, delay_level, reason)` returns a message to the broker, which redelivers it.
+        retry_limit: `retry_limit(broker_name)` returns the maximum number of retries of a message, if orderly.
+        on_acknowledged: called with the process queue when messages are acknowledged.
+        middleware: the consumer's middleware, of which each DeliveryWatch is notified of deliveries.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Deliveries:
         self._on_acknowledged = on_acknowledged
         self._line: deque[ProcessQueue] = deque()
         self._lined_up: set[ProcessQueue] = set()
-        self._suspended: set[ProcessQueue] = set()  # in order: suspended until the retry of their first run
+        self._suspended: set[ProcessQueue] = set()  # if orderly: suspended until the retry of their first run
         self._arrived = asyncio.Event()
         self._held_runs: set[HeldRun] = set()
         self._dropped: deque[HeldRun] = deque()
@@ -81,7 +84,7 @@ class Deliveries:
         self.home = Home()
         self.home.begin()
 
-    # Handing out
+    # Returning messages to the application
 
     def put(self, runs: Sequence[Run]) -> None:
         """Add the new runs of one queue."""
@@ -91,19 +94,19 @@ class Deliveries:
             self.resume(process_queue)
 
     def resume(self, process_queue: ProcessQueue) -> None:
-        """Return messages of this queue again. Queues take turns."""
+        """Make the waiting runs of this queue available. Queues are served round robin."""
         if process_queue.waiting and process_queue not in self._lined_up:
             self._lined_up.add(process_queue)
             self._line.append(process_queue)
         self._arrived.set()
 
     async def receive(self) -> Message | None:
-        """Return the next message, which is held until it is settled; None once the consumer stops."""
-        held = await self.take()
+        """Return the next message and hold it until it is settled. Return None once the consumer stops."""
+        held = await self.next_run()
         return None if held is None else self.hold(held, is_received=True)
 
-    async def take(self) -> HeldRun | None:
-        """Return the next run, which is held from now on; None once the consumer stops."""
+    async def next_run(self) -> HeldRun | None:
+        """Return the next run and hold it. Return None once the consumer stops."""
         self.home.check()
         while not self.is_closed:
             self._take_dropped()
@@ -124,7 +127,7 @@ class Deliveries:
                 process_queue.waiting.popleft()
             is_held = process_queue in self._suspended or (self._orderly and process_queue.running)
             if not process_queue.waiting or not process_queue.may_begin or is_held:
-                continue  # it comes back into the line when that has changed
+                continue  # `resume` adds the queue to the line again when this has changed
             run = process_queue.waiting.popleft()
             process_queue.enter()
             self.resume(process_queue)
@@ -132,13 +135,13 @@ class Deliveries:
         return None
 
     def give_back(self, held: HeldRun) -> None:
-        """End the hold of a run. Its unacknowledged messages are returned again."""
-        run = self._taken_from(held)
+        """Stop holding a run, so that its unacknowledged messages are returned to the application again."""
+        run = self._detach(held)
         if run is not None:
             self._put_back(run)
 
     def drop(self, held: HeldRun) -> None:
-        """Give a run back soon. May be called from any thread and at any point, because the garbage collector does that."""
+        """Release a run soon. This may be called from any thread at any time, because the garbage collector calls it."""
         self._dropped.append(held)
         self.home.call_soon(self._take_dropped)
 
@@ -146,7 +149,8 @@ class Deliveries:
         while self._dropped:
             self.give_back(self._dropped.popleft())
 
-    def _taken_from(self, held: HeldRun) -> Run | None:
+    def _detach(self, held: HeldRun) -> Run | None:
+        """Stop holding a run and return it, or None if it was not held. The outcome of its message is RetryLater."""
         run, held.run = held.run, None
         self._held_runs.discard(held)
         if held.message is not None:
@@ -164,13 +168,14 @@ class Deliveries:
             self._on_acknowledged(process_queue)
 
     def release(self, message: Message | None) -> None:
-        """Give back this message, or all that are held."""
+        """Release this message, or all in-flight messages if None, so that they are returned to the application again."""
         self._take_dropped()
         for held in [held for held in self._held_runs if message is None or held.message is message]:
             self.give_back(held)
 
     def close(self) -> None:
-        """The consumer stops: give back what the calling task holds. The hand-over waits for what other tasks hold."""
+        """Return no more messages, and release the runs that the calling task holds. The release of queues waits for runs
+        that other tasks hold."""
         self.is_closed = True
         self._arrived.set()
         self._take_dropped()
@@ -180,7 +185,7 @@ class Deliveries:
     # Settling
 
     def hold(self, held: HeldRun, *, is_received: bool = False) -> Message:
-        """Return the next message of a held run, which is to be settled next."""
+        """Return the next message of a held run. It is in flight until it is settled."""
         assert held.run is not None
         held.message = message = held.run.messages[held.run.done]
         held.is_received = is_received
@@ -189,7 +194,7 @@ class Deliveries:
         return message
 
     def begin(self, held: HeldRun, messages: Sequence[Message]) -> None:
-        """Notify the watches that the application works on messages."""
+        """Notify the watches that messages are returned to the application."""
         if self._watches:
             held.watches = [watch.begins(messages) for watch in self._watches]
 
@@ -198,7 +203,7 @@ class Deliveries:
         return message in self._holding
 
     def acknowledge(self, message: Message) -> None:
-        """Raises ConfigError for a message that is not in hand."""
+        """Acknowledge a message. Raises ConfigError if it is not in flight."""
         self._end(message, *self._held(message), None)
 
     def _held(self, message: Message) -> tuple[HeldRun, Run]:
@@ -207,22 +212,25 @@ class Deliveries:
         held = self._holding.get(message)
         if held is None or held.run is None:
             raise ConfigError(
-                f"{message!r} is not in flight: it was settled before, or did not come from this consumer"
+                f"{message!r} is not in flight: it is settled already, was released, or another consumer returned it"
             )
         return held, held.run
 
     def _end(self, message: Message, held: HeldRun, run: Run, outcome: Outcome) -> None:
         if self._holding.pop(message, None) is not held:
-            return  # it was settled while the broker was asked: the run is at another message by now
+            return  # it was settled otherwise during the request to the broker, so the run may be at another message
         held.message = None
         held.end(outcome)
-        if not run.is_done:  # else its queue was lost meanwhile
+        if not run.is_done:  # otherwise its queue was lost meanwhile
             run.process_queue.acknowledge(run, run.done + 1)
         if held.is_received:
             self.give_back(held)
 
     async def retry(self, message: Message, outcome: RetryLater) -> None:
-        """Redeliver a message later. Raises RocketletError if the broker does not take it; it is then still held."""
+        """Settle a message so that it is redelivered later.
+
+        Raises RocketletError if the broker does not accept the message, which then stays in flight.
+        """
         check_has_level(outcome)
         held, run = self._held(message)
         if not self._orderly:
@@ -230,13 +238,13 @@ class Deliveries:
             self._end(message, held, run, outcome)
             return
         limit = await self._retry_limit(message.queue.broker_name)
-        held, run = self._held(message)  # again, because it may have been settled meanwhile
+        held, run = self._held(message)  # checked a second time, because it may have been settled meanwhile
         run.tries += 1
         if run.tries > limit:
             await self.reject(message, Reject(outcome.reason))
             return
-        self._taken_from(held)
-        self._suspended.add(run.process_queue)  # the run is not held, but no other run of the queue may start
+        self._detach(held)
+        self._suspended.add(run.process_queue)  # the run is not held any more, but no other run of the queue may start
         self._put_back(run)
         asyncio.get_running_loop().call_later(self._suspend_queue_s, self._end_suspension, run.process_queue)
 
@@ -245,19 +253,22 @@ class Deliveries:
         self.resume(process_queue)
 
     async def reject(self, message: Message, outcome: Reject) -> None:
-        """Store a message in the group's dead-letter topic. Raises RocketletError as `retry` does."""
+        """Settle a message by storing it in the group's dead-letter topic. Raises what `retry` raises."""
         held, run = self._held(message)
         await self._send_back(message, DEAD_LETTER_LEVEL, outcome.reason)
         self._end(message, held, run, outcome)
 
 
-def _goes_on(run: Run | None) -> bool:
+def _has_next(run: Run | None) -> bool:
     return run is not None and not run.is_done and run.process_queue.may_begin
 
 
 class Messages:
-    """Messages one by one. One is acknowledged when the next is asked for, unless it was settled otherwise. An iteration that
-    is dropped, as by `break`, gives the last one back."""
+    """An iterator over single messages.
+
+    Requesting the next message acknowledges the previous one, unless that is settled already. If the iterator is garbage
+    collected, for example after `break`, it releases its last message.
+    """
 
     def __init__(self, deliveries: Deliveries) -> None:
         self._deliveries = deliveries
@@ -269,7 +280,7 @@ class Messages:
     async def __anext__(self) -> Message:
         self._settle()
         if self._last is None:
-            self._last = await self._deliveries.take()
+            self._last = await self._deliveries.next_run()
             if self._last is None:
                 raise StopAsyncIteration
         return self._deliveries.hold(self._last)
@@ -278,7 +289,7 @@ class Messages:
         held = self._last
         if held is not None and held.message is not None and held.run is not None:
             self._deliveries.acknowledge(held.message)
-        if held is not None and (self._deliveries.is_closed or not _goes_on(held.run)):
+        if held is not None and (self._deliveries.is_closed or not _has_next(held.run)):
             self._last = None
             self._deliveries.give_back(held)
 
@@ -288,7 +299,8 @@ class Messages:
 
 
 class Batches:
-    """Messages of one queue, up to `batch_size` at once; acknowledged together when the next are asked for."""
+    """An iterator over lists of up to `batch_size` messages of one queue. Requesting the next list acknowledges the previous
+    one."""
 
     def __init__(self, deliveries: Deliveries) -> None:
         self._deliveries = deliveries
@@ -304,7 +316,7 @@ class Batches:
             held.run.process_queue.acknowledge(held.run)
             held.end(None)
             self._deliveries.give_back(held)
-        self._last = await self._deliveries.take()
+        self._last = await self._deliveries.next_run()
         if self._last is None or self._last.run is None:
             raise StopAsyncIteration
         messages = self._last.run.messages[self._last.run.done :]
@@ -312,7 +324,7 @@ class Batches:
         return messages
 
     def release(self) -> None:
-        """Give the last list back, to be redelivered."""
+        """Release the last list, so that its messages are redelivered."""
         held, self._last = self._last, None
         if held is not None:
             self._deliveries.give_back(held)

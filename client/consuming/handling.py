@@ -1,4 +1,4 @@
-"""From pulled messages to the application's handler: decoding, worker tasks, retries, and messages that are sent back."""
+"""From pulled messages to the application's handler: decoding, workers, retries, and messages returned to the broker."""
 
 from __future__ import annotations
 
@@ -49,23 +49,29 @@ questions_log = get_logger("rocketlet.questions")
 
 
 # ------------------------------------------------------------------------------
-# Hands messages to the user's handler: workers that take runs as they come, and act on a handler's outcome.
+# Passes messages to the user's handler: workers take runs from the queues, call the handler and carry out its outcome.
 #
-# A worker is a task that lives as long as the consumer; there is none per message. Concurrent handling takes any run;
-# orderly handling takes a queue's runs one after the other, by one worker at a time.
+# A worker is a task that lives as long as the consumer, so a message needs no task of its own. In a concurrent consumer a
+# worker takes any run. In an orderly consumer one worker at a time handles the runs of a queue, in order.
 #
-# A handler may do anything. Only the outcomes that are documented count as success; everything else is a failure,
-# which is logged and retried. Only a coroutine's KeyboardInterrupt is passed on to the runner of the loop. A worker
-# that is cancelled ends, because a loop that is being closed cancels its tasks and waits for them. If the consumer
-# has not been stopped, a new worker takes its place.
+# A handler may do anything. Only None counts as success. RetryLater and Reject are carried out; any other result or
+# exception is a failure, which is logged and, unless a retry policy decides otherwise, retried. Only KeyboardInterrupt from
+# a coroutine propagates to the runner of the loop. A cancelled worker ends, because a loop that is being closed cancels its
+# tasks and waits for them. Unless the consumer is stopping, a new worker replaces it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLater:
-    """Returned by a handler: deliver the message again. `delay_level` 0 waits longer each time; 1 to 18 wait as long as the
-    broker's levels say, and a higher one as the highest. `reason` is kept with the message: `message.failure` next time.
-    `delay`, a time or seconds up to 12 hours, is for a SharedConsumer's messages. Raises ConfigError for a level that is not
-    a number from 0, for a delay that is none, and for both together."""
+    """Returned by a handler to have the message redelivered later.
+
+    Attributes:
+        delay_level: 0 for a delay that grows with each retry; 1 to 18 for that delay level of the broker. A higher level
+            means the highest one.
+        reason: a text that is stored with the message, as `message.failure` of the next delivery.
+        delay: a timedelta or seconds, up to 12 hours, for messages of a SharedConsumer only.
+
+    Raises ConfigError if `delay_level` is not an int from 0, `delay` is invalid, or both are given.
+    """
 
     delay_level: int = 0
     reason: str = ""
@@ -73,19 +79,20 @@ class RetryLater:
 
     def __post_init__(self) -> None:
         if type(self.delay_level) is not int or not 0 <= self.delay_level <= MAX_INT:
-            raise ConfigError(f"delay_level: {self.delay_level!r} is not a number from 0; Reject() gives a message up")
+            raise ConfigError(
+                f"delay_level: expected an int from 0, got {self.delay_level!r}; return Reject() to stop retrying"
+            )
         _check_reason(self.reason)
         check_delay(self.delay)
         if self.delay is not None and self.delay_level:
             raise ConfigError(
-                f"delay: {self.delay!r} and delay_level={self.delay_level} are two times; give one of them"
+                f"delay: {self.delay!r} conflicts with delay_level={self.delay_level}; give only one of them"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Returned by a handler: do not deliver the message again, and store it in the group's dead-letter topic, with the
-    reason."""
+    """Returned by a handler to stop retrying the message and store it in the group's dead-letter topic, with the reason."""
 
     reason: str = ""
 
@@ -95,7 +102,7 @@ class Reject:
 
 def _check_reason(reason: object) -> None:
     if not isinstance(reason, str):
-        raise ConfigError(f"reason: {reason!r} is not a text")
+        raise ConfigError(f"reason: expected a str, got {reason!r}")
 
 
 Outcome = RetryLater | Reject | None
@@ -103,28 +110,30 @@ Handler = Callable[[Any], Awaitable[Outcome] | Outcome]
 MessageHandler = Callable[[Message], Awaitable[Outcome] | Outcome]
 BatchHandler = Callable[[list[Message]], Awaitable[Outcome] | Outcome]
 Middleware = Callable[[Any, Callable[[Any], Awaitable[Outcome]]], Awaitable[Outcome]]
-"""Around a handler: `async def layer(message, call): return await call(message)`. It gets the handler's argument, and may
-look at it, measure, wrap the call, replace the outcome, or not call at all."""
+"""A layer around the handler: `async def layer(message, call): return await call(message)`. It gets the handler's argument
+and the next layer, and returns the outcome. It may replace the outcome, or not call the next layer."""
 
 Settled = Callable[[Outcome], None]
 
 
 @runtime_checkable
 class DeliveryWatch(Protocol):
-    """Middleware for a consumer without a handler. It is told when messages are handed out, and `begins` returns the
-    callback for their outcome. A message that is given back has the outcome RetryLater: it will be delivered again."""
+    """Middleware for a consumer without a handler, which is notified of deliveries and their outcomes."""
 
-    def begins(self, messages: Sequence[Message]) -> Settled: ...
+    def begins(self, messages: Sequence[Message]) -> Settled:
+        """Called when messages are returned to the application. Return a callback for their outcome, which is RetryLater
+        for messages that are released without being settled."""
+        ...
 
 
 Judge = Callable[[Sequence[Message], BaseException], Outcome]
-"""The outcome of messages whose handler raised."""
+"""A function that returns the outcome of messages whose handler raised."""
 
 SendBackFunction = Callable[[Message, int, str], Awaitable[None]]
 
 
 class Ended(NamedTuple):
-    """A handler's result, or what it raised."""
+    """The end of a handler call: its result, or the exception that it raised."""
 
     result: object
     error: BaseException | None = None
@@ -132,8 +141,15 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """How handlers are run: `concurrency` at once, with lists of messages or with one each, in order or not. In order a
-    failed message holds up its queue for `suspend_queue_s` each time."""
+    """How handlers are called.
+
+    Attributes:
+        takes_batches: True if the handler gets a list of messages instead of one message.
+        concurrency: the maximum number of concurrent handler calls.
+        orderly: True if the runs of a queue are handled in order, one at a time.
+        suspend_queue_s: the time in seconds for which a failed message blocks its queue in an orderly consumer.
+        judge: returns the outcome after a failure; None to retry always.
+    """
 
     takes_batches: bool
     concurrency: int
@@ -143,11 +159,11 @@ class Handling:
 
 
 class RunDispatcher:
-    """Gives the runs of process queues to the handler, and carries out its outcomes.
+    """Passes the runs of process queues to the handler, and carries out its outcomes.
 
     Args:
         send_back: `send_back(message, delay_level, reason)` returns a message to the broker, which redelivers it.
-        retry_limit: `retry_limit(broker_name)` returns how often a message is retried in order.
+        retry_limit: `retry_limit(broker_name)` returns the maximum number of retries of a message in an orderly consumer.
         on_acknowledged: called with the process queue when messages are acknowledged.
         on_failed: `on_failed(message, reason)` is called when the handler has raised, or rejected the message.
     """
@@ -164,7 +180,7 @@ class RunDispatcher:
         limits: ClientLimits,
     ) -> None:
         self._call = call
-        self._judge = handling.judge or _tried_again
+        self._judge = handling.judge or _retried
         self._takes_batches = handling.takes_batches
         self._orderly = handling.orderly
         self._suspend_queue_s = handling.suspend_queue_s
@@ -173,8 +189,8 @@ class RunDispatcher:
         self._send_back = send_back
         self._retry_limit = retry_limit
         self._on_acknowledged = on_acknowledged
-        self._line: deque[ProcessQueue] = deque()  # those with something to hand out take turns
-        self._lined_up: set[ProcessQueue] = set()  # in line; in order also with a worker, or waiting for another try
+        self._line: deque[ProcessQueue] = deque()  # queues with waiting runs, for a round robin
+        self._lined_up: set[ProcessQueue] = set()  # the same queues; if orderly, also those in a worker or suspended
         self._idle: deque[asyncio.Future[None]] = deque()
         self.pool = WorkerPool(call, self, handling.concurrency, limits, takes_batches=handling.takes_batches)
         self._loop = asyncio.get_running_loop()
@@ -184,7 +200,7 @@ class RunDispatcher:
         return self.pool.is_stopping
 
     def put(self, runs: Sequence[Run]) -> None:
-        """Hands out the new runs of one queue."""
+        """Make the new runs of one queue available to workers."""
         if not runs:
             return
         process_queue = runs[0].process_queue
@@ -195,21 +211,22 @@ class RunDispatcher:
             self._line_up(process_queue)
 
     def resume(self, process_queue: ProcessQueue) -> None:
-        """A queue is no longer suspended: its runs are handed out again."""
+        """Make the runs of a queue available again after a suspension or pause."""
         if self._orderly:
             self._offer(process_queue)
         else:
             self._line_up(process_queue)
 
     def _line_up(self, process_queue: ProcessQueue) -> None:
-        """Queues take turns, a run each: one that has just come does not wait behind the backlogs of others."""
+        """Add a queue to the round robin, in which each queue gives one run, so that a backlog does not delay other
+        queues."""
         if process_queue.waiting and not process_queue.is_suspended and process_queue not in self._lined_up:
             self._lined_up.add(process_queue)
             self._line.append(process_queue)
         self._wake(len(process_queue.waiting))
 
     def _next_of(self, process_queue: ProcessQueue) -> Run | None:
-        """The queue's next run, if it may be handled now; the queue goes to the end of the line."""
+        """Return the queue's next run, or None if it may not be handled now. Move the queue to the end of the line."""
         if not process_queue.waiting or not process_queue.may_begin:
             if process_queue.is_stopped:
                 process_queue.waiting.clear()
@@ -223,8 +240,10 @@ class RunDispatcher:
         return run
 
     def _offer(self, process_queue: ProcessQueue) -> None:
-        """Orderly: the queue waits for a worker, unless one has it. Messages that arrive while its first run waits for
-        another try do not shorten that wait, as with Apache's ConsumeMessageOrderlyService."""
+        """Add a queue of an orderly consumer to the line, unless it is there already, in a worker or suspended for a retry.
+
+        Messages that arrive during such a suspension do not shorten it, as with Apache's ConsumeMessageOrderlyService.
+        """
         if process_queue.runs and not (
             process_queue.runs[0].is_filling
             or process_queue in self._lined_up
@@ -251,9 +270,8 @@ class RunDispatcher:
         line, call = self._line, self._call.call
         task = asyncio.current_task()
         assert task is not None
-        while (
-            not task.cancelling()
-        ):  # a handler that has ended may have cancelled it: that must not affect the next one
+        # A handler may have cancelled this task. The worker then ends, so that the next handler call is not affected.
+        while not task.cancelling():
             while not line:
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
@@ -270,7 +288,7 @@ class RunDispatcher:
                 if run.outcome is not None:
                     await self._carry_out(run)
                     continue
-                # Called from here: a coroutine around each call takes longer than all else that a message needs.
+                # Called inline, because a coroutine around each call would cost more CPU time than the rest of this loop.
                 try:
                     outcome = await call(run.messages if self._takes_batches else run.messages[0])
                 except BaseException as error:
@@ -282,17 +300,17 @@ class RunDispatcher:
                     self._on_acknowledged(process_queue)
                 else:
                     await self._carry_out(run, Ended(outcome))
-                    outcome = None  # nothing of it is kept until the next message comes
+                    outcome = None  # free its memory before waiting for the next message
             except Exception:
-                log.exception("handling_failed", hint="its messages stay unacknowledged")
+                log.exception("handling_failed", hint="the messages stay unacknowledged")
 
     async def _carry_out(self, run: Run, ended: Ended | None = None) -> None:
-        """Acts on the end of a run's handler; None if its outcome is known already."""
+        """Carry out the outcome of a run's handler call. `ended` is None if `run.outcome` is set already."""
         process_queue = run.process_queue
         outcome: Outcome = None
         is_cancelled = is_handled = False
         try:
-            outcome = run.outcome if ended is None else self._outcome(run, await self._of_readable(run, ended))
+            outcome = run.outcome if ended is None else self._outcome(run, await self._without_unreadable(run, ended))
             is_handled = outcome is None or await self._returned(run, outcome)
             if is_handled:
                 process_queue.acknowledge(run)
@@ -301,35 +319,38 @@ class RunDispatcher:
             raise
         finally:
             if is_cancelled and not self.pool.is_stopping:
-                self._loop.call_later(0, self._again, run)
+                self._loop.call_later(0, self._requeue, run)
             elif not is_handled and not self.pool.is_stopping:
                 self._send_back_later(run, outcome)
             process_queue.leave()
         self._on_acknowledged(process_queue)
 
-    def _again(self, run: Run) -> None:
+    def _requeue(self, run: Run) -> None:
         run.process_queue.waiting.append(run)
         self._line_up(run.process_queue)
 
     def _send_back_later(self, run: Run, outcome: Outcome) -> None:
-        """The broker has not taken a run back: the handler is called again after a pause, as by Apache's
-        ConsumeMessageConcurrentlyService. A hand-over does not wait so long, nor leave it: messages handled behind it would
-        come again."""
+        """Call the handler again after a delay, because the broker did not accept the run, as Apache's
+        ConsumeMessageConcurrentlyService does.
+
+        If the queue is released meanwhile, send the run back immediately instead: without that, the release would wait for
+        the delay, or later messages that are already handled would be redelivered together with this run.
+        """
         process_queue = run.process_queue
         process_queue.enter()
         timer = self._loop.call_later(self._limits.send_back_retry_s, self._handle_again, run)
-        process_queue.untaken[run] = partial(self._send_back_at_once, run, outcome, timer)
+        process_queue.unreturned[run] = partial(self._send_back_immediately, run, outcome, timer)
         if process_queue.is_stopped:
-            process_queue.untaken[run]()
+            process_queue.unreturned[run]()
 
     def _handle_again(self, run: Run) -> None:
-        del run.process_queue.untaken[run]
+        del run.process_queue.unreturned[run]
         run.process_queue.leave()
-        self._again(run)
+        self._requeue(run)
 
-    def _send_back_at_once(self, run: Run, outcome: Outcome, timer: asyncio.TimerHandle) -> None:
+    def _send_back_immediately(self, run: Run, outcome: Outcome, timer: asyncio.TimerHandle) -> None:
         timer.cancel()
-        del run.process_queue.untaken[run]  # the queue is not left before the task leaves it
+        del run.process_queue.unreturned[run]  # the run still counts as running, until the task calls `leave`
         task = asyncio.create_task(self._send_back_now(run, outcome), name="send back")
         self.pool.add(task)
 
@@ -349,9 +370,9 @@ class RunDispatcher:
         except BaseException as error:
             return Ended(None, error)
 
-    async def _of_readable(self, run: Run, ended: Ended) -> Ended:
-        """The end of a run's handler. If it has raised, messages whose records cannot be read become dead letters, and the
-        handler is called again with the others."""
+    async def _without_unreadable(self, run: Run, ended: Ended) -> Ended:
+        """Return the end of a run's handler call. If the handler raised and the run has unreadable messages, dead-letter
+        those and call the handler again with the others."""
         if not isinstance(ended.error, Exception):
             return ended
         has_unreadable = False
@@ -359,13 +380,13 @@ class RunDispatcher:
             fault = None if message.is_given_up else record_fault(message)
             if fault is None:
                 continue
-            hint = "it is a dead letter"
+            hint = "it is stored as a dead letter"
             try:
                 await self._send_back(message, DEAD_LETTER_LEVEL, fault)
             except BrokerRefused as error:
-                hint = f"it is skipped, because the broker does not take it back: {error}"
+                hint = f"it is skipped, because the broker does not accept it as a dead letter: {error}"
             except RocketletError:
-                return ended  # the others cannot be sent back either: the run is tried again later
+                return ended  # the broker is unreachable, so the whole run is retried later
             log.error(
                 "message_unreadable", queue=str(message.queue), offset=message.queue_offset, reason=fault, hint=hint
             )
@@ -373,38 +394,42 @@ class RunDispatcher:
         return await self._called(run) if has_unreadable else ended
 
     def _outcome(self, run: Run, ended: Ended) -> Outcome:
-        """Return the handler's outcome for a run. Raises CancelledError if the worker itself is cancelled: it cannot send the
-        messages back, so another worker does, by the run's outcome."""
+        """Return the handler's outcome for a run.
+
+        Raises CancelledError if the worker itself is cancelled and the messages must be sent back. It cannot do that any
+        more, so `run.outcome` is set for another worker.
+        """
         messages = [message for message in run.messages if not message.is_given_up] or run.messages
         outcome, error = self.pool.outcome(messages, ended, self._judge, by_level=True)
         if error is not None and not self.pool.is_stopping:
             self._report_failed(run, repr(error))
         if isinstance(outcome, Reject):
-            self._report_failed(run, outcome.reason or "it was given up")
-        # The handler has ended, and cancelled its worker on the way: its outcome counts, and another worker carries it out.
+            self._report_failed(run, outcome.reason or "the handler rejected the message")
+        # The handler cancelled its worker before it ended. Its outcome counts, but another worker must carry it out.
         if outcome is not None and _is_cancelled():
             run.outcome = outcome
             raise asyncio.CancelledError
         return outcome
 
     def _report_failed(self, run: Run, reason: str) -> None:
-        if run.tries <= 1:  # in order: the first time
+        if run.tries <= 1:  # in an orderly consumer, report only the first failure
             for message in run.messages[run.done :]:
                 self._on_failed(message, reason)
 
     async def _returned(self, run: Run, outcome: RetryLater | Reject) -> bool:
-        """Hands the run's messages back to the broker, those done before left out; False if it did not take all."""
+        """Send the unacknowledged messages of a run back to the broker. Return False if it did not accept all of them."""
         level = DEAD_LETTER_LEVEL if isinstance(outcome, Reject) else outcome.delay_level
         process_queue = run.process_queue
-        # One by one: if the broker takes some and then fails, only the rest is handled again.
-        while not run.is_done:  # also by a seek meanwhile
+        # One by one, so that only the remaining messages are handled again if the broker accepts some and then fails.
+        while not run.is_done:  # a concurrent seek ends this loop, too
             count = run.done + 1
             try:
                 if not run.messages[run.done].is_given_up:
                     await self._send_back(run.messages[run.done], level, outcome.reason)
             except RocketletError as error:
                 if process_queue.is_stopped and isinstance(error, ConnectionFailed | RequestTimeout):
-                    # A hand-over waits for its broker, and for this: else messages handled behind it come again.
+                    # Retry until the broker is reachable: the release of the queue waits for this, so that later messages
+                    # that are already handled are not redelivered.
                     await asyncio.sleep(self._limits.reconnect_s)
                     continue
                 log.warning("send_back_failed", reason=str(error), hint="the handler will be called again")
@@ -413,7 +438,8 @@ class RunDispatcher:
         return True
 
     async def _one_in_order(self, process_queue: ProcessQueue) -> None:
-        """Handles the first run of a queue, and offers the queue again, later if the run has to wait."""
+        """Handle the first run of a queue. Then offer the queue again, after `suspend_queue_s` if the run must be
+        retried."""
         if not process_queue.runs or process_queue.runs[0].is_filling or not process_queue.may_begin:
             self._lined_up.discard(process_queue)
             return
@@ -433,11 +459,12 @@ class RunDispatcher:
             self._offer_again(process_queue)
 
     async def _is_handled_in_order(self, run: Run) -> bool:
-        """Whether the queue may go on: the run is handled, or given up and kept as dead letters."""
+        """Handle a run. Return True if the queue may continue, because the run is handled or its messages are dead
+        letters."""
         broker_name = run.process_queue.queue.broker_name
         if not run.tries or run.tries <= await self._retry_limit(broker_name):
             run.tries += 1
-            outcome = self._outcome(run, await self._of_readable(run, await self._called(run)))
+            outcome = self._outcome(run, await self._without_unreadable(run, await self._called(run)))
             if outcome is None:
                 return True
             run.failure = outcome.reason
@@ -461,8 +488,7 @@ def checked_outcome(outcome: Any) -> Outcome:
     """Return a handler's outcome. Raises TypeError for a result that is not one."""
     if outcome is not None and not isinstance(outcome, RetryLater | Reject):
         raise TypeError(
-            f"the handler returned {outcome!r}, a {type(outcome).__name__}; "
-            "allowed are None, RetryLater(...) and Reject()"
+            f"the handler returned {outcome!r}, a {type(outcome).__name__}; expected None, RetryLater(...) or Reject()"
         )
     return outcome
 
@@ -471,12 +497,12 @@ def check_has_level(outcome: RetryLater) -> None:
     """Raises ConfigError for an outcome with a delay, which the retry topic does not support."""
     if outcome.delay is not None:
         raise ConfigError(
-            "delay: a Consumer's messages are redelivered by delay_level, a SharedConsumer's after any time"
+            "delay: a Consumer supports only delay_level; use that, or a SharedConsumer, which supports any delay"
         )
 
 
 def log_failure(messages: Sequence[Message], error: BaseException, outcome: Outcome) -> None:
-    """Log that a handler has raised, and what becomes of its messages."""
+    """Log that a handler has failed, and whether its messages are retried or dead-lettered."""
     log.error(
         "handler_failed",
         queue=str(messages[0].queue),
@@ -484,11 +510,11 @@ def log_failure(messages: Sequence[Message], error: BaseException, outcome: Outc
         messages=len(messages),
         error=repr(error),
         exc_info=error,
-        hint="to the dead letters" if isinstance(outcome, Reject) else "again later, while retries are left",
+        hint="stored as dead letters" if isinstance(outcome, Reject) else "redelivered later, while retries are left",
     )
 
 
-def _tried_again(messages: Sequence[Message], error: BaseException) -> Outcome:
+def _retried(messages: Sequence[Message], error: BaseException) -> Outcome:
     return RetryLater(reason=reason_of(error))
 
 
@@ -498,9 +524,9 @@ def _is_cancelled() -> bool:
 
 
 # ------------------------------------------------------------------------------
-# A handler as something that can be awaited, whatever it is, with its middleware around it.
+# Calls a handler of any kind as a coroutine, with its middleware around it.
 #
-# A handler that is a plain function runs in a thread, so that it cannot stop the heartbeats.
+# A handler that is a plain function runs in a thread, so that it cannot block heartbeats.
 
 
 Called = Callable[[Any], Awaitable[Any]]
@@ -508,31 +534,35 @@ Inner = Callable[[Callable[..., Awaitable[Any]]], Called]
 
 
 class Calling:
-    """Calls a handler that is called `at_once` times at the same time, at most. Raises its exceptions. `inner` is around
-    the handler, inside of all middleware."""
+    """Calls a handler, and raises its exceptions.
+
+    Args:
+        concurrency: the maximum number of concurrent calls.
+        middleware: layers around the handler, the outermost first.
+        inner: a layer around the handler, inside of all middleware.
+    """
 
     def __init__(
         self,
         handler: Callable[..., Any],
-        at_once: int,
+        concurrency: int,
         middleware: Sequence[Callable[[Any, Called], Awaitable[Any]]],
         inner: Inner | None = None,
     ) -> None:
         self._executor: ThreadPoolExecutor | None = None
         self._threads: set[int] = set()
-        coroutine = self._as_coroutine(handler, at_once)
+        coroutine = self._as_coroutine(handler, concurrency)
         self.call: Called = coroutine if inner is None else inner(coroutine)
         for layer in reversed(middleware):
             self.call = _around(layer, self.call)
 
-    def _as_coroutine(self, handler: Callable[..., Any], at_once: int) -> Callable[..., Awaitable[Any]]:
+    def _as_coroutine(self, handler: Callable[..., Any], concurrency: int) -> Callable[..., Awaitable[Any]]:
         is_async = inspect.iscoroutinefunction(handler)
         if is_async or inspect.iscoroutinefunction(type(handler).__call__):
             return cast("Callable[..., Awaitable[Any]]", handler)
-        # As many threads as workers: a handler never waits for a thread, and the loop's own pool stays free for
-        # others.
+        # One thread per worker, so that a handler never waits for a thread and does not occupy the loop's default executor.
         self._executor = executor = ThreadPoolExecutor(
-            at_once, "rocketlet-handler", initializer=lambda: self._threads.add(threading.get_ident())
+            concurrency, "rocketlet-handler", initializer=lambda: self._threads.add(threading.get_ident())
         )
         loop = asyncio.get_running_loop()
 
@@ -540,14 +570,13 @@ class Calling:
             outcome, error = await loop.run_in_executor(executor, copy_context().run, caught, handler, *arguments)
             if error is not None:
                 raise error
-            return (
-                await outcome if inspect.isawaitable(outcome) else outcome
-            )  # as of a lambda around a coroutine function
+            # A plain function may return a coroutine, for example a lambda that calls a coroutine function.
+            return await outcome if inspect.isawaitable(outcome) else outcome
 
         return in_thread
 
     def is_here(self) -> bool:
-        """Whether this thread is one of the handler's."""
+        """Return True if the current thread is one in which the handler runs."""
         return threading.get_ident() in self._threads
 
     def stop(self) -> None:
@@ -560,8 +589,11 @@ def _around(layer: Callable[[Any, Called], Awaitable[Any]], call: Called) -> Cal
 
 
 def caught(handler: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
-    """A handler's result, or its exception, in its thread. A future cannot hold every exception: StopIteration leaves it
-    without an end. Nobody has pressed Ctrl-C here: Python tells that the main thread alone."""
+    """Call a handler in its thread. Return its result, or its exception.
+
+    StopIteration and KeyboardInterrupt are wrapped in a RuntimeError: a future that gets StopIteration never completes, and
+    a KeyboardInterrupt outside of the main thread does not come from Ctrl-C.
+    """
     try:
         return handler(*arguments), None
     except (StopIteration, KeyboardInterrupt) as error:
@@ -573,27 +605,27 @@ def caught(handler: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseExcep
 
 
 # ------------------------------------------------------------------------------
-# The worker tasks that run the handler of either kind of consumer. A worker is a task that lives as long as the consumer:
-# there is none for each message. One that is cancelled before the consumer stops is replaced.
+# The worker tasks that run the handler of either kind of consumer. A worker lives as long as the consumer. A worker that is
+# cancelled before the consumer stops is replaced.
 
 
 class WorkSource(Protocol):
-    """Gives messages to the handler, and carries out its outcomes."""
+    """Provides messages to the workers, and carries out the outcomes."""
 
     @property
     def is_closed(self) -> bool:
-        """True if a worker that ends is not replaced any more."""
+        """True if workers that end must not be replaced."""
         ...
 
     async def work(self) -> None:
-        """Call the handler with message after message."""
+        """Call the handler for one message after another until cancelled."""
 
 
 class WorkerPool:
-    """Runs the handler of a consumer, and judges its results.
+    """Runs the handler of a consumer in a fixed number of tasks.
 
     Attributes:
-        is_stopping: True once the workers are cancelled: what still runs is not acknowledged.
+        is_stopping: True once the workers are cancelled. Messages that are still being handled are then not acknowledged.
     """
 
     def __init__(
@@ -627,23 +659,25 @@ class WorkerPool:
     def _ended(self, number: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not self._source.is_closed:
-            log.warning("worker_cancelled", worker=number, hint="another one takes its place")
+            log.warning("worker_cancelled", worker=number, hint="a new worker replaces it")
             self._loop.call_later(self._limits.restart_s, self._start_worker, number)
 
     def add(self, task: asyncio.Task[None]) -> None:
-        """Add a task that ends with the workers and is not replaced."""
+        """Add a task that is cancelled together with the workers and is not replaced."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def outcome(
         self, messages: Sequence[Message], ended: Ended, judge: Judge, *, by_level: bool
     ) -> tuple[Outcome, BaseException | None]:
-        """Return the outcome of messages whose handler has ended, and its failure. A result that is not an outcome is a
-        failure, too. Raises KeyboardInterrupt, and GeneratorExit if the loop is gone.
+        """Return the outcome of messages whose handler has ended, and the exception if it failed.
+
+        A result that is not an outcome counts as a failure. Raises KeyboardInterrupt, and GeneratorExit if the loop is
+        closed.
 
         Args:
             judge: returns the outcome after a failure.
-            by_level: True if retries have delay levels, not any times.
+            by_level: True if retries support only delay levels, not arbitrary delays.
         """
         error = ended.error or _fault_of(ended.result, by_level=by_level)
         if error is None:
@@ -656,7 +690,8 @@ class WorkerPool:
         return outcome, error
 
     async def try_one(self, message: Message) -> Outcome:
-        """Return the handler's outcome for a message that is not settled by it. Raises whatever the handler raises."""
+        """Call the handler with a message, without settling the message. Return the outcome. Raises what the handler
+        raises."""
         return checked_outcome(await self._call.call([message] if self._takes_batches else message))
 
     async def drain(self, drain_s: float) -> None:
@@ -665,12 +700,12 @@ class WorkerPool:
             await asyncio.wait(self._tasks, timeout=drain_s)
 
     async def cancel(self) -> None:
-        """Cancel the workers and wait for their end."""
+        """Cancel the workers and wait until they have ended."""
         self.is_stopping = True
         for task in self._tasks:
             task.cancel()
         self._call.stop()
-        if self._tasks:  # no gather, which cancels them again: one of them may wait for the caller
+        if self._tasks:  # not gather, which would cancel them a second time if this is cancelled
             await asyncio.wait(self._tasks)
 
     def is_handling_here(self) -> bool:
@@ -683,10 +718,10 @@ class WorkerPool:
 
 
 # ------------------------------------------------------------------------------
-# Handlers that get a body's content in place of the message.
+# Handlers that get a decoded body instead of the message.
 #
-# A body that cannot be decoded now cannot be decoded the next time, either: its message is rejected with the reason,
-# and is not tried again. In a batch that message alone is rejected; the handler gets the others.
+# Decoding the same body again would fail again, so a message whose body cannot be decoded is rejected with the reason and
+# not retried. In a batch only such messages are rejected, and the handler gets the others.
 
 
 Value = TypeVar("Value")
@@ -697,11 +732,16 @@ ValuesHandler = Callable[[list[Value]], Result] | Callable[[list[Value], list[Me
 
 
 class _Undecodable(Exception):
-    """The text says why."""
+    """The body cannot be decoded; the text has the reason."""
 
 
 class Decoding:
-    """`send_back(message, delay_level, reason)` hands a message of a batch to the broker; one alone is its consumer's."""
+    """Decodes message bodies for a handler.
+
+    Args:
+        send_back: `send_back(message, delay_level, reason)` returns an undecodable message of a batch to the broker. For a
+            single message it is not needed, because the outcome Reject is returned to the consumer.
+    """
 
     def __init__(
         self, decode: Decode[Any], handler: Callable[..., Any], send_back: SendBackFunction | None = None
@@ -711,7 +751,7 @@ class Decoding:
         self._send_back = send_back
 
     def around(self, call: Callable[..., Awaitable[Any]]) -> Called:
-        """Calls `call` with the content of the bodies."""
+        """Return a layer that decodes the bodies and calls `call` with the result."""
 
         async def decoded(argument: Message | list[Message]) -> Any:
             if isinstance(argument, Message):
@@ -728,11 +768,14 @@ class Decoding:
         return decoded
 
     async def _all_decoded(self, messages: list[Message]) -> tuple[list[Any], list[Message]]:
-        """Those that can be. Raises RocketletError if the broker does not take one of the others."""
+        """Return the decoded bodies and their messages. Dead-letter the messages that cannot be decoded.
+
+        Raises RocketletError if the broker does not accept one of those.
+        """
         values: list[Any] = []
         kept: list[Message] = []
         for message in messages:
-            if message.is_given_up:  # by a try before this one
+            if message.is_given_up:  # an earlier attempt has dead-lettered it
                 continue
             try:
                 values.append(self._decoded(message))
@@ -751,27 +794,29 @@ class Decoding:
             reason = f"the body cannot be decoded: {reason_of(error)}"
             log.error(
                 "message_undecodable", queue=str(message.queue), offset=message.queue_offset, reason=reason,
-                hint="it is a dead letter",
+                hint="it is stored as a dead letter",
             )  # fmt: skip
             raise _Undecodable(reason) from error
 
 
 # ------------------------------------------------------------------------------
-# A retry policy: which exceptions of a handler are tried again, how often, and after which times.
+# A retry policy: after which exceptions of a handler a message is retried, how often, and after which delays.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """`Consumer(..., retry=RetryPolicy(attempts=4, delays_s=(1, 30, 600), on=(ConnectionError, TimeoutError)))`
 
-    - `attempts`: how often a message is handled at most, the first time included; then it is a dead letter.
-    - `delays_s`: before the second try, the third, and so on; the last one is for all that follow. A SharedConsumer takes
-      any times up to 12 hours, a Consumer the 18 that brokers know: 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 and 2 h.
-      Default: longer each time, from 10 s on.
-    - `on`: the exceptions that are tried again; any other makes a dead letter at once, with its text. Default: all.
-    - `never`: exceptions that are not, though `on` has them.
+    - `attempts`: the maximum number of attempts to handle a message, including the first; then it becomes a dead letter.
+    - `delays_s`: the delays in seconds before the second attempt, the third, and so on; the last delay is used for all
+      further attempts. A SharedConsumer supports any delay up to 12 hours. A Consumer supports the 18 delay levels of
+      brokers: 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 and 2 h. Default: delays that grow from 10 s.
+    - `on`: the exceptions after which a message is retried. After any other exception it immediately becomes a dead letter
+      with the exception's text. Default: all exceptions.
+    - `never`: exceptions after which a message is not retried, even if `on` includes them.
 
-    A handler's return value goes before the policy. In order, `suspend_queue_s` is the time between two tries.
+    A handler's return value takes precedence over the policy. In an orderly consumer, the delay between attempts is
+    `suspend_queue_s`.
     """
 
     attempts: int = 17
@@ -782,27 +827,28 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         check_count("attempts", self.attempts, 1)
         if not isinstance(self.delays_s, Sequence) or isinstance(self.delays_s, str):
-            raise ConfigError(f"delays_s: {self.delays_s!r} is not a tuple of seconds, such as (1, 30, 600)")
+            raise ConfigError(f"delays_s: expected a tuple of seconds such as (1, 30, 600), got {self.delays_s!r}")
         for delay in self.delays_s:
             check_delay(delay, "delays_s")
         if len(self.delays_s) >= self.attempts:
             raise ConfigError(
-                f"delays_s: {len(self.delays_s)} delays are more than {self.attempts} attempts have between them"
+                f"delays_s: expected at most {self.attempts - 1} delays, one between each two of the {self.attempts} "
+                f"attempts, got {len(self.delays_s)}"
             )
         for name in ("on", "never"):
             kinds = getattr(self, name)
             if not isinstance(kinds, tuple) or not all(isinstance(item, type) for item in kinds):
-                raise ConfigError(f"{name}: {kinds!r} is not a tuple of exceptions, such as (ConnectionError,)")
+                raise ConfigError(f"{name}: expected a tuple of exceptions such as (ConnectionError,), got {kinds!r}")
 
     def outcome_by_level(self, messages: Sequence[Message], error: BaseException) -> Outcome:
-        """Decides about a Consumer's messages whose handler raised."""
+        """Return the outcome, with a delay level, of a Consumer's messages whose handler raised."""
         found = self.outcome(max(messages, key=lambda message: message.reconsume_times), error)
         if isinstance(found, RetryLater) and found.delay is not None:
             return RetryLater(delay_level=RETRY_DELAYS_S.index(found.delay) + 1, reason=found.reason)
         return found
 
     def outcome(self, message: Message, error: BaseException) -> Outcome:
-        """Decides about a message whose handler raised."""
+        """Return the outcome of a message whose handler raised."""
         reason = reason_of(error)
         if isinstance(error, Exception) and (not isinstance(error, self.on) or isinstance(error, self.never)):
             return Reject(reason)
@@ -812,21 +858,21 @@ class RetryPolicy:
 
 
 def check_levels(name: str, policy: RetryPolicy) -> None:
-    """Raises ConfigError for delays that only a SharedConsumer can keep."""
-    odd = [delay for delay in policy.delays_s if delay not in RETRY_DELAYS_S]
-    if odd:
-        known = ", ".join(map(str, RETRY_DELAYS_S))
-        raise ConfigError(f"{name}: delays_s: brokers do not know {odd[0]!r} s for a Consumer; there are {known}")
+    """Raise ConfigError for delays that are not delay levels, which only a SharedConsumer supports."""
+    invalid = [delay for delay in policy.delays_s if delay not in RETRY_DELAYS_S]
+    if invalid:
+        levels = ", ".join(map(str, RETRY_DELAYS_S))
+        raise ConfigError(f"{name}: delays_s: a Consumer does not support {invalid[0]!r} s; expected one of {levels}")
 
 
 # ------------------------------------------------------------------------------
-# Why a message was not handled: the text that travels with its retry and its dead letter.
+# The reason why a message was not handled: a text that is stored with its retries and its dead letter.
 #
-# It is short and on one line. Text that looks like a password, a token or a key is left out: more people read dead
+# It is one short line. Text that looks like a password, a token or a key is replaced, because more people can read dead
 # letters than a service's log.
 
 
-_LOOKED_AT_CHARS: Final = 4 * MAX_REASON_CHARS
+_SCANNED_CHARS: Final = 4 * MAX_REASON_CHARS
 _LEFT_OUT: Final = "***"
 _IN_ADDRESS: Final = re.compile(r"(\w://)[^\s/@]{1,200}@")
 _SCHEME: Final = re.compile(r"(?i)\b(bearer|basic)\s+[^\s,;]+")
@@ -837,18 +883,18 @@ _NAMED: Final = re.compile(
 
 
 def reason_of(error: BaseException) -> str:
-    """An exception's type and text."""
+    """Return an exception's type and text as one short line without secrets."""
     try:
         text = str(error)
-    except Exception:  # the exception's class is the user's
+    except Exception:  # a user's exception class may have any `__str__`
         text = ""
     name = type(error).__qualname__
     return shown(f"{name}: {text}" if text else name)
 
 
 def shown(text: str) -> str:
-    """A text as it may be kept beside a message."""
-    line = " ".join(text[:_LOOKED_AT_CHARS].split())
+    """Return a text as one short line without secrets, so that it may be stored with a message."""
+    line = " ".join(text[:_SCANNED_CHARS].split())
     line = "".join(char if char.isprintable() else " " for char in line)
     line = _IN_ADDRESS.sub(rf"\1{_LEFT_OUT}@", line)
     line = _SCHEME.sub(rf"\1 {_LEFT_OUT}", line)
@@ -857,28 +903,30 @@ def shown(text: str) -> str:
 
 
 # ------------------------------------------------------------------------------
-# Hands a message back to its broker, which delivers it again or keeps it as a dead letter.
+# Returns a message to its broker, which redelivers it or stores it as a dead letter.
 
 
 class RetryLimit:
-    """How often a message is retried in order, which its member counts: `fixed` times, or as often as the group's settings at
-    the message's broker say."""
+    """The maximum number of retries of a message in an orderly consumer, whose retries the member itself counts.
+
+    It is `fixed`, or if None the group's setting at the message's broker.
+    """
 
     def __init__(self, cluster: ClusterView, group: str, fixed: int | None) -> None:
         self._cluster = cluster
         self._group = group
         self._fixed = fixed
-        self._known: dict[str, tuple[int, float]] = {}  # by broker name: the limit, and when it was asked for
+        self._known: dict[str, tuple[int, float]] = {}  # by broker name: the limit, and the loop's time of its query
 
     async def at(self, broker_name: str) -> int:
-        """Return the limit at a broker. Without an answer, return the last one that is known, or 16."""
+        """Return the limit at a broker. If the broker does not respond, return its last known limit, or 16."""
         if self._fixed is not None:
             return self._fixed
         known, now_s = self._known.get(broker_name), asyncio.get_running_loop().time()
         if known is not None and now_s - known[1] < self._cluster.limits.group_settings_s:
             return known[0]
         try:
-            limit = max(await self._ask(broker_name), 0)
+            limit = max(await self._query(broker_name), 0)
         except RocketletError as error:
             limit = known[0] if known is not None else MAX_RECONSUME_TIMES
             log.warning(
@@ -887,7 +935,7 @@ class RetryLimit:
         self._known[broker_name] = limit, now_s
         return limit
 
-    async def _ask(self, broker_name: str) -> int:
+    async def _query(self, broker_name: str) -> int:
         connection = await self._cluster.broker(broker_name)
         ext = write(GroupOnly(self._group))
         try:
@@ -895,11 +943,11 @@ class RetryLimit:
         except BrokerRefused as error:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
-            return await self._ask_for_all(connection)
+            return await self._query_all(connection)
         return body_of(answer, decode_group).retry_max_times
 
-    async def _ask_for_all(self, connection: Connection) -> int:
-        """4.9 tells the settings of all groups, not of one."""
+    async def _query_all(self, connection: Connection) -> int:
+        """Return the limit from the settings of all groups, because brokers of 4.9 cannot return those of one group."""
         answer = await connection.request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {}, timeout_s=OFFSET_TIMEOUT_S)
         settings = body_of(answer, decode_groups).get(self._group)
         return settings.retry_max_times if settings is not None else MAX_RECONSUME_TIMES
@@ -908,7 +956,11 @@ class RetryLimit:
 async def hand_back(
     cluster: ClusterView, group: str, message: Message, delay_level: int, reason: str, tries: int | None
 ) -> None:
-    """`tries`: how often it may be retried; None: as often as the group's settings say. Raises RocketletError."""
+    """Return a message to its broker, which redelivers it or stores it as a dead letter. Raises RocketletError.
+
+    Args:
+        tries: the maximum number of retries; None for the group's setting.
+    """
     connection = await cluster.broker(message.queue.broker_name)
     header = SendBack(
         message.physical_offset,
@@ -924,7 +976,8 @@ async def hand_back(
 
 
 # ------------------------------------------------------------------------------
-# Answers a broker's questions on behalf of an administrator: state, offsets, new offsets, a trial of a message.
+# Serves the requests that a broker forwards for an administrator: return the state or the offsets, reset offsets, consume a
+# message directly.
 
 
 CLIENT_VERSION: Final = "V4_9_8"  # printed by mqadmin, which knows only Apache's names
@@ -932,7 +985,7 @@ _TOPIC: Final = "topic"
 
 
 class QueriedConsumer(Protocol):
-    """The consumer that answers."""
+    """The consumer that serves administrative requests."""
 
     group: str
     subscriptions: Mapping[str, Subscription]
@@ -948,14 +1001,20 @@ class QueriedConsumer(Protocol):
     async def try_one(self, message: Message) -> Outcome: ...
 
 
-class Questions:
-    """Registers itself for the requests; one for another group is answered with an error. spawn: runs what answers later, and
-    ends it when the consumer stops."""
+class AdminRequests:
+    """Serves administrative requests. Requests for another group get an error response.
+
+    Args:
+        spawn: runs a coroutine in the background, and cancels it when the consumer stops.
+    """
 
     def __init__(
-        self, cluster: ClusterView, asked: QueriedConsumer, spawn: Callable[[Coroutine[Any, Any, None]], None]
+        self,
+        cluster: ClusterView,
+        consumer: QueriedConsumer,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        self._asked = asked
+        self._consumer = consumer
         self._spawn = spawn
         self._tried_now = 0
         answers: Mapping[int, Callable[[Connection, Frame], None]] = {
@@ -969,7 +1028,7 @@ class Questions:
 
     def _checked(self, answer: Callable[[Connection, Frame], None], connection: Connection, frame: Frame) -> None:
         group = frame.ext.get("group") or frame.ext.get("consumerGroup")
-        fault = None if group == self._asked.group else f"this client is not a member of the group {group}"
+        fault = None if group == self._consumer.group else f"this client is not a member of the group {group}"
         try:
             if fault is None:
                 answer(connection, frame)
@@ -981,23 +1040,23 @@ class Questions:
                 connection.respond(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
 
     def _reset(self, connection: Connection, frame: Frame) -> None:
-        """A queue of ours goes on from the offset that is given; the others are their owners' business."""
+        """Reset the offsets of queues that this consumer owns, and ignore those of other queues."""
         offsets = admin_bodies.decode_offsets(frame.body)
-        mine = {queue: offset for queue, offset in offsets.items() if queue in self._asked.queues}
-        questions_log.info("offsets_reset", group=self._asked.group, queues=len(mine))
-        self._asked.reset(mine)
+        mine = {queue: offset for queue, offset in offsets.items() if queue in self._consumer.queues}
+        questions_log.info("offsets_reset", group=self._consumer.group, queues=len(mine))
+        self._consumer.reset(mine)
 
     def _offsets(self, connection: Connection, frame: Frame) -> None:
         topic = frame.ext.get(_TOPIC)
         offsets = {
             queue: process_queue.commit_offset
-            for queue, process_queue in self._asked.queues.items()
+            for queue, process_queue in self._consumer.queues.items()
             if topic in (None, queue.topic)
         }
         connection.respond(frame, body=admin_bodies.encode_client_status(offsets))
 
     def _running_info(self, connection: Connection, frame: Frame) -> None:
-        asked = self._asked
+        consumer = self._consumer
         queues = {
             queue: RunningQueue(
                 process_queue.commit_offset,
@@ -1010,15 +1069,23 @@ class Questions:
                 attempt=process_queue.runs[0].tries if process_queue.runs else 0,
                 failure=process_queue.runs[0].failure[:REASON_CHARS] if process_queue.runs else "",
             )
-            for queue, process_queue in asked.queues.items()
+            for queue, process_queue in consumer.queues.items()
         }
-        properties = {"PROP_CLIENT_VERSION": CLIENT_VERSION, "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY", **asked.settings}
-        subscriptions = map(bodies.encode_subscription, asked.subscriptions.values())
+        properties = {
+            "PROP_CLIENT_VERSION": CLIENT_VERSION,
+            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+            **consumer.settings,
+        }
+        subscriptions = map(bodies.encode_subscription, consumer.subscriptions.values())
         connection.respond(frame, body=admin_bodies.encode_running_info(properties, subscriptions, queues))
 
     def _try(self, connection: Connection, frame: Frame) -> None:
         if self._tried_now >= MAX_TRIED_AT_ONCE:
-            connection.respond(frame, ResponseCode.SYSTEM_BUSY, remark=f"{MAX_TRIED_AT_ONCE} messages are being tried")
+            connection.respond(
+                frame,
+                ResponseCode.SYSTEM_BUSY,
+                remark=f"{MAX_TRIED_AT_ONCE} messages (the maximum) are being consumed directly; retry later",
+            )
             return
         record = decode_record(frame.body, errors="replace")
         queue = Queue(record.topic, str(frame.ext.get("brokerName", "")), record.queue_id)
@@ -1029,16 +1096,16 @@ class Questions:
         began_s = time.monotonic()
         remark = ""
         try:
-            outcome = await self._asked.try_one(message)
+            outcome = await self._consumer.try_one(message)
             result = "CR_SUCCESS" if outcome is None else "CR_LATER"
             if isinstance(outcome, Reject):
-                remark = "rejected: it would go to the dead-letter topic"
-        except (KeyboardInterrupt, GeneratorExit):  # the latter: the loop is gone
+                remark = "the handler rejected the message; a delivered one would become a dead letter"
+        except (KeyboardInterrupt, GeneratorExit):  # GeneratorExit means that the loop is closed
             raise
-        except BaseException as error:  # a handler may cancel itself; the administrator waits for the answer
+        except BaseException as error:  # even if the handler cancels itself, the administrator needs a response
             result, remark = "CR_THROW_EXCEPTION", repr(error)
         finally:
             self._tried_now -= 1
         spent_ms = int((time.monotonic() - began_s) * 1000)
-        orderly = self._asked.settings.get("PROP_CONSUMEORDERLY") == "true"
+        orderly = self._consumer.settings.get("PROP_CONSUMEORDERLY") == "true"
         connection.respond(frame, body=admin_bodies.encode_direct_result(result, remark, spent_ms, orderly=orderly))

@@ -1,4 +1,4 @@
-"""Process queues: pull requests, messages that are not acknowledged yet, flow control, commits, and stalled queues."""
+"""Process queues: pull requests, unacknowledged messages, flow control, commits, and the detection of stalled queues."""
 
 from __future__ import annotations
 
@@ -44,32 +44,32 @@ pull_log = get_logger("rocketlet.pull")
 
 
 # ------------------------------------------------------------------------------
-# The messages of one queue that were pulled and are not yet acknowledged, and how far the queue may be committed.
+# The pulled, unacknowledged messages of one queue, and the offset that may be committed for it.
 #
-# Messages are kept in runs, the units in which the handler gets them. A run is acknowledged whole, or message by
-# message from its front; the offset to commit is that of the first message not acknowledged.
+# Messages are grouped in runs; a run is what one call of the handler gets. A run is acknowledged as a whole, or message by
+# message from its front. The offset to commit is that of the first message that is not acknowledged.
 #
 #     RUNNING <--resume, suspend--> SUSPENDED
 #        `------- stop ---------------'---------> STOPPED --drop--> DROPPED
 #
-# The lease of a queue may be lost in each state: it is dropped then. A pause by the user is apart from this.
+# A queue whose lease is lost becomes DROPPED from any state. A pause by the user is a separate flag.
 
 
 _size_bytes = attrgetter("size_bytes")
 
 
 class QueueState(Enum):
-    RUNNING = "messages are pulled and handed out"
-    SUSPENDED = "its broker is away: nothing is pulled or handed out until it is back"
-    STOPPED = "it is given up: nothing is pulled or handed out; what handlers did is committed"
-    DROPPED = "it is not ours: nothing may be committed"
+    RUNNING = "messages are pulled and handled"
+    SUSPENDED = "the broker is unreachable or the lease has expired: no pull and no handler starts until it is resumed"
+    STOPPED = "this member is releasing the queue: no pull and no handler starts; handled messages are still committed"
+    DROPPED = "this member does not own the queue any more: nothing may be committed"
 
 
 class QueueEvent(Enum):
-    SUSPEND = "its broker is away"
-    RESUME = "its broker is back"
-    STOP = "it goes to another member"
-    DROP = "its lease is lost or given back"
+    SUSPEND = "the broker became unreachable, or the lease expired"
+    RESUME = "the broker is reachable, and the lease is renewed"
+    STOP = "this member starts to release the queue"
+    DROP = "the lease is lost or returned"
 
 
 _S, _E = QueueState, QueueEvent
@@ -82,7 +82,7 @@ TRANSITIONS: Final = {
     (_S.STOPPED, _E.RESUME): _S.STOPPED,
     (_S.RUNNING, _E.STOP): _S.STOPPED,
     (_S.SUSPENDED, _E.STOP): _S.STOPPED,
-    (_S.STOPPED, _E.STOP): _S.STOPPED,  # tried again
+    (_S.STOPPED, _E.STOP): _S.STOPPED,  # the release is retried
     **{(state, _E.DROP): _S.DROPPED for state in (_S.RUNNING, _S.SUSPENDED, _S.STOPPED)},
 }
 _RUNNING: Final = QueueState.RUNNING
@@ -90,9 +90,16 @@ _DROPPED: Final = QueueState.DROPPED
 
 
 class Run:
-    """Messages handed to a handler together. `done` of them, from the front, are acknowledged. `outcome`: the handler's, if
-    it is still to be carried out. `failure`: why it was not handled the last time. `is_filling`: it waits for more
-    messages. `size_bytes`: of those that are not acknowledged."""
+    """Messages that are passed to the handler in one call.
+
+    Attributes:
+        done: the number of messages, from the front, that are acknowledged.
+        tries: the number of handler calls for this run in an orderly consumer; of retries in one without a handler.
+        outcome: the handler's outcome if it is not carried out yet.
+        failure: the reason why the last handler call failed.
+        is_filling: True while the run waits for more messages.
+        size_bytes: the size of the messages that are not acknowledged.
+    """
 
     __slots__ = ("done", "failure", "is_filling", "messages", "outcome", "process_queue", "size_bytes", "tries")
 
@@ -109,14 +116,15 @@ class Run:
     def is_done(self) -> bool:
         return self.done == len(self.messages)
 
-    def lose_from(self, offset: int) -> tuple[int, int]:
-        """The messages from an offset on are gone; how many of them were not acknowledged, and their bytes."""
+    def drop_from(self, offset: int) -> tuple[int, int]:
+        """Drop the messages from an offset on. Return how many of them were unacknowledged, and the size of those in
+        bytes."""
         kept = sum(message.queue_offset < offset for message in self.messages)
         lost = self.messages[max(kept, self.done) :]
         lost_bytes = sum(map(_size_bytes, lost))
         self.size_bytes -= lost_bytes
         if kept:
-            self.messages = self.messages[:kept]  # a new list: the handler may have the other
+            self.messages = self.messages[:kept]  # a new list, because a running handler may use the previous one
             self.done = min(self.done, kept)
         else:
             self.done = len(self.messages)
@@ -124,8 +132,16 @@ class Run:
 
 
 class PullRequest:
-    """The pull that fills a queue; the puller's own. A seek puts another in its place, so that an answer which is still on
-    its way finds that nobody waits for it. `request`: the fields that are sent again and again, with another offset."""
+    """The state of a queue's pulls, which only `Puller` changes.
+
+    A seek replaces it, so that the response to an earlier pull is recognized as outdated and ignored.
+
+    Attributes:
+        request: the header fields, which each pull reuses with new offsets; None before the first pull.
+        began_ms: the time when the last pull was sent, in ms since the epoch; 0 before the first pull.
+        is_pending: True while a pull is in flight or scheduled.
+        is_throttled: True if flow control has stopped pulling.
+    """
 
     __slots__ = ("began_ms", "is_pending", "is_throttled", "request")
 
@@ -137,14 +153,23 @@ class PullRequest:
 
 
 class ProcessQueue:
-    """One assignment of one queue. After a revocation and a new assignment there is another one.
+    """One assignment of one queue. A queue that is revoked and assigned again gets a new object.
 
-    `untaken`: runs that the broker has not taken back yet, with what to call when the queue stops.
-    `is_paused`: nothing is pulled or handed out until the user resumes it. `waiting`: the runs that no worker has yet.
-    `committed`: the offset that the broker was last told, None if that is not known.
-    `pull_commits`: whether a pull that is not answered carries an offset. `moved_to`: where the broker said last that the
-    queue goes on. `idle_s`: when a pull brought nothing last, in the loop's time. `refused`: the code and remark of the last
-    refusal that was logged, when that was, and how many like it were left out since.
+    Attributes:
+        begin_offset: the offset at which this member started to read the queue.
+        next_offset: the offset that the next pull requests.
+        committed: the offset that was last sent to the broker; None if it is not known whether the broker stored it.
+        pull_commits: True while a pull in flight carries an offset to commit.
+        moved_to: the offset that the broker named when it last responded that the requested one does not exist.
+        idle_s: the loop's time when a pull last returned no messages.
+        refused: the code and remark of the last rejected pull that was logged, the loop's time of that log entry, and the
+            number of equal rejections since, which were not logged.
+        is_paused: True while the user has paused the queue, so that no pull and no handler starts.
+        messages, size_bytes: the number and size of unacknowledged messages in memory.
+        running: the number of runs that are being handled.
+        runs: the unacknowledged runs, in the order of their offsets.
+        waiting: the runs that no worker has taken yet.
+        unreturned: runs that the broker has not accepted back yet, each with a callback that sends it immediately.
     """
 
     def __init__(self, queue: Queue, offset: int, lease: Lease, *, paused: bool = False) -> None:
@@ -165,11 +190,11 @@ class ProcessQueue:
         self.running = 0
         self.runs: deque[Run] = deque()
         self.waiting: deque[Run] = deque()
-        self.untaken: dict[Run, Callable[[], None]] = {}
+        self.unreturned: dict[Run, Callable[[], None]] = {}
         self._idle: asyncio.Event | None = None
 
     def add(self, messages: list[Message], next_offset: int, run_size: int) -> list[Run]:
-        """Takes the messages of a pull, in runs of up to `run_size`."""
+        """Add the messages of a pull and return them as runs of up to `run_size` messages."""
         if run_size == 1:
             runs = [Run(self, [message], message.size_bytes) for message in messages]
         else:
@@ -182,7 +207,7 @@ class ProcessQueue:
         return runs
 
     def extend(self, run: Run, messages: list[Message]) -> None:
-        """More messages for a run that nobody has yet."""
+        """Add messages to a run that no worker has taken yet."""
         size_bytes = sum(map(_size_bytes, messages))
         run.messages += messages
         run.size_bytes += size_bytes
@@ -190,7 +215,7 @@ class ProcessQueue:
         self.size_bytes += size_bytes
 
     def acknowledge(self, run: Run, count: int | None = None) -> None:
-        """The first `count` messages of a run, or all of it, need not be delivered again."""
+        """Acknowledge the first `count` messages of a run, or all of its messages if None."""
         before, end = run.done, len(run.messages)
         if self.state is _DROPPED or before == end:
             return
@@ -207,30 +232,36 @@ class ProcessQueue:
 
     @property
     def commit_offset(self) -> int:
-        """The first offset that is not acknowledged."""
+        """The offset of the first unacknowledged message, or of the next message if there is none."""
         if not self.runs:
             return self.next_offset
         run = self.runs[0]
         return run.messages[run.done].queue_offset
 
     def exceeds(self, limits: PullLimits, unhandled: int | None) -> bool:
-        """Whether pulling must wait: too many messages, too many bytes, or too wide a span. unhandled: `commit_offset`, where
-        the span begins; None if it does not count."""
+        """Return True if flow control must stop pulling: too many messages or bytes in memory, or too wide a span of
+        offsets.
+
+        Args:
+            unhandled: the offset at which the span starts (`commit_offset`); None if the span is not limited.
+        """
         if self.messages > limits.messages or self.size_bytes > limits.size_bytes:
             return True
         return unhandled is not None and self.next_offset - unhandled > limits.span
 
     @property
     def pulls_may_commit(self) -> bool:
-        """Whether its pulls may carry how far it is handled. On Apache's broker the first commit of a queue goes alone
-        (`GroupOffsets.store`): offsets of a group that are the first of their topic can be lost if they arrive together
-        (decision 16)."""
+        """True if pulls may carry the offset to commit.
+
+        On an Apache broker the first commit of a queue must be a separate request (`GroupOffsets.store`): if the first
+        offsets of a group and topic arrive concurrently, the broker can lose some of them (decision 16).
+        """
         return self.lease.epoch > 0 or self.committed is not None
 
     # Permissions
 
-    def turn(self, event: QueueEvent) -> None:
-        """Raises KeyError for what cannot happen."""
+    def transition(self, event: QueueEvent) -> None:
+        """Change the state. Raises KeyError for an event that is impossible in the current state."""
         self.state = TRANSITIONS[self.state, event]
 
     @property
@@ -239,7 +270,7 @@ class ProcessQueue:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nothing is pulled or handed out any more."""
+        """True if no further pull and no further handler starts for this assignment."""
         return self.state in (QueueState.STOPPED, _DROPPED)
 
     @property
@@ -248,21 +279,25 @@ class ProcessQueue:
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing of it may be pulled or handed out now."""
+        """True if no pull and no handler may start now."""
         return self.state is not _RUNNING or self.is_paused
 
     @property
     def may_begin(self) -> bool:
-        """Whether something of this queue may be handed out now. The clock is asked each time: a member whose process was
-        frozen must not begin a message with a lease that another has had meanwhile."""
+        """True if a handler may start now.
+
+        This reads the clock each time, because a process that was suspended may have lost the lease to another member
+        meanwhile, and must not start a message then.
+        """
         return self.state is _RUNNING and not (self.is_paused or self.lease.is_over)
 
     def suspend(self) -> None:
-        self.turn(QueueEvent.SUSPEND)
+        self.transition(QueueEvent.SUSPEND)
 
     def resume(self) -> None:
-        """The broker is back. If it was killed it may have lost the last commits, so that they are said again."""
-        self.turn(QueueEvent.RESUME)
+        """Resume after a suspension. The next commit repeats the offset, because a broker that was killed may have lost
+        it."""
+        self.transition(QueueEvent.RESUME)
         self.committed = None
 
     def pause(self, *, paused: bool = True) -> None:
@@ -280,45 +315,50 @@ class ProcessQueue:
             self._idle = None
 
     async def idle(self) -> None:
-        """Returns when no handler runs on this queue."""
+        """Wait until no handler is running on this queue."""
         while self.running:
             self._idle = self._idle or asyncio.Event()
             await self._idle.wait()
 
     def stop(self) -> None:
-        """Hands out no more messages; those that wait stay unacknowledged. Messages that the broker has not taken back are
-        sent back again at once."""
-        self.turn(QueueEvent.STOP)
-        self._send_back_at_once()
+        """Start no more handlers; waiting messages stay unacknowledged. Immediately resend messages that the broker has not
+        accepted back yet."""
+        self.transition(QueueEvent.STOP)
+        self._return_immediately()
 
-    def _send_back_at_once(self) -> None:
-        for send_back in list(self.untaken.values()):
+    def _return_immediately(self) -> None:
+        for send_back in list(self.unreturned.values()):
             send_back()
 
     def drop(self) -> None:
-        """The queue is lost: nothing of it counts any more."""
-        self.turn(QueueEvent.DROP)
+        """Drop all messages of a queue that this member does not own any more. Results of running handlers have no
+        effect."""
+        self.transition(QueueEvent.DROP)
         self.clear()
-        self._send_back_at_once()
+        self._return_immediately()
 
     def clear(self) -> None:
+        """Drop all messages, so that workers skip their runs and results of running handlers have no effect."""
         for run in self.runs:
-            run.done = len(run.messages)  # its holder need not handle it, and its end counts for nothing
+            run.done = len(run.messages)
         self.runs.clear()
         self.waiting.clear()
         self.messages = self.size_bytes = 0
 
     def seek(self, offset: int) -> None:
-        """Goes on from another offset. Forgets cached messages, and the answer to a pull in flight."""
+        """Continue from another offset. Drop messages in memory, and ignore the response to a pull in flight."""
         self.clear()
         self.pull = PullRequest(self.pull.began_ms)
         self.next_offset = offset
 
     def move(self, offset: int) -> None:
-        """The broker does not have the next offset: goes on from another one. Messages cached from before it stay. Those
-        behind it are gone, and others have their offsets, so they are neither handed out nor counted."""
+        """Continue from another offset because the broker does not have the next one.
+
+        Messages in memory with lower offsets stay. Those from this offset on are dropped, because they do not exist on the
+        broker any more and new messages will have their offsets.
+        """
         for run in self.runs:
-            messages, size_bytes = run.lose_from(offset)
+            messages, size_bytes = run.drop_from(offset)
             self.messages -= messages
             self.size_bytes -= size_bytes
         self.runs = deque(run for run in self.runs if not run.is_done)
@@ -328,7 +368,7 @@ class ProcessQueue:
 
 
 def offsets_to_commit(process_queues: Iterable[ProcessQueue]) -> dict[Queue, int]:
-    """The offsets that have moved since the last commit, by queue."""
+    """Return by queue the offsets that have changed since the last commit."""
     return {
         process_queue.queue: process_queue.commit_offset
         for process_queue in process_queues
@@ -337,10 +377,11 @@ def offsets_to_commit(process_queues: Iterable[ProcessQueue]) -> dict[Queue, int
 
 
 # ------------------------------------------------------------------------------
-# Pull requests: one per queue in flight, sent now or later, answered by callbacks. No task and no future per pull.
+# Pull requests: at most one per queue is in flight or scheduled. Callbacks process the responses, so that a pull needs no
+# task and no future.
 
 
-_PULL: Final = int(RequestCode.PULL_MESSAGE)  # Python 3.11 takes 0.2 us to find a member of an enum
+_PULL: Final = int(RequestCode.PULL_MESSAGE)  # Python 3.11 needs 0.2 us to look up an enum member
 _WAITS: Final = PULL_SUSPEND | PULL_SUBSCRIPTION
 _WAITS_AND_COMMITS: Final = _WAITS | PULL_COMMIT_OFFSET
 
@@ -348,8 +389,10 @@ _WAITS_AND_COMMITS: Final = _WAITS | PULL_COMMIT_OFFSET
 async def check_filters(
     cluster: ClusterView, client_id: str, group: str, subscriptions: Mapping[str, Subscription]
 ) -> None:
-    """Asks the brokers of each topic that is filtered by more than tags whether they take the filter; for a topic that does
-    not exist, any broker. Raises BrokerRefused."""
+    """Check SQL filters with the brokers of their topics, or with any broker if the topic does not exist yet.
+
+    Raises BrokerRefused if a broker rejects a filter.
+    """
     for topic, subscription in subscriptions.items():
         if subscription.kind == TAG:
             continue
@@ -363,7 +406,7 @@ async def check_filters(
 
 
 async def _check_filter_anywhere(cluster: ClusterView, body: bytes) -> None:
-    """Raises BrokerRefused; without a broker that answers, nothing is checked."""
+    """Check a filter with the first broker that responds. Check nothing if none responds. Raises BrokerRefused."""
     with suppress(RocketletError):
         await cluster.find_masters()
     for name in cluster.known_masters():
@@ -374,11 +417,14 @@ async def _check_filter_anywhere(cluster: ClusterView, body: bytes) -> None:
 
 
 class Puller:
-    """Keeps a pull in flight for each queue that it was given, until the queue stops. Each carries how far the queue is
-    handled (`commits`), so that a member that is killed repeats the messages in its handlers, and one pull at most.
+    """Keeps one pull in flight for each assigned queue, until the queue stops.
 
-    `on_messages(process_queue, messages, next_offset)` gets the messages, `on_moved(process_queue, offset)` is told when
-    the broker does not have the offset asked for.
+    Args:
+        span_counts: True if flow control also limits the span of unacknowledged offsets.
+        commits: True if pulls carry the offset to commit, so that a member that is killed repeats few messages.
+        on_messages: `on_messages(process_queue, messages, next_offset)` is called with the messages of each response.
+        on_moved: `on_moved(process_queue, offset)` is called when the broker does not have the requested offset and names
+            another one.
     """
 
     def __init__(
@@ -404,13 +450,14 @@ class Puller:
         self._on_moved = on_moved
 
     def pull(self, process_queue: ProcessQueue) -> None:
-        """Pulls now, or later where flow control, a pause or a lost connection says so."""
+        """Send a pull, unless one is pending, the queue is held or flow control stops it. Retry later without a
+        connection."""
         pull = process_queue.pull
         if pull.is_pending or process_queue.is_held:
             return
         unhandled = process_queue.commit_offset
         if process_queue.exceeds(self._pull_limits, unhandled if self._span_counts else None):
-            pull.is_throttled = True  # `resume` goes on when messages were acknowledged
+            pull.is_throttled = True  # until messages are acknowledged: see `resume`
             return
         connection = self._cluster.connected(process_queue.queue.broker_name)
         if connection is None:
@@ -429,7 +476,7 @@ class Puller:
         connection.call(_PULL, request, b"", answered, connection.running_s() + PULL_TIMEOUT_S)
 
     def _request(self, process_queue: ProcessQueue) -> dict[str, ExtValue]:
-        """The fields of the queue's pulls. Offsets and flag follow with each; the others stay as they are."""
+        """Return the header fields of the queue's pulls. Each pull sets the offsets and flags; the others are constant."""
         queue = process_queue.queue
         subscription = self._subscriptions[queue.topic]
         return write(
@@ -449,17 +496,22 @@ class Puller:
         )
 
     def _offset_to_commit(self, process_queue: ProcessQueue, offset: int) -> int | None:
-        """`offset`, if this pull commits it. The broker takes it as the pull arrives, also one that it holds; if the pull
-        fails it is said again."""
-        is_news = offset != (process_queue.begin_offset if process_queue.committed is None else process_queue.committed)
-        if not (is_news and self._commits and process_queue.pulls_may_commit) or process_queue.lease.is_over:
+        """Return `offset` if this pull is to commit it, and record that; otherwise None.
+
+        The broker stores the offset when the pull arrives, even if it then holds the pull. If the pull fails, a later one
+        repeats the offset.
+        """
+        has_changed = offset != (
+            process_queue.begin_offset if process_queue.committed is None else process_queue.committed
+        )
+        if not (has_changed and self._commits and process_queue.pulls_may_commit) or process_queue.lease.is_over:
             return None
         process_queue.committed = offset
         process_queue.pull_commits = True
         return offset
 
     def resume(self, process_queue: ProcessQueue) -> None:
-        """Messages of a queue were acknowledged: goes on if flow control had stopped it."""
+        """Resume pulling after acknowledgements, if flow control had stopped it."""
         pull = process_queue.pull
         if not pull.is_throttled:
             return
@@ -469,8 +521,11 @@ class Puller:
             self.pull(process_queue)
 
     def hold(self, process_queue: ProcessQueue) -> Callable[[int | None], None]:
-        """Pulls nothing until it is known where to begin: call the returned function then, with an offset or None for where
-        the queue is. A seek meanwhile counts for more."""
+        """Delay the first pull until the start offset is known.
+
+        Return the function to call then, with the offset, or None to keep the current one. A seek in the meantime takes
+        precedence over its argument.
+        """
         pull = process_queue.pull
         pull.is_pending = True
 
@@ -486,30 +541,30 @@ class Puller:
         asyncio.get_running_loop().call_later(delay_s, self._again, process_queue, process_queue.pull)
 
     def _again(self, process_queue: ProcessQueue, pull: PullRequest) -> None:
-        if process_queue.pull is pull:  # else a seek came between
+        if process_queue.pull is pull:  # otherwise a seek has replaced it
             pull.is_pending = False
             self.pull(process_queue)
 
     def _answered(self, process_queue: ProcessQueue, pull: PullRequest, answer: Frame | Exception) -> None:
-        if process_queue.pull is not pull:  # a seek came between
+        if process_queue.pull is not pull:  # a seek has replaced it
             return
         pull.is_pending = False
         if not isinstance(answer, Exception):
             process_queue.pull_commits = False
-        if process_queue.is_stopped or process_queue.is_suspended:  # messages that come in a pause are kept
+        if process_queue.is_stopped or process_queue.is_suspended:  # a paused queue keeps its messages
             return
         if isinstance(answer, Exception):
-            process_queue.committed = None  # the broker may or may not have taken the pull's commit
+            process_queue.committed = None  # it is unknown whether the broker stored the pull's offset
             pull_log.info("pull_failed", queue=str(process_queue.queue), reason=str(answer))
             self._later(process_queue, self._limits.pull_error_delay_s)
             return
         try:
-            self._take(process_queue, answer)
+            self._process(process_queue, answer)
         except (MessageError, HeaderError) as error:
             pull_log.error("pull_answer_unreadable", queue=str(process_queue.queue), reason=str(error))
             self._later(process_queue, self._limits.pull_error_delay_s)
 
-    def _take(self, process_queue: ProcessQueue, answer: Frame) -> None:
+    def _process(self, process_queue: ProcessQueue, answer: Frame) -> None:
         code = answer.code
         if code == ResponseCode.SUCCESS:
             messages = self._decoded(process_queue, answer.body)
@@ -520,16 +575,17 @@ class Puller:
             asked, next_offset = process_queue.next_offset, read(PullMessageResult, answer.ext).next_begin_offset
             self._on_messages(process_queue, [], next_offset)
             now_s = asyncio.get_running_loop().time()
-            if (
-                next_offset <= asked and now_s < process_queue.idle_s + self._limits.pull_busy_delay_s
-            ):  # it holds no pulls
+            # Two responses without messages in a short time mean that the broker does not hold pulls.
+            if next_offset <= asked and now_s < process_queue.idle_s + self._limits.pull_busy_delay_s:
                 self._later(process_queue, self._limits.pull_busy_delay_s)
             else:
                 self.pull(process_queue)
             process_queue.idle_s = now_s
         elif code == ResponseCode.PULL_OFFSET_MOVED:
             next_offset = read(PullMessageResult, answer.ext).next_begin_offset
-            if process_queue.moved_to == process_queue.next_offset:  # it led to there, and there is nothing either
+            if (
+                process_queue.moved_to == process_queue.next_offset
+            ):  # the broker does not have the offset it named either
                 process_queue.moved_to = None
                 self._log_refusal(process_queue, answer)
                 self._later(process_queue, self._limits.pull_error_delay_s)
@@ -542,7 +598,7 @@ class Puller:
             self._later(process_queue, self._limits.pull_busy_delay_s if busy else self._limits.pull_error_delay_s)
 
     def _log_refusal(self, process_queue: ProcessQueue, answer: Frame) -> None:
-        """Logs a refusal once, and the same one again each minute, with how many were left out."""
+        """Log a rejected pull. Log equal rejections only at the interval `log_repeat_s`, with the number not logged."""
         now_s, refusal = asyncio.get_running_loop().time(), (answer.code, answer.remark)
         before, written_s, left_out = process_queue.refused
         if before == refusal and now_s < written_s + self._limits.log_repeat_s:
@@ -551,7 +607,7 @@ class Puller:
         fields: dict[str, object] = {"repeated": left_out} if before == refusal and left_out else {}
         if answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
             expression = self._subscriptions[process_queue.queue.topic].expression
-            fields["hint"] = f"correct the filter {expression!r}; nothing of the topic is delivered until then"
+            fields["hint"] = f"correct the filter {expression!r}; no message of the topic is delivered until then"
         pull_log.warning(
             "pull_refused",
             queue=str(process_queue.queue),
@@ -562,7 +618,8 @@ class Puller:
         process_queue.refused = refusal, now_s, 0
 
     def _decoded(self, process_queue: ProcessQueue, body: bytes) -> list[Message]:
-        """The messages that the subscription really wants: a tag's hash may be another tag's too."""
+        """Return the messages that match the subscription. Brokers compare only hashes of tags, which can be equal for
+        different tags."""
         queue = process_queue.queue
         topic = queue.topic
         subscription = self._subscriptions[topic]
@@ -578,7 +635,7 @@ class Puller:
 
 
 def _may_have_tag(record: bytes, tags: frozenset[str]) -> bool:
-    """True if a record has one of these tags, or cannot be read: it is given up where it is handled."""
+    """Return True if a record has one of these tags or is unreadable. Unreadable messages are dead-lettered later."""
     try:
         return props.find(properties_in(record), props.TAGS) in tags
     except MessageError:
@@ -586,12 +643,17 @@ def _may_have_tag(record: bytes, tags: frozenset[str]) -> bool:
 
 
 # ------------------------------------------------------------------------------
-# The queues that a consumer owns now: membership's news of them (`QueueUser`), the user's listeners, and pauses.
+# The queues that a consumer owns: assignment and revocation by the membership (`QueueUser`), the user's listeners, pauses.
 
 
 class Assignment:
-    """`on_resumed(process_queue)`: cached messages of a queue may be handed out again. `drain_s`: how long a queue that is
-    given up waits for running handlers."""
+    """The queues that a consumer owns now.
+
+    Args:
+        drain_s: the maximum time for which the release of a queue waits for running handlers.
+        on_assigned, on_revoked: the user's listeners.
+        on_resumed: `on_resumed(process_queue)` is called when messages of the queue may be handled again.
+    """
 
     def __init__(
         self,
@@ -607,13 +669,13 @@ class Assignment:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._on_resumed = on_resumed
-        self._ending: dict[Queue, ProcessQueue] = {}  # no longer ours, but handlers of them still run
+        self._ending: dict[Queue, ProcessQueue] = {}  # not owned any more, but handlers are still running
         self._is_paused = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.queues: dict[Queue, ProcessQueue] = {}
 
     def some(self, queues: Iterable[Queue] | None) -> list[ProcessQueue]:
-        """The given queues, or all. Raises ConfigError for a queue that is not this member's."""
+        """Return the given process queues, or all if None. Raises ConfigError if this member does not own one of them."""
         if queues is None:
             return list(self.queues.values())
         wanted = list(queues)
@@ -623,7 +685,7 @@ class Assignment:
         return [self.queues[queue] for queue in wanted]
 
     def pause(self, queues: Iterable[Queue] | None) -> None:
-        """Pauses the given queues; without queues all, and those that come later."""
+        """Pause the given queues, or if None all queues, including those that are assigned later."""
         self._is_paused = self._is_paused or queues is None
         for process_queue in self.some(queues):
             process_queue.pause()
@@ -632,20 +694,20 @@ class Assignment:
         self._is_paused = self._is_paused and queues is not None
         for process_queue in self.some(queues):
             process_queue.pause(paused=False)
-            self._go_on(process_queue)
+            self._continue(process_queue)
 
-    def _go_on(self, process_queue: ProcessQueue) -> None:
+    def _continue(self, process_queue: ProcessQueue) -> None:
         self._on_resumed(process_queue)
         self._puller.pull(process_queue)
 
-    # Queues that come and go (QueueUser)
+    # Assignment and revocation (QueueUser)
 
     def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
         self.queues[queue] = process_queue = ProcessQueue(queue, offset, lease, paused=self._is_paused)
         if self._on_assigned is None:
             self._puller.pull(process_queue)
             return
-        later = placed(self._on_assigned, queue, self._puller.hold(process_queue))
+        later = call_assigned_listener(self._on_assigned, queue, self._puller.hold(process_queue))
         if later is not None:
             self.spawn(later)
 
@@ -658,9 +720,9 @@ class Assignment:
             async with asyncio.timeout(self._drain_s):
                 await process_queue.idle()
         except TimeoutError:
-            log.warning("handlers_still_running", queue=str(queue), hint="their messages will be delivered again")
-        self._tell_revoked(queue)
-        # A queue that was lost while its handlers ended is another's: their work is not ours to commit.
+            log.warning("handlers_still_running", queue=str(queue), hint="their messages will be redelivered")
+        self._notify_revoked(queue)
+        # If the lease was lost while handlers were ending, another member may own the queue: commit nothing.
         return None if process_queue.is_dropped else process_queue.commit_offset
 
     def is_pull_committing(self, queue: Queue) -> bool:
@@ -670,8 +732,8 @@ class Assignment:
     def lose_queue(self, queue: Queue) -> None:
         process_queue = self.queues.pop(queue, None)
         if process_queue is not None:
-            if not process_queue.is_stopped:  # else it was told when the queue was given up
-                self._tell_revoked(queue)
+            if not process_queue.is_stopped:  # otherwise `give_queue` calls the listener
+                self._notify_revoked(queue)
             process_queue.drop()
             if process_queue.running:
                 self._ending[queue] = process_queue
@@ -692,40 +754,42 @@ class Assignment:
         process_queue = self.queues.get(queue)
         if process_queue is not None:
             process_queue.resume()
-            self._go_on(process_queue)
+            self._continue(process_queue)
 
-    def _tell_revoked(self, queue: Queue) -> None:
-        answer = told(self._on_revoked, queue) if self._on_revoked is not None else None
+    def _notify_revoked(self, queue: Queue) -> None:
+        answer = call_listener(self._on_revoked, queue) if self._on_revoked is not None else None
         if answer is not None:
             self.spawn(answer)
 
-    # Work that only the end waits for
+    # Background tasks, which only the stop of the consumer waits for
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs beside; `finished` waits for it."""
+        """Run a coroutine in the background. `finished` waits for it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def finished(self) -> None:
-        """Ends what takes longer than a drain: a listener of the user, which may even wait for the end of this."""
+        """Wait up to `drain_s` for the background tasks, then cancel those that are still running. They may run a
+        listener of the user, which may itself wait for the consumer to stop."""
         await finished(self._tasks, self._drain_s)
 
 
 # ------------------------------------------------------------------------------
-# The user's functions that hear of queues that come and go: plain or async, and free to raise anything.
+# The user's listeners for assigned and revoked queues: plain or async functions, which may raise any exception.
 
 
-_HINT: Final = "the queue begins at the group's offset"
+_HINT: Final = "the queue is read from the group's offset"
 
 Listener = Callable[[set[Queue]], Awaitable[None] | None]
 Starts = Mapping[Queue, int] | None
 Assigned = Callable[[set[Queue]], Awaitable[Starts] | Starts]
-"""Told of a queue that has come. It may return where to begin, an offset by queue, instead of at the group's offset."""
+"""Called with the set of assigned queues. It may return a mapping from queues to the offsets at which to start, instead of
+the group's offsets."""
 
 
-def told(listener: Listener, queue: Queue) -> Coroutine[None, None, None] | None:
-    """Calls the listener. Returns the rest of it to await, which raises nothing."""
+def call_listener(listener: Listener, queue: Queue) -> Coroutine[None, None, None] | None:
+    """Call the listener. If it is async, return a coroutine that awaits it. Exceptions are logged, not raised."""
     try:
         answer = listener({queue})
     except KeyboardInterrupt:
@@ -736,14 +800,18 @@ def told(listener: Listener, queue: Queue) -> Coroutine[None, None, None] | None
     return _awaited(answer, queue) if inspect.isawaitable(answer) else None
 
 
-def placed(listener: Assigned, queue: Queue, begin: Callable[[int | None], None]) -> Coroutine[None, None, None] | None:
-    """Calls the listener, then `begin` with the offset that it names, if any. Returns the rest to await until then. A
-    listener that fails names none."""
+def call_assigned_listener(
+    listener: Assigned, queue: Queue, begin: Callable[[int | None], None]
+) -> Coroutine[None, None, None] | None:
+    """Call the listener, then call `begin` with the offset that it returned, or None if it returned none or failed.
+
+    If the listener is async, return a coroutine that awaits it and then calls `begin`.
+    """
     offset = None
     try:
         answer = listener({queue})
         if inspect.isawaitable(answer):
-            return _placed_later(answer, queue, begin)
+            return _begin_later(answer, queue, begin)
         offset = _start(answer, queue)
     except KeyboardInterrupt:
         raise
@@ -753,7 +821,7 @@ def placed(listener: Assigned, queue: Queue, begin: Callable[[int | None], None]
     return None
 
 
-async def _placed_later(answer: Awaitable[Starts], queue: Queue, begin: Callable[[int | None], None]) -> None:
+async def _begin_later(answer: Awaitable[Starts], queue: Queue, begin: Callable[[int | None], None]) -> None:
     offset = None
     try:
         offset = _start(await answer, queue)
@@ -765,8 +833,8 @@ async def _placed_later(answer: Awaitable[Starts], queue: Queue, begin: Callable
 
 
 def _start(starts: Starts, queue: Queue) -> int | None:
-    """The offset for this queue; None if none is named. Raises ConfigError for anything but a mapping of offsets by
-    queue."""
+    """Return the offset for this queue, or None if it has none. Raises ConfigError for anything but a mapping from
+    queues to offsets."""
     if starts is None:
         return None
     check_starts(starts)
@@ -783,12 +851,14 @@ async def _awaited(answer: Awaitable[None], queue: Queue) -> None:
 
 
 # ------------------------------------------------------------------------------
-# Batches that wait for their size: what comes of a queue is kept until a batch is full, or its first message has
-# waited long enough.
+# With `batch_wait_s`, messages of a queue are collected until a batch is full, or its first message has waited that long.
 
 
-class Filling:
-    """`put(runs)` takes runs of one queue that are ready."""
+class BatchBuffer:
+    """Collects messages until they fill a run of `size` messages or `wait_s` seconds have passed.
+
+    `put(runs)` is called with the complete runs of one queue.
+    """
 
     def __init__(self, size: int, wait_s: float, put: Callable[[Sequence[Run]], None]) -> None:
         self._size = size
@@ -796,8 +866,8 @@ class Filling:
         self._put = put
         self._timers: dict[Run, asyncio.TimerHandle] = {}
 
-    def take(self, process_queue: ProcessQueue, messages: list[Message], next_offset: int) -> None:
-        """Messages that a pull has brought."""
+    def add(self, process_queue: ProcessQueue, messages: list[Message], next_offset: int) -> None:
+        """Add the messages of a pull, and pass on the runs that are complete."""
         ready: list[Run] = []
         last = process_queue.runs[-1] if process_queue.runs else None
         if last is not None and last.is_filling:
@@ -818,7 +888,7 @@ class Filling:
     def _due(self, run: Run) -> None:
         del self._timers[run]
         run.is_filling = False
-        if not run.is_done:  # else a seek has dropped it
+        if not run.is_done:  # otherwise a seek, or the loss of the queue, has dropped it
             self._put([run])
 
     def stop(self) -> None:
@@ -828,18 +898,22 @@ class Filling:
 
 
 # ------------------------------------------------------------------------------
-# When a consumer commits. Most commits ride on pulls (`pulling`); these are the others.
+# When a consumer commits. Pulls carry most commits (`Puller`); this part sends the others:
 #
-# - Every `interval_s` all that has moved, so that a member that is killed repeats little even if it pulls nothing.
-# - A queue of which everything is handled and nothing new comes: its pull, which does not say so yet, is held by the
-#     broker.
-#   Where messages go on coming, the pull behind each says it, and no request is spent, unless it is one that may not.
-# - When the user asks.
+# - All changed offsets, every `interval_s`, so that a member that is killed repeats few messages even if it pulls nothing.
+# - The offset of a queue whose messages are all acknowledged while no new ones arrive, because the broker holds its pull,
+#   which was sent before. While new messages keep arriving, the next pull carries the offset instead, so that no separate
+#   request is sent, unless the queue's pulls may not commit (`ProcessQueue.pulls_may_commit`).
+# - All changed offsets, when the user calls `commit`.
 
 
 class OffsetCommitter:
-    """`store(offsets)` tells the brokers and returns for which queues that was done; `spawn` runs work that nobody waits
-    for."""
+    """Commits offsets at an interval, for idle queues, and on request.
+
+    Args:
+        store: `store(offsets)` sends offsets to the brokers and returns the queues whose offsets were stored.
+        spawn: runs a coroutine in the background.
+    """
 
     def __init__(
         self,
@@ -857,22 +931,20 @@ class OffsetCommitter:
         self._interval_s = interval_s
         self._store = store
         self._spawn = spawn
-        self._idle_queues: dict[
-            ProcessQueue, int
-        ] = {}  # in the order in which they fell idle, and the look before that
-        self._looks = 0
+        self._idle_queues: dict[ProcessQueue, int] = {}  # with the number of checks before the queue became idle
+        self._idle_checks = 0
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._standing = Standing(group, limits)
+        self._stalls = StallDetector(group, limits)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         self._tasks = [
             asyncio.create_task(self._commit_forever(), name="commit"),
-            asyncio.create_task(self._standing.watch(), name="watch the loop"),
+            asyncio.create_task(self._stalls.watch(), name="watch the loop"),
         ]
 
     async def stop(self) -> None:
-        """Commits nothing more at intervals; queues that are still owned are committed when they are given up."""
+        """Stop the commits at an interval. Queues that are still owned are committed when they are released."""
         await cancelled(self._tasks)
 
     def stop_idle(self) -> None:
@@ -880,7 +952,7 @@ class OffsetCommitter:
             self._idle_timer.cancel()
 
     async def commit(self) -> None:
-        """Commits acknowledged messages, and returns when the brokers have answered."""
+        """Commit the offsets of acknowledged messages. Return when the brokers have responded."""
         await self._commit(offsets_to_commit(self._queues.values()))
 
     async def _commit(self, offsets: Mapping[Queue, int]) -> None:
@@ -892,33 +964,34 @@ class OffsetCommitter:
     async def _commit_forever(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            self._standing.look(self._queues.values())
+            self._stalls.check(self._queues.values())
             try:
                 await self.commit()
             except Exception:
                 log.exception("commit_failed", group=self._group)
 
     def queue_is_idle(self, process_queue: ProcessQueue) -> None:
-        """Everything of it is handled. It is committed if nothing comes for a whole interval between two looks."""
-        self._idle_queues[process_queue] = self._looks
+        """Note that all messages of a queue are acknowledged. Its offset is committed once it has been idle for at least
+        one interval `idle_commit_s`."""
+        self._idle_queues[process_queue] = self._idle_checks
         if self._idle_timer is None:
-            self._look_later()
+            self._schedule_idle_check()
 
-    def _look_later(self) -> None:
+    def _schedule_idle_check(self) -> None:
         self._idle_timer = asyncio.get_running_loop().call_later(self._limits.idle_commit_s, self._commit_idle)
 
     def _commit_idle(self) -> None:
         quiet = [
             process_queue
-            for process_queue, look in self._idle_queues.items()
-            if look < self._looks or not process_queue.pulls_may_commit
+            for process_queue, check in self._idle_queues.items()
+            if check < self._idle_checks or not process_queue.pulls_may_commit
         ]
         for process_queue in quiet:
             del self._idle_queues[process_queue]
-        self._looks += 1
+        self._idle_checks += 1
         self._idle_timer = None
         if self._idle_queues:
-            self._look_later()
+            self._schedule_idle_check()
         offsets = offsets_to_commit(
             process_queue for process_queue in quiet if not process_queue.messages and not process_queue.is_stopped
         )
@@ -927,12 +1000,12 @@ class OffsetCommitter:
 
 
 # ------------------------------------------------------------------------------
-# Names queues whose oldest message is not acknowledged for long, and an event loop that stood still.
+# Reports queues whose oldest message stays unacknowledged for long, and an event loop that was blocked.
 
 
 @dataclass(slots=True)
 class Front:
-    """The oldest message of a queue that is not acknowledged; named again when it has stood twice as long."""
+    """The oldest unacknowledged message of a queue. While it stays so, it is logged again each time its age has doubled."""
 
     offset: int
     since_s: float
@@ -940,19 +1013,19 @@ class Front:
     was_named: bool = False
 
 
-class Standing:
-    """Looked at now and then, so that a message costs nothing."""
+class StallDetector:
+    """Checks for stalls at an interval, so that there is no cost for each message."""
 
     def __init__(self, group: str, limits: ClientLimits) -> None:
         self._group = group
         self._limits = limits
         self._fronts: dict[Queue, Front] = {}
-        self._blocks = 0  # since they were named last, with the longest of them
-        self._longest_s = 0.0
+        self._blocks = 0  # since the last log entry
+        self._longest_s = 0.0  # the longest of these blocks
         self._next_block_s = -math.inf
 
     async def watch(self) -> None:
-        """Looks for ever whether the event loop stands still: it can tell only afterwards, by how late a timer is."""
+        """Check until cancelled whether the event loop was blocked, by measuring how late a timer fires."""
         while True:
             began_s = time.monotonic()
             await asyncio.sleep(BLOCKED_POLL_INTERVAL_S)
@@ -960,7 +1033,7 @@ class Standing:
             self._blocked(now_s - began_s - BLOCKED_POLL_INTERVAL_S, now_s)
 
     def _blocked(self, late_s: float, now_s: float) -> None:
-        """The block may have begun as early as the last look."""
+        # The block may have started right after the previous check, so it may be one interval longer than the delay.
         if late_s + BLOCKED_POLL_INTERVAL_S <= BLOCKED_S:
             return
         self._blocks += 1
@@ -972,11 +1045,12 @@ class Standing:
             group=self._group,
             seconds=round(self._longest_s, 1),
             times=self._blocks,
-            hint="make a handler that blocks a plain function; it then runs in a thread",
+            hint="change a handler that blocks to a plain function, which runs in a thread",
         )
         self._next_block_s, self._blocks, self._longest_s = now_s + BLOCKED_NAMING_S, 0, 0.0
 
-    def look(self, process_queues: Iterable[ProcessQueue]) -> None:
+    def check(self, process_queues: Iterable[ProcessQueue]) -> None:
+        """Log the queues whose oldest message has been unacknowledged for too long, and those where that has ended."""
         now_s = time.monotonic()
         fronts = {
             process_queue.queue: self._front(process_queue, now_s)
@@ -993,19 +1067,19 @@ class Standing:
             self._end(process_queue.queue, now_s)
             return Front(offset, now_s, now_s + self._limits.standing_s)
         if now_s >= front.next_naming_s:
-            standing_s = now_s - front.since_s
+            stalled_s = now_s - front.since_s
             log.warning(
                 "queue_stuck",
                 group=self._group,
                 queue=str(process_queue.queue),
                 offset=offset,
                 message=process_queue.runs[0].messages[process_queue.runs[0].done].message_id,
-                seconds=round(standing_s, 1),
+                seconds=round(stalled_s, 1),
                 handlers=process_queue.running,
                 cached=process_queue.messages,
                 hint="its oldest message is not acknowledged",
             )
-            front.was_named, front.next_naming_s = True, now_s + standing_s
+            front.was_named, front.next_naming_s = True, now_s + stalled_s
         return front
 
     def _end(self, queue: Queue, now_s: float) -> None:

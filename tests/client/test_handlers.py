@@ -164,7 +164,7 @@ async def test_a_failure_is_logged_with_its_traceback_and_what_was_returned(
     failures = [record for record in caplog.records if record.name == "rocketlet.handler"]
     assert {record.levelno for record in failures} == {logging.ERROR}
     texts = [str(record.exc_info[1]) for record in failures if record.exc_info]
-    assert any("returned True, a bool; allowed are None, RetryLater(...) and Reject()" in text for text in texts)
+    assert any("returned True, a bool; expected None, RetryLater(...) or Reject()" in text for text in texts)
     assert any("cannot handle this" in text for text in texts)
     assert all("offset" in record.getMessage() for record in failures)
 
@@ -285,7 +285,7 @@ def test_seconds_levels_and_reasons_are_told_by_name(given: Any) -> None:
 
 @pytest.mark.parametrize("delay", [1, 0, timedelta(seconds=1)])
 def test_a_delay_and_a_level_exclude_each_other(delay: Any) -> None:
-    with pytest.raises(ConfigError, match=r"delay: .* and delay_level=3 are two times; give one of them"):
+    with pytest.raises(ConfigError, match=r"delay: .* conflicts with delay_level=3; give only one of them"):
         RetryLater(delay=delay, delay_level=3)
 
 

@@ -24,7 +24,7 @@ from rocketlet.client import (
 )
 from rocketlet.client.admin.admin_client import AdminClient
 from rocketlet.client.config import MAX_OFFSETS_BYTES, MAX_TLS_FILE_BYTES, MAX_TRIED_AT_ONCE, ClientLimits, PullLimits
-from rocketlet.client.consuming.handling import Questions
+from rocketlet.client.consuming.handling import AdminRequests
 from rocketlet.client.consuming.queues import ProcessQueue, Puller
 from rocketlet.client.member.membership import Broadcast, _load
 from rocketlet.client.member.offsets import begin_offset
@@ -214,14 +214,14 @@ async def test_refusal_that_repeats_is_logged_once_and_then_with_a_count(caplog:
     for _ in range(3):
         (first,) = await refuse("a wrong filter")
     assert (first["code"], first["remark"]) == ("SUBSCRIPTION_PARSE_FAILED (23)", "a wrong filter")
-    assert first["hint"] == "correct the filter '*'; nothing of the topic is delivered until then"
+    assert first["hint"] == "correct the filter '*'; no message of the topic is delivered until then"
     assert len(await refuse("another")) == 2
     await refuse("another")
     pulls.puller._limits = ClientLimits(pull_error_delay_s=0.0, log_repeat_s=0.0)
     assert (await refuse("another"))[-1]["repeated"] == 1
 
 
-# Questions of brokers
+# Administrative requests of brokers
 
 
 async def test_a_broker_that_asks_and_does_not_read_is_left(caplog: pytest.LogCaptureFixture) -> None:
@@ -251,7 +251,7 @@ async def test_a_broker_that_asks_and_does_not_read_is_left(caplog: pytest.LogCa
 async def test_only_so_many_messages_are_tried_at_once() -> None:
     asked, spawned, connection = Mock(group="g"), list[Any](), Mock()
     cluster = ClusterView("127.0.0.1:1")
-    Questions(cluster, asked, spawned.append)
+    AdminRequests(cluster, asked, spawned.append)
     frame = Frame(RequestCode.CONSUME_MESSAGE_DIRECTLY, 1, {"consumerGroup": "g"}, RECORD)
     for _ in range(MAX_TRIED_AT_ONCE + 1):
         cluster._answers[frame.code](connection, frame)

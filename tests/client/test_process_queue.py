@@ -132,7 +132,7 @@ def test_messages_that_wait_to_be_sent_back_are_sent_back_at_once_when_the_queue
     queue = ProcessQueue(QUEUE, 0, Lease(1))
     (run,) = queue.add(messages(0, 1), 1, 1)
     sent: list[Run] = []
-    queue.untaken[run] = lambda: sent.append(run)
+    queue.unreturned[run] = lambda: sent.append(run)
     ending(queue)  # type: ignore[operator]
     assert (sent, queue.is_stopped) == ([run], True)
     assert queue.is_dropped is (ending is ProcessQueue.drop)

@@ -314,7 +314,7 @@ async def test_a_pause_begins_nothing_and_sends_what_comes_to_others(node: Node,
 async def test_messages_are_received_iterated_and_settled_by_hand(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     async with SharedConsumer(node.address, "g", "t", start="first", invisible_s=600) as consumer:
-        with pytest.raises(TimeoutError, match="no message came in"):
+        with pytest.raises(TimeoutError, match="no message arrived within"):
             await consumer.receive(timeout_s=0.01)
         await fill(node, 5)
         first, second, third = [await consumer.receive(timeout_s=PATIENCE_S) for _ in range(3)]
