@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class _RootIsAFolder:
-    """The root is the package `rocketlet`, by an import hook. Pytest would import it once more under its folder's name, and
+    """The root is the package `rocketlet`, by an import hook. Pytest would import it again under its folder's name, and
     fails where that is none of Python's, as `rocketlet-main`."""
 
     def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -116,9 +116,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Why a test was tried again. It passed then, so nothing else would say it."""
+    """Why a test was retried. It passed then, so nothing else would say it."""
     for report in terminalreporter.stats.get("rerun", ()):
-        terminalreporter.section(f"why {report.nodeid} was tried again")
+        terminalreporter.section(f"why {report.nodeid} was retried")
         for text in (report.longreprtext, *(f"{name}\n{text}" for name, text in report.sections)):
             terminalreporter.write_line(text)
 
@@ -156,8 +156,8 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 @dataclass
 class Node:
-    """A running broker with a name server, in this process. Its clock goes on, and further when a test advances it. A test
-    that says what has NOT happened yet gives it a clock that stands: this machine may stand still at any moment."""
+    """A running broker with a name server, in this process. Its clock runs, and further when a test advances it. A test
+    that says what has NOT happened yet gives it a clock that stands: this machine may stall at any moment."""
 
     address: str
     broker: BrokerController
@@ -228,7 +228,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 def peer() -> RemotingConnection:
-    """A connection that is told apart from others, with nobody at the other end."""
+    """A connection that is distinguished from others, with nobody at the other end."""
     return RemotingConnection(cast("Host", None))
 
 

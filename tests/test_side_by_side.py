@@ -43,7 +43,7 @@ def test_what_takes_long_begins_first_and_what_is_quick_comes_last() -> None:
     assert place(tests[0], is_long=True) == 0
 
 
-def test_the_summary_says_why_a_test_was_tried_again(pytestconfig: pytest.Config) -> None:
+def test_the_summary_says_why_a_test_was_retried(pytestconfig: pytest.Config) -> None:
     printed = io.StringIO()
     reporter = TerminalReporter(pytestconfig, printed)
     location = ("tests/a.py", 1, "test")
@@ -51,5 +51,5 @@ def test_the_summary_says_why_a_test_was_tried_again(pytestconfig: pytest.Config
     report = pytest.TestReport("tests/a.py::test", location, {}, "failed", "the reason", "call", sections)
     reporter.stats["rerun"] = [report]
     pytest_terminal_summary(reporter)
-    for text in ("why tests/a.py::test was tried again", "the reason", "what it printed"):
+    for text in ("why tests/a.py::test was retried", "the reason", "what it printed"):
         assert text in printed.getvalue()

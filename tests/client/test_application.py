@@ -130,7 +130,7 @@ async def test_a_handler_that_takes_too_long_is_ended_and_its_dependencies_too(n
         await eventually(lambda: node.broker.store.queue("SCHEDULE_TOPIC_XXXX", 2).next == 1)
 
 
-def test_mistakes_are_told_where_they_are_declared() -> None:
+def test_mistakes_are_reported_where_they_are_declared() -> None:
     app = Rocketlet()
     with pytest.raises(ConfigError, match="runs in a thread, which cannot be ended"):
 
@@ -194,7 +194,7 @@ async def text(body: str) -> None: ...
         ("text", {}, "cannot be called"),
     ],
 )
-def test_a_mistake_of_a_subscriber_is_told_where_it_is_declared(
+def test_a_mistake_of_a_subscriber_is_reported_where_it_is_declared(
     function: Any, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises((ConfigError, TypeError), match=said):
@@ -211,12 +211,12 @@ def test_a_mistake_of_a_subscriber_is_told_where_it_is_declared(
         ({"retries": -1}, "retries"),
     ],
 )
-def test_a_mistake_of_an_application_is_told_where_it_is_made(arguments: dict[str, Any], said: str) -> None:
+def test_a_mistake_of_an_application_is_reported_where_it_is_made(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, TypeError), match=said):
         Rocketlet(**arguments)
 
 
-def test_a_mistake_of_a_publisher_is_told_where_it_is_declared() -> None:
+def test_a_mistake_of_a_publisher_is_reported_where_it_is_declared() -> None:
     with pytest.raises(ConfigError, match=r"publisher: tags is not an option of Producer\.send"):
         Rocketlet().publisher("dishes", tags="new")
     with pytest.raises(MessageIllegal, match="my dishes"):

@@ -1,4 +1,4 @@
-"""The queues of a consumer, by themselves: pauses, and handlers that outlive an ownership."""
+"""The queues of a consumer alone: pauses, and handlers that outlive an ownership."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ async def test_a_batch_ends_at_its_limits(node: Node, wire: Wire, requests: Requ
     assert len(await stored(node)) == 1 + BATCH_MESSAGES + 1 + 3 + 2
 
 
-def test_no_id_comes_twice_when_the_counter_begins_anew() -> None:
+def test_no_id_comes_twice_when_the_counter_starts_over() -> None:
     keys = UniqueKeys()
     keys.stamp(0)
     assert len({keys.next() for _ in range(3 * 65_536 + 5)}) == 3 * 65_536 + 5
@@ -277,7 +277,7 @@ async def test_queues_of_brokers_that_are_met_for_the_first_time_take_their_turn
     [{}, {"msgId": "A", "queueId": 0, "queueOffset": 1}, {"msgId": "A,B", "queueId": "x", "queueOffset": 1}],
     ids=["nothing", "one id for two", "no number"],
 )
-async def test_an_answer_that_does_not_say_where_fails_each_sender_at_once(
+async def test_an_answer_that_does_not_say_where_fails_each_sender_immediately(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, ext: dict[str, str | int]
 ) -> None:
     """And nothing is sent again: the messages are stored."""

@@ -1,4 +1,4 @@
-"""A client's connections to peers that hang up, stand still, or are not reached any more."""
+"""A client's connections to peers that hang up, stall, or are not reached any more."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def hangs_up() -> AsyncIterator[tuple[HangsUp, str]]:
     server.close()
 
 
-async def test_a_peer_that_hangs_up_is_not_called_again_at_once(hangs_up: tuple[HangsUp, str]) -> None:
+async def test_a_peer_that_hangs_up_is_not_called_again_immediately(hangs_up: tuple[HangsUp, str]) -> None:
     peer, address = hangs_up
     lost: list[str] = []
     connections = Connections(
@@ -75,7 +75,7 @@ async def test_it_is_called_again_after_a_while(hangs_up: tuple[HangsUp, str]) -
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS"])
 async def test_a_peer_that_reads_nothing_more_holds_up_no_close(encrypted: bool, certificates: Certificates) -> None:
-    """Its written bytes never leave, and over TLS it says no goodbye."""
+    """Its written bytes never leave, and over TLS it sends no close_notify."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates.files.certificate, certificates.files.key)
     taken: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()

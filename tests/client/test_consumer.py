@@ -64,7 +64,7 @@ async def test_what_was_acknowledged_is_not_delivered_to_the_next_run(node: Node
 
 
 @pytest.mark.parametrize(("start", "expected"), [("first", 6), ("last", 3)])
-async def test_a_new_group_begins_where_it_is_told(node: Node, topic: str, start: Any, expected: int) -> None:
+async def test_a_new_group_begins_where_it_is_configured(node: Node, topic: str, start: Any, expected: int) -> None:
     await fill(node, 3)
     inbox = Inbox()
     async with Consumer(node.address, "g", topic, inbox, start=start) as consumer:
@@ -108,7 +108,7 @@ async def test_several_topics_are_consumed_together(node: Node, wire: Wire) -> N
     assert {message.topic for message in inbox.messages} == {"t", "u"}
 
 
-async def test_a_failed_message_comes_again_later_and_is_dead_at_last(nodes: Nodes, connect: Connect) -> None:
+async def test_a_failed_message_is_redelivered_later_and_is_dead_at_last(nodes: Nodes, connect: Connect) -> None:
     node = await nodes.start(delay_levels_ms=(5,) * 18)
     wire = await connect(node.address)
     await create_topic(wire, "t", 1)
@@ -158,7 +158,7 @@ async def test_an_orderly_handler_sees_a_queue_in_order_and_a_failure_holds_it(n
     assert seen == [b"0", b"1", b"2", b"3", b"3", b"3", b"3", *(b"%d" % number for number in range(4, 30))]
 
 
-async def test_no_more_handlers_run_at_once_than_allowed(node: Node, topic: str) -> None:
+async def test_no_more_handlers_run_concurrently_than_allowed(node: Node, topic: str) -> None:
     await fill(node, 30)
     running, most, handled = 0, 0, 0
     three = asyncio.Barrier(3)
@@ -267,7 +267,7 @@ async def test_a_consumer_is_started_once_and_stopped_at_any_time(node: Node, to
             pass
 
 
-async def test_listeners_hear_of_queues_that_come_and_go(node: Node, topic: str) -> None:
+async def test_listeners_are_notified_of_queues_that_come_and_go(node: Node, topic: str) -> None:
     came: set[Queue] = set()
     went: set[Queue] = set()
 

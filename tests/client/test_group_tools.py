@@ -173,7 +173,7 @@ async def test_a_group_with_uneven_shares_by_its_strategy_settles_too(node: Node
             await rebalanced_by(look, "g", members=2, timeout_s=0.1)
 
 
-async def test_members_learn_at_once_that_a_topic_has_grown(node: Node, wire: Wire) -> None:
+async def test_members_learn_immediately_that_a_topic_has_grown(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 2)
     async with Consumer(node.address, "g", "t", Inbox()) as consumer:
         await consumer.assigned()
@@ -193,7 +193,7 @@ async def test_a_topic_that_grew_while_no_name_server_answered_is_looked_up_agai
             await eventually(lambda: len(owned(consumer)) == 5)
 
 
-async def test_a_member_that_sees_too_few_queues_is_told_when_name_servers_know_all(node: Node, wire: Wire) -> None:
+async def test_a_member_that_sees_too_few_queues_is_notified_when_name_servers_know_all(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 4)
     await join(wire, "c1", queue_counts={"broker-a": {"t": 3}})
     await told_of_growth(wire)
@@ -201,13 +201,13 @@ async def test_a_member_that_sees_too_few_queues_is_told_when_name_servers_know_
     await told_of_growth(wire)
 
 
-async def test_a_member_that_looked_before_a_topic_grew_is_told_when_it_joins(node: Node, wire: Wire) -> None:
+async def test_a_member_that_looked_before_a_topic_grew_is_notified_when_it_joins(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 4)
     await join(wire, "c1", queue_counts={"broker-a": {"t": 3}})
     await told_of_growth(wire)
 
 
-async def test_a_member_that_is_told_its_place_asks_when_the_others_see_more_queues(
+async def test_a_member_that_gets_its_place_asks_when_the_others_see_more_queues(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
     """Its route lacks a broker that the new member knows: a place among the members divides the queues that all know."""

@@ -180,7 +180,7 @@ def refuse_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_hand_over_waits_for_no_heartbeat_of_another_broker(
     cluster: Cluster, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That one stands still: it answers nothing, and its connection stays."""
+    """That one stalls: it answers nothing, and its connection stays."""
     inbox, goes_on, beat_at = Inbox(), asyncio.Event(), Heartbeats._beat_at
     goes_on.set()
 
@@ -238,7 +238,7 @@ def test_a_heartbeat_says_where_a_group_begins(start: Start, said: str) -> None:
     assert _consume_from(start) == said
 
 
-async def test_who_waits_for_several_hears_of_the_first_fault_when_all_have_ended() -> None:
+async def test_who_waits_for_several_is_notified_of_the_first_fault_when_all_have_ended() -> None:
     ended: list[str] = []
 
     async def work(name: str, *, fails: bool) -> None:

@@ -1,4 +1,4 @@
-"""User code may do anything: its queue goes on, or the log says which one stands."""
+"""User code may do anything: its queue continues, or the log says which one stands."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_whatever_a_handler_does_is_a_failure_that_is_retried_and_dead_at_
         node.address, "g", "t", handler, start="first", **options, limits=ClientLimits(restart_s=0.001)
     ):
         await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 10 and len(tries) == 20)
-    if fails is not cancel_itself_and_return:  # cancels what comes after it, too, which is tried again
+    if fails is not cancel_itself_and_return:  # cancels what comes after it, too, which is retried
         assert tries == {b"%d" % number: 1 + (number % 2 == 0) for number in range(20)}
 
 
@@ -191,10 +191,10 @@ async def test_a_queue_that_stands_is_named(nodes: Nodes, connect: Connect, capl
         await eventually(lambda: bool(named("queue_unstuck")))
 
 
-async def test_a_handler_that_blocks_the_loop_is_named_and_its_queue_goes_on(
+async def test_a_handler_that_blocks_the_loop_is_named_and_its_queue_continues(
     nodes: Nodes, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each second in which nothing ran is seen, even if other work goes on just then."""
+    """Each second in which nothing ran is seen, even if other work continues just then."""
     node = await nodes.start()
     await create_topic(await connect(node.address), "t", 1)
     handled: list[bytes] = []
@@ -246,7 +246,7 @@ async def test_a_listener_may_raise_anything(nodes: Nodes, caplog: pytest.LogCap
     ],
 )
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_a_listener_that_names_no_offset_is_told_so_and_its_queue_is_read(
+async def test_a_listener_that_names_no_offset_gets_an_error_and_its_queue_is_read(
     node: Node, connect: Connect, caplog: pytest.LogCaptureFixture, starts: Any, said: str, *, is_async: bool
 ) -> None:
     """As of a database that returns Decimals: passed by in silence, the queue would begin elsewhere than the user thinks."""
@@ -278,7 +278,7 @@ def test_a_delay_level_is_a_number_from_0(level: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [5, "busy"])
-def test_seconds_levels_and_reasons_are_told_by_name(given: Any) -> None:
+def test_seconds_levels_and_reasons_are_distinguished_by_name(given: Any) -> None:
     with pytest.raises(TypeError, match="positional"):
         RetryLater(given)  # type: ignore[call-arg]
 
@@ -355,7 +355,9 @@ async def test_a_check_that_hangs_or_stops_its_producer_does_not_hold_the_stop_u
     await eventually(lambda: not transactions._tasks)
 
 
-async def test_a_handler_that_stops_its_consumer_is_told_and_the_consumer_goes_on(node: Node, wire: Wire) -> None:
+async def test_a_handler_that_stops_its_consumer_gets_an_error_and_the_consumer_continues(
+    node: Node, wire: Wire
+) -> None:
     await create_topic(wire, "t", 1)
     errors: list[BaseException] = []
     stops: list[Callable[[], Awaitable[None]]] = []
@@ -374,7 +376,9 @@ async def test_a_handler_that_stops_its_consumer_is_told_and_the_consumer_goes_o
         await eventually(lambda: len(errors) == 1)
         assert isinstance(errors[0], ConfigError)
         assert "cannot wait for its own end" in str(errors[0])
-        stops[0] = lambda: asyncio.wait_for(consumer.stop(), PATIENCE_S)  # from a task of its own it cannot be told
+        stops[0] = lambda: asyncio.wait_for(
+            consumer.stop(), PATIENCE_S
+        )  # from a task of its own it cannot be recognised
         await producer.send("t", b"y")
         await eventually(lambda: len(errors) == 2)
         assert isinstance(errors[1], asyncio.CancelledError)
@@ -481,6 +485,6 @@ async def test_what_arrives_does_not_shorten_the_pause_after_a_failure_in_order(
         ({"on_revoked": lambda: None}, "on_revoked: .* is called with a set of queues"),
     ],
 )
-async def test_a_callback_that_cannot_be_called_is_refused_at_once(arguments: dict[str, Any], reason: str) -> None:
+async def test_a_callback_that_cannot_be_called_is_refused_immediately(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         Consumer("h:1", "g", "t", **arguments)

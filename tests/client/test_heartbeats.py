@@ -129,7 +129,7 @@ async def test_only_brokers_that_have_not_heard_a_member_hear_it_again(brokers: 
     assert brokers.heard() == ["a", "b"]
 
 
-async def test_a_broker_that_stands_still_is_told_once_and_waited_for_no_longer_than_was_said(brokers: Brokers) -> None:
+async def test_a_broker_that_stalls_is_notified_once_and_waited_for_no_longer_than_was_said(brokers: Brokers) -> None:
     brokers.goes_on.clear()
     for _ in range(2):
         await brokers.heartbeats.register(patience_s=0.001)
@@ -164,7 +164,7 @@ async def test_a_member_tells_what_is_new_and_nothing_twice(brokers: Brokers) ->
     beating.cancel()
 
 
-async def test_a_broker_that_fails_is_tried_again_soon(brokers: Brokers) -> None:
+async def test_a_broker_that_fails_is_retried_soon(brokers: Brokers) -> None:
     brokers.faults["a"] = ConnectionFailed("gone")
     await brokers.heartbeats.beat()
     beating = asyncio.create_task(brokers.heartbeats.beat_forever())

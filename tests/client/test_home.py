@@ -31,7 +31,7 @@ def elsewhere(work: Callable[[], Awaitable[object]]) -> str:
     return str(raised.value)
 
 
-async def test_a_client_says_so_in_another_loop_and_goes_on_in_its_own(node: Node, wire: Wire) -> None:
+async def test_a_client_says_so_in_another_loop_and_continues_in_its_own(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     async with (
         Producer(node.address) as producer,
@@ -142,7 +142,7 @@ PULL, NOTIFY = RequestCode.PULL_MESSAGE, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
 
 class Peer(asyncio.Protocol):
-    """Reads when it is told to. hangs_up: as servers do, when the client has nothing more to say."""
+    """Reads when the test allows it. hangs_up: as servers do, when the client has nothing more to say."""
 
     def __init__(self) -> None:
         self.address = ""

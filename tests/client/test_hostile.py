@@ -63,7 +63,7 @@ async def test_an_address_that_is_none(address: str) -> None:
         await Link(address, Tls(), None).request(Frame(1))
 
 
-def test_a_route_has_so_many_queues_at_most() -> None:
+def test_a_route_has_this_many_queues_at_most() -> None:
     brokers = MAX_ROUTE_QUEUES // MAX_TOPIC_QUEUES
     most = [QueueData(f"b{number}", MAX_TOPIC_QUEUES, 1, 6) for number in range(brokers)]
     assert len(decode_route(encode_route(Route(tuple(most), ()))).queues) == brokers
@@ -186,7 +186,7 @@ class Pulls:
 @pytest.mark.parametrize("code", [ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY])
 async def test_a_broker_that_never_holds_a_pull_is_not_asked_without_an_end(code: int) -> None:
     pulls = Pulls()
-    assert pulls.answer(code, 0) == 2  # a pull may be let go at once
+    assert pulls.answer(code, 0) == 2  # a pull may be released immediately
     assert pulls.answer(code, 5) == 3  # or lead on, behind what a filter does not take
     assert pulls.answer(code, 9) == 4
     assert pulls.answer(code, 9) == 4
@@ -244,11 +244,11 @@ async def test_a_broker_that_asks_and_does_not_read_is_left(caplog: pytest.LogCa
     assert not transport.abort.called
     connection.data_received(frames(5))
     assert transport.abort.called
-    assert len(asked) == 21, "what came behind is not looked at"
+    assert len(asked) == 21, "what came behind is not checked"
     assert ["connection_closed_unread" in record.getMessage() for record in caplog.records] == [True]
 
 
-async def test_only_so_many_messages_are_tried_at_once() -> None:
+async def test_only_this_many_messages_are_tried_in_one_turn() -> None:
     asked, spawned, connection = Mock(group="g"), list[Any](), Mock()
     cluster = ClusterView("127.0.0.1:1")
     AdminRequests(cluster, asked, spawned.append)
@@ -261,7 +261,7 @@ async def test_only_so_many_messages_are_tried_at_once() -> None:
         work.close()
 
 
-async def test_only_so_much_is_checked_at_once() -> None:
+async def test_only_this_much_is_checked_in_one_turn() -> None:
     may_end, checked = asyncio.Event(), list[str]()
 
     async def check(message: Any) -> bool:

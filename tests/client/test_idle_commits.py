@@ -31,7 +31,7 @@ class Looks:
             store=self._store,
             spawn=self._spawned.append,
             limits=ClientLimits(idle_commit_s=idle_commit_s),
-        )  # never by itself
+        )  # never on its own
 
     async def _store(self, offsets: Mapping[Queue, int]) -> set[Queue]:
         self.stored.append(offsets)
@@ -58,7 +58,7 @@ def looks() -> Looks:
     return Looks()
 
 
-async def test_what_falls_idle_between_two_looks_is_committed_in_one_request_by_the_next_one(looks: Looks) -> None:
+async def test_what_falls_idle_between_two_checks_is_committed_in_one_request_by_the_next_one(looks: Looks) -> None:
     looks.handled(0, 1)
     looks.handled(1, 5)
     await looks.look()
@@ -100,7 +100,7 @@ async def test_nothing_is_committed_after_the_end() -> None:
     assert looks._spawned == []
 
 
-async def test_commits_go_on_at_their_interval_also_when_one_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_commits_continue_at_their_interval_also_when_one_has_failed(caplog: pytest.LogCaptureFixture) -> None:
     told: list[Mapping[Queue, int]] = []
 
     async def store(offsets: Mapping[Queue, int]) -> set[Queue]:

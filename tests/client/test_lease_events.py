@@ -31,7 +31,7 @@ BY_EVENTS = ClientLimits(
 
 @pytest.fixture
 def clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lease ends by itself."""
+    """No lease ends on its own."""
     now_s = time.clock_gettime(time.CLOCK_MONOTONIC)
     monkeypatch.setattr("rocketlet.client.message.clock_s", lambda: now_s)
 
@@ -46,11 +46,11 @@ def epoch_of(consumer: Consumer) -> int:
 
 
 def another_has_it(node: Node) -> None:
-    """The broker has given the queue to somebody else meanwhile, who has let go of it since."""
+    """The broker has given the queue to somebody else meanwhile, who has released it since."""
     node.broker.locks.end("g", "t", 0)
 
 
-async def test_a_lost_queue_is_asked_for_again_at_once_and_the_member_is_not_rebalanced_meanwhile(
+async def test_a_lost_queue_is_asked_for_again_immediately_and_the_member_is_not_rebalanced_meanwhile(
     node: Node, wire: Wire
 ) -> None:
     await create_topic(wire, "t", 1)
@@ -111,7 +111,7 @@ async def test_the_messages_of_a_queue_that_is_lost_in_its_hand_over_know_it(nod
         ends.set()
 
 
-async def test_a_connection_that_broke_is_made_anew_and_the_queue_goes_on(node: Node, wire: Wire) -> None:
+async def test_a_connection_that_broke_is_opened_again_and_the_queue_continues(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     inbox = Inbox()
     async with Consumer(node.address, "g", "t", inbox, start="first", limits=BY_EVENTS) as consumer:
@@ -127,7 +127,7 @@ async def test_a_connection_that_broke_is_made_anew_and_the_queue_goes_on(node: 
         await eventually(lambda: len(inbox.messages) == 1)
 
 
-async def test_a_queue_goes_on_though_the_rebalance_waits_for_another_broker(
+async def test_a_queue_continues_though_the_rebalance_waits_for_another_broker(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create_topic(wire, "t", 1)
@@ -158,7 +158,7 @@ async def test_what_a_member_owns_is_in_no_doubt(node: Node, wire: Wire) -> None
         assert not leases_of(consumer).are_doubtful
 
 
-async def test_a_topic_that_grows_is_divided_at_once(node: Node, wire: Wire) -> None:
+async def test_a_topic_that_grows_is_divided_immediately(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as consumer:
         await eventually(lambda: QUEUE in consumer.assignment())
@@ -181,7 +181,7 @@ async def test_a_refused_commit_costs_the_queue_only_if_it_is_another_s(
         assert leases.owned.get(QUEUE) is mine, "the offset was refused"
 
 
-async def test_a_queue_that_was_handed_over_is_another_member_s_at_once(node: Node, wire: Wire) -> None:
+async def test_a_queue_that_was_handed_over_belongs_to_another_member_immediately(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 2)
     async with Consumer(node.address, "g", "t", Inbox(), start="first", limits=BY_EVENTS) as one:
         await eventually(lambda: one._membership.is_rebalanced)

@@ -135,7 +135,7 @@ async def test_what_stays_is_renewed_while_another_queue_is_handed_over_and_aske
 async def test_a_renewal_names_nothing_whose_unlock_is_under_way(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The broker has unlocked it, and the answer is on its way: a renewal would be told that the lease had ended."""
+    """The broker has unlocked it, and the answer is on its way: a renewal would get the answer that the lease had ended."""
     await create_topic(wire, "t", 2)
     send_batch = MemberLocks._send_hand_over
     is_done, is_heard = asyncio.Event(), asyncio.Event()
@@ -182,7 +182,7 @@ async def test_nothing_begins_when_the_lease_is_over_by_the_members_clock(
     assert node.broker.offsets.get("g", "t", 0) == 0, "where the group began, no more"
 
 
-async def test_a_member_whose_broker_was_silent_goes_on_where_it_was(node: Node, wire: Wire) -> None:
+async def test_a_member_whose_broker_was_silent_continues_where_it_was(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     await send(node, 3)
     gate = Gate()
@@ -274,7 +274,7 @@ async def test_a_queue_is_taken_again_only_when_its_earlier_handlers_have_ended(
 @pytest.mark.skipif(
     not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no clock that counts a suspended machine"
 )
-def test_the_clock_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_continues_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 7.0}.__getitem__)
     assert [Lease(1, ends_s).is_over for ends_s in (6.9, 7.0, 7.1)] == [True, True, False]
 
@@ -282,7 +282,7 @@ def test_the_clock_goes_on_while_the_machine_is_suspended(monkeypatch: pytest.Mo
 NEVER_S = 300.0  # the longest commit_interval_s
 
 
-async def test_a_queue_that_falls_idle_is_committed_at_once(node: Node, wire: Wire) -> None:
+async def test_a_queue_that_falls_idle_is_committed_immediately(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     gate = Gate()
     gate.open.set()
@@ -338,7 +338,7 @@ async def test_several_queues_are_committed_in_one_request(node: Node, wire: Wir
         assert [node.broker.offsets.get("g", "t", number) for number in range(4)] == [1, 1, 1, 1]
         node.broker.locks.end("g", "t", 0)
         assert await member._membership.commit(dict.fromkeys(queues, 1)) == set(queues[1:])
-        assert sum(alone.counts) <= before + 1, "only the refused one is tried alone, to be told why"
+        assert sum(alone.counts) <= before + 1, "only the refused one is tried alone, to get the reason"
 
 
 def collect(into: list[int]) -> Callable[[Message], Awaitable[None]]:

@@ -1,4 +1,4 @@
-"""Leases of a member by themselves, at brokers that answer as they are told: what a member asks for, tells and keeps."""
+"""Leases of a member on their own, at brokers that answer as the test orders: what a member requests, reports and keeps."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ async def test_with_a_lease_that_is_due_all_of_its_broker_are_renewed_and_no_oth
     assert world.said == [], "it was never suspended, so nothing resumes"
 
 
-async def test_a_lease_that_is_over_is_suspended_once_and_goes_on_when_it_is_renewed(world: World) -> None:
+async def test_a_lease_that_is_over_is_reported_once_and_continues_when_it_is_renewed(world: World) -> None:
     world.owns(A, ends_s=-math.inf)
     world.registered.clear()
     await while_it_ticks(world)
@@ -289,7 +289,7 @@ async def handing_over(world: World) -> Lease:
     return lease
 
 
-async def test_a_commit_at_a_broker_that_is_away_is_tried_again_after_a_rest() -> None:
+async def test_a_commit_at_a_broker_that_is_away_is_retried_after_a_rest() -> None:
     world = World(reconnect_s=NEVER_S)
     world.commit_fault = GONE
     await handing_over(world)
@@ -297,7 +297,7 @@ async def test_a_commit_at_a_broker_that_is_away_is_tried_again_after_a_rest() -
     await world.leases.abandon()
 
 
-async def test_a_commit_is_tried_again_when_its_broker_has_heard_the_member_and_renewed_the_lease() -> None:
+async def test_a_commit_is_retried_when_its_broker_has_heard_the_member_and_renewed_the_lease() -> None:
     world = World(reconnect_s=0.0)
     world.commit_fault = GONE
     lease = await handing_over(world)

@@ -128,7 +128,7 @@ async def test_only_a_refused_lock_leaves_no_doubt(
     assert not locks.is_requested(A)
     assert locks.doubtful == (set() if fault is REFUSED else {A})
     clock.now_s += 61
-    assert locks.doubtful == set(), "the lock has ended by itself"
+    assert locks.doubtful == set(), "the lock has ended on its own"
 
 
 async def test_a_queue_that_is_asked_for_twice_is_in_doubt_until_both_are_answered(

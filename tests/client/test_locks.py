@@ -38,13 +38,13 @@ async def apache(locks: ApacheLocks, nodes: Nodes) -> Node:
 
 
 IMPATIENT = ClientLimits(lock_timeout_s=0.2, deadline_sweep_s=0.01, lock_retry_s=0.01)
-"""A lock request is given up at once."""
+"""A lock request is given up immediately."""
 FORGETFUL = replace(IMPATIENT, hand_over_timeout_s=0.2)
 """An answer that is late does not count any more, either."""
 
 
 class Held:
-    """Requests of one code that wait until they are let go."""
+    """Requests of one code that wait until they are released."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -89,7 +89,7 @@ async def test_an_unlock_does_not_overtake_a_lock_that_is_under_way(locks: Apach
     await fill(apache, 1)
     held = Held(LOCK)
     locks.run = held.run
-    async with member(apache) as looker_on:  # its round trips show that time goes on
+    async with member(apache) as looker_on:  # its round trips show that time continues
         await eventually(lambda: bool(held.waiting))
         leaver = await member(apache).__aenter__()
         await eventually(lambda: len(held.waiting) > 1)
@@ -200,7 +200,7 @@ async def test_a_lock_that_was_granted_to_a_connection_that_broke_is_undone(lock
             connection.abort()
         await eventually(lambda: not leaver._cluster.is_connected(apache.address) or len(held.waiting) > 1)
         held.let_go()
-        assert leaver.client_id in locks.owners().values()  # and what it asks anew waits
+        assert leaver.client_id in locks.owners().values()  # and what it asks again waits
     assert locks.owners() == {}
 
 

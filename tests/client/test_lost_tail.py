@@ -31,7 +31,7 @@ def queue_of(consumer: Consumer) -> ProcessQueue | None:
 
 
 async def holds(broker: Broker, consumer: Consumer, messages: int, end: int) -> None:
-    """Until the member holds so many messages and will read on from `end`."""
+    """Until the member holds this many messages and will read on from `end`."""
     await broker.until(
         lambda: (queue := queue_of(consumer)) is not None and (queue.messages, queue.next_offset) == (messages, end)
     )
@@ -219,7 +219,7 @@ async def test_a_member_that_is_ahead_does_not_take_its_group_along(broker: Brok
             await broker.until(lambda: seen == [b"new"])
 
 
-async def test_a_member_that_was_not_ahead_goes_on_where_it_was(
+async def test_a_member_that_was_not_ahead_continues_where_it_was(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[bytes] = []
@@ -257,7 +257,7 @@ def test_a_run_of_which_only_the_end_was_lost_is_handled_up_to_there() -> None:
 
 
 class _Stored:
-    """As much of a message as a queue looks at."""
+    """As much of a message as a queue reads."""
 
     size_bytes = 10
 

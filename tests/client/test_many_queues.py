@@ -43,7 +43,7 @@ async def test_it_locks_commits_and_hands_over_in_several_requests(
         assert sum(node.broker.offsets.of("g", "t").values()) == 4 * QUEUES
     assert max(sizes) <= 4
     assert len(sizes) > 3
-    assert node.broker.groups.owners("g") == {}, "it let go of all when it left"
+    assert node.broker.groups.owners("g") == {}, "it released all when it left"
 
 
 def test_what_is_asked_in_one_request_is_what_brokers_take() -> None:

@@ -136,7 +136,7 @@ async def test_many_messages_full_of_properties_are_copied_in_requests_that_brok
     assert sum(copy.copied for copy in mirror.copies.values()) == 200
 
 
-async def test_a_mirror_goes_on_behind_the_newest_copy(rocketlet: Broker, there: Broker) -> None:
+async def test_a_mirror_continues_behind_the_newest_copy(rocketlet: Broker, there: Broker) -> None:
     rocketlet.create_topic("orders", queues=1)
     async with Producer(rocketlet.address) as producer, Producer(there.address) as stranger:
         await producer.send_batch("orders", [b"1", b"2"])
@@ -168,7 +168,7 @@ async def test_a_stranger_who_uses_a_mirrors_property_is_a_stranger(
     assert by_queue(there, "orders") == {0: [b"1", b"a stranger's", b"2"]}
 
 
-async def test_a_mirror_goes_on_behind_copies_that_take_several_answers_to_read(
+async def test_a_mirror_continues_behind_copies_that_take_several_answers_to_read(
     rocketlet: Broker, there: Broker
 ) -> None:
     rocketlet.create_topic("orders", queues=1)
@@ -180,7 +180,7 @@ async def test_a_mirror_goes_on_behind_copies_that_take_several_answers_to_read(
 
 
 @pytest.mark.parametrize(("begin", "wanted"), [(Begin(last=2), 2), (Begin(last=0), 0), (Begin(since_ms=0), 5)])
-async def test_it_begins_where_it_is_told(rocketlet: Broker, there: Broker, begin: Begin, wanted: int) -> None:
+async def test_it_begins_where_it_is_configured(rocketlet: Broker, there: Broker, begin: Begin, wanted: int) -> None:
     rocketlet.create_topic("orders", queues=1)
     async with Producer(rocketlet.address) as producer:
         await producer.send_batch("orders", [b"%d" % number for number in range(5)])
@@ -188,7 +188,7 @@ async def test_it_begins_where_it_is_told(rocketlet: Broker, there: Broker, begi
     assert len(there.messages("orders")) == wanted
 
 
-async def test_a_group_goes_on_at_the_same_message(rocketlet: Broker, there: Broker) -> None:
+async def test_a_group_continues_at_the_same_message(rocketlet: Broker, there: Broker) -> None:
     rocketlet.create_topic("orders", queues=2)
     inbox = Inbox()
     async with AdminClient(rocketlet.address) as admin:
@@ -269,7 +269,7 @@ async def test_a_send_whose_answer_is_lost_is_not_sent_again(rocketlet: Broker, 
     assert by_queue(there, "orders") == by_queue(rocketlet, "orders")
 
 
-async def test_a_mirror_that_follows_goes_on_when_either_end_was_killed(rocketlet: Broker, there: Broker) -> None:
+async def test_a_mirror_that_follows_continues_when_either_end_was_killed(rocketlet: Broker, there: Broker) -> None:
     rocketlet.create_topic("orders", queues=1)
     bodies = [b"%d" % number for number in range(30)]
     async with (
@@ -286,7 +286,7 @@ async def test_a_mirror_that_follows_goes_on_when_either_end_was_killed(rocketle
     assert by_queue(there, "orders") == {0: bodies}
 
 
-async def test_patience_counts_from_a_failure_and_anew_when_something_was_copied(
+async def test_patience_counts_from_a_failure_and_again_when_something_was_copied(
     rocketlet: Broker, there: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy may take hours before the first failure, and between two."""
@@ -340,7 +340,7 @@ async def test_queues_of_several_brokers_are_spread(rocketlet: Broker) -> None:
         assert sum(copy.copied for copy in again.copies.values()) == 0
 
 
-async def test_a_topic_that_nobody_knows_is_told_and_not_waited_for(rocketlet: Broker, there: Broker) -> None:
+async def test_a_topic_that_nobody_knows_is_reported_and_not_waited_for(rocketlet: Broker, there: Broker) -> None:
     async with Mirror(rocketlet.address, there.address, topics=["nobody"], patience_s=math.inf) as mirror:
         with pytest.raises(TopicNotFound, match="no name server knows the topic nobody"):
             await mirror.run()
@@ -364,7 +364,7 @@ async def test_what_cannot_be_mirrored_is_refused(rocketlet: Broker, there: Brok
             await mirrored(rocketlet, there)
 
 
-async def test_it_says_how_far_it_is_also_when_it_goes_on(
+async def test_it_says_how_far_it_is_also_when_it_continues(
     rocketlet: Broker, there: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rocketlet.create_topic("orders", queues=2)

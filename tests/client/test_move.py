@@ -1,4 +1,4 @@
-"""The users of a cluster go on at another one, and back: nothing is lost, nothing is handed out twice."""
+"""The users of a cluster continue at another one, and back: nothing is lost, nothing is handed out twice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def there() -> AsyncIterator[Broker]:
 
 
 async def handled(address: str, count: int, group: str = "shop") -> list[str]:
-    """The bodies that a member gets, which acknowledges so many and stops."""
+    """The bodies that a member gets, which acknowledges this many and stops."""
     inbox = Inbox()
     async with Consumer(address, group, "orders", inbox, start="first") as consumer:
         await eventually(lambda: len(inbox.messages) >= count)

@@ -39,7 +39,7 @@ async def moved(nodes: Nodes, first: Node, second: Node) -> Node:
     return await nodes.start(name="broker-b", name_servers=(first.address,), port=free_port())
 
 
-async def test_members_go_on_at_the_other_address(nodes: Nodes, brokers: tuple[Node, Node]) -> None:
+async def test_members_continue_at_the_other_address(nodes: Nodes, brokers: tuple[Node, Node]) -> None:
     first, second = brokers
     inbox = Inbox()
     async with Consumer(first.address, "g", "t", inbox, start="first", limits=TOLD) as consumer:
@@ -96,7 +96,7 @@ async def test_producers_find_the_other_address(nodes: Nodes, brokers: tuple[Nod
     assert third.broker.store.queues["t", 0].next == 2
 
 
-async def test_a_broadcasting_member_goes_on_when_its_broker_has_restarted(
+async def test_a_broadcasting_member_continues_when_its_broker_has_restarted(
     brokers: tuple[Node, Node], nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: Counter[str] = Counter()

@@ -25,7 +25,7 @@ QUEUES = [Queue("t", "broker-a", number) for number in range(3)]
 
 
 class Line:
-    """A connection to a broker that answers when it is told to."""
+    """A connection to a broker that answers when the test allows it."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, int]] = []  # queue id, offset

@@ -24,7 +24,7 @@ CLIENTS = [
     (rocketlet.sync.SharedConsumer, SharedOptions),
     (rocketlet.sync.Producer, ProducerOptions),
 ]
-MANY = 5  # so many names of options in one signature are another list of them
+MANY = 5  # this many names of options in one signature are another list of them
 
 
 class Planted(ConsumerOptions, total=False):

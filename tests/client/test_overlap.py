@@ -1,4 +1,4 @@
-"""When the messages of a turn leave: the first ones before the turn ends, so that client and broker work at once."""
+"""When the messages of a turn leave: the first ones before the turn ends, so that client and broker work at the same time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_full_batch_leaves_before_the_turn_ends(node: Node, wire: Wire, 
 async def test_after_a_complete_answer_the_first_half_leaves_before_the_turn_ends(
     node: Node, wire: Wire, requests: Requests
 ) -> None:
-    """So that client and broker work at once instead of waiting for each other."""
+    """So that client and broker work at the same time instead of waiting for each other."""
     await create_topic(wire, "t")
     batch = RequestCode.SEND_BATCH_MESSAGE
     seen: list[list[int]] = []
@@ -93,7 +93,7 @@ def test_halves_that_come_back_together_are_tried_ever_more_seldom() -> None:
     assert pauses == [min(OVERLAP_BATCHES << number, MAX_OVERLAP_PAUSE) for number in range(10)]
 
 
-def test_halves_that_stay_apart_are_halved_again_at_once() -> None:
+def test_halves_that_stay_apart_are_halved_again_immediately() -> None:
     overlap = Overlap()
     assert overlap.limit(20, 0) == 10
     assert overlap.limit(20, 2) == BATCH_MESSAGES
@@ -141,7 +141,7 @@ async def unread(node: Node, *, timeout_s: float | None = None, **options: Any) 
 async def test_messages_that_wait_for_a_slow_broker_travel_in_batches_too_in_order(
     node: Node, wire: Wire, requests: Requests
 ) -> None:
-    """Each turn's on its own. When all senders woke at once, most did so in vain, and then went alone."""
+    """Each turn's on its own. When all senders woke together, most did so in vain, and then went alone."""
     await create_topic(wire, "t")
     async with unread(node) as producer:
         connection = only_connection(producer)
@@ -175,7 +175,7 @@ async def test_who_sends_alone_sends_what_waits_before(node: Node, wire: Wire) -
     assert first.queue_offset < second.queue_offset
 
 
-async def test_who_waits_for_a_broker_that_reads_nothing_hears_of_it_in_time(
+async def test_who_waits_for_a_broker_that_reads_nothing_is_notified_of_it_in_time(
     node: Node, wire: Wire, requests: Requests
 ) -> None:
     await create_topic(wire, "t")
@@ -188,7 +188,7 @@ async def test_who_waits_for_a_broker_that_reads_nothing_hears_of_it_in_time(
     assert [type(outcome) for outcome in outcomes] == [RequestTimeout] * 3
 
 
-async def test_whoever_comes_after_them_hears_of_it_in_time_too(node: Node, wire: Wire) -> None:
+async def test_whoever_comes_after_them_is_notified_of_it_in_time_too(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     async with unread(node, timeout_s=0.02) as producer:
         for body in (b"a", b"b", b"c"):

@@ -1,4 +1,4 @@
-"""Passes of a rebalance by themselves: which queues are given up and asked for, and when the next pass comes."""
+"""Passes of a rebalance alone: which queues are given up and asked for, and when the next pass comes."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def test_a_member_in_doubt_asks_again_soon(world: World, why: str) -> None
     assert world.rebalanced.is_set() is (why == "are_doubtful")
 
 
-async def test_a_broker_that_has_not_heard_the_member_is_tried_again_at_once(world: World) -> None:
+async def test_a_broker_that_does_not_know_the_member_is_retried_immediately(world: World) -> None:
     world.registered.clear()
     assert await world.passes() == CLIENT_LIMITS.reconnect_s
 
@@ -234,7 +234,7 @@ async def test_a_result_is_logged_when_it_has_changed(world: World, caplog: pyte
     assert caplog.text.count("rebalanced") == 3
 
 
-async def test_a_pass_that_fails_is_logged_and_tried_again_soon(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_pass_that_fails_is_logged_and_retried_soon(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.shares["t"] = RocketletError("a fault")
     del world.shares["u"]
     assert await world.passes() == CLIENT_LIMITS.lock_retry_s

@@ -18,7 +18,7 @@ from ..support.handlers import Inbox, fill
 
 
 @pytest.mark.parametrize("place", ["earliest", None, True, -1, 1.5e12, 2**63, {Queue("t", "broker-a", 0): "5"}])
-async def test_another_place_is_no_place_to_go_on(node: Node, wire: Wire, place: Any) -> None:
+async def test_another_place_is_no_place_to_continue(node: Node, wire: Wire, place: Any) -> None:
     await create_topic(wire, "t", 1)
     async with Consumer(node.address, "g", "t", start="first") as consumer:
         with pytest.raises(ConfigError, match=r"seek: .* give 'first', 'last', a time in ms since 1970"):
@@ -129,7 +129,7 @@ async def test_commits_happen_on_an_interval(node: Node, wire: Wire) -> None:
         await eventually(lambda: node.broker.offsets.get("g", "t", 0) == 3)
 
 
-async def test_a_queue_goes_on_though_its_new_offset_cannot_be_kept(
+async def test_a_queue_continues_though_its_new_offset_cannot_be_kept(
     node: Node, wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create_topic(wire, "t", 1)

@@ -16,7 +16,7 @@ QUEUE = Queue("t", "broker-a", 0)
 
 
 class Stored:
-    """As much of a message as a queue looks at."""
+    """As much of a message as a queue reads."""
 
     def __init__(self, queue_offset: int) -> None:
         self.queue_offset = queue_offset
@@ -102,7 +102,7 @@ def test_only_what_has_moved_is_committed(queue: ProcessQueue) -> None:
     assert offsets_to_commit([queue]) == {QUEUE: 1}
 
 
-def test_a_broker_that_is_back_is_told_again(queue: ProcessQueue) -> None:
+def test_a_broker_that_is_back_is_notified_again(queue: ProcessQueue) -> None:
     queue.committed = 0
     queue.suspend()
     assert (queue.is_suspended, queue.is_held, queue.may_begin) == (True, True, False)
@@ -128,7 +128,7 @@ def test_the_first_commit_on_apaches_broker_goes_alone() -> None:
 
 
 @pytest.mark.parametrize("ending", [ProcessQueue.stop, ProcessQueue.drop])
-def test_messages_that_wait_to_be_sent_back_are_sent_back_at_once_when_the_queue_ends(ending: object) -> None:
+def test_messages_that_wait_to_be_sent_back_are_sent_back_immediately_when_the_queue_ends(ending: object) -> None:
     queue = ProcessQueue(QUEUE, 0, Lease(1))
     (run,) = queue.add(messages(0, 1), 1, 1)
     sent: list[Run] = []
@@ -139,7 +139,7 @@ def test_messages_that_wait_to_be_sent_back_are_sent_back_at_once_when_the_queue
 
 
 @pytest.mark.parametrize("change", ["seek", "move"])
-def test_a_pull_that_is_on_its_way_counts_no_more_when_the_queue_goes_on_elsewhere(
+def test_a_pull_that_is_on_its_way_counts_no_more_when_the_queue_continues_elsewhere(
     queue: ProcessQueue, change: str
 ) -> None:
     queue.committed = 0

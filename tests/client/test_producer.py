@@ -214,7 +214,7 @@ async def test_a_peer_that_does_not_answer_is_a_timeout_that_names_it(node: Node
             pass
 
 
-async def test_timeouts_and_lost_connections_are_told_apart(node: Node) -> None:
+async def test_timeouts_and_lost_connections_are_distinguished(node: Node) -> None:
     async with Producer(node.address) as producer:
         connection = await producer._cluster.connection(node.address)
         serve = node.server.serve
@@ -228,7 +228,7 @@ async def test_timeouts_and_lost_connections_are_told_apart(node: Node) -> None:
         node.server.serve = serve
 
 
-async def test_a_process_that_stood_still_reads_what_came_before_it_gives_up(node: Node) -> None:
+async def test_a_process_that_was_suspended_reads_what_came_before_it_gives_up(node: Node) -> None:
     """Timers run before sockets are read: a deadline that passed meanwhile says nothing about who was asked."""
     async with Producer(node.address, limits=ClientLimits(deadline_sweep_s=3600.0)) as producer:
         connection = await producer._cluster.connection(node.address)
@@ -242,7 +242,7 @@ async def test_a_process_that_stood_still_reads_what_came_before_it_gives_up(nod
             await answer
 
 
-async def test_many_sends_at_once_are_all_stored(node: Node, wire: Wire) -> None:
+async def test_many_concurrent_sends_are_all_stored(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     async with Producer(node.address, timeout_s=PATIENCE_S) as producer:  # sent again, some would be there twice
         results = await asyncio.gather(*(producer.send("t", b"%d" % number) for number in range(2000)))
@@ -366,7 +366,7 @@ async def test_a_body_that_compression_would_make_larger_is_sent_as_it_is(node: 
     assert not any(record.sys_flag & SYS_COMPRESSED for record in found)
 
 
-async def test_a_producer_that_does_not_run_says_so_at_once(node: Node) -> None:
+async def test_a_producer_that_does_not_run_says_so_immediately(node: Node) -> None:
     producer = Producer(node.address)
     with pytest.raises(ConfigError, match="has not been started"):
         await producer.send("t", b"x")
@@ -379,7 +379,7 @@ async def test_a_producer_that_does_not_run_says_so_at_once(node: Node) -> None:
         await producer.send_oneway("t", b"x")
 
 
-async def test_a_connection_has_only_so_many_requests_in_flight(node: Node) -> None:
+async def test_a_connection_has_only_this_many_requests_in_flight(node: Node) -> None:
     async with Producer(node.address, limits=ClientLimits(max_in_flight=2)) as producer:
         connection = await producer._cluster.connection(node.address)
         asked = [connection.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}) for _ in range(3)]

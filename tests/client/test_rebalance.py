@@ -26,7 +26,7 @@ QUEUES = 8
 
 
 class Watch:
-    """Handlers of all members write here; it sees doubles and two owners at once."""
+    """Handlers of all members write here; it sees doubles and two owners at the same time."""
 
     def __init__(self, pause_s: float = 0.002) -> None:
         self.seen: Counter[bytes] = Counter()
@@ -176,7 +176,7 @@ async def settled_pair(second: Consumer) -> None:
     await eventually(lambda: sum(queue.topic == "t" for queue in second.assignment()) == QUEUES // 2)
 
 
-async def test_a_killed_members_queues_move_at_once_and_only_uncommitted_messages_come_again(
+async def test_a_killed_members_queues_move_immediately_and_only_uncommitted_messages_are_redelivered(
     node: Node, wire: Wire
 ) -> None:
     await create_topic(wire, "t", QUEUES)
@@ -322,7 +322,7 @@ async def test_members_and_brokers_that_come_and_go_at_random_lose_and_repeat_no
     assert watch.overlaps == [] or not orderly
 
 
-async def test_members_that_are_refused_are_told_when_the_queue_is_free(node: Node, connect: Connect) -> None:
+async def test_members_that_are_refused_are_notified_when_the_queue_is_free(node: Node, connect: Connect) -> None:
     wire = await connect(node.address)
     await create_topic(wire, "t", 1)
     watch = Watch(0)

@@ -110,10 +110,10 @@ async def test_an_iteration_that_another_thread_collects_is_given_back_where_the
 
 
 @pytest.mark.parametrize("settle", ["retry", "reject"])
-async def test_a_message_that_is_settled_twice_at_once_takes_no_other_with_it(
+async def test_a_message_that_is_settled_twice_in_a_row_takes_no_other_with_it(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, settle: str
 ) -> None:
-    """The loop goes on while a task still hands its message back to the broker."""
+    """The loop continues while a task still hands its message back to the broker."""
     await create_topic(wire, "t", 1)
     await fill(node, 3)
     handed_back, go_on = asyncio.Event(), asyncio.Event()
@@ -169,7 +169,7 @@ async def test_in_order_a_retry_holds_its_queue(node: Node, wire: Wire) -> None:
     assert node.broker.store.queue("%DLQ%g", 0).next == 1
 
 
-async def test_in_order_one_message_of_a_queue_is_in_hand(node: Node, wire: Wire) -> None:
+async def test_in_order_one_message_of_a_queue_is_in_flight(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     await fill(node, 2)
     async with Consumer(node.address, "g", "t", start="first", orderly=True) as consumer:
@@ -180,7 +180,7 @@ async def test_in_order_one_message_of_a_queue_is_in_hand(node: Node, wire: Wire
         assert (await consumer.receive(timeout_s=PATIENCE_S)).body == b"1"
 
 
-async def test_what_is_in_hand_of_other_tasks_is_waited_for_when_the_consumer_stops(node: Node, wire: Wire) -> None:
+async def test_what_is_in_flight_of_other_tasks_is_waited_for_when_the_consumer_stops(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     await fill(node, 5)
     release, handled = asyncio.Event(), Counter[bytes]()

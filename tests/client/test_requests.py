@@ -79,7 +79,7 @@ async def test_a_name_server_that_has_just_restarted_and_knows_no_topic_does_not
             assert (await producer.send("t", b"x")).status == "ok"
 
 
-async def test_a_send_in_an_outage_ends_with_its_time_or_at_once_without_retries(nodes: Nodes) -> None:
+async def test_a_send_in_an_outage_ends_with_its_time_or_immediately_without_retries(nodes: Nodes) -> None:
     node = await nodes.start()
     async with (
         Producer(node.address, timeout_s=PATIENCE_S) as patient,
@@ -203,7 +203,7 @@ async def test_a_producer_is_started_once_and_stopped_at_any_time(node: Node) ->
         await producer.start()
 
 
-async def test_who_still_sends_when_a_producer_stops_hears_of_it(node: Node, wire: Wire) -> None:
+async def test_who_still_sends_when_a_producer_stops_is_notified_of_it(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     async with Producer(node.address, timeout_s=PATIENCE_S) as producer:
         await producer.send("t", b"first")

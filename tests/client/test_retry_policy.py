@@ -68,7 +68,7 @@ async def test_a_seek_forgets_a_batch_that_waits(node: Node, wire: Wire) -> None
         await eventually(lambda: seen == [b"2"])
 
 
-async def test_a_policy_says_what_is_tried_again_how_often_and_when(node: Node, wire: Wire) -> None:
+async def test_a_policy_says_what_is_retried_how_often_and_when(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     seen: list[tuple[bytes, int]] = []
 
@@ -152,10 +152,10 @@ async def test_a_policy_of_members_that_share_takes_any_time(node: Node, wire: W
 
 
 @pytest.mark.parametrize("kind", [Consumer, SharedConsumer])
-async def test_the_log_says_whether_a_failed_message_comes_again(
+async def test_the_log_says_whether_a_failed_message_is_redelivered(
     node: Node, kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It said "will be retried" of messages that became dead letters at once."""
+    """It said "will be retried" of messages that became dead letters immediately."""
 
     async def handle(message: Message) -> None:
         raise {b"away": ConnectionError, b"wrong": ValueError}[message.body]("no")

@@ -83,7 +83,7 @@ async def test_a_connection_that_takes_longer_fails(node: Node, ticks: Ticks, do
 
 
 async def test_what_waits_for_a_broker_that_reads_nothing_has_its_time_too(node: Node, wire: Wire) -> None:
-    """The timer of a process that stood still is due before its sockets say that the broker takes more."""
+    """The timer of a process that was suspended is due before its sockets say that the broker takes more."""
     await create_topic(wire, "t")
     async with Producer(node.address) as producer:
         await producer.send("t", b"first")
@@ -98,7 +98,7 @@ async def test_what_waits_for_a_broker_that_reads_nothing_has_its_time_too(node:
         connection.pause_writing()
         late = asyncio.create_task(producer.send("t", b"x"))
         await eventually(lambda: connection in accumulator._waiting)
-        connection._stood_s -= NEVER_S  # so much more of the time that passed was the process's own
+        connection._stood_s -= NEVER_S  # this much more of the time that passed was the process's own
         accumulator._expire(connection)
         with pytest.raises(RequestTimeout, match="did not take the message in time"):
             await late

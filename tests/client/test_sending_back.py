@@ -1,5 +1,5 @@
 """A hand-over and what a handler sends back: the offset says how far everything is handled, so what was handled behind a
-message that nobody took back would come again."""
+message that nobody took back would be redelivered."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refuse_first(monkeypatch: pytest.MonkeyPatch, away: list[RocketletError]) ->
 async def test_a_hand_over_waits_for_what_is_sent_back_while_its_broker_is_away(
     node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch, outcome: RetryLater | Reject
 ) -> None:
-    """The offset says how far everything is handled: what was handled behind it would come again."""
+    """The offset says how far everything is handled: what was handled behind it would be redelivered."""
     await create_topic(wire, "t", 1)
     await fill(node, 3)
     seen: list[bytes] = []

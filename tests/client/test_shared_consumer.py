@@ -1,4 +1,4 @@
-"""Members that share messages: one by one, prolonged, tried again after any time, given up, in order, over restarts."""
+"""Members that share messages: one by one, extended, retried after any time, given up, in order, over restarts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_a_slow_handler_holds_up_nothing_but_its_own_message(node: Node, w
         await eventually(lambda: len(seen) == 1)
 
 
-async def test_a_message_is_prolonged_as_long_as_its_handler_runs(node: Node, wire: Wire) -> None:
+async def test_a_message_is_extended_as_long_as_its_handler_runs(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
     gate, inbox = asyncio.Event(), Inbox()
 

@@ -1,4 +1,4 @@
-"""A member's share of a topic: what it is told unasked is believed while it holds, and everything else is asked for."""
+"""A member's share of a topic: what a broker sends unasked is used while it holds, and everything else is asked for."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def share(members: int, queues: int, **numbers: list[int]) -> dict[str, object]:
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("position", "mine"), [(0, A[:1]), (1, A[1:])])
-async def test_a_member_that_is_told_its_place_asks_nobody(position: int, mine: list[Queue]) -> None:
+async def test_a_member_that_gets_its_place_asks_nobody(position: int, mine: list[Queue]) -> None:
     broker = Broker(MINE)
     shares = shares_at(a=broker)
     tell(shares, broker, place(position, 2, 2))
@@ -82,7 +82,7 @@ async def test_a_member_that_is_told_its_place_asks_nobody(position: int, mine: 
 
 
 @pytest.mark.usefixtures("clock")
-async def test_a_member_that_is_told_its_share_asks_nobody() -> None:
+async def test_a_member_that_gets_its_share_asks_nobody() -> None:
     broker = Broker(MINE)
     shares = shares_at(STICKY, a=broker)
     tell(shares, broker, share(2, 2, a=[1]))
@@ -194,7 +194,9 @@ async def test_a_broker_that_speaks_again_is_asked_first_again() -> None:
     shares = shares_at(STICKY, a=silent, b=other)
     await shares.of("t", A + B)
     tell(shares, silent, share(2, 4, a=[1]))
-    assert await shares.of("t", A + B) == Share(A[1:], A + B, 2, []), "a newcomer asks it, and is told of its shares"
+    assert await shares.of("t", A + B) == Share(A[1:], A + B, 2, []), (
+        "a newcomer asks it, and is notified of its shares"
+    )
     assert len(other.asked) == 1
 
 
@@ -203,7 +205,7 @@ async def test_a_topic_without_brokers_has_no_share() -> None:
         await shares_at().of("t", [])
 
 
-async def test_the_last_fault_is_told_when_nobody_answers() -> None:
+async def test_the_last_fault_is_reported_when_nobody_answers() -> None:
     shares = shares_at(a=Broker({}, error=ConnectionFailed("first")), b=Broker({}, error=ConnectionFailed("second")))
     with pytest.raises(ConnectionFailed, match="second"):
         await asyncio.wait_for(shares.of("t", A + B), 60)

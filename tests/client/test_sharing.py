@@ -1,4 +1,4 @@
-"""The parts of a member that shares messages, each alone: who gets the next message, and what is said of many at once."""
+"""The parts of a member that shares messages, each alone: who gets the next message, and what one request says of many."""
 
 from __future__ import annotations
 

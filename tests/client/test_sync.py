@@ -20,7 +20,7 @@ from ..conftest import PATIENCE_S, Node, Wire, create_topic
 
 
 async def in_thread(work: Any) -> Any:
-    """As a script does it: the broker of the test goes on in the loop here."""
+    """As a script does it: the broker of the test continues in the loop here."""
     return await asyncio.to_thread(work)
 
 
@@ -180,7 +180,7 @@ async def test_an_interrupted_wait_takes_no_message_with_it(
     await in_thread(script)
 
 
-async def test_a_handler_that_stops_its_consumer_is_told(node: Node, wire: Wire) -> None:
+async def test_a_handler_that_stops_its_consumer_gets_an_error(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 1)
 
     def script() -> str:
@@ -288,7 +288,7 @@ async def test_in_a_coroutine_it_says_what_to_use() -> None:
         Producer("127.0.0.1:1")
 
 
-async def test_batches_are_acknowledged_when_the_next_is_asked_for_and_come_again_after_a_break(
+async def test_batches_are_acknowledged_when_the_next_is_asked_for_and_are_redelivered_after_a_break(
     node: Node, wire: Wire
 ) -> None:
     await create_topic(wire, "t", 1)
@@ -309,7 +309,7 @@ async def test_batches_are_acknowledged_when_the_next_is_asked_for_and_come_agai
             with Producer(node.address) as producer:
                 producer.send("t", b"5")
             next(again)
-            assert consumer.lag() == 1, "the last one is in hand"
+            assert consumer.lag() == 1, "the last one is in flight"
         return seen
 
     assert await in_thread(script) == [[b"0", b"1"], [b"2", b"3"], [b"2", b"3"], [b"4"]]

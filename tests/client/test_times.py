@@ -100,7 +100,9 @@ async def test_a_time_too_far_ahead_is_refused_by_the_broker(node: Node) -> None
             await producer.send("t", b"x", delay=timedelta(days=41))
 
 
-async def test_a_broker_that_would_deliver_at_once_gets_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_would_deliver_immediately_gets_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handlers = dict(BROKER_REQUESTS)
     del handlers[RequestCode.GET_TOPIC_CONFIG]
     monkeypatch.setattr("rocketlet.broker.remoting.dispatch.BROKER_REQUESTS", handlers)  # as 4.9's

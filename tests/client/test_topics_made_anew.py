@@ -1,4 +1,4 @@
-"""A topic is deleted and made anew while its queues have owners: offsets begin anew, and owners get all new messages."""
+"""A topic is deleted and recreated while its queues have owners: offsets start over, and owners get all new messages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_an_owner_reads_the_new_topic_from_its_start(broker: Broker) -> No
 async def test_also_when_the_broker_restarts_before_the_owner_reads(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    """A deletion is written down before it is answered, in so many pieces as there are."""
+    """A deletion is written down before it is answered, in this many pieces as there are."""
     monkeypatch.setattr("rocketlet.broker.groups.leases.LOOKS", piece)
     async with paused_behind_three(broker) as (consumer, seen):
         await made_anew(broker, messages=NEW)
@@ -81,7 +81,7 @@ async def test_who_gets_the_queue_from_its_owner_does_so_too(broker: Broker) -> 
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_a_queue_that_is_gone_is_given_up_at_once(broker: Broker, *, again: bool) -> None:
+async def test_a_queue_that_is_gone_is_given_up_immediately(broker: Broker, *, again: bool) -> None:
     """Its commit is refused, and would be refused for ever."""
     async with paused_behind_three(broker) as (consumer, _):
         if again:

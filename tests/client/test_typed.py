@@ -1,4 +1,4 @@
-"""Typed messages: what is sent and handled are values; a body that says nothing is a dead letter at once."""
+"""Typed messages: what is sent and handled are values; a body that says nothing is a dead letter immediately."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_of_a_batch_only_what_cannot_be_decoded_is_given_up(node: Node, wi
     assert [message.body for message in await dead_of(node, "g")] == [b"two"], "and is handed back once"
 
 
-async def test_a_value_that_cannot_be_encoded_is_told_to_who_sends_it(node: Node) -> None:
+async def test_a_value_that_cannot_be_encoded_raises_where_it_is_sent(node: Node) -> None:
     async with Producer(node.address, encode=Order.model_dump_json) as producer:
         with pytest.raises(MessageIllegal, match=r"the body 7 cannot be encoded: "):
             await producer.send("t", 7)  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def test_a_server_does_not_import_what_structlog_can_do_without(command: str) ->
 
 
 def test_a_server_is_ready_before_it_loads_what_grpc_needs() -> None:
-    """It would add a tenth to the time. A client that comes at once is served all the same."""
+    """It would add a tenth to the time. A client that comes immediately is served all the same."""
     program = """
 import asyncio, sys
 from rocketlet.broker.nameserver import Routes

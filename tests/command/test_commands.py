@@ -216,7 +216,7 @@ async def test_dead_letters_are_new_until_somebody_deals_with_them(run: Run, nod
         ):
             await producer.send("orders", b"e", queue_key="k")
             await eventually(lambda: node.broker.store.queue("%DLQ%g", 0).next == 1)
-    assert {state for _, state in await states()} == {"new"}, "a topic that is made anew begins without marks"
+    assert {state for _, state in await states()} == {"new"}, "a topic that is recreated begins without marks"
 
 
 async def test_a_replay_holds_few_of_many_dead_letters_at_a_time(

@@ -400,7 +400,7 @@ async def test_a_broker_that_the_name_server_knows_and_nobody_reaches(node: Node
     assert (finding.subject, "127.0.0.1:1" in finding.text) == ("broker-z", True)
 
 
-async def test_all_findings_at_once(nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_findings_in_one_cluster(nodes: Nodes, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     provoked_here(monkeypatch)
     port = free_port()
     name_server = f"127.0.0.1:{port}"
@@ -442,7 +442,7 @@ async def test_a_group_costs_the_doctor_two_requests_without_members_and_five_wi
         await join(wire, "c1", group=f"g{number}")
     answering = asyncio.create_task(wire.refuse())
     # more: what connections, progress and owners are; the second progress; the member; the topic's route and offsets, once;
-    # and, because nobody reads the queues, the connections and owners once more; the member does not answer
+    # and, because nobody reads the queues, the connections and owners again; the member does not answer
     assert await requests() - empty == 3 * (3 + 2) + 2
     answering.cancel()
 
@@ -514,7 +514,7 @@ def test_whether_a_group_is_well_is_seen_in_one_pass_over_its_queues(monkeypatch
     assert len(passes) <= len(diagnosis._CHECKS)
 
 
-async def test_a_queue_that_changes_hands_between_two_looks_has_no_two_readers(node: Node) -> None:
+async def test_a_queue_that_changes_hands_between_two_checks_has_no_two_readers(node: Node) -> None:
     """As at each deployment: the older member owned it at the first look, the newer one says at the second that it reads."""
     async with AsyncExitStack() as stack:
         await (await stack.enter_async_context(AdminClient(node.address))).create_topic("t")

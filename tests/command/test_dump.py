@@ -111,7 +111,7 @@ async def test_what_is_no_frame_is_passed_on(start: Start, capsys: pytest.Captur
     assert capsys.readouterr().out == ""
 
 
-async def test_a_client_is_told_when_nobody_is_behind(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_client_gets_an_error_when_nobody_is_behind(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     address = await start("127.0.0.1:1")
     reader, writer = await asyncio.open_connection(*address.split(":"))
     assert await reader.read() == b""
@@ -131,7 +131,7 @@ async def test_a_side_that_is_gone_takes_the_other_with_it_and_raises_nothing(st
     address = await start(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
     for is_client in (True, False, True):  # the last one only gives time to the others
         client = await asyncio.open_connection(*address.split(":"))
-        client[1].write(b"\xff" * 8)  # no frame: it goes on at once
+        client[1].write(b"\xff" * 8)  # no frame: it passes immediately
         broker = await accepted.get()
         assert await broker[0].readexactly(8)
         gone, left = (client, broker) if is_client else (broker, client)
@@ -171,13 +171,13 @@ def _serving() -> list[asyncio.Task[Any]]:
         (["0", "--to", "host:x"], "x is not a port"),
     ],
 )
-def test_wrong_arguments_are_told(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_reported(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["dump", *arguments])
     assert reason in capsys.readouterr().err
 
 
-def test_an_unknown_request_is_told(run_quietly: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_unknown_request_is_reported(run_quietly: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run_quietly(["dump", "0", "--only", "PULL"]) == 1
     assert "no request is called PULL" in capsys.readouterr().err
 

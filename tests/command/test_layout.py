@@ -186,7 +186,7 @@ def test_a_broker_that_dies_soon_again_and_again_is_started_ever_later() -> None
         ("::", "[2001:db8::1]:5", "[2001:db8::1]:5"),
     ],
 )
-def test_the_address_that_is_told_is_one_that_clients_take(host: str, advertise: str | None, told: str) -> None:
+def test_the_address_that_is_returned_is_one_that_clients_take(host: str, advertise: str | None, told: str) -> None:
     if advertise is not None:
         assert _advertised(advertise) == advertise
     assert _bind(Namespace(host=host, port=9876, advertise=advertise)) == told

@@ -39,7 +39,7 @@ async def test_it_copies_once_and_says_what(rocketlet: Broker) -> None:
         assert [message.body for message in there.messages("orders")] == [b"2", b"3"]
 
 
-async def test_it_follows_until_it_is_told_to_stop(rocketlet: Broker) -> None:
+async def test_it_follows_until_it_is_stopped(rocketlet: Broker) -> None:
     rocketlet.create_topic("orders", queues=1)
     async with Broker() as there, Producer(rocketlet.address) as producer:
         child = await started("--from", rocketlet.address, "--to", there.address, "--follow", "--topics", "orders")

@@ -75,7 +75,7 @@ def without_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
         ("topics", 2, "the following arguments are required: VERB; `rocketlet topics --help` shows what there is"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(
+def test_a_mistake_is_reported_in_one_line(
     command: str,
     status: int,
     text: str,

@@ -1,4 +1,4 @@
-"""Warnings that come again and again are written once a minute."""
+"""Warnings that repeat are written once a minute."""
 
 from __future__ import annotations
 

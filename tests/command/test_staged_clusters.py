@@ -1,7 +1,7 @@
 """Forty staged clusters, twenty well and twenty sick: `rocketlet doctor` must say all that is wrong, and nothing else.
 
 A cluster is a function that is run until its `yield`. Its table says which findings are due, by subject and kind. Well ones
-are looked at with the patience that the command has, so that a false alarm of the command is one here.
+are checked for as long as the command does, so that a false alarm of the command is one here.
 """
 
 from __future__ import annotations

@@ -157,7 +157,9 @@ async def test_nothing_in_a_message_runs(windows: Windows, node: Node) -> None:
         await window.page.focus("#live_messages .scroll")
         await producer.send("orders", (HOSTILE + " it came live").encode())
         await window.has("#live_messages >> text=it came live")
-        assert await window.page.evaluate("document.activeElement.className") == "scroll", "who scrolls by keys goes on"
+        assert await window.page.evaluate("document.activeElement.className") == "scroll", (
+            "who scrolls by keys scrolls on"
+        )
         assert await window.page.evaluate("window.hacked") is None
         assert await window.page.evaluate("document.querySelectorAll('main img, main script').length") == 0
 

@@ -41,7 +41,7 @@ async def test_groups_are_listed_with_lag_members_and_dead_letters(site: Site, n
     assert "CID_RMQ_SYS" not in page
 
 
-async def test_a_look_at_a_group_costs_four_requests_however_many_queues_it_has(
+async def test_a_check_of_a_group_costs_four_requests_however_many_queues_it_has(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -132,7 +132,7 @@ async def test_the_queues_of_a_group_are_filtered(site: Site, node: Node) -> Non
         assert 'href="/messages?topic=orders' not in page
 
 
-async def test_a_broker_that_is_away_is_told_on_the_open_page(site: Site, node: Node) -> None:
+async def test_a_broker_that_is_away_is_reported_on_the_open_page(site: Site, node: Node) -> None:
     async for name, part in site.stream("/groups"):
         if name == "trouble" and not part:
             await node.stop()
@@ -228,7 +228,7 @@ async def test_every_page_has_the_findings_of_doctor_when_a_handler_hangs(quick_
         never.set()
 
 
-async def test_group_page_says_checking_when_the_group_was_looked_at_once(site: Site, node: Node) -> None:
+async def test_group_page_says_checking_when_the_group_was_checked_once(site: Site, node: Node) -> None:
     async with AdminClient(node.address) as admin:
         await admin.create_topic("orders")
     async with Consumer(node.address, "g", "orders", Inbox()):

@@ -1,4 +1,4 @@
-"""Names, bodies and properties that are made to hurt, looked at by a program: none becomes a tag, and no page fails."""
+"""Names, bodies and properties that are made to hurt, read by a program: none becomes a tag, and no page fails."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ async def test_a_page_says_where_a_message_was_consumed(site: Site, node: Node) 
         for group, state in wanted.items():
             while f"{group} {state}" not in page:
                 page = await site.text(place(sent))
-        assert "it was tried again 1 times" in page
+        assert "it was retried 1 times" in page
     async with Producer(node.address) as producer:
         late = await producer.send("orders", b"y", tag="A", queue_key="k")
     assert "done waiting 0 messages of the queue come first" in await site.text(place(late))

@@ -1,7 +1,7 @@
 """Every page in six ways, at 360, 768 and 1,400 px, light and dark: nothing is cut, hidden, crooked or hard to read.
 
 The agreement is about geometry and colours, not pixels, so that it holds with the fonts of any machine.
-`pytest tests/console/test_pictures.py --screenshots DIR` keeps a picture of each page in each way, to be looked at.
+`pytest tests/console/test_pictures.py --screenshots DIR` keeps a picture of each page in each way, to be looked through.
 """
 
 from __future__ import annotations

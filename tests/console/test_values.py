@@ -71,7 +71,7 @@ def test_a_hand_over_says_what_it_waited_for() -> None:
         ([(0, 10), (600_000, 200), (660_000, 100)], "in 60 s"),
     ],
 )
-def test_a_group_is_caught_up_when_its_lag_goes_on_shrinking(lags: list[tuple[int, int]], told: str) -> None:
+def test_a_group_is_caught_up_when_its_lag_continues_shrinking(lags: list[tuple[int, int]], told: str) -> None:
     sample = GroupSample("g", lags[-1][0], 1, (), lags[-1][1])
     sample.lags.extend(lags)
     sample.reads.extend([(lags[-1][0] - 1000, 0), (lags[-1][0], 1)])
@@ -92,7 +92,7 @@ def test_messages_under_way_are_no_lag_to_catch_up(lag: int, told: str) -> None:
     assert sample.caught_up == told
 
 
-def test_a_lease_that_is_older_than_all_events_is_told_by_the_owners_of_now() -> None:
+def test_a_lease_that_is_older_than_all_events_is_reported_by_the_owners_of_now() -> None:
     queues = [Queue("t", "b", number) for number in range(3)]
     events = [lease(100, "unlocked", "A", 1, 1), lease(110, "locked", "B", 2, 1)]
     spans = ownerships(events, "t", 300, dict.fromkeys(queues, "B"))

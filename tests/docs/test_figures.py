@@ -93,7 +93,7 @@ def test_figures_that_are_kept_replace_those_of_the_same_paths(results: Path) ->
     assert (other.path, other.date, other.machine, other.ours) == ("not measured", "2026-11-21", "busy", 1)
 
 
-def test_an_aim_that_is_missed_anew_needs_a_reason(results: Path) -> None:
+def test_an_aim_that_is_missed_again_needs_a_reason(results: Path) -> None:
     readme.renew("spark", "quiet", "2026-11-23", {"read": {"ours": 30, "Kafka": 10}})
     assert readme.renew("spark", "quiet", "2026-11-24", {"read": {"ours": 10, "Kafka": 10}}) == [
         "read: why is its aim missed?"

@@ -17,8 +17,8 @@ Admin = Callable[..., Awaitable[str]]
 
 @asynccontextmanager
 async def admin_of(cluster: Cluster, java: Run) -> AsyncIterator[Admin]:
-    """`await admin("clusterList")` gives what the command prints. The tool waits 3 s for an answer, whatever it is told. On a
-    busy machine its own start may take them; then the command is given again."""
+    """`await admin("clusterList")` gives what the command prints. The tool waits 3 s for an answer, whatever the options.
+    On a busy machine its own start may take them; then the command is repeated."""
     async with java("mqadmin") as peer:
 
         async def told(*words: str) -> str:

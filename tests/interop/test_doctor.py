@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 BROKER = "apache"
 
 
-async def test_all_findings_at_once(
+async def test_all_findings_in_one_cluster(
     tmp_path: Path, connect: Connect, fetch_apache: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await asyncio.to_thread(fetch_apache, "4.9.7")

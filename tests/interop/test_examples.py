@@ -66,7 +66,7 @@ async def test_the_pytest_example_passes() -> None:
     assert "4 passed" in said
 
 
-def test_the_workflow_publishes_the_ports_that_clients_are_told() -> None:
+def test_the_workflow_publishes_the_ports_that_clients_get() -> None:
     workflow: dict[str, Any] = yaml.safe_load((EXAMPLES / "github-actions.yml").read_text())
     job = workflow["jobs"]["test"]
     service = job["services"]["rocketlet"]

@@ -71,7 +71,7 @@ async def test_java_filters_by_properties(cluster: Cluster, java: Run) -> None:
 
 
 @feature("a wrong SQL92 filter is refused at start")
-async def test_java_is_told_of_a_wrong_filter(cluster: Cluster, java: Run) -> None:
+async def test_java_gets_an_error_for_a_wrong_filter(cluster: Cluster, java: Run) -> None:
     await cluster.create_topic("t")
     async with java("consume", ns=cluster.address, group="g", topic="t", sql="price >") as peer:
         await eventually(lambda: bool(peer.found("FAILED")), START_S)
@@ -111,7 +111,7 @@ async def test_a_message_that_java_cannot_handle_comes_to_it_again(
 
 
 @feature("orderly consumption that suspends its queue")
-async def test_java_suspends_a_queue_and_goes_on_in_order(cluster: Cluster, java: Run) -> None:
+async def test_java_suspends_a_queue_and_continues_in_order(cluster: Cluster, java: Run) -> None:
     await cluster.create_topic("t")
     await send(cluster, "t", range(10), queue_key="one")
     async with java("consume", ns=cluster.address, group="g", topic="t", mode="suspend-once") as peer:
@@ -120,7 +120,7 @@ async def test_java_suspends_a_queue_and_goes_on_in_order(cluster: Cluster, java
 
 
 @feature("orderly consumption that gives a message up after its tries")
-async def test_java_gives_up_a_message_in_order_and_goes_on_with_the_next(cluster: Cluster, java: Run) -> None:
+async def test_java_gives_up_a_message_in_order_and_continues_with_the_next(cluster: Cluster, java: Run) -> None:
     await cluster.create_topic("t")
     await send(cluster, "t", range(2), queue_key="one")
     async with java("consume", ns=cluster.address, group="g", topic="t", mode="suspend-always", tries=1) as peer:
@@ -253,7 +253,7 @@ async def test_java_and_python_members_share_a_group(cluster: Cluster, java: Run
 
 
 @feature("a queue that a Python member gives up is read on from where that member came")
-async def test_java_goes_on_where_a_python_member_came(
+async def test_java_continues_where_a_python_member_came(
     start_cluster: StartCluster, java: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Java loads the offset when it learns that the queue is its own, before the leaving member has committed its last."""
@@ -294,7 +294,7 @@ async def test_java_goes_on_where_a_python_member_came(
 
 
 @feature("leaving a group at the end")
-async def test_a_java_member_that_ends_is_gone_at_once(cluster: Cluster, java: Run) -> None:
+async def test_a_java_member_that_ends_is_gone_immediately(cluster: Cluster, java: Run) -> None:
     await cluster.create_topic("t")
     async with java("consume", ns=cluster.address, group="g", topic="t") as peer:
         await peer.started()
@@ -305,7 +305,7 @@ async def test_a_java_member_that_ends_is_gone_at_once(cluster: Cluster, java: R
 
 
 @feature("a group's offsets are kept over restarts of its members and of the broker")
-async def test_java_goes_on_where_it_was(nodes: Nodes, connect: Connect, java: Run) -> None:
+async def test_java_continues_where_it_was(nodes: Nodes, connect: Connect, java: Run) -> None:
     node = await nodes.start()
     await create_topic(await connect(node.address), "t", 1)
     async with Producer(node.address) as producer:
@@ -320,7 +320,7 @@ async def test_java_goes_on_where_it_was(nodes: Nodes, connect: Connect, java: R
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @feature("a client that is stopped for 3 minutes and continued; a handler that takes longer than the consume timeout")
-async def test_clients_that_stand_still_recover(start_cluster: StartCluster, java: Run) -> None:
+async def test_clients_that_stall_recover(start_cluster: StartCluster, java: Run) -> None:
     """Both take minutes, and so run beside each other."""
     cluster = await start_cluster(1, delay_levels_ms=(100,) * 18)
     for topic in ("t", "u"):

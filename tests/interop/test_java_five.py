@@ -69,7 +69,7 @@ async def test_members_share_messages(cluster: Cluster, java_fives: Run) -> None
             return sum(numbers.lag for pops in pools for numbers in pops.numbers("g", "t").values())
 
         def are_told() -> bool:
-            """Each member has said of each message when it is to be tried again: Java's first pause is 10 s."""
+            """Each member has said of each message when it is to be retried: Java's first pause is 10 s."""
             return all(
                 delivery.deadline_s < delivery.since_s + 50
                 for pops in pools

@@ -33,7 +33,7 @@ PAUSE_S = 0.02  # between two messages
 
 
 class Load:
-    """Sends numbers until it is stopped; where a send is refused, it goes on at the other address."""
+    """Sends numbers until it is stopped; where a send is refused, it continues at the other address."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._addresses = addresses

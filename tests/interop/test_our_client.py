@@ -163,7 +163,7 @@ async def test_every_member_gets_what_is_broadcast(system: System) -> None:
 
 
 @feature("retries and dead letters")
-async def test_failed_messages_come_again_and_rejected_ones_are_kept(system: System) -> None:
+async def test_failed_messages_are_redelivered_and_rejected_ones_are_kept(system: System) -> None:
     topic, group = await system.topic(), await system.group()
     seen: list[tuple[bytes, int, str]] = []
 

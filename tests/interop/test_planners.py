@@ -38,7 +38,7 @@ BOTH = pytest.mark.parametrize("membership", ["true", "false"], ids=["member", "
 
 @contextmanager
 def opened(address: str, topic: str, group: str, resumed: MicroBatch = EMPTY, **given: str) -> Iterator[Planner]:
-    """A planner as a query has it that goes on from a checkpoint."""
+    """A planner as a query has it that continues from a checkpoint."""
     options = stream_options({"nameServer": address, "topic": topic, "group": group, **given})
     planner = _planner(options, resumed)
     try:
@@ -53,7 +53,7 @@ def rows_of(batch: MicroBatch | None) -> int:
 
 
 def read(planner: Planner, rows: int) -> MicroBatch:
-    """Finishes batches until so many rows were planned: an Apache broker shows messages a little later. The last batch."""
+    """Finishes batches until this many rows were planned: an Apache broker shows messages a little later. The last batch."""
     planned = 0
     while planned < rows:
         batch = planner.plan()
@@ -86,7 +86,7 @@ async def remake(system: System, topic: str) -> None:
 
 @feature("Spark's source: a topic that was recreated is named, however far it has grown")
 @BOTH
-async def test_a_topic_that_was_made_anew_is_recognised(system: System, membership: str) -> None:
+async def test_a_topic_that_was_recreated_is_recognised(system: System, membership: str) -> None:
     topic, group = await system.topic(), await system.group()
     await fill(system.address, topic, 400)
 
@@ -221,7 +221,7 @@ async def test_a_reset_while_a_batch_is_read_does_not_change_it(system: System) 
 
 
 @feature("Spark's source: a topic that is recreated between planning and reading is not read")
-async def test_a_topic_that_is_made_anew_while_a_batch_is_read_is_named(system: System) -> None:
+async def test_a_topic_that_is_recreated_while_a_batch_is_read_is_named(system: System) -> None:
     topic, group = await system.topic(), await system.group()
     await fill(system.address, topic, 400)
 

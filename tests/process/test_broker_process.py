@@ -337,7 +337,7 @@ async def test_a_broker_whose_disk_hangs_at_the_end_ends_and_keeps_what_was_ackn
 
 
 async def stored(admin: AdminClient, topic: str, least: int) -> int:
-    """How many messages a topic has, as soon as these are so many."""
+    """How many messages a topic has, as soon as these are this many."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(RocketletError):

@@ -52,7 +52,7 @@ class Supervisor:
         return int(re.findall(r"Metrics +port (\d+)", self.said)[0])
 
     async def restarted(self, broker: str) -> None:
-        """Returns when the broker is ready once more."""
+        """Returns when the broker is ready again."""
         count = f'rocketlet_broker_restarts_total{{broker="{broker}",cluster="DefaultCluster"}} 1.0'
 
         async def has_restarted() -> bool:
@@ -84,7 +84,7 @@ async def running() -> AsyncIterator[list[Supervisor]]:
 
 
 async def create_topic_on(brokers: int, address: str) -> None:
-    """Makes the topic t; returns when the name server has it of all brokers, which tell it each by itself."""
+    """Makes the topic t; returns when the name server has it of all brokers, which announce it each on its own."""
     async with AdminClient(address) as admin:
         await admin.create_topic("t", queues=4)
 

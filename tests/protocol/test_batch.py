@@ -121,7 +121,7 @@ def test_a_batch_of_several_pieces_is_encoded_as_one(count: int) -> None:
     assert len(found.sizes) == count
 
 
-def test_the_message_that_is_garbled_is_named_wherever_it_is() -> None:
+def test_the_message_that_is_malformed_is_named_wherever_it_is() -> None:
     whole = raw(b"") * 600
     with pytest.raises(m.MessageError, match="batch entry 600 is cut off"):
         together(whole + raw(b"")[:10], shared(), 0, 0)
@@ -293,7 +293,7 @@ def test_no_text_can_make_a_handle_raise(text: str) -> None:
     decode_handle(f"1 {text} 3 0 0 b 1 1")
 
 
-def test_places_are_told_by_queue() -> None:
+def test_places_are_distinguished_by_queue() -> None:
     starts, offsets = offset_texts([(0, 1, 7), (0, 2, 3), (0, 1, 5), (1, 1, 9)])
     assert starts == "0 1 5;0 2 3;1 1 9"
     assert offsets == "0 1 7,5;0 2 3;1 1 9"
@@ -311,7 +311,7 @@ def test_bits_are_read_as_base64_and_as_numbers_with_signs(numbers: set[int]) ->
         assert set(ack.offsets) == {10 + number for number in numbers}
 
 
-def test_more_than_so_many_are_not_acknowledged_at_once() -> None:
+def test_more_than_this_many_are_not_acknowledged_together() -> None:
     full = base64.b64encode(b"\xff" * (MAX_BITS // 8)).decode()
     entry = {"c": "g", "t": "t", "q": 1, "so": 0, "pt": 5, "b": full}
     (ack,) = decode_batch_acks(orjson.dumps({"acks": [entry]}))

@@ -138,7 +138,7 @@ def test_json_headers_are_read_as_leniently_as_java_does(header: bytes, ext: dic
         bytes.fromhex("000000054d000001") + b"\xc0",  # MessagePack, but nil
     ],
 )
-def test_what_cannot_be_a_frame_is_refused_at_once(data: bytes) -> None:
+def test_what_cannot_be_a_frame_is_refused_immediately(data: bytes) -> None:
     with pytest.raises(FrameError):
         FrameReader().feed(data)
 

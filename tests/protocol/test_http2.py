@@ -194,7 +194,7 @@ FRAME = st.builds(
 
 @given(st.lists(FRAME | st.integers(0, 4).map(lambda number: call(2 * number + 1)), max_size=30))
 def test_no_frames_raise_and_nothing_that_was_opened_is_forgotten(some: list[bytes]) -> None:
-    """A call is open, or its end was told: by the end of its data and its answer, or by `Aborted`."""
+    """A call is open, or its end was reported: by the end of its data and its answer, or by `Aborted`."""
     server = Http2()
     opened: set[int] = set()
     aborted: set[int] = set()
@@ -324,7 +324,7 @@ def test_an_answer_behind_its_own_window_waits_for_no_other_one() -> None:
     assert [payload for kind, *_, payload in sent(server) if kind == FrameType.DATA] == [b"answer", b"answer"]
 
 
-def test_calls_that_are_given_up_at_once_are_counted() -> None:
+def test_calls_that_are_cancelled_immediately_are_counted() -> None:
     """CVE-2023-44487."""
     server, _ = begun()
     pairs = [call(2 * number + 1) + http2.encode_reset(2 * number + 1, 8) for number in range(limits.MAX_RESETS + 1)]
@@ -350,7 +350,7 @@ def test_requests_cancelled_after_they_were_complete_have_a_limit_of_their_own()
 
 
 @pytest.mark.parametrize("count", [limits.MAX_HEADER_FRAMES, limits.MAX_HEADER_FRAMES + 1])
-def test_a_header_block_has_so_many_frames(count: int) -> None:
+def test_a_header_block_has_this_many_frames(count: int) -> None:
     """CVE-2024-27316."""
     parts = [encode(http2.HEADERS, 0, 1, BLOCK), *[encode(http2.CONTINUATION, 0, 1)] * (count - 2)]
     server, events = begun(b"".join(parts) + encode(http2.CONTINUATION, http2.END_HEADERS, 1))
@@ -369,7 +369,7 @@ def test_the_largest_frame(size: int) -> None:
     assert server.is_over is (size > limits.MAX_HTTP2_FRAME_BYTES)
 
 
-def test_what_is_no_http2_is_told_so() -> None:
+def test_what_is_no_http2_gets_an_error() -> None:
     server = Http2()
     server.receive(b"PRI * HTTP/2.1\r\n\r\n", 0.0)
     assert goaway(server) == ErrorCode.PROTOCOL_ERROR

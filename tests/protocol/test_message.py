@@ -29,7 +29,7 @@ HOSTS = st.sampled_from([m.encode_host("10.0.0.1", 5000), m.encode_host("fe80::1
 
 
 @given(st.binary(max_size=300), st.binary(max_size=5))
-def test_checksums_are_those_of_zlib_and_go_on_from_a_part(first: bytes, second: bytes) -> None:
+def test_checksums_are_those_of_zlib_and_continue_from_a_part(first: bytes, second: bytes) -> None:
     assert crc32(second, crc32(first)) == zlib.crc32(first + second)
 
 
@@ -202,7 +202,7 @@ def test_bodies_survive_compression(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("flags", [0x1, 0x101, 0x201, 0x301])
-def test_a_garbled_compressed_body_is_refused(flags: int) -> None:
+def test_a_malformed_compressed_body_is_refused(flags: int) -> None:
     with pytest.raises(m.MessageError):
         decompressed(b"certainly not compressed", flags)
 

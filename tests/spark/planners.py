@@ -23,7 +23,7 @@ BOTH = pytest.mark.parametrize("membership", [True, False], ids=["member", "stan
 
 @contextmanager
 def opened(address: str, membership: bool, resumed: MicroBatch = EMPTY, **given: str | None) -> Iterator[Planner]:
-    """A planner as a query has it that goes on from a checkpoint."""
+    """A planner as a query has it that continues from a checkpoint."""
     topic = {} if "assign" in given else {"topic": "t"}
     all_given = {name: value for name, value in {**topic, **given}.items() if value is not None}
     kind = {"membership": str(membership).lower(), "group": "g", "nameServer": address, "pollTimeoutMs": "2000"}

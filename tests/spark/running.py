@@ -93,7 +93,7 @@ def rows_of(batch: MicroBatch) -> int:
 
 
 class Sink:
-    """Keeps each batch's rows; a batch that comes again replaces its first coming."""
+    """Keeps each batch's rows; a batch that is repeated replaces its first run."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[Any]] = {}

@@ -1,4 +1,4 @@
-"""Queries that end by themselves (`Trigger.AvailableNow`): they read what was there when they began, all of it, and end."""
+"""Queries that end on their own (`Trigger.AvailableNow`): they read what was there when they began, all of it, and end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def patiently(ask: Callable[[], Answer], until: str = "nobody") -> Answer:
 
 
 def read_on(planner: Planner, until: str = "nobody") -> Iterator[int]:
-    """How many rows each batch has that a query plans until it ends by itself."""
+    """How many rows each batch has that a query plans until it ends on its own."""
     while (batch := patiently(partial(planner.plan, 100), until)) is not None:
         yield rows_of(batch)
         planner.finish(batch)
@@ -44,7 +44,7 @@ def read_on(planner: Planner, until: str = "nobody") -> Iterator[int]:
 
 @BOTH
 @pytest.mark.parametrize("later", [0, 40, 1200])
-def test_a_query_that_ends_by_itself_plans_nothing_behind_the_end_of_a_topic_that_is_made_anew(
+def test_a_query_that_ends_on_its_own_plans_nothing_behind_the_end_of_a_topic_that_is_recreated(
     address: str, membership: bool, later: int
 ) -> None:
     fill(address, range(400))
@@ -67,7 +67,7 @@ def test_a_query_that_ends_by_itself_plans_nothing_behind_the_end_of_a_topic_tha
 
 
 @BOTH
-def test_a_query_that_ends_by_itself_does_not_end_while_its_broker_is_away(
+def test_a_query_that_ends_on_its_own_does_not_end_while_its_broker_is_away(
     broker: StoppableBroker, membership: bool
 ) -> None:
     fill(broker.address, range(400))
@@ -84,10 +84,10 @@ def test_a_query_that_ends_by_itself_does_not_end_while_its_broker_is_away(
         assert sum(read_on(planner)) == 300
 
 
-def test_a_query_that_ends_by_itself_reads_what_comes_back_while_it_looks(
+def test_a_query_that_ends_on_its_own_reads_what_comes_back_while_it_looks(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker is back between two looks: when the batch was planned, and when it is judged whether that was all."""
+    """The broker is back between two checks: when the batch was planned, and when it is judged whether that was all."""
     fill(address, range(400))
     with opened(address, True) as planner:
         member = member_of(planner)
@@ -109,7 +109,7 @@ def test_a_query_that_ends_by_itself_reads_what_comes_back_while_it_looks(
 
 
 @BOTH
-def test_a_query_that_ends_by_itself_reads_what_it_can_and_names_the_broker_that_is_away(membership: bool) -> None:
+def test_a_query_that_ends_on_its_own_reads_what_it_can_and_names_the_broker_that_is_away(membership: bool) -> None:
     with Broker() as first, Broker(name="broker-b", name_server=first.address) as second:
         for each in (first, second):
             each.create_topic("t", queues=QUEUES)
@@ -136,7 +136,7 @@ def change_queues(address: str, queues: int, topic: str = "t") -> None:
 
 
 @BOTH
-def test_query_that_ends_by_itself_names_unread_messages_in_queues_that_its_topic_has_no_more(
+def test_query_that_ends_on_its_own_names_unread_messages_in_queues_that_its_topic_has_no_more(
     address: str, membership: bool
 ) -> None:
     fill(address, range(400))
@@ -168,7 +168,7 @@ def test_query_that_ends_by_itself_names_unread_messages_in_queues_that_its_topi
 
 
 @BOTH
-def test_query_that_ends_by_itself_names_a_broker_that_left_with_unread_messages(membership: bool) -> None:
+def test_query_that_ends_on_its_own_names_a_broker_that_left_with_unread_messages(membership: bool) -> None:
     with Broker() as first, Broker(name="broker-b", name_server=first.address) as second:
         for each in (first, second):
             each.create_topic("t", queues=QUEUES)
@@ -188,7 +188,7 @@ def test_query_that_ends_by_itself_names_a_broker_that_left_with_unread_messages
 
 
 @BOTH
-def test_query_that_ends_by_itself_does_not_wait_for_a_topic_that_it_reads_no_more(
+def test_query_that_ends_on_its_own_does_not_wait_for_a_topic_that_it_reads_no_more(
     address: str, membership: bool
 ) -> None:
     fill(address, range(100), "t")
@@ -202,7 +202,7 @@ def test_query_that_ends_by_itself_does_not_wait_for_a_topic_that_it_reads_no_mo
         assert sum(read_on(planner)) == 40
 
 
-def test_a_member_that_ends_by_itself_waits_for_its_share(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_ends_on_its_own_waits_for_its_share(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(address, range(200))
     monkeypatch.setattr("rocketlet.spark.share.SETTLE_TIMEOUT_S", 0.01)
     with opened(address, True) as first:

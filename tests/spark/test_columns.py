@@ -198,7 +198,7 @@ def test_only_the_tags_asked_for_come(data: bytes, tags: set[str]) -> None:
 
 
 @given(LOGS.filter(bool), st.data())
-def test_garbled_bytes_are_refused_or_give_the_same_rows(data: bytes, draw: st.DataObject) -> None:
+def test_malformed_bytes_are_refused_or_give_the_same_rows(data: bytes, draw: st.DataObject) -> None:
     """Never a crash, never an endless loop: what cannot be read is a MessageError."""
     at = draw.draw(st.integers(0, len(data) - 1))
     cut = (

@@ -1,4 +1,4 @@
-"""Faults around a query: brokers and topics away, messages gone or garbled. Each says so, and loses nothing."""
+"""Faults around a query: brokers and topics away, messages gone or malformed. Each says so, and loses nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_topic_that_does_not_exist_is_named(spark: SparkSession, address: str,
 
 
 @pytest.mark.parametrize("membership", ["true", "false"])
-def test_a_broker_that_is_away_for_long_ends_the_query_which_goes_on_when_it_is_back(
+def test_a_broker_that_is_away_for_long_ends_the_query_which_continues_when_it_is_back(
     spark: SparkSession, broker: StoppableBroker, tmp_path: Path, membership: str
 ) -> None:
     fill(broker.address, range(100))

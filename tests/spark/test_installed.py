@@ -1,4 +1,4 @@
-"""A user installs the package: Spark finds the format by itself, and the examples run."""
+"""A user installs the package: Spark finds the format on its own, and the examples run."""
 
 from __future__ import annotations
 

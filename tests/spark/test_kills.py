@@ -64,14 +64,14 @@ class Job:
         return (self._folder / "job.log").read_text()[-4000:]
 
     async def kill(self) -> None:
-        """Driver, executors and workers, all at once."""
+        """Driver, executors and workers, all at the same time."""
         assert self._child is not None
         for pid in (self._child.pid, *self._processes()):
             _kill(pid)
         await self._child.wait()
 
     def kill_executor(self) -> bool:
-        """One executor; its tasks are tried again by another one."""
+        """One executor; its tasks are retried by another one."""
         executors = [pid for pid in self._processes() if b"CoarseGrainedExecutorBackend" in _command(pid)]
         if executors:
             _kill(random.choice(executors))

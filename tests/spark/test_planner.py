@@ -76,7 +76,7 @@ def commit(address: str, offsets: dict[int, int]) -> None:
 
 @BOTH
 @pytest.mark.parametrize("later", [0, 100, 1200])
-def test_a_topic_that_was_made_anew_is_named_however_far_it_has_grown(
+def test_a_topic_that_was_recreated_is_named_however_far_it_has_grown(
     address: str, membership: bool, later: int
 ) -> None:
     fill(address, range(400))
@@ -104,7 +104,7 @@ def test_a_topic_that_was_made_anew_is_named_however_far_it_has_grown(
 
 
 @BOTH
-def test_a_topic_that_is_made_anew_while_the_query_runs_is_named(address: str, membership: bool) -> None:
+def test_a_topic_that_is_recreated_while_the_query_runs_is_named(address: str, membership: bool) -> None:
     fill(address, range(400))
     with opened(address, membership) as planner:
         read_all(planner)
@@ -150,7 +150,7 @@ def test_a_broker_that_was_restored_from_a_backup_is_recognised_however_far_it_h
 
 
 @BOTH
-def test_clock_that_was_set_back_makes_no_topic_anew(broker: StoppableBroker, membership: bool) -> None:
+def test_clock_that_was_set_back_makes_no_topic_a_recreated_one(broker: StoppableBroker, membership: bool) -> None:
     broker.stop()
     broker.start(ahead_s=600)
     fill(broker.address, range(400))
@@ -238,7 +238,7 @@ def test_a_batch_that_is_run_again_does_not_read_the_messages_of_another_topic(a
 
 
 @BOTH
-def test_a_restart_of_the_broker_makes_nothing_anew(broker: StoppableBroker, membership: bool) -> None:
+def test_a_restart_of_the_broker_makes_no_topic_a_recreated_one(broker: StoppableBroker, membership: bool) -> None:
     fill(broker.address, range(400))
     with opened(broker.address, membership) as planner:
         batch = read_all(planner)
@@ -322,7 +322,7 @@ def test_a_limit_below_one_message_for_each_queue_leaves_none_unread(address: st
     fill(address, range(50 * QUEUES))
     read: set[Queue] = set()
     last = EMPTY
-    for _ in range(2):  # the second query goes on from the checkpoint of the first
+    for _ in range(2):  # the second query continues from the checkpoint of the first
         with opened(address, membership, last) as planner:
             for _ in range(QUEUES // 2):
                 batch = planner.plan(max_rows=1)
@@ -411,7 +411,7 @@ def test_queues_that_a_topic_has_no_more_keep_their_place(address: str, membersh
             assert read == rows
 
 
-def test_a_query_that_ends_by_itself_does_not_pass_a_broker_of_its_checkpoint_by(address: str) -> None:
+def test_a_query_that_ends_on_its_own_does_not_pass_a_broker_of_its_checkpoint_by(address: str) -> None:
     fill(address, range(400))
     with opened(address, False) as planner:
         batch = read_all(planner)
@@ -644,7 +644,7 @@ def test_a_starting_time_without_a_message_is_named_where_the_options_say_so(add
     with opened(address, membership, EMPTY, **later) as planner:
         batch = read_all(planner)
     with opened(address, membership, batch, **later, startingOffsetsByTimestampStrategy="error"):
-        pass  # a query that goes on asks no more where to begin
+        pass  # a query that continues asks no more where to begin
 
 
 def test_a_member_that_began_at_the_latest_of_empty_queues_gets_what_comes_while_it_is_away(address: str) -> None:
@@ -693,7 +693,7 @@ def test_a_start_of_a_queue_that_is_not_there_is_named(address: str, membership:
     with opened(address, membership) as planner:
         batch = read_all(planner)
     with opened(address, membership, batch, **given) as planner:
-        assert planner.plan() is None, "a query that goes on asks no more where to begin"
+        assert planner.plan() is None, "a query that continues asks no more where to begin"
 
 
 def test_a_batch_read_names_a_start_behind_its_end_and_an_end_that_is_not_there(address: str) -> None:
@@ -815,7 +815,7 @@ def test_ranges_are_split_into_parts_of_like_size(ranges: dict[Queue, Range], le
         assert not mine or max(sizes) - min(sizes) <= 1
 
 
-# The content of Spark's checkpoint, and which checkpoints a query goes on from.
+# The content of Spark's checkpoint, and which checkpoints a query continues from.
 
 
 pytest.importorskip("pyspark")
@@ -851,7 +851,7 @@ def options(**changed: str) -> StreamOptions:
     return stream_options({"nameServer": "h:1", "topic": "t", "group": "g", **changed})
 
 
-def test_another_membership_is_refused_and_told_where_to_go_on() -> None:
+def test_another_membership_is_refused_and_told_where_to_continue() -> None:
     ranges = {Queue("t", "b", 0): (5, 7), Queue("t", "b", 1): (9, 9)}
     with pytest.raises(
         ConfigError, match=r"membership is false; the checkpoint was written with true.* group=g and starting"

@@ -91,7 +91,7 @@ def test_large_rows_are_left_to_tasks_and_fewer_are_tried_then(address: str, mon
         assert next_batch(found, end)[2] == list(range(80, 100))
 
 
-def test_what_cannot_be_read_at_once_is_left_to_a_task(
+def test_what_cannot_be_read_immediately_is_left_to_a_task(
     broker: StoppableBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "PREFETCH_TIMEOUT_S", 0.01)

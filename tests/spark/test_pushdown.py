@@ -42,7 +42,7 @@ def test_what_no_row_can_pass_is_not_read(
 ) -> None:
     fill(address, range(400))
     reader = NarrowedReader(batch_options({"nameServer": address, "topic": "t"}), ("body",))
-    assert reader.pushFilters(filters) == filters, "Spark looks at all rows again"
+    assert reader.pushFilters(filters) == filters, "Spark filters all rows again"
     spans = [span for task in reader.partitions() if isinstance(task, Task) for span in task.ranges]
     assert [(span.queue.queue_id, span.begin, span.end) for span in spans] == read
     assert {span.subscription.expression for span in spans} <= {tags}

@@ -38,7 +38,7 @@ async def remake(address: str, count: int) -> None:
 
 @pytest.mark.parametrize("fail", [True, False])
 @pytest.mark.parametrize("membership", [True, False])
-async def test_a_topic_that_is_made_anew_between_planning_and_reading_is_not_read(membership: bool, fail: bool) -> None:
+async def test_a_topic_that_is_recreated_between_planning_and_reading_is_not_read(membership: bool, fail: bool) -> None:
     async with Broker(default_queues=1) as broker:
         await fill(broker.address, 10)
         given = {"nameServer": broker.address, "topic": "t", "group": "g", "membership": str(membership).lower()}

@@ -108,7 +108,7 @@ def test_a_stream_from_topic_to_topic(spark: SparkSession, address: str, tmp_pat
         assert (message.body, message.tag, message.keys) == (bytes(original.body), original.tags, original["keys"])
 
 
-def test_a_task_that_is_tried_again_sends_the_same_ids(spark: SparkSession, address: str, tmp_path: Path) -> None:
+def test_a_task_that_is_retried_sends_the_same_ids(spark: SparkSession, address: str, tmp_path: Path) -> None:
     failed = str(tmp_path / "failed")
 
     def fail_once(batches: Any) -> Any:
@@ -125,7 +125,7 @@ def test_a_task_that_is_tried_again_sends_the_same_ids(spark: SparkSession, addr
     )
     broken = rows.mapInArrow(fail_once, rows.schema)
     with pytest.raises(Exception, match="a task fails after its rows were sent"):
-        write(broken, address)  # this session does not try again
+        write(broken, address)  # this session does not retry
     write(broken, address)
     seen = {message.message_id for message in consumed(address, 20_001)}
     assert len(seen) <= 20_000, "what came twice came with one id"
@@ -172,7 +172,7 @@ def test_what_cannot_be_sent_is_named(
         ({"body": b"x", "properties": [("p", "")]}, "the property 'p' has the value ''"),
     ],
 )
-def test_a_row_that_cannot_be_sent_is_told_from_others(address: str, row: dict[str, Any], reason: str) -> None:
+def test_a_row_that_cannot_be_sent_is_distinguished_from_others(address: str, row: dict[str, Any], reason: str) -> None:
     fields = [("body", pa.binary()), ("tags", pa.string()), ("properties", pa.map_(pa.string(), pa.string()))]
     schema = pa.schema([*fields, ("keys", pa.list_(pa.string())), ("messageId", pa.string())])
     rows = [{"body": b"good"}, {**row, "keys": ["4711"], "messageId": "A1"}]

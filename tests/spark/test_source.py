@@ -68,7 +68,7 @@ def test_a_batch_that_failed_is_read_again_exactly(spark: SparkSession, address:
     with pytest.raises(Exception, match="the sink failed"):
         run_once(frame, sink, tmp_path / "c")
     failed = {(row.queueId, row.queueOffset) for row in sink.batches[1]}
-    fill(address, range(400, 500))  # a batch planned anew would take other ranges now
+    fill(address, range(400, 500))  # a batch planned again would take other ranges now
     sink.fail_on = None
     run_once(frame, sink, tmp_path / "c")
     assert {(row.queueId, row.queueOffset) for row in sink.batches[1]} == failed
@@ -175,7 +175,7 @@ def test_a_queue_in_a_running_batch_is_given_up_only_when_the_batch_is_done(addr
         member.close()
 
 
-def test_a_queue_lost_and_won_back_goes_on_from_the_groups_offset(address: str) -> None:
+def test_a_queue_lost_and_won_back_continues_from_the_groups_offset(address: str) -> None:
     fill(address, range(400))  # 100 in each queue
     member = _planner(stream_options({"nameServer": address, "topic": "t", "group": "g"}), EMPTY)
     seen: set[int] = set()
@@ -290,7 +290,7 @@ def test_a_listener_reads_the_lag_of_each_queue(spark: SparkSession, address: st
     assert [[found[queue] for queue in queues] for found in lags[:4]] == [[left] * QUEUES for left in (75, 50, 25, 0)]
 
 
-def test_workers_that_would_run_another_python_are_named_at_once(
+def test_workers_that_would_run_another_python_are_named_immediately(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "/bin/sh")

@@ -45,7 +45,7 @@ def test_a_query_without_membership_reads_every_queue_and_leaves_the_group_alone
         assert len(report(address, "g")["members"]) == 1, "the member"
         fill(address, range(400, 500))
         run_once(alone, second, tmp_path / "c")
-        assert second.numbers == Counter(range(400, 500)), "it goes on from its checkpoint"
+        assert second.numbers == Counter(range(400, 500)), "it continues from its checkpoint"
     finally:
         query.stop()
 

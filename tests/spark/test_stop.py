@@ -97,7 +97,7 @@ def test_a_query_that_is_stopped_within_a_batch_ends_behind_it(
     assert committed(address, "g") == finished(tmp_path / "c") == 100 * len(batches)
 
 
-def test_a_stop_that_takes_too_long_lets_the_query_go_on(spark: SparkSession, address: str, tmp_path: Path) -> None:
+def test_a_stop_that_takes_too_long_lets_the_query_continue(spark: SparkSession, address: str, tmp_path: Path) -> None:
     fill(address, range(100))
     sink, begun, may_end = Sink(), threading.Event(), threading.Event()
 

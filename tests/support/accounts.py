@@ -53,7 +53,7 @@ def reload(settings: Acl | AclFile | Tls) -> None:
 
 
 class AccountsFile:
-    """plain_acl.yml, whose every write is seen at once."""
+    """plain_acl.yml, whose every write is seen immediately."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -34,7 +34,7 @@ KINDS = {
 
 
 class OpenCall:
-    """A call that goes on: `await next()` is its next message, None behind the last; `status` is there then."""
+    """A streaming call: `await next()` is its next message, None behind the last; `status` is there then."""
 
     def __init__(self, client: GrpcClient, stream_id: int, kind: Any) -> None:
         self._client = client

@@ -1,6 +1,6 @@
 """A cluster with everything that `rocketlet doctor` can find, Rocketlet's or Apache's.
 
-Ills that a cluster cannot show by itself are provoked at this end: the disk counts as full earlier, and this machine's
+Ills that a cluster cannot show on its own are provoked at this end: the disk counts as full earlier, and this machine's
 clock goes an hour ahead of the broker's.
 """
 

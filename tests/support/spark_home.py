@@ -1,7 +1,7 @@
 """Spark as tests start it: as it is installed, but small and quick to start. All of it is in the environment, so that
 processes and snippets of their own have it, too.
 
-- Spark's workers import pyspark from `$SPARK_HOME/python/lib/pyspark.zip`, which holds no bytecode: each compiles it anew,
+- Spark's workers import pyspark from `$SPARK_HOME/python/lib/pyspark.zip`, which holds no bytecode: each compiles it again,
   for 0.75 s of the 1.1 s that one takes to start. Spark gives up on a worker after 10 s, which is soon on a busy machine.
   Without the archive, workers import the installed package, whose bytecode is cached.
 - A virtual machine loads and checks thousands of classes before a first query. It finds them in an archive (JEP 350), which

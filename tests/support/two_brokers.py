@@ -80,7 +80,7 @@ async def handles(wire: Wire) -> None:
 
 
 async def told(wire: Wire, *client_ids: str) -> None:
-    """Returns when a member is told of a list with these."""
+    """Returns when a member is notified of a list with these."""
     while await members(wire) != list(client_ids):
         await wire.request(TOLD)
 

@@ -160,7 +160,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
 ]  # fmt: skip
 
 
-async def test_bad_input_is_told_its_field_and_what_is_allowed(http: httpx.AsyncClient) -> None:
+async def test_error_for_bad_input_names_its_field_and_what_is_allowed(http: httpx.AsyncClient) -> None:
     for method, path, body, reason in WRONG:
         said = await problem(await http.request(method, path, json=body), "ValueError")
         assert re.search(reason, said), (path, body, said)
@@ -284,8 +284,8 @@ async def test_the_advertised_address_changes_while_clients_are_connected(rig: R
     assert await told() == [rig.address]
 
 
-async def test_clients_are_told_the_address_that_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """127.0.0.1 and 127.0.0.2 are two addresses of one broker; what comes from elsewhere is told the published one."""
+async def test_clients_get_the_address_that_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """127.0.0.1 and 127.0.0.2 are two addresses of one broker; what comes from elsewhere gets the published one."""
     settings = BrokerConfig(Path(), "10.9.9.9:1", external_address="localhost:49153", vip_channel=False)
     rig = Rig(settings, Listening(host="0.0.0.0"), networks=Networks())
     await rig.open()
@@ -386,7 +386,7 @@ def listening_ports(pid: int) -> set[tuple[str, int]]:
     return found
 
 
-async def test_a_control_port_that_cannot_be_opened_is_told(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_control_port_that_cannot_be_opened_is_reported(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["start", "--control-port", "70000"])
     assert "70000 is not a port" in capsys.readouterr().err
@@ -394,7 +394,7 @@ async def test_a_control_port_that_cannot_be_opened_is_told(rig: Rig, capsys: py
         Control(rig, "192.0.2.1", 0)
 
 
-def test_a_remote_broker_that_is_none_is_told() -> None:
+def test_a_remote_broker_that_is_none_is_reported() -> None:
     with pytest.raises(ValueError, match="must be HOST:PORT"):
         RemoteBroker("localhost")
     with pytest.raises(ConnectionError, match=r"no control port answers at 127\.0\.0\.1:1"):

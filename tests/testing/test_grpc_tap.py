@@ -102,7 +102,7 @@ async def test_faults_answer_drop_delay_and_close_calls(kit: Broker, client: Grp
     assert "SendMessage -> TOO_MANY_REQUESTS" in str(requests[0])
 
 
-async def test_a_frozen_client_goes_on_where_it_stood(kit: Broker, client: GrpcClient) -> None:
+async def test_a_frozen_client_continues_where_it_stood(kit: Broker, client: GrpcClient) -> None:
     kit.faults.add(Fault.freeze(client=CLIENT))
     sending = asyncio.create_task(client.call("SendMessage", message()))
     async with Producer(kit.address) as producer:
@@ -133,7 +133,7 @@ async def test_members_that_share_messages_in_the_kit(kit: Broker) -> None:
     assert len(kit.faults.injected) == 2
 
 
-async def test_both_doors_share_one_topic(kit: Broker, client: GrpcClient) -> None:
+async def test_both_protocol_servers_share_one_topic(kit: Broker, client: GrpcClient) -> None:
     inbox = Inbox()
     async with Consumer(kit.address, "queues", "t", inbox, start="first"):
         await client.call("SendMessage", message(b"from 5"))

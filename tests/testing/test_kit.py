@@ -317,7 +317,7 @@ async def test_faults_act_on_the_nth_request_and_by_chance(rocketlet: BrokerUnde
     assert await send(30) == first, "a seed repeats"
 
 
-async def test_a_client_is_told_of_other_queues_than_the_rest(rocketlet: BrokerUnderTest) -> None:
+async def test_a_client_gets_other_queues_than_the_rest(rocketlet: BrokerUnderTest) -> None:
     rocketlet.create_topic("t", 4)
     rocketlet.faults.add(Fault.route("t", queues=2))
     async with Producer(rocketlet.address) as producer:
@@ -325,7 +325,7 @@ async def test_a_client_is_told_of_other_queues_than_the_rest(rocketlet: BrokerU
     assert queues == {0, 1}
 
 
-async def test_a_function_changes_what_a_client_is_told() -> None:
+async def test_a_function_changes_what_a_client_gets() -> None:
     def halved(route: Route) -> Route:
         return replace(route, queues=tuple(replace(data, read_queues=2, write_queues=2) for data in route.queues))
 
@@ -457,7 +457,7 @@ async def test_a_message_that_a_shared_consumer_still_handles_is_not_skipped_to(
     assert attempts == [1]
 
 
-async def test_retries_later_and_rejections_are_seen_at_once(rocketlet: BrokerUnderTest) -> None:
+async def test_retries_later_and_rejections_are_seen_immediately(rocketlet: BrokerUnderTest) -> None:
     outcomes: list[RetryLater | Reject] = [Reject(), RetryLater(delay_level=5)]
 
     def handle(message: Message) -> RetryLater | Reject:
@@ -499,7 +499,7 @@ def test_a_broker_that_cannot_start_leaves_nothing_open() -> None:
 
 
 async def test_a_jump_of_a_year_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also beside somebody who is frozen. A step looks at all that waits."""
+    """Also beside somebody who is frozen. A step checks all who wait."""
     monkeypatch.setattr(clock, "MAX_COARSE_STEPS", 100)
     monkeypatch.setattr(clock, "FINE_FOR_S", 50.0)
     steps = 0
@@ -519,7 +519,7 @@ async def test_a_jump_of_a_year_takes_few_steps(monkeypatch: pytest.MonkeyPatch)
     assert 110 <= steps < 150
 
 
-def test_who_waits_too_long_for_the_broker_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_too_long_for_the_broker_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def later(held: threading.Event) -> None:
         held.wait(PATIENCE_S)
 

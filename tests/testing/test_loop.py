@@ -1,4 +1,4 @@
-"""Parts that a test has left open are named, and the tests go on."""
+"""Parts that a test has left open are named, and the tests continue."""
 
 from __future__ import annotations
 

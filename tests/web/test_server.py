@@ -78,7 +78,7 @@ async def test_who_waits_longest_for_nothing_makes_room(port: tuple[int, bytes])
 
 
 class Slow:
-    """An application: `/wait` answers when it may, everything else at once and at length."""
+    """An application: `/wait` answers when it may, everything else immediately and at length."""
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
@@ -192,7 +192,7 @@ async def test_an_answer_that_nobody_reads_ends(slow: tuple[Slow, Clients], impa
     await eventually(lambda: application.ended == 1)
 
 
-async def test_beyond_the_limit_requests_that_are_answered_go_on(slow: tuple[Slow, Clients]) -> None:
+async def test_beyond_the_limit_requests_that_are_answered_continue(slow: tuple[Slow, Clients]) -> None:
     application, clients = slow
     waiting = [await clients.writing(asking(b"/wait")) for _ in range(MAX_CONNECTIONS)]
     await eventually(lambda: application.begun == MAX_CONNECTIONS)

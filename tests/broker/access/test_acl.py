@@ -174,7 +174,7 @@ async def test_a_changed_account_holds_on_open_connections(guarded: Node, wired:
     assert "No default permission" in ((await wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x")).remark or "")
 
 
-async def test_the_server_looks_at_the_file_by_itself(nodes: Nodes, file: AccountsFile) -> None:
+async def test_the_server_checks_the_file_on_its_own(nodes: Nodes, file: AccountsFile) -> None:
     node = await nodes.start(acl=file.acl)
     file.write([account(ADMIN, admin=True)])
     node.clock.advance(RELOAD_INTERVAL_S)
@@ -188,7 +188,7 @@ async def test_everybody_may_trace(wired: Wired) -> None:
     assert (await nobody.call(RequestCode.SEND_MESSAGE_V2, {**SEND, "b": TRACE_TOPIC}, b"x")).code == 0
 
 
-async def test_an_account_is_told_the_names_of_topics_that_it_may_use(guarded: Node) -> None:
+async def test_an_account_gets_the_names_of_topics_that_it_may_use(guarded: Node) -> None:
     async with AdminClient(guarded.address, access=access(ADMIN)) as admin:
         for name in ("orders", "payroll"):
             await admin.create_topic(name)
@@ -541,7 +541,7 @@ async def test_a_broker_without_accounts_says_how_to_have_some(node: Node) -> No
     await wire.close()
 
 
-async def test_many_clients_at_once_are_told_apart(guarded: Node, wired: Wired) -> None:
+async def test_many_clients_at_the_same_time_are_distinguished(guarded: Node, wired: Wired) -> None:
     wires = [await wired(key) for key in ("orders-key", "nobody-key") * 5]
     answers = await asyncio.gather(*(wire.call(RequestCode.SEND_MESSAGE_V2, SEND, b"x") for wire in wires))
     assert [answer.code for answer in answers] == [0, 1] * 5

@@ -67,7 +67,7 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(("pattern", "allowed"), [("10.0.0.256", "0 to 255"), ("::9-3", "0 to ffff")])
-def test_a_number_that_is_too_large_is_told_what_is_allowed(pattern: str, allowed: str) -> None:
+def test_error_for_a_number_that_is_too_large_names_what_is_allowed(pattern: str, allowed: str) -> None:
     with pytest.raises(PatternError, match=f"{allowed} is allowed"):
         parse_pattern(pattern)
 

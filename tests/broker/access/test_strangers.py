@@ -99,7 +99,7 @@ def names(routes: Routes) -> list[str]:
 
 @pytest.mark.parametrize("limit", ["max_topics", "max_routes", "max_brokers", "max_broker_addresses"])
 def test_a_registration_that_is_refused_leaves_nothing(limit: str) -> None:
-    """Brokers that nobody forgets would use up their number, until the name server starts anew."""
+    """Brokers that nobody forgets would use up their number, until the name server starts over."""
     stranger: Any = object()
     routes = routes_with(("a", "10.0.0.1:1"), connection=stranger, limits=Limits(**{limit: 1}))
     name, number = ("a", 1) if limit == "max_broker_addresses" else ("b", 0)

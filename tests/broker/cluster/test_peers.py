@@ -27,7 +27,7 @@ from ...conftest import PATIENCE_S, Node, eventually
 
 
 class Peer:
-    """A broker that answers when it is told to."""
+    """A broker that answers when the test allows it."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -147,7 +147,7 @@ def test_the_lists_of_very_different_members_are_made_one_at_a_time() -> None:
     assert companions.call_count == 20
 
 
-def test_the_lists_of_a_change_have_only_so_many_members() -> None:
+def test_the_lists_of_a_change_have_only_this_many_members() -> None:
     group = group_of("a", "b", "c")
     for limit, count in ((9, 3), (8, 2)):
         assert len(finish(agreement(Limits(max_listed_ids=limit)).finding_others(group, ROUTES)).lists) == count

@@ -61,7 +61,7 @@ async def test_a_stranger_who_speaks_as_a_broker_does_not_hold_a_change_up(two: 
 
 
 async def test_a_word_to_one_broker_is_worth_nothing_with_another(two: Two, connect: Connect) -> None:
-    """A third broker that has registered is told tokens, too."""
+    """A third broker that has registered gets tokens, too."""
     one = await reading(two)
     said = two.b.broker.draining.agreement
     header = overheard(two)
@@ -83,7 +83,7 @@ async def test_a_broker_is_asked_once_for_each_connection(node: Node, wire: Wire
         assert asked == [{"brokerName": "broker-a", "token": "t"}]
 
 
-async def test_only_so_many_brokers_are_asked_at_once(node: Node, wire: Wire, connect: Connect) -> None:
+async def test_only_this_many_brokers_are_queried_at_the_same_time(node: Node, wire: Wire, connect: Connect) -> None:
     said = write(AgreeOnMembers("g", "broker-b", 1, 1, False, "other", "t"))
     body = encode_agreed_members(AgreedMembers())
     async with at_work(node, wire, None) as stranger:

@@ -32,7 +32,7 @@ async def two(nodes: Nodes, connect: Connect) -> Two:
     return await two_brokers(nodes, connect)
 
 
-async def test_a_member_is_told_by_no_broker_before_all_have_drained_it(two: Two) -> None:
+async def test_a_member_is_notified_by_no_broker_before_all_have_drained_it(two: Two) -> None:
     """c1 loses the queue of broker-b only. By broker-a's list it would drop it, with its message in a handler."""
     one, newcomer = await reading(two), await two.member("c2")
     await newcomer.joins()
@@ -87,7 +87,7 @@ async def test_a_member_is_not_given_the_list_that_it_had_while_the_other_broker
     await other.joins()
     question = one.b.send(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
     assert (await one.b.call(RequestCode.GET_MAX_OFFSET, {"topic": "t", "queueId": "0"})).code == 0
-    assert question not in one.b._answers, "broker-a has not heard yet that there is another change"
+    assert question not in one.b._answers, "broker-a has not been notified yet that there is another change"
     known.set()
     found = decode_client_ids((await one.b.answer(question)).body)
     assert found in (["c1", "c2"], ["c0", "c1", "c2"])
@@ -240,7 +240,7 @@ def test_a_member_is_given_a_list_by_what_the_other_broker_says_and_told_when_th
     said.hears("other", heard=first.number)
     assert not said.group.sync.lets_give("c2"), "it has other members"
     said.hears("d", heard=first.number - 1)
-    assert not said.group.sync.lets_give("c2"), "it has not heard of this change"
+    assert not said.group.sync.lets_give("c2"), "it has not been notified of this change"
     said.hears("d", "c2", heard=first.number)
     assert not said.group.sync.lets_give("c2"), "it waits"
     said.hears("d", heard=first.number)
@@ -272,7 +272,7 @@ def test_a_broker_that_fails_is_not_waited_for_until_it_says_something() -> None
     assert said.away == ["g", "g"]
 
 
-def test_a_drain_that_goes_on_is_said_now_and_then() -> None:
+def test_a_drain_that_continues_is_logged_now_and_then() -> None:
     said = Said()
     said.found("d", "c1")
     number = said.says()[0].number

@@ -1,4 +1,4 @@
-"""Each queue of each topic has one reader, whoever subscribes to what, by the lists that foreign members are told."""
+"""Each queue of each topic has one reader, whoever subscribes to what, by the lists that foreign members get."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def joined(people: list[Someone]) -> tuple[ConsumerGroup, dict[Someone, Remoting
 def readers_of(
     group: ConsumerGroup, connections: dict[Someone, RemotingConnection], topic: str, queues: TopicQueues
 ) -> Iterator[tuple[Queue, list[str]]]:
-    """The readers of each queue: one of ours reads its share; a foreign member reads its claim by the list that it is told,
+    """The readers of each queue: one of ours reads its share; a foreign member reads its claim by the list that it gets,
     unless it is bound to its share and the queue is another's."""
     owners = {name: owners_of(group.order(topic), queues, name) for name in BROKERS}
     for queue in queues:
@@ -115,7 +115,7 @@ def test_each_queue_has_one_reader_whoever_subscribes_to_what(
 
 
 @given(st.lists(SOMEONE, min_size=1, max_size=7, unique_by=lambda item: item.client_id))
-def test_members_of_the_same_topics_are_told_of_each_other(people: list[Someone]) -> None:
+def test_members_of_the_same_topics_are_notified_of_each_other(people: list[Someone]) -> None:
     """As by Apache's broker: nobody claims a queue that is not its own."""
     group, connections = joined([Someone(item.client_id, frozenset({"t0"}), item.is_ours, AVG) for item in people])
     finish(group.binding(is_uneven=group.differs(), retry_queues=1))

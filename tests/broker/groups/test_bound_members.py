@@ -1,4 +1,4 @@
-"""Foreign members that claim more than their own, and what they are given of it: questions to an allotment by itself."""
+"""Foreign members that claim more than their own, and which queues of those they get, tested on an allotment alone."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_a_member_that_was_told_of_itself_alone_is_bound_and_for_a_while_after_that(world: World) -> None:
+def test_a_member_that_was_notified_of_itself_alone_is_bound_and_for_a_while_after_that(world: World) -> None:
     one, two = world.joins("c1", "t"), world.joins("c2", "t")
     assert not world.is_bound(one)
     assert not world.allotment.may_bind(world.group, one)
@@ -208,7 +208,7 @@ async def test_too_many_owners_are_not_looked_for(tmp_path: Path) -> None:
     assert (world.groups.obtain("g").owners, world.allotment.queue_count) == ({}, 0)
 
 
-def test_a_reader_is_told_from_a_bystander(world: World) -> None:
+def test_a_reader_is_distinguished_from_a_bystander(world: World) -> None:
     one, two = world.joins("c1", "t"), world.joins("c2", "t")
     world.allotment.put(world.group, {"t": ["c1", "c2"]})
     world.gives(one, ALONE)
@@ -313,7 +313,7 @@ def test_a_reader_without_a_list_claims_what_it_reads(world: World) -> None:
     assert lost == [(("t", 1), two), (("t", 2), three), (("t", 3), three), (("t", 3), one)]
 
 
-def test_members_that_were_given_another_list_let_go_of_what_it_does_not_give_them(world: World) -> None:
+def test_members_that_were_given_another_list_have_released_what_it_does_not_give_them(world: World) -> None:
     one, two, three = world.joins("c1", "t"), world.joins("c2", "t"), world.joins("c3", "t")
     world.gives(one, MemberList(["c1", "c2"]))
     world.gives(two, ALONE)

@@ -1,4 +1,4 @@
-"""A pull that was checked stays checked until something changes that its checks have looked at."""
+"""A pull that was checked stays checked until something changes that its checks depend on."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_foreign_members_pulls_commit_on_the_way(node: Node, wire: Wire)
         got = await asked(wire, offset, flags=SUSPEND | 1, sub_version=10, commit_offset=offset)
         assert got == [b"%d" % number for number in range(offset, 4)]
     assert (checks.count, node.broker.offsets.get("g", "t", 0)) == (1, 3)
-    # Behind what the group has committed, it may have to go on from there: that is looked at.
+    # Behind what the group has committed, it may have to continue from there: that is checked.
     await commit(wire, 3)
     await asked(wire, 1, flags=SUSPEND | 1, sub_version=10, commit_offset=1)
     assert checks.count == 2
@@ -107,7 +107,7 @@ async def test_a_filter_by_tags_is_kept_and_one_by_properties_is_not(node: Node,
     assert checks.count == 1
     for _ in range(2):
         assert await asked(wire, subscription="TAGS = 'even'", expression_type="SQL92") == [b"0", b"2"]
-    assert checks.count == 3 + 1, "the first one waited for its filter, and was looked at again"
+    assert checks.count == 3 + 1, "the first one waited for its filter, and was checked again"
 
 
 async def test_the_end_of_the_queue_another_reader_and_a_begin_that_moved_are_seen(

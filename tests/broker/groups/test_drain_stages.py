@@ -1,4 +1,4 @@
-"""A drain by itself: which readers are waited for, for how long, and what it holds of them."""
+"""A drain alone: which readers are waited for, for how long, and what it holds of them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_readers_that_are_gone_are_forgotten(one: RemotingConnection, two: Remot
     assert list(drain.since_s) == [(two, B)]
 
 
-def test_a_change_of_members_that_were_told_begins_a_drain_anew(one: RemotingConnection) -> None:
+def test_a_change_of_members_that_were_notified_begins_a_drain_again(one: RemotingConnection) -> None:
     drain = losing((A, one))
     drain.give_up_all()
     assert (drain.is_over, drain.waiting, drain.due) == (True, {}, {})
@@ -92,7 +92,7 @@ def test_those_that_are_given_up_are_waited_for_no_more(one: RemotingConnection,
     assert drain.waiting == {one: {A, B}}, "it has handled nothing"
 
 
-def test_a_queue_that_a_reader_keeps_it_has_not_let_go_of(one: RemotingConnection) -> None:
+def test_a_queue_that_a_reader_keeps_it_has_not_released(one: RemotingConnection) -> None:
     drain = losing((A, one), (B, one), (C, one))
     for place in (A, B):
         drain.finish(one, place)
@@ -118,7 +118,7 @@ def test_a_reader_that_is_given_a_list_may_read_what_comes_back(
 
 
 @pytest.mark.parametrize("is_long", [False, True])
-def test_a_reader_that_goes_on_may_stand_longer(
+def test_a_reader_that_continues_may_stand_longer(
     one: RemotingConnection, two: RemotingConnection, *, is_long: bool
 ) -> None:
     drain = losing((A, one), (B, two), is_long=is_long)
@@ -157,7 +157,7 @@ def test_readers_that_pull_what_they_lose_are_known_for_a_while(
 def test_a_reader_that_comes_back_to_some_queues_only_has_dropped_the_others(one: RemotingConnection) -> None:
     drain = losing((A, one), (B, one), (C, one))
     drain.dropped(one, A)
-    drain.dropped(one, B)  # as often as to A, and once more
+    drain.dropped(one, B)  # as often as to A, and again
     found = {count: drain.dropped(one, A) for count in range(2, 2 * DRAIN_ROUNDS + 1)}
     assert {count: lost for count, lost in found.items() if lost} == {2 * DRAIN_ROUNDS: [B]}, "to C it never came"
     assert drain.dropped(peer(), A) == []
@@ -176,7 +176,7 @@ def test_queues_that_move_are_charged_to_those_that_lose_them(one: RemotingConne
     assert (one.charged_bytes, two.charged_bytes, drain.moving) == (0, 0, {})
 
 
-def test_pulls_that_wait_go_on_once(one: RemotingConnection) -> None:
+def test_pulls_that_wait_continue_once(one: RemotingConnection) -> None:
     drain, gone_on = losing((A, one)), list[QueueKey]()
     for place in (A, A, B, C):
         drain.gated.setdefault(place, []).append(lambda place=place: gone_on.append(place))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Foreign members, as plain frames: a queue that moves is drained before anybody is told."""
+"""Foreign members, as plain frames: a queue that moves is drained before anybody is notified."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ...support.requests import SUBSCRIBED, join, members, pull, routes_known_la
 pytestmark = pytest.mark.limits(drain_limit_s=3600.0)  # no drain ends because the machine is busy
 
 
-async def test_a_reader_ends_before_the_next_one_is_told(node: Node, wire: Wire, connect: Connect) -> None:
+async def test_a_reader_ends_before_the_next_one_is_notified(node: Node, wire: Wire, connect: Connect) -> None:
     await reading(node, wire)
     two = await connect(node.address)
     await join(two, "c2")
     await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1))
     assert await members(two) == ["c1", "c2"], "the newcomer loses nothing, and is told at once"
-    assert await members(wire) == ["c1"], "the reader goes on with the list that it had"
+    assert await members(wire) == ["c1"], "the reader continues with the list that it had"
     waits = two.send(RequestCode.PULL_MESSAGE, pull(queue=1, offset=0, flags=FLAGS))
     await send(wire, b"later", queue=1)
     answer = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))
@@ -81,7 +81,7 @@ async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(
 async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_the_topic_grew(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
-    """The second of two queues is c2's, and c1's if there are four. c2 lets go when it sees all; nobody tells the broker."""
+    """The second of two queues is c2's, and c1's if there are four. c2 releases it when it sees all, without a request."""
     await create_topic(wire, "t", 2)
     await join(wire, "c2")
     ours = await connect(node.address)
@@ -89,7 +89,7 @@ async def test_one_of_ours_gets_the_lock_of_what_a_foreign_member_read_before_th
     await eventually(lambda: members_of(node) == 2 and not drain_of(node.broker).is_finding)
     assert sorted(await members(wire)) == ["c1", "c2"]
     await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, flags=SUBSCRIBED))
-    assert not await locks(ours, "c1", 1), "c1 has not heard that c2 is here"
+    assert not await locks(ours, "c1", 1), "c1 has not been notified that c2 is here"
     await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic("t", 4, 4, 6)))
     async with asyncio.timeout(PATIENCE_S):
         while not await locks(ours, "c1", 1):
@@ -123,7 +123,7 @@ async def test_owners_are_not_looked_for_at_every_lock_that_is_refused(
     assert looked == ["t"], "once"
 
 
-async def test_a_change_has_a_number_that_never_comes_again(node: Node, connect: Connect) -> None:
+async def test_a_change_has_a_number_that_never_repeats(node: Node, connect: Connect) -> None:
     """A drain that began for a group that ended counts for no other of its name."""
     numbers: set[int] = set()
     for _ in range(2):
@@ -147,7 +147,7 @@ async def test_a_reader_that_dies_while_it_is_drained_holds_nothing_up(
     assert not node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1)
 
 
-async def test_a_foreign_member_goes_on_where_the_last_owner_of_a_lease_came(
+async def test_a_foreign_member_continues_where_the_last_owner_of_a_lease_came(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
     await create_topic(wire, "t", 1)
@@ -194,7 +194,7 @@ async def queue_1_moved(node: Node, wire: Wire, connect: Connect) -> Wire:
 async def test_who_reads_a_queue_follows_from_the_list_that_each_was_given(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
-    """Two changes in a row: c2 has its list and has not pulled yet, c1 has let go though it pulled last."""
+    """Two changes in a row: c2 has its list and has not pulled yet, c1 has released its queue though it pulled last."""
     two, three = await queue_1_moved(node, wire, connect), await connect(node.address)
     assert await members(two) == ["c1", "c2"]
     await join(three, "c0")  # c0 gets queue 0, c1 queue 1, c2 nothing: both queues move
@@ -205,11 +205,11 @@ async def test_who_reads_a_queue_follows_from_the_list_that_each_was_given(
     assert group is not None
     ids = {place: {group.members[peer].client_id for peer in peers} for place, peers in drain.moving.items()}
     assert ids == {("t", 0): {"c1"}, ("t", 1): {"c1", "c2"}}, (
-        "c1 lets go of queue 1, and does not know that it is its own"
+        "c1 releases queue 1, and does not know that it is its own"
     )
 
 
-async def test_who_lets_go_gets_nothing_though_the_queue_is_its_own_again(
+async def test_who_releases_a_queue_gets_nothing_though_the_queue_is_its_own_again(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
     """By its last list c1 drops queue 1 with what it would get now, and somebody would handle that again."""
@@ -230,7 +230,7 @@ async def test_who_lets_go_gets_nothing_though_the_queue_is_its_own_again(
 
 @pytest.mark.limits(drain_max_s=3600.0)
 async def test_what_a_held_pull_says_is_not_asked_for_again(node: Node, wire: Wire, connect: Connect) -> None:
-    """A member whom another broker told first has dropped the queue, and does not come back with the pull that is let go."""
+    """A member that another broker notified first has dropped the queue, so its released pull does not return."""
     await create_topic(wire, "t", 2)
     await join(wire, "c1")
     assert await members(wire) == ["c1"]
@@ -253,7 +253,7 @@ async def test_what_a_held_pull_says_is_not_asked_for_again(node: Node, wire: Wi
 async def test_a_queue_that_its_reader_has_dropped_is_not_waited_for(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch, dropped: bool
 ) -> None:
-    """Another broker has told it in between. It comes back to what it still reads, which is answered at once."""
+    """Another broker has notified it in between. It comes back to what it still reads, which is answered immediately."""
     monkeypatch.setattr("rocketlet.broker.groups.pulling.DRAINING_WAIT_S", 0.0)
     await reading(node, wire)
     assert await members(wire) == ["c1"]
@@ -286,16 +286,16 @@ async def test_a_further_change_does_not_forget_who_still_handles_what_moves(
 
     await join(two, "c2")
     await eventually(knows_what_moves)
-    assert await members(two) == ["c1", "c2"], "it is told that the queue is its own"
+    assert await members(two) == ["c1", "c2"], "it is notified that the queue is its own"
     await join(three, "c3")  # and gets no queue
     await eventually(lambda: members_of(node) == 3 and not drain_of(node.broker).is_finding)
     assert node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1), "c1 still handles messages of it"
 
 
-async def test_nobody_is_told_while_it_is_not_known_what_a_further_change_moves(
+async def test_nobody_is_notified_while_it_is_not_known_what_a_further_change_moves(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
-    """A member that is told then gets the list that it had, and would hear of the change at its next timed rebalance."""
+    """A member notified then gets its old list, and would see the change only at its next timed rebalance."""
     await reading(node, wire)
     assert await members(wire) == ["c1"]
     two, three = await connect(node.address), await connect(node.address)
@@ -311,8 +311,8 @@ async def test_nobody_is_told_while_it_is_not_known_what_a_further_change_moves(
 
 
 @pytest.mark.limits(drain_limit_s=60.0, drain_max_s=3600.0, drained_wait_s=3600.0)
-async def test_who_is_given_the_list_that_it_had_is_told_again(node: Node, wire: Wire, connect: Connect) -> None:
-    """It was told because nobody knew for too long what moves, and asks when that is known."""
+async def test_who_is_given_the_list_that_it_had_is_notified_again(node: Node, wire: Wire, connect: Connect) -> None:
+    """It was notified because nobody knew for too long what moves, and asks when that is known."""
     await reading(node, wire)
     assert await members(wire) == ["c1"]
     known = routes_known_later(node)
@@ -328,13 +328,13 @@ async def test_who_is_given_the_list_that_it_had_is_told_again(node: Node, wire:
     assert await members(wire) == ["c1", "c2"]
 
 
-async def test_a_further_change_gives_nothing_to_who_was_told_and_has_not_let_go_yet(
+async def test_a_further_change_gives_nothing_to_who_was_notified_and_has_not_released_yet(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
     two, three = (
         await queue_1_moved(node, wire, connect),
         await connect(node.address),
-    )  # c1 lets go with its next commit
+    )  # c1 releases the queue with its next commit
     await join(three, "c3")  # and gets no queue
     await eventually(lambda: members_of(node) == 3 and not drain_of(node.broker).is_finding)
     await send(wire, b"later", queue=1)
@@ -367,7 +367,7 @@ async def test_who_does_not_read_a_queue_puts_nobody_back(node: Node, wire: Wire
     assert node.broker.offsets.get("g", "t", 0) == 4
 
 
-async def test_the_next_reader_goes_on_where_the_last_one_left(node: Node, wire: Wire, connect: Connect) -> None:
+async def test_the_next_reader_continues_where_the_last_one_left(node: Node, wire: Wire, connect: Connect) -> None:
     """It has loaded its offset before the last one's handlers ended."""
     two = await two_members_and_one_queue(node, wire, connect)
     assert (await wire.call(RequestCode.PULL_MESSAGE, pull(offset=4, flags=FLAGS | 0x1, commit_offset=4))).code == 0
@@ -381,7 +381,7 @@ async def test_the_next_reader_goes_on_where_the_last_one_left(node: Node, wire:
 
 
 async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect) -> None:
-    """A reader that is done is told, though another one still handles what it read."""
+    """A reader that is done is notified, though another one still handles what it read."""
     await create_topic(wire, "t", 4)
     two = await connect(node.address)
     await join(wire, "c1")

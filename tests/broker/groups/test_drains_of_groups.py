@@ -1,4 +1,4 @@
-"""Drains of groups without a broker: who is waited for and for how long, whose pulls are answered, and who is told when."""
+"""Drains of groups without a broker: which readers are waited for, how long, whose pulls return, and who is notified when."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def world(tmp_path: Path) -> World:
 
 
 async def reader(world: World) -> RemotingConnection:
-    """One that reads all queues, and was told of it, and is in peace."""
+    """One that reads all queues, and was notified of it, and is in peace."""
     one = await world.joins("c1")
     world.reads(one, *range(QUEUES))
     world.clock.passes(world.limits.drained_wait_s)
@@ -160,7 +160,7 @@ async def reader(world: World) -> RemotingConnection:
     return one
 
 
-async def test_queues_that_move_are_drained_before_their_reader_is_told(world: World) -> None:
+async def test_queues_that_move_are_drained_before_their_reader_is_notified(world: World) -> None:
     one = await reader(world)
     two = world.comes("c2")
     assert world.draining.is_pending("g")
@@ -214,7 +214,7 @@ async def test_a_reader_that_stands_is_asked_and_given_up(world: World) -> None:
     assert not world.draining.is_draining(world.group, "t", 2)
 
 
-async def test_a_broker_that_stood_still_waits_for_readers_as_long_as_it_would_have(world: World) -> None:
+async def test_a_broker_that_was_suspended_waits_for_readers_as_long_as_it_would_have(world: World) -> None:
     """Their pulls lie in its sockets when its timer goes off."""
     await reader(world)
     await world.joins("c2")
@@ -225,7 +225,7 @@ async def test_a_broker_that_stood_still_waits_for_readers_as_long_as_it_would_h
     assert not world.draining.is_pending("g")
 
 
-async def test_a_reader_that_goes_on_is_waited_for_but_not_for_ever(world: World) -> None:
+async def test_a_reader_that_continues_is_waited_for_but_not_for_ever(world: World) -> None:
     one = await reader(world)
     two = await world.joins("c2")
     passed_s, step_s = 0.0, world.limits.drain_limit_s / 2 - 0.1
@@ -241,7 +241,7 @@ async def test_a_reader_that_goes_on_is_waited_for_but_not_for_ever(world: World
     assert world.repeats.undrained == 2
 
 
-async def test_only_a_reader_that_is_waited_for_prolongs_a_drain(world: World) -> None:
+async def test_only_a_reader_that_is_waited_for_extends_a_drain(world: World) -> None:
     await reader(world)
     two = await world.joins("c2")
     world.clock.passes(world.limits.drain_limit_s / 2)
@@ -262,7 +262,7 @@ async def test_a_held_pull_of_what_moves_comes_back_and_says_how_far_its_reader_
     assert world.drained == [(2, one)]
 
 
-async def test_pulls_of_the_next_reader_wait_up_to_a_limit_and_go_on(tmp_path: Path) -> None:
+async def test_pulls_of_the_next_reader_wait_up_to_a_limit_and_continue(tmp_path: Path) -> None:
     world = World(tmp_path, max_gated=1)
     one = await reader(world)
     two = await world.joins("c2")
@@ -318,7 +318,7 @@ async def test_a_reader_may_be_done_while_it_is_not_known_what_a_further_change_
     world.comes("c3")
     for number in range(QUEUES):
         assert world.is_held_back(one, number, committed=5) == (number >= QUEUES // 2)
-    assert world.drained == [(2, one), (3, one)], "the next reader goes on from there"
+    assert world.drained == [(2, one), (3, one)], "the next reader continues from there"
     await world.found()
     assert not world.draining.is_draining(world.group, "t", 2)
 
@@ -337,7 +337,7 @@ async def test_without_foreign_members_nothing_is_drained(world: World) -> None:
     assert world.draining.allotment.queue_count == 0
 
 
-async def test_one_of_ours_that_was_refused_is_told_when_all_is_handled(world: World) -> None:
+async def test_one_of_ours_that_was_refused_is_notified_when_all_is_handled(world: World) -> None:
     one = await reader(world)
     ours = await world.joins("c2", strategy="AVG")
     assert not world.is_kept_back(ours)
@@ -348,7 +348,7 @@ async def test_one_of_ours_that_was_refused_is_told_when_all_is_handled(world: W
     assert sorted(world.told, key=lambda item: item.number) == [one, ours]
 
 
-async def test_a_member_that_does_not_ask_is_told_again_so_often(world: World) -> None:
+async def test_a_member_that_does_not_ask_is_notified_again_this_often(world: World) -> None:
     one = await reader(world)
     await world.joins("c2")
     world.handles(one, 2, 3)
@@ -373,7 +373,7 @@ async def test_a_member_that_asks_drops_its_queues_and_reads_others_on(world: Wo
     assert not world.draining.is_moving(world.groups.obtain("g"), one)
 
 
-async def test_in_a_long_drain_each_queue_moves_by_itself(world: World) -> None:
+async def test_in_a_long_drain_each_queue_moves_on_its_own(world: World) -> None:
     one = await reader(world)
     two = await world.joins("c2")
     world.clock.passes(world.limits.bridged_after_s)
@@ -411,7 +411,7 @@ async def test_too_many_queues_are_not_drained(tmp_path: Path) -> None:
     assert world.draining.allotment.queue_count == 0
 
 
-async def test_a_newcomer_without_a_list_is_told_of_those_before_the_change(world: World) -> None:
+async def test_a_newcomer_without_a_list_is_notified_of_those_before_the_change(world: World) -> None:
     one = await reader(world)
     two = world.comes("c2")
     assert world.asks(one) == ["c1"]
@@ -447,7 +447,7 @@ async def test_a_question_waits_for_a_word_of_another_broker_but_only_so_long(
     await world.found()
 
 
-async def test_a_word_of_another_broker_prolongs_nothing_that_is_over(world: World) -> None:
+async def test_a_message_of_another_broker_extends_nothing_that_is_over(world: World) -> None:
     one = await reader(world)
     two = await world.joins("c2")
     world.handles(one, 2, 3)

@@ -14,7 +14,7 @@ from ...support.metrics import samples
 from ...support.requests import commit, send, value
 
 
-async def test_they_are_told_by_group_and_are_no_lag(nodes: Nodes, connect: Connect) -> None:
+async def test_expired_messages_are_reported_by_group_and_are_no_lag(nodes: Nodes, connect: Connect) -> None:
     node = await nodes.start(metrics_port=0, segment_bytes=2_000, retain_hours=1)
     wire = await connect(node.address)
     await create_topic(wire, "t", 1)

@@ -1,4 +1,4 @@
-"""Large groups of foreign members: a change looks at what changed, not at what each member was given."""
+"""Large groups of foreign members: a change checks what changed, not what each member was given."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def settle(node: Node) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_member_that_joins_costs_no_look_at_what_each_other_was_given(
+async def test_a_member_that_joins_does_not_check_what_each_other_was_given(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = await joined(node, MEMBERS)
@@ -81,7 +81,7 @@ async def test_a_member_that_joins_costs_no_look_at_what_each_other_was_given(
         member.hang_up()
 
 
-async def test_members_that_are_told_later_are_passed_over_in_pieces(
+async def test_members_that_are_notified_later_are_passed_over_in_pieces(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = await joined(node, MEMBERS)

@@ -29,7 +29,7 @@ from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.requests import SUBSCRIBED, SUSPEND, beat, commit, join, lock, members, pull, send
 
 
-async def test_members_come_and_go_and_each_change_is_told(node: Node, connect: Connect) -> None:
+async def test_members_come_and_go_and_each_change_is_reported(node: Node, connect: Connect) -> None:
     one, two = await connect(node.address), await connect(node.address)
     assert (await beat(one, "c1")).version == 409
     notice = await one.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
@@ -43,7 +43,7 @@ async def test_members_come_and_go_and_each_change_is_told(node: Node, connect: 
     assert await members(one) == ["c1"]
 
 
-async def test_a_closed_socket_ends_a_membership_at_once(node: Node, connect: Connect) -> None:
+async def test_a_closed_socket_ends_a_membership_immediately(node: Node, connect: Connect) -> None:
     one, two = await connect(node.address), await connect(node.address)
     await beat(one, "c1")
     await beat(two, "c2")
@@ -127,7 +127,7 @@ async def test_members_do_not_erase_each_others_subscriptions(node: Node, connec
     assert (await two.call(RequestCode.PULL_MESSAGE, pull("u", flags=0))).code == ResponseCode.PULL_NOT_FOUND
     assert await members(one, topic="t") == ["c1"]
     assert await members(one, topic="u") == ["c2"]
-    assert await members(one) == ["c1"], "a foreign client is told of those that share a topic with it"
+    assert await members(one) == ["c1"], "a foreign client is notified of those that share a topic with it"
     assert await members(two) == ["c2"]
     faults = node.broker.groups.get("g").reported  # type: ignore[union-attr]
     assert "c2 not subscribed to t, while c1 are" in faults

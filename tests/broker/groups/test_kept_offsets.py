@@ -57,7 +57,7 @@ def test_offsets_are_saved_once_and_read_by_the_next_run(tmp_path: Path) -> None
         again.put("g", "t", 3, 0)
 
 
-def test_so_many_offsets_are_kept_and_others_may_come_when_some_are_gone(tmp_path: Path) -> None:
+def test_this_many_offsets_are_kept_and_others_may_come_when_some_are_gone(tmp_path: Path) -> None:
     offsets = made(tmp_path, max_offsets=2)
     offsets.put("g", "t", 0, 1)
     offsets.put("h", "t", 0, 1)
@@ -115,7 +115,7 @@ def test_an_owner_s_offset_may_be_given_up(tmp_path: Path, by: str) -> None:
     ("identity", "deleted", "is_kept"),
     [("id", (), True), ("id", ("t",), True), ("other", (), False), ("", (), True), ("", ("t",), False)],
 )
-def test_offsets_of_a_topic_that_was_made_anew_are_forgotten(
+def test_offsets_of_a_topic_that_was_recreated_are_forgotten(
     tmp_path: Path, identity: str, deleted: tuple[str, ...], *, is_kept: bool
 ) -> None:
     offsets = made(tmp_path)

@@ -1,4 +1,4 @@
-"""Foreign members that hear of a change late, as plain frames."""
+"""Foreign members that are notified of a change late, as plain frames."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOLD = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
 
 async def told_of_a_newcomer(node: Node, wire: Wire, connect: Connect) -> Wire:
-    """c1 has handled queue 1, which is c2's now, and was told. Returns c2's connection."""
+    """c1 has handled queue 1, which is c2's now, and was notified. Returns c2's connection."""
     await reading(node, wire)
     assert await members(wire) == ["c1"]
     two = await connect(node.address)
@@ -30,7 +30,7 @@ async def gets_nothing(wire: Wire) -> bool:
     return answer.code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_who_has_not_asked_since_it_was_told_is_told_again_and_gets_nothing(
+async def test_who_has_not_asked_since_it_was_notified_is_notified_again_and_gets_nothing(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
     """By the list that it has it would read a queue that another member reads."""
@@ -44,11 +44,11 @@ async def test_who_has_not_asked_since_it_was_told_is_told_again_and_gets_nothin
     assert node.broker.groups.obtain("g").drain is None
 
 
-async def test_who_is_told_in_the_midst_of_its_rebalance_gets_nothing_of_what_it_reads_on(
+async def test_who_is_notified_in_the_midst_of_its_rebalance_gets_nothing_of_what_it_reads_on(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
     """Apache's client asks once for each topic, and drops queues of that topic. This one is given the new list for u and for
-    retries only, and has not heard the notification."""
+    retries only, and has not received the notification."""
     two = await connect(node.address)
     for topic in "tu":
         await create_topic(wire, topic, 2)

@@ -47,7 +47,7 @@ def handed_over(locks: Locks) -> tuple[RemotingConnection, int, RemotingConnecti
     return one, first, two, locks.lock(TWO, two)[QUEUE]
 
 
-def test_a_killed_broker_knows_every_lease_that_a_member_was_told_of(tmp_path: Path, clock: MovableClock) -> None:
+def test_a_killed_broker_knows_every_lease_that_a_member_was_notified_of(tmp_path: Path, clock: MovableClock) -> None:
     _, first, _, second = handed_over(make_locks(tmp_path, clock))
     again = restarted(tmp_path, clock)
     assert again.lock(ONE, peer()) == {}, "the former owner gets nothing back"

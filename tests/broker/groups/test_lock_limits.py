@@ -53,7 +53,7 @@ def test_locks_are_limited_at_their_edge_and_others_may_have_what_ends(tmp_path:
     assert len(locks.lock(LockRequest("c2", "h", queues(0)), two)) == 1
 
 
-def test_a_connection_has_or_waits_for_so_many_locks(tmp_path: Path) -> None:
+def test_a_connection_has_or_waits_for_this_many_locks(tmp_path: Path) -> None:
     locks = make_locks(tmp_path, MovableClock(stands=True), limits=Limits(max_locks_of_connection=2))
     one, two = connection(), connection()
     assert len(locks.lock(LockRequest("c1", "g", queues(0, 1, 2), True), one)) == 2
@@ -112,7 +112,7 @@ async def test_queues_that_do_not_exist_are_not_locked(wire: Wire, node: Node) -
 
 
 @pytest.mark.limits(max_locks=1)
-async def test_who_is_refused_locks_is_told_why(wire: Wire) -> None:
+async def test_who_is_refused_locks_gets_the_reason(wire: Wire) -> None:
     await create_topic(wire, "t", 4)
     body = group_bodies.encode_lock_request(LockRequest("c1", "g", queues(0, 1)))
     answer = await wire.call(Code.LOCK_BATCH_MQ, body=body)

@@ -1,4 +1,4 @@
-"""The table of locks, without a broker: who is told, what counts as a change, and what is kept of whom."""
+"""The table of locks, without a broker: who is notified, what counts as a change, and what is kept of whom."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ class Table:
         return self.locks.unlock(LockRequest(client_id, "g", (FIRST,), True, epochs), session)
 
     def sweeps(self, seconds: float) -> None:
-        """Time passes, and leases are looked at all the time."""
+        """Time passes, and leases are checked all the time."""
         while seconds > 0:
             self.clock.advance(min(seconds, LEASE_SWEEP_S))
             seconds -= LEASE_SWEEP_S
             finish(self.locks.expiring())
 
     def is_awake_for(self, seconds: float) -> None:
-        """Time passes, and nobody has looked at leases yet."""
+        """Time passes, and nobody has checked leases yet."""
         self.clock.advance(seconds)
         self.locks.renew(())
 
@@ -196,7 +196,7 @@ def test_a_foreign_member_that_has_left_locks_nothing_until_it_joins(table: Tabl
     assert table.lock("c1", one, handover=False)
 
 
-def test_so_many_groups_are_kept_that_a_member_has_left(tmp_path: Path) -> None:
+def test_this_many_groups_are_kept_that_a_member_has_left(tmp_path: Path) -> None:
     table = Table(tmp_path, limits=Limits(max_memberships=2))
     one = peer()
     for name in ("g", "h", "i"):
@@ -255,7 +255,7 @@ def test_only_its_foreign_reader_lets_a_queue_go(table: Table) -> None:
     assert table.locks.groups.queue("g", "t", 0).lease is not None, "ours unlocks it"
 
 
-def test_leases_of_members_that_are_heard_last_anew(table: Table) -> None:
+def test_leases_of_members_that_are_heard_last_as_long_again(table: Table) -> None:
     one, two = peer(), peer()
     table.lock("c1", one)
     table.lock("c2", two, QUEUES[1])
@@ -278,7 +278,7 @@ def test_expired_leases_are_ended_in_pieces(table: Table) -> None:
     assert (len(table.locks), one.charged_bytes) == (0, 0)
 
 
-def test_a_short_standstill_prolongs_nothing(table: Table) -> None:
+def test_a_short_stall_extends_nothing(table: Table) -> None:
     table.lock("c1", peer())
     table.sweeps(HANDOVER_LEASE_S - 1)
     table.clock.advance(LEASE_SWEEP_S + STANDSTILL_S)
@@ -368,7 +368,7 @@ def test_an_owner_from_before_a_restart_commits_no_further_than_its_queue_went(t
     ) == (None, 6)
 
 
-def test_owners_of_a_topic_that_was_deleted_begin_it_anew(tmp_path: Path) -> None:
+def test_owners_of_a_topic_that_was_deleted_begin_again(tmp_path: Path) -> None:
     table = Table(tmp_path)
     one = peer()
     table.lock("c1", one, *QUEUES[:2])

@@ -25,7 +25,7 @@ async def free(node: Node) -> None:
     await eventually(lambda: not node.broker.groups.owners("g") and not node.broker.draining.is_pending("g"))
 
 
-async def test_a_queue_has_one_owner_and_the_next_is_told_when_it_is_free(node: Node, connect: Connect) -> None:
+async def test_a_queue_has_one_owner_and_the_next_is_notified_when_it_is_free(node: Node, connect: Connect) -> None:
     one, two = await connect(node.address), await connect(node.address)
     await create_topic(one, "t")
     await beat(one, "c1")
@@ -41,7 +41,7 @@ async def test_a_queue_has_one_owner_and_the_next_is_told_when_it_is_free(node: 
     assert second[QUEUE] > first[QUEUE]
 
 
-async def test_a_killed_owner_frees_its_queues_at_once(node: Node, connect: Connect) -> None:
+async def test_a_killed_owner_frees_its_queues_immediately(node: Node, connect: Connect) -> None:
     one, two = await connect(node.address), await connect(node.address)
     await create_topic(one, "t")
     await beat(one, "c1")
@@ -99,7 +99,7 @@ def test_an_owner_that_comes_by_another_connection_proves_itself_by_its_epoch(tm
 
 
 def test_after_a_restart_who_does_not_know_its_epoch_gets_another(tmp_path: Path) -> None:
-    """It does not go on, it begins: with the old epoch it would be below what the queue has seen, if the folder is a copy."""
+    """It starts over: with the old epoch it would be below what the queue has seen, if the folder is a copy."""
     clock = MovableClock()
     ask = LockRequest("c1", "g", (QUEUE,), True)
     first = make_locks(tmp_path, clock).lock(ask, peer())[QUEUE]
@@ -229,7 +229,7 @@ def test_a_lease_that_is_not_renewed_ends(tmp_path: Path) -> None:
     assert locks.groups.obtain("g").queue(*("t", 0)).commit_fault(one, ("t", 0), 1)
 
 
-def test_a_broker_that_stood_still_gives_its_members_time_to_renew(tmp_path: Path) -> None:
+def test_a_broker_that_was_suspended_gives_its_members_time_to_renew(tmp_path: Path) -> None:
     clock = MovableClock(stands=True)
     locks = make_locks(tmp_path, clock)
     one, two = peer(), peer()
@@ -247,7 +247,7 @@ def test_a_broker_that_stood_still_gives_its_members_time_to_renew(tmp_path: Pat
     assert QUEUE in locks.lock(other, two), "time to renew, not for ever"
 
 
-def test_a_broker_that_stood_still_while_no_lease_is_known_keeps_all_out_for_longer(tmp_path: Path) -> None:
+def test_a_broker_that_was_suspended_while_no_lease_is_known_keeps_all_out_for_longer(tmp_path: Path) -> None:
     """Members that renew in vain believe in their leases for 20 s of what they could have been answered."""
     clock = MovableClock(stands=True)
     make_locks(tmp_path, clock)
@@ -265,7 +265,7 @@ def test_a_broker_that_stood_still_while_no_lease_is_known_keeps_all_out_for_lon
     assert QUEUE in locks.lock(asked, one)
 
 
-def test_a_renewal_takes_nothing_anew(tmp_path: Path) -> None:
+def test_a_renewal_takes_nothing_again(tmp_path: Path) -> None:
     locks = make_locks(tmp_path, MovableClock())
     one, again = peer(), peer()
     ask = LockRequest("c1", "g", (QUEUE,), True)
@@ -280,7 +280,7 @@ def test_a_renewal_takes_nothing_anew(tmp_path: Path) -> None:
     assert locks.lock(ask, again) == {QUEUE: second}
 
 
-def test_after_a_restart_an_owner_may_let_go(tmp_path: Path) -> None:
+def test_after_a_restart_an_owner_may_release(tmp_path: Path) -> None:
     clock = MovableClock()
     request = LockRequest("c1", "g", (QUEUE,), True)
     make_locks(tmp_path, clock).lock(request, peer())
@@ -299,7 +299,7 @@ async def test_apaches_locks_last_and_survive_a_closed_socket(node: Node, connec
 
 
 async def test_apaches_locks_end_when_their_member_leaves_its_group(node: Node, connect: Connect) -> None:
-    """A Java member that leaves unlocks its queues, then unregisters. Its rebalance goes on until the socket closes, and may
+    """A Java member that leaves unlocks its queues, then unregisters. Its rebalance runs until the socket closes, and may
     lock what was given to it just then. Nobody would read that for 60 s."""
     one, two = await connect(node.address), await connect(node.address)
     await create_topic(one, "t", 2)
@@ -348,7 +348,7 @@ async def test_what_is_handed_over_together_is_committed_and_unlocked_by_one_req
     assert group_bodies.decode_committed(taken.body) == {queues[0]: 1}
 
 
-async def test_a_member_commits_several_queues_at_once_and_only_those_that_are_its_own(
+async def test_a_member_commits_several_queues_at_the_same_time_and_only_those_that_are_its_own(
     node: Node, connect: Connect
 ) -> None:
     one, two = await connect(node.address), await connect(node.address)

@@ -1,4 +1,4 @@
-"""Drains of foreign members that take long, as plain frames: each queue moves by itself."""
+"""Drains of foreign members that take long, as plain frames: each queue moves on its own."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_queue_moves_though_its_next_reader_is_drained_of_others(
     for queue in (0, 1):
         assert node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", queue), "its handlers run"
         await handled(wire, queue, 1)
-    assert sorted(await members(wire)) == ["c0", "c1", "c2"], "it is told of all when it has handled what it loses"
+    assert sorted(await members(wire)) == ["c0", "c1", "c2"], "it is notified of all when it has handled what it loses"
     parked = pull(queue=3, flags=FLAGS, suspend_timeout_millis=1)
     assert (await wire.call(RequestCode.PULL_MESSAGE, parked)).code == ResponseCode.PULL_NOT_FOUND, "until it drops it"
 
@@ -109,7 +109,7 @@ async def test_a_reader_that_is_busy_with_a_queue_that_it_keeps_is_waited_for(
     assert not node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 2)
 
 
-async def test_a_reader_that_stands_is_not_waited_for_because_another_one_goes_on(
+async def test_a_reader_that_stands_is_not_waited_for_because_another_one_continues(
     node: Node, wire: Wire, connect: Connect
 ) -> None:
     await moved_between_busy_members(node, wire, connect)
@@ -142,7 +142,7 @@ async def test_routes_that_take_long_to_find_are_waited_for(
     body = encode_heartbeat(Heartbeat("c2", (ConsumerData("g", subscriptions=subscriptions),)))
     assert (await two.call(RequestCode.HEART_BEAT, body=body)).code == 0
     await eventually(lambda: len(looked) == 4)
-    assert all(looked), "nobody is told before it is known what moves"
+    assert all(looked), "nobody is notified before it is known what moves"
 
 
 async def test_a_pull_of_who_has_left_does_not_count_as_the_next_readers(

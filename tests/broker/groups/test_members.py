@@ -111,7 +111,7 @@ def test_a_member_that_leaves_has_no_place_and_one_with_two_connections_has_one(
     assert world.group.client_ids("t") == ["c1"]
 
 
-def test_members_are_told_of_those_that_share_a_topic_with_them(world: World) -> None:
+def test_members_are_notified_of_those_that_share_a_topic_with_them(world: World) -> None:
     one, both, two = world.beats("c1", "t"), world.beats("c2", "t", "u"), world.beats("c3", "u")
     assert [world.group.companions(item).ids for item in (one, both, two)] == [
         ["c1", "c2"],
@@ -129,7 +129,7 @@ def test_members_are_told_of_those_that_share_a_topic_with_them(world: World) ->
     assert not world.group.differs(), "a retry topic is everybody's"
 
 
-def test_lists_are_kept_for_so_many_different_sets_of_topics() -> None:
+def test_lists_are_kept_for_this_many_different_sets_of_topics() -> None:
     world = World(max_compared=1)
     one, two = world.beats("c1", "t"), world.beats("c2", "u")
     assert world.group.companions(one) is world.group.companions(one)
@@ -225,7 +225,7 @@ def test_a_membership_is_as_large_as_what_is_kept_of_it() -> None:
     assert size_of(seen) == MEMBER_BYTES + PLACE_BYTES * (1 + 2 + 3)
 
 
-def test_only_news_about_members_are_told_to_the_group(world: World) -> None:
+def test_only_news_about_members_are_sent_to_the_group(world: World) -> None:
     one = world.beats("c1", "t")
     assert world.changes == [("g", 1)]
     world.beats("c1", "t", session=one, assigned=(Queue("t", "a", 0),), queue_counts={"a": {"t": QUEUES}})
@@ -287,7 +287,7 @@ def test_a_group_that_is_sticky_as_a_whole_has_shares(world: World) -> None:
     assert world.group.share("c1", "t") is None
 
 
-def test_queues_that_a_member_sees_anew_are_shared_out(world: World) -> None:
+def test_queues_that_a_member_sees_again_are_shared_out(world: World) -> None:
     one = sticky(world, "c1")
     assert world.group.share("c1", "t") == BrokerShare(1, 4, {"a": [0, 1, 2, 3]})
     world.group.sees(world.group.members[one], "t", {"a": QUEUES + 2})
@@ -308,7 +308,7 @@ def test_what_members_of_other_strategies_own_is_no_claim(world: World) -> None:
 
 
 @pytest.mark.parametrize("limit", [3, 4])
-def test_a_broker_shares_out_so_many_queues(limit: int) -> None:
+def test_a_broker_shares_out_this_many_queues(limit: int) -> None:
     world = World(max_shared_queues=limit)
     sticky(world, "c1")
     assert (world.group.share("c1", "t") is None) is (limit < QUEUES)
@@ -332,7 +332,7 @@ def test_foreign_members_are_known_apart(world: World) -> None:
     assert one.charged_bytes == 0
 
 
-def test_a_client_is_a_member_of_so_many_groups() -> None:
+def test_a_client_is_a_member_of_this_many_groups() -> None:
     world = World(max_memberships=2)
     one = world.beats("c1", "t")
     world.beats("c1", "t", session=one, group="h")
@@ -343,7 +343,7 @@ def test_a_client_is_a_member_of_so_many_groups() -> None:
     world.beats("c1", "t", session=one, group="i")
 
 
-def test_a_group_has_so_many_members_and_those_that_it_has_stay() -> None:
+def test_a_group_has_this_many_members_and_those_that_it_has_stay() -> None:
     world = World(max_members=1)
     one = world.beats("c1", "t")
     world.beats("c1", "t", session=one)
@@ -415,7 +415,7 @@ def test_disagreements_are_reported_once_and_again_when_they_come_back(world: Wo
     assert len(world.faults()) == 2
 
 
-def test_the_log_has_so_many_disagreements_of_a_group_in_a_while() -> None:
+def test_the_log_has_this_many_disagreements_of_a_group_in_a_while() -> None:
     world = World(max_logged_faults=1)
     assert [world.groups._may_log(world.groups.obtain("g")) for _ in range(2)] == [True, False]
     assert world.groups._may_log(world.groups.obtain("h"))
@@ -428,7 +428,7 @@ def test_the_log_has_so_many_disagreements_of_a_group_in_a_while() -> None:
 
 
 @pytest.mark.parametrize(("retry_queues", "compared", "is_alone"), [(1, 2, False), (2, 2, True), (1, 1, True)])
-def test_foreign_members_of_different_topics_are_told_of_others_or_of_themselves(
+def test_foreign_members_of_different_topics_are_notified_of_others_or_of_themselves(
     retry_queues: int, compared: int, *, is_alone: bool
 ) -> None:
     world = World(max_compared=compared)
@@ -443,7 +443,7 @@ def test_foreign_members_of_different_topics_are_told_of_others_or_of_themselves
     assert world.group.list_for(one) is world.group.companions(one)
 
 
-def test_a_foreign_member_that_shares_only_some_of_its_topics_is_told_of_itself(world: World) -> None:
+def test_a_foreign_member_that_shares_only_some_of_its_topics_is_notified_of_itself(world: World) -> None:
     one, two = world.beats("c1", "t", "u", strategy=None), world.beats("c2", "t", strategy=None)
     finish(world.group.binding(is_uneven=True, retry_queues=1))
     assert world.group.list_for(one) is not world.group.companions(one)

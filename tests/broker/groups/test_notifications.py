@@ -1,4 +1,4 @@
-"""News of a group that members are told: who is told, when, and in how many turns."""
+"""Notifications of a group: who is notified, when, and in how many turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...support.locks import Changes, make_groups
 
 
 class Told:
-    """A member's connection, with what it is told."""
+    """A member's connection, with the notifications that it got."""
 
     peer = "here"
 
@@ -98,7 +98,7 @@ def world() -> World:
     return World()
 
 
-def test_members_are_told_once_of_many_changes_and_their_places(world: World) -> None:
+def test_members_are_notified_once_of_many_changes_and_their_places(world: World) -> None:
     one, two = world.joins(2)
     assert (len(world.timers), world.drained) == (1, ["g", "g"])
     world.tells()
@@ -111,7 +111,7 @@ def test_members_are_told_once_of_many_changes_and_their_places(world: World) ->
     assert (len(one.news), two.news[1:]) == (1, [GroupChanged("g", places={"t": Place(0, 1, 2)})])
 
 
-def test_sticky_members_are_told_their_shares_and_foreign_ones_that_something_changed(world: World) -> None:
+def test_sticky_members_get_their_shares_and_foreign_ones_that_something_changed(world: World) -> None:
     (one,) = world.joins(strategy="STICKY")
     (foreign,) = world.joins(group="h", strategy=None)
     world.tells()
@@ -119,7 +119,7 @@ def test_sticky_members_are_told_their_shares_and_foreign_ones_that_something_ch
     assert foreign.news == [GroupChanged("h")]
 
 
-def test_a_foreign_member_that_is_kept_back_is_told_later(world: World) -> None:
+def test_a_foreign_member_that_is_kept_back_is_notified_later(world: World) -> None:
     one, two = world.joins(2, strategy=None)
     world.kept_back.add(two)
     world.tells()
@@ -149,7 +149,7 @@ def test_a_group_whose_news_fail_keeps_none_from_the_others(world: World, caplog
     assert len(other.news) == 1
 
 
-def test_a_change_while_members_are_told_is_told_afterwards(world: World) -> None:
+def test_a_change_while_members_are_notified_is_notified_afterwards(world: World) -> None:
     members = world.joins(SLICE + 1)
     world.timers.pop()()
     (telling,) = world.works
@@ -165,7 +165,7 @@ def test_a_change_while_members_are_told_is_told_afterwards(world: World) -> Non
     assert len(world.timers) == 1
 
 
-def test_a_member_that_is_gone_before_its_turn_is_told_nothing(world: World) -> None:
+def test_a_member_that_is_gone_before_its_turn_is_not_notified(world: World) -> None:
     members = world.joins(SLICE + 1)
     world.tells()
     before = [len(told.news) for told in members]
@@ -180,14 +180,14 @@ def test_a_member_that_is_gone_before_its_turn_is_told_nothing(world: World) -> 
     assert len(members[-1].news) == before[-1]
 
 
-def test_members_behind_the_first_are_told_in_turns(world: World) -> None:
+def test_members_behind_the_first_are_notified_in_turns(world: World) -> None:
     members = world.joins(3 * SLICE)
     world.tells()
     world.notifications.tell(world.group, members)  # type: ignore[arg-type]
     assert world.tells() == 3
     assert {len(told.news) for told in members} == {2}
     world.notifications.tell(world.group, ())
-    assert world.notified()[-1] == 3 * SLICE, "nobody was told since"
+    assert world.notified()[-1] == 3 * SLICE, "nobody was notified since"
 
 
 def test_members_hear_that_a_topic_has_grown(world: World) -> None:
@@ -210,7 +210,7 @@ def test_members_hear_that_a_topic_has_grown(world: World) -> None:
     assert any("sees 2 queues of t" in event.get("fault", "") for event in world.history.of("g"))
 
 
-def test_a_large_group_hears_of_a_topic_in_turns(world: World) -> None:
+def test_a_large_group_is_notified_of_a_topic_in_turns(world: World) -> None:
     world.joins(2 * SLICE + 1)
     world.tells()
     world.notifications.topic_changed(TopicConfig("t", 2, 2))

@@ -35,7 +35,7 @@ def test_owners_are_known_by_topic_and_queue() -> None:
     assert (world.group.owners, world.allotment.queue_count) == ({}, 0)
 
 
-def test_so_many_owners_are_kept_with_those_that_are_being_found() -> None:
+def test_this_many_owners_are_kept_with_those_that_are_being_found() -> None:
     world = World(Limits(max_drained_queues=3))
     allotment = world.allotment
     assert allotment.takes(2)

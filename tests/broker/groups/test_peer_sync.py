@@ -1,4 +1,4 @@
-"""A talk of two brokers by itself: what one knows of the other, and when it has nothing to say or to wait for."""
+"""Synchronization of two brokers alone: what one knows of the other, and when it has nothing to say or to wait for."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_nobody_is_waited_for_after_it_was_given_up(said: Said) -> None:
     assert said.word() is None, "given up before it was known what moves"
 
 
-def test_a_member_is_told_when_the_other_broker_knows_that_it_is_drained(said: Said) -> None:
+def test_a_member_is_notified_when_the_other_broker_knows_that_it_is_drained(said: Said) -> None:
     agreed(said)
     assert said.group.sync.lets_tell("c2")
     said.agreement.waits(said.group, ["c1"])
@@ -114,12 +114,14 @@ def test_what_is_known_of_a_broker_outlives_a_change(said: Said) -> None:
     said.hears("d", "c9", heard=0, number=7)
     said.agreement.gave(said.group, "c1")
     said.found("d")
-    assert not said.group.sync.lets_give("c9"), "it has not heard of this change"
+    assert not said.group.sync.lets_give("c9"), "it has not been notified of this change"
     word = said.says()
     assert (word.header.heard, word.members.given) == (7, {"d": ("c1",)})
 
 
-def test_a_broker_that_was_let_give_lists_may_do_so_until_it_has_heard_of_the_next_change(said: Said) -> None:
+def test_a_broker_that_was_allowed_to_return_lists_may_do_so_until_it_has_been_notified_of_the_next_change(
+    said: Said,
+) -> None:
     agreed(said)
     assert not said.group.sync.gives_earlier, "it gives those of this change"
     said.agreement.opened(said.group)

@@ -224,10 +224,10 @@ async def test_a_held_pull_ends_when_its_time_is_up(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("expression", ["*", "B"])
-async def test_a_held_pull_of_a_topic_that_is_deleted_is_told_at_once(
+async def test_a_held_pull_of_a_topic_that_is_deleted_returns_immediately(
     still: Node, connect: Connect, expression: str
 ) -> None:
-    """Held on, it would sleep through the messages of a topic that is made anew."""
+    """Held on, it would sleep through the messages of a topic that is recreated."""
     wire, waiting = await connect(still.address), await connect(still.address)
     await create_topic(wire, "t")
     await send(wire, b"seen", tag="A", queue=0)

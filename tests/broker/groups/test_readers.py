@@ -21,7 +21,7 @@ def locked(locks: Locks, *queues: int) -> set[int]:
 
 
 def advance(locks: Locks, clock: MovableClock, seconds: float) -> None:
-    """The broker runs meanwhile: it does not stand still."""
+    """The broker runs meanwhile: it does not stall."""
     for _ in range(10):
         clock.advance(seconds / 10)
         locks.renew(())

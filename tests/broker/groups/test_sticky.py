@@ -1,4 +1,4 @@
-"""Shares of a topic that the broker divides: what members are told one after another are parts of one whole."""
+"""Shares of a topic that the broker divides: what members get one after another are parts of one whole."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def told(shares: StickyShares, seen: dict[str, int], members: list[str]) -> list
     return [share.of("t") for share in found if share is not None]
 
 
-def test_what_a_member_still_has_changes_no_share_that_others_were_told() -> None:
+def test_what_a_member_still_has_changes_no_share_that_others_got() -> None:
     """A member that is giving queues away still names them in its heartbeat, and who asks may doubt the shares. Shared out
-    anew, a queue would leave one member and reach nobody: the others have no reason to ask again (simulation, seed 79872)."""
+    again, a queue would leave one member and reach nobody: the others have no reason to retry (simulation, seed 79872)."""
     shares = StickyShares("t")
     told(shares, SEEN, MEMBERS[:2])
     shares.forget()
@@ -40,7 +40,7 @@ def test_shares_follow_members_and_queues() -> None:
     assert shares.of("c9", SEEN, lambda: MEMBERS) is None
 
 
-def test_owners_are_kept_for_so_many_queues() -> None:
+def test_owners_are_kept_for_this_many_queues() -> None:
     shares = StickyShares("t", Limits(max_shared_queues=2))
     one, two, three = (Queue("t", "broker-a", number) for number in range(3))
     for queue in (one, two, three):

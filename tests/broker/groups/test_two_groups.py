@@ -36,8 +36,8 @@ async def test_a_held_pull_of_another_group_says_nothing_of_this_one(node: Node,
 
 
 async def test_a_connection_is_one_member_of_a_group(node: Node, wire: Wire) -> None:
-    """Pulls carry no client id, so a second id of one group could not be told from the first: it needs a connection of its
-    own, and the refusal says so."""
+    """Pulls carry no client id, so two ids of one group on one connection look the same. A second id needs a connection of
+    its own, and the refusal says so."""
     await join(wire, "c1")
     refused = await beat(wire, "c2")
     assert refused.code == ResponseCode.SYSTEM_ERROR

@@ -39,7 +39,7 @@ async def claims(wire: Wire, client_id: str, topic: str, queues: int = QUEUES) -
 
 
 async def gets(wire: Wire, topic: str, queue: int, offset: int = 0) -> list[bytes]:
-    """The answer to a pull that is not held comes at once: nothing if the queue is another's, and the pull is parked."""
+    """The answer to a pull that is not held comes immediately: nothing if the queue is another's, and the pull is parked."""
     header = pull(topic, queue=queue, offset=offset, flags=FLAGS, suspend_timeout_millis=1)
     answer = await wire.call(RequestCode.PULL_MESSAGE, header)
     return [record.body for record in decode_records(answer.body)] if answer.code == 0 else []
@@ -110,7 +110,7 @@ async def test_each_queue_is_read_by_one_of_those_that_subscribe_to_its_topic(gr
     }
 
 
-async def test_members_that_share_all_topics_with_the_same_others_are_told_of_those(group: Group) -> None:
+async def test_members_that_share_all_topics_with_the_same_others_are_notified_of_those(group: Group) -> None:
     """c's t2 is b's, too, but b's t0 is a's: only b would claim what is not its own by the list of its companions."""
     assert await members(group.both) == ["b"]
     assert sorted(await members(group.one)) == ["b", "c"]
@@ -132,7 +132,7 @@ async def parked(group: Group, wire: Wire, topic: str, queue: int) -> int:
 
 
 async def test_a_pull_of_another_members_queue_waits_until_the_queue_is_its_own(group: Group) -> None:
-    """It goes on where the one before has come, though it loaded its offset before: also if that one was killed."""
+    """It continues where the one before has come, though it loaded its offset before: also if that one was killed."""
     await members(group.both)
     waits = await parked(group, group.both, "t2", 2)
     await send(group.admin, b"more", topic="t2", queue=2)
@@ -149,7 +149,7 @@ async def test_a_pull_of_another_members_queue_waits_until_the_queue_is_its_own(
 
 
 async def test_a_reader_ends_before_the_next_one_gets_anything(group: Group) -> None:
-    """b and c go on claiming what they claim: nobody has to hear of the change."""
+    """b and c continue claiming what they claim: nobody has to be notified of the change."""
     assert await gets(group.both, "t2", 1) == [b"m"]
     await joins(group.ours, "a", "t0", "t2", strategy="AVG")  # t2: 0 and 1 to a, 2 to b, 3 to c
     await eventually(lambda: group.node.broker.draining.is_draining(group.node.broker.groups.obtain("g"), "t2", 1))
@@ -202,7 +202,7 @@ async def test_queues_that_a_topic_gets_are_read_by_one(group: Group) -> None:
     ]
 
 
-async def test_members_that_subscribe_to_the_same_again_are_told_of_each_other(group: Group) -> None:
+async def test_members_that_subscribe_to_the_same_again_are_notified_of_each_other(group: Group) -> None:
     """b is bound to its share until it has dropped the rest."""
     assert await members(group.both) == ["b"]
     await joins(group.ours, "a", "t0", "t2", strategy="AVG")
@@ -215,7 +215,7 @@ async def test_members_that_subscribe_to_the_same_again_are_told_of_each_other(g
     assert await gets(group.one, "t2", 3) == [b"m", b"m"]
 
 
-async def test_who_asks_for_one_topic_only_is_bound_until_it_looks_again_by_itself(group: Group) -> None:
+async def test_who_asks_for_one_topic_only_is_bound_until_it_looks_again_on_its_own(group: Group) -> None:
     """b claims all queues of the topics for which it has not asked since."""
     assert await members(group.both) == ["b"]
     await joins(group.ours, "a", "t0", "t2", strategy="AVG")

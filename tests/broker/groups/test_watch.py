@@ -45,7 +45,7 @@ class World:
             "g", message_model=model, subscriptions=tuple(map(Subscription, topics or ("t",))), strategy=strategy
         )
         self.groups.heartbeat(session, f"c{session.number}", data, 0, 0)
-        session.charged_bytes = 0  # the membership is not looked at here
+        session.charged_bytes = 0  # the membership is not counted here
         return session
 
     def pulls(self, session: RemotingConnection, *numbers: int, topic: str = "t") -> None:
@@ -217,7 +217,7 @@ def test_a_reader_that_is_no_member_is_nobody(world: World) -> None:
     assert world.looks(ORPHAN_S) == QUEUES
 
 
-def test_so_many_orphans_are_watched_and_reported_at_a_time(tmp_path: Path) -> None:
+def test_this_many_orphans_are_watched_and_reported_at_a_time(tmp_path: Path) -> None:
     world = World(tmp_path, max_read_queues=2, max_reported=1)
     world.joins()
     world.looks()
@@ -227,7 +227,7 @@ def test_so_many_orphans_are_watched_and_reported_at_a_time(tmp_path: Path) -> N
     assert len(world.events("orphaned")) == 2
 
 
-def test_after_a_look_at_very_many_queues_the_watch_rests(tmp_path: Path) -> None:
+def test_after_a_scan_of_very_many_queues_the_watch_rests(tmp_path: Path) -> None:
     world = World(tmp_path, watched_per_s=2)
     world.joins()
     world.looks()  # at a group and its three queues

@@ -1,4 +1,4 @@
-"""Door 2: gRPC.
+"""The gRPC protocol server.
 
 receives    receives and acknowledgements of a client, for tests of several subjects
 """

@@ -1,4 +1,4 @@
-"""Permissions, by the accounts of the other door."""
+"""Permissions, by the accounts of the other protocol server."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ async def test_a_stream_of_a_stranger_is_ended_with_a_reason(guarded: Node, dial
     assert (answer.status.code, call.status) == (UNAUTHORIZED, 0)
 
 
-async def test_accounts_that_change_count_at_once(guarded: Node, dial: Dial, file: AccountsFile) -> None:
+async def test_accounts_that_change_apply_immediately(guarded: Node, dial: Dial, file: AccountsFile) -> None:
     client = await dial(guarded.address, authorization=authorization("orders-key"))
     assert await code(client, "SendMessage", SEND) == OK
     file.write([account(ADMIN, admin=True), account("orders-key")])

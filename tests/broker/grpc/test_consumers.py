@@ -66,7 +66,9 @@ async def test_a_message_comes_as_it_was_sent(client: GrpcClient) -> None:
     assert system.born_host.startswith("127.0.0.1:")
 
 
-async def test_what_the_other_door_takes_comes_without_its_compression(node: Node, client: GrpcClient) -> None:
+async def test_what_the_other_protocol_server_takes_comes_without_its_compression(
+    node: Node, client: GrpcClient
+) -> None:
     await joined(client)
     body = b"x" * 10_000
     async with Producer(node.address) as producer:
@@ -231,7 +233,7 @@ async def test_groups_that_are_not_there_or_may_not_read(nodes: Nodes, dial: Dia
 
 
 @pytest.mark.limits(max_waiting_receives=0)
-async def test_who_would_ask_again_at_once_is_refused_late(node: Node, client: GrpcClient) -> None:
+async def test_who_would_ask_again_immediately_is_refused_late(node: Node, client: GrpcClient) -> None:
     call = begin(client, request(wait_ms=5000))
     await client.call("Heartbeat", schema.HeartbeatRequest(client_type=1))
     assert call.messages.empty()
@@ -335,7 +337,7 @@ async def test_a_message_that_cannot_be_written_is_a_dead_letter_and_the_others_
 async def test_messages_stay_in_flight_while_the_table_of_topics_has_no_room_for_dead_letters(
     node: Node, client: GrpcClient
 ) -> None:
-    """They were never given again until a restart."""
+    """They were never redelivered until a restart."""
     node.broker.group_configs.put(GroupConfig("g", retry_max_times=0))
     await joined(client)
     await send(client, *(b"%d" % number for number in range(10)))
@@ -359,11 +361,11 @@ async def test_messages_stay_in_flight_while_the_table_of_topics_has_no_room_for
 # Acknowledging
 
 
-async def test_what_is_acknowledged_does_not_come_again(node: Node, client: GrpcClient) -> None:
+async def test_what_is_acknowledged_is_not_redelivered(node: Node, client: GrpcClient) -> None:
     await joined(client)
     await send(client, b"1", b"2")
     first, second = handles(await receive(client))
-    for _ in range(2):  # clients try again
+    for _ in range(2):  # clients retry
         answer = await ack(client, first)
         assert [answer.status.code, *(entry.status.code for entry in answer.entries)] == [OK, OK]
     node.clock.advance(31)
@@ -429,7 +431,7 @@ async def test_a_call_acknowledges_some_and_not_too_many(client: GrpcClient) -> 
 # Changing
 
 
-async def test_a_message_that_is_refused_comes_again_in_exactly_that_time(node: Node, client: GrpcClient) -> None:
+async def test_a_message_that_is_refused_is_redelivered_in_exactly_that_time(node: Node, client: GrpcClient) -> None:
     """Apache's brokers hand it out when the receive that waits has ended: a second may become 15."""
     await joined(client)
     await send(client, b"1")
@@ -477,10 +479,10 @@ async def test_a_message_is_given_up_once(node: Node, client: GrpcClient) -> Non
     assert (await client.call("ForwardMessageToDeadLetterQueue", asked)).status.code == ILLEGAL_HANDLE
 
 
-# Prolonging
+# Extending
 
 
-async def test_a_message_is_prolonged_as_long_as_its_client_is_heard(node: Node, client: GrpcClient) -> None:
+async def test_a_message_is_extended_as_long_as_its_client_is_heard(node: Node, client: GrpcClient) -> None:
     await joined(client)
     await send(client, b"1")
     (held,) = await receive(client, auto_renew=True)
@@ -509,7 +511,7 @@ async def test_a_stopped_broker_notes_nothing_of_a_client_that_was_connected(nod
     assert journal.read_bytes() == kept
 
 
-async def test_with_a_client_that_says_good_bye_its_messages_come_again(
+async def test_with_a_client_that_terminates_its_messages_are_redelivered(
     node: Node, client: GrpcClient, dial: Dial
 ) -> None:
     await joined(client)
@@ -545,7 +547,7 @@ async def test_a_client_that_loses_its_connection_may_come_back(node: Node, clie
 
 
 @pytest.mark.parametrize("is_heard", [True, False])
-async def test_a_message_whose_answer_may_be_lost_with_its_connection_is_not_prolonged(
+async def test_a_message_whose_answer_may_be_lost_with_its_connection_is_not_extended(
     node: Node, client: GrpcClient, dial: Dial, is_heard: bool
 ) -> None:
     """The client comes back, sends heartbeats, and knows nothing of such a message."""
@@ -721,7 +723,7 @@ async def test_a_receive_whose_answer_was_lost_gets_it_again(node: Node, client:
         assert (found.body, found.system_properties.delivery_attempt) == (b"1", 1)
 
 
-async def test_a_group_in_order_is_told_so(node: Node, client: GrpcClient) -> None:
+async def test_a_group_in_order_gets_that_setting(node: Node, client: GrpcClient) -> None:
     node.broker.group_configs.put(GroupConfig("g", consume_orderly=True))
     asked = schema.QueryAssignmentRequest(topic=resource("t"), group=resource("g"))
     answer = await client.call("QueryAssignment", asked)

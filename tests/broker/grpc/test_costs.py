@@ -156,7 +156,7 @@ async def test_a_receive_that_waits_counts_with_its_filter(node: Node, client: G
 async def test_clients_that_pop_are_charged_for_all_that_is_kept_of_them_and_it_goes_with_them(
     node: Node, client: GrpcClient
 ) -> None:
-    """Receives with long expressions in very many topics, and every queue looked at: what is kept is charged."""
+    """Receives with long expressions in very many topics, and every queue checked: what is kept is charged."""
     count = 100
     for number in range(count):
         node.broker.topics.put(TopicConfig(f"t{number}", 4, 4), node.broker.store.end)

@@ -34,7 +34,7 @@ OK = 20000
 # Sends
 
 
-async def test_a_message_is_stored_as_the_other_door_stores_it(node: Node, client: GrpcClient) -> None:
+async def test_a_message_is_stored_as_the_other_protocol_server_stores_it(node: Node, client: GrpcClient) -> None:
     put(node)
     sent = message("t", b"hello", message_id="01AB", tag="blue", keys=["k1", "k2"])
     sent.user_properties["color"] = "grün"
@@ -59,7 +59,7 @@ async def test_messages_of_a_call_are_stored_and_answered_one_by_one(node: Node,
 
 
 @pytest.mark.parametrize("count", [MAX_SEND_MESSAGES, MAX_SEND_MESSAGES + 1])
-async def test_a_call_sends_so_many_messages(node: Node, client: GrpcClient, count: int) -> None:
+async def test_a_call_sends_this_many_messages(node: Node, client: GrpcClient, count: int) -> None:
     put(node)
     answer = await client.call("SendMessage", sending(*[message("t")] * count))
     is_legal = count <= MAX_SEND_MESSAGES
@@ -205,7 +205,7 @@ async def test_gzip_is_taken_out_for_those_who_cannot_read_it(node: Node, client
     assert found == [(b"plain", 0), (b"neither", 1), (b"onetwo", 0), (members + b"x", 1)]
 
 
-async def test_a_full_disk_is_told(node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_reported(node: Node, client: GrpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
     from rocketlet.broker.store.files import StoreFull
 
     put(node)

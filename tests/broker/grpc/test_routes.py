@@ -242,7 +242,7 @@ async def test_a_heartbeat_needs_no_settings_before(client: GrpcClient) -> None:
 
 
 @pytest.mark.limits(max_grpc_clients=2)
-async def test_a_broker_knows_so_many_clients(node: Node, dial: Dial, client: GrpcClient) -> None:
+async def test_a_broker_knows_this_many_clients(node: Node, dial: Dial, client: GrpcClient) -> None:
     beat = schema.HeartbeatRequest(client_type=3, group=resource("g"))
     codes = [(await client.call("Heartbeat", beat, x_mq_client_id=f"c{number}")).status.code for number in range(3)]
     assert codes == [OK, OK, 42900]
@@ -270,7 +270,7 @@ async def test_a_client_with_very_many_ids_takes_nobody_elses_place(node: Node, 
     assert (await greedy.call("Heartbeat", beat, x_mq_client_id="c0")).status.code == 42900
 
 
-async def test_a_connection_goes_by_so_many_ids(client: GrpcClient) -> None:
+async def test_a_connection_goes_by_this_many_ids(client: GrpcClient) -> None:
     beat = schema.HeartbeatRequest(client_type=3, group=resource("g"))
     ids = [f"c{number}" for number in range(LIMITS.max_grpc_ids + 1)]
     codes = [(await client.call("Heartbeat", beat, x_mq_client_id=client_id)).status.code for client_id in ids]

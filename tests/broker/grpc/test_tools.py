@@ -1,4 +1,4 @@
-"""Tools tell the truth about groups whose members pop: members, lag, messages in hand, and why nothing moves."""
+"""Tools show the truth about groups whose members pop: members, lag, messages in flight, and why nothing moves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def node(node: Node) -> Node:
     return node
 
 
-async def test_members_lag_and_messages_in_hand_are_shown(
+async def test_members_lag_and_messages_in_flight_are_shown(
     node: Node, client: GrpcClient, wire: Wire, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await joined(client)
@@ -68,7 +68,7 @@ async def test_a_filter_is_shown_as_its_client_has_said_it(node: Node, client: G
     assert wanted.kind == SQL92
 
 
-async def test_messages_in_hand_are_no_stuck_queue_and_messages_that_nobody_takes_are(
+async def test_messages_in_flight_are_no_stuck_queue_and_messages_that_nobody_takes_are(
     node: Node, client: GrpcClient
 ) -> None:
     await joined(client)
@@ -85,7 +85,7 @@ async def test_messages_in_hand_are_no_stuck_queue_and_messages_that_nobody_take
 
 
 @pytest.mark.limits(max_unfinished=2)
-async def test_too_many_messages_in_hand_are_named(
+async def test_too_many_messages_in_flight_are_named(
     node: Node, client: GrpcClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await joined(client)

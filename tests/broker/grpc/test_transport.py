@@ -1,4 +1,4 @@
-"""gRPC on the broker's port, beside the other door."""
+"""gRPC on the broker's port, beside the other protocol server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ...support.grpc_client import GrpcClient, route
 from .conftest import Dial
 
 
-async def test_one_port_serves_both_doors(node: Node, client: GrpcClient, connect: Connect) -> None:
+async def test_one_port_serves_both_protocol_servers(node: Node, client: GrpcClient, connect: Connect) -> None:
     wire = await connect(node.address)
     assert (await client.call("QueryRoute", route("t"))).status.code == 20000
     assert (await wire.call(RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0
@@ -104,7 +104,7 @@ async def test_an_unknown_method_is_not_served(client: GrpcClient) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_who_comes_with_another_kind_of_http_is_told(client: GrpcClient, method: str) -> None:
+async def test_who_comes_with_another_kind_of_http_gets_an_error(client: GrpcClient, method: str) -> None:
     stream_id = client.h2.get_next_available_stream_id()
     head = [(":method", method), (":scheme", "http"), (":path", "/"), (":authority", "a")]
     call = client.begin("QueryRoute", end=True, content_type="text/html")
@@ -186,13 +186,13 @@ async def test_an_answer_that_nobody_reads_counts_until_it_is_taken(node: Node, 
     assert node.server.memory.used_bytes == 0
 
 
-async def test_a_client_that_breaks_the_protocol_is_told_why(node: Node, client: GrpcClient) -> None:
+async def test_a_client_that_breaks_the_protocol_gets_the_reason(node: Node, client: GrpcClient) -> None:
     client.transport.write(b"\0\0\0\6\0\0\0\0\0")  # PING without its 8 bytes
     await asyncio.wait_for(client.is_lost.wait(), 60)
     assert client.goaway == 6
 
 
-async def test_a_broker_that_stops_says_goodbye(nodes: Nodes, dial: Dial) -> None:
+async def test_a_broker_that_stops_sends_goaway(nodes: Nodes, dial: Dial) -> None:
     node = await nodes.start()
     client = await dial(node.address)
     await client.call("QueryRoute", route("t"))
@@ -249,7 +249,7 @@ async def test_the_largest_message_is_taken(client: GrpcClient, more: int) -> No
     assert call.status == (Status.RESOURCE_EXHAUSTED if more else Status.OK)
 
 
-async def test_a_client_that_comes_before_its_door_is_loaded_holds_up_nobody(
+async def test_a_client_that_comes_before_its_protocol_server_is_loaded_holds_up_nobody(
     nodes: Nodes, dial: Dial, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_load = threading.Event()
@@ -276,7 +276,7 @@ async def test_a_client_that_comes_before_its_door_is_loaded_holds_up_nobody(
     await eventually(lambda: node.server.memory.used_bytes == 0)
 
 
-async def test_a_server_that_stops_before_its_door_is_loaded_closes_those_who_wait(
+async def test_a_server_that_stops_before_its_protocol_server_is_loaded_closes_those_who_wait(
     nodes: Nodes, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_load = threading.Event()

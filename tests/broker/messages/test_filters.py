@@ -1,4 +1,4 @@
-"""SQL92 filters are parsed in turns, and a pull looks at no more than a turn has time for."""
+"""SQL92 filters are parsed in turns, and a pull filters no more than a turn has time for."""
 
 from __future__ import annotations
 
@@ -191,9 +191,9 @@ LONG = " OR ".join(f"({' OR '.join(['a = 1'] * 40)})" for _ in range(4))  # 652 
         ("a = 1", b"x", "b\x01" + "x" * 32_000, config.SCAN_BYTES // 32_130),
         ("a = 1", b"x" * (config.SCAN_BYTES + 1), "", 1),
     ],
-    ids=["entries", "words", "bodies", "properties", "one is always looked at"],
+    ids=["entries", "words", "bodies", "properties", "one is always read"],
 )
-async def test_a_pull_looks_at_no_more_than_a_turn_has_time_for(
+async def test_a_pull_filters_no_more_than_a_turn_has_time_for(
     wire: Wire, expression: str, body: bytes, properties: str, looked_at: int
 ) -> None:
     await create_topic(wire, "t")
@@ -393,7 +393,7 @@ def test_parsing_is_done_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("begin", ["11", "1.1", ".1", "0xf", "0x.f", "  "])
-def test_a_value_that_is_almost_a_number_is_looked_at_in_no_time(begin: str) -> None:
+def test_a_value_that_is_almost_a_number_is_parsed_in_no_time(begin: str) -> None:
     """32,000 digits and a sign behind them stopped the broker for 38 s. The engine of regular expressions runs no code
     whose steps could be counted: what fails here does not end."""
     program = f"""

@@ -64,7 +64,7 @@ async def test_messages_are_found_by_any_of_their_keys(
     assert await bodies_of(wire, query("U12") | {"_UNIQUE_KEY_QUERY": "true"}) == [b"t-12"]
 
 
-async def test_only_the_times_asked_for_are_looked_at(node: Node, wire: Wire) -> None:
+async def test_only_the_requested_times_are_searched(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     for number in range(3):
         await send(wire, b"%d" % number, properties="KEYS\x01k")
@@ -120,7 +120,7 @@ async def test_a_body_full_of_marks_and_keys_costs_a_search_no_more_than_another
     assert max(steps.values()) < 2 * steps["plain"]
 
 
-async def test_a_search_looks_at_no_more_than_the_newest_messages(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_search_reads_no_more_than_the_newest_messages(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     await create_topic(wire, "t")
     for number in range(4):
         await send(wire, b"%d" % number, queue=number % 2, properties=f"KEYS\x01k{number}")
@@ -136,7 +136,7 @@ STANDING = "_turn_s", -1  # no work gets a turn
 async def test_a_client_has_one_search_at_a_time_and_others_wait_in_line(
     node: Node, wire: Wire, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """256 searches of one client took a piece each, between two looks at the sockets: 650 ms."""
+    """256 searches of one client took a piece each, between two polls of the sockets: 650 ms."""
     await create_topic(wire, "t")
     await send(wire, b"here", properties="KEYS\x01k")
     searches = node.broker.searches

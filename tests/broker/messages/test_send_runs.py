@@ -329,7 +329,7 @@ ENTRIES = st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_siz
 
 @st.composite
 def frames(draw: st.DrawFn) -> bytes:
-    """A send, which may be garbled in one place."""
+    """A send, which may be malformed in one place."""
     code = draw(st.sampled_from((10, 310, 310, 320)))
     batch = draw(st.booleans())
     body = encode_batch(draw(ENTRIES)) if batch else draw(st.binary(max_size=100))

@@ -74,7 +74,7 @@ async def test_a_bad_send_gets_its_code_and_a_reason(
     answer = await send(wire, **fields)
     assert answer.code == code
     assert remark in (answer.remark or "")
-    assert (await send(wire)).code == 0, "the connection goes on"
+    assert (await send(wire)).code == 0, "the connection continues"
 
 
 async def test_a_missing_field_is_named(wire: Wire) -> None:
@@ -181,7 +181,7 @@ async def test_delayed_messages_come_when_due_and_in_their_topic(nodes: Nodes, c
     assert decode(found[0].properties)["REAL_TOPIC"] == "t"
 
 
-async def test_a_message_sent_back_comes_again_and_ends_among_the_dead(nodes: Nodes, connect: Connect) -> None:
+async def test_a_message_sent_back_is_redelivered_and_ends_among_the_dead(nodes: Nodes, connect: Connect) -> None:
     node = await nodes.start(delay_levels_ms=(5,) * 18)
     wire = await connect(node.address)
     await create_topic(wire, "t")
@@ -261,7 +261,7 @@ async def test_a_message_of_an_earlier_release_without_room_is_a_dead_letter_tha
     assert {"A", "B", "UNIQ_KEY"} < found.keys()
 
 
-async def test_a_message_of_an_earlier_release_with_very_many_properties_is_shortened_at_once() -> None:
+async def test_a_message_of_an_earlier_release_with_very_many_properties_is_shortened_immediately() -> None:
     text = "\x02".join(f"n{number}\x01{number % 10}" for number in range(5000))
     found, dropped = shortened(text, 20_000)
     assert len(found.encode()) <= 20_000
@@ -286,7 +286,7 @@ async def test_a_send_back_of_what_is_not_there_is_refused(wire: Wire) -> None:
     assert (answer.code, "look message by offset failed" in (answer.remark or "")) == (1, True)
 
 
-async def test_unknown_requests_are_3_and_the_connection_goes_on(wire: Wire) -> None:
+async def test_unknown_requests_are_3_and_the_connection_continues(wire: Wire) -> None:
     answer = await wire.call(999)
     assert (answer.code, answer.remark) == (
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
@@ -354,7 +354,7 @@ async def test_a_delayed_message_survives_a_restart_and_comes_once(nodes: Nodes,
     assert [record.body for record in found] == [b"soon", b"late"]
 
 
-# A queue that takes messages is checked again only when something has changed that its checks have looked at.
+# A queue that takes messages is checked again only when something has changed that its checks depend on.
 
 
 HOST = bytes(8)
@@ -497,7 +497,7 @@ def test_a_batch_of_the_most_messages_is_short() -> None:
 
 
 @pytest.mark.parametrize("body", [batch(BATCH_TURN_MESSAGES + 1), batch(1, bytes(BATCH_TURN_BYTES))])
-def test_a_longer_one_is_refused_at_once(body: bytes) -> None:
+def test_a_longer_one_is_refused_immediately(body: bytes) -> None:
     with pytest.raises(LongBatch):
         _short(body, b"")
 

@@ -90,7 +90,9 @@ async def test_a_message_that_comes_wakes_who_waits_for_it(standing: Node, line:
     assert [record.body for record in decode_records((await waiting.answer(held)).body)] == [b"late"]
 
 
-async def test_a_time_in_the_past_is_at_once_and_a_level_counts_before_a_time(standing: Node, line: Wire) -> None:
+async def test_a_time_in_the_past_delivers_immediately_and_a_level_counts_before_a_time(
+    standing: Node, line: Wire
+) -> None:
     for value in (standing.clock.time_ms(), 5, -1):
         await send(line, b"past", properties=timed(DELIVER_MS=value))
     assert await bodies_of(line) == [b"past"] * 3
@@ -129,7 +131,7 @@ async def test_transactions_and_batches_have_no_time(standing: Node, line: Wire)
     batch = encode_batch([(0, b"a", timed(DELAY_MS=5000))])
     answer = await send(line, batch, batch=True, properties=timed(DELAY_MS=5000))
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-    # As Apache's: the properties of one message in a batch are not looked at.
+    # As Apache's: the properties of one message in a batch are not read.
     assert (await send(line, batch, batch=True)).code == 0
     assert await bodies_of(line) == [b"a"]
 
@@ -338,11 +340,11 @@ async def test_recalls_are_limited(standing: Node, line: Wire) -> None:
     assert (await recall(line, handles[0])).code == 0
     answer = await recall(line, handles[1])
     assert (answer.code, "1 messages were recalled" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
-    answer = await recall(line, handles[2])  # behind as many of the same ms as are looked at
+    answer = await recall(line, handles[2])  # behind as many of the same ms as are read
     assert (answer.code, "more than 2 messages" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
 
 
-# Delayed and half messages whose topic is another one by the time they are due: deleted, or made anew with fewer
+# Delayed and half messages whose topic is another one by the time they are due: deleted, or recreated with fewer
 # queues.
 
 
@@ -384,7 +386,7 @@ async def test_a_message_of_a_deleted_topic_does_not_bring_it_back(node: Node, w
         assert node.broker.delays.set_aside == 1
 
 
-async def test_who_commits_for_a_deleted_topic_is_told_and_may_roll_back(node: Node, wire: Wire) -> None:
+async def test_who_commits_for_a_deleted_topic_gets_an_error_and_may_roll_back(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     one, two = await half(wire), await half(wire)
     await wire.call(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "t"})
@@ -473,7 +475,7 @@ def test_a_deleted_topic_stays_away_after_a_kill(tmp_path: Path, is_saved: bool,
 
 
 @pytest.mark.parametrize("is_removed", [True, False])
-def test_a_topic_that_was_made_anew_has_only_what_came_then(tmp_path: Path, is_removed: bool) -> None:
+def test_a_topic_that_was_recreated_has_only_what_came_then(tmp_path: Path, is_removed: bool) -> None:
     broker = filled(tmp_path, is_saved=True)
     broker.topics.delete("gone", broker.store.end)
     removing = broker.store.deleting("gone")
@@ -540,7 +542,7 @@ def not_permitted(source: Path, target: Path) -> None:
     raise PermissionError(13, "Permission denied")
 
 
-def test_a_topic_made_anew_does_not_open_index_files_that_could_not_be_taken_away(
+def test_a_topic_recreated_does_not_open_index_files_that_could_not_be_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = filled(tmp_path, is_saved=True)

@@ -1,4 +1,4 @@
-"""A monitoring system is told conventional names, the names of Apache's exporter, and whether the broker lives."""
+"""A monitoring system gets conventional names, the names of Apache's exporter, and whether the broker lives."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_histogram_counts_up_to_each_bound() -> None:
     assert histogram.sum_s == 7.65
 
 
-async def test_health_is_told_apart_from_readiness(nodes: Nodes) -> None:
+async def test_health_is_distinguished_from_readiness(nodes: Nodes) -> None:
     node = await nodes.start(metrics_port=0)
     assert await fetched(node, "/healthz") == await fetched(node, "/readyz") == (200, "ok\n")
     node.broker.store.fail(os.strerror(errno.EIO))
@@ -234,7 +234,7 @@ def test_a_disk_is_as_full_as_df_says(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.limits(metrics_answer_s=0.01)
-async def test_a_scrape_that_takes_too_long_says_so_and_does_not_go_on(
+async def test_a_scrape_that_takes_too_long_says_so_and_does_not_continue(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     node = await nodes.start(metrics_port=0)
@@ -254,7 +254,7 @@ async def test_a_scrape_that_takes_too_long_says_so_and_does_not_go_on(
     assert "Traceback" not in capfd.readouterr().err
 
 
-async def test_queues_that_nobody_reads_are_told_by_group_and_topic_up_to_a_limit(nodes: Nodes) -> None:
+async def test_queues_that_nobody_reads_are_reported_by_group_and_topic_up_to_a_limit(nodes: Nodes) -> None:
     node = await nodes.start(metrics_port=0)
     node.broker.watch.orphaned = Counter({("g", f"t{number}"): 1 for number in range(MAX_ORPHANED_TOPICS + 1)})
     node.broker.watch.orphaned["g", "most"] = 3
@@ -440,7 +440,7 @@ async def test_each_of_their_requests_is_answered(wire: Wire) -> None:
         assert "nobody" in (answer.remark or "")
 
 
-async def test_what_5_has_is_refused_at_once_and_by_name(wire: Wire) -> None:
+async def test_what_5_has_is_refused_immediately_and_by_name(wire: Wire) -> None:
     for name, code in OF_5.items():
         assert (await wire.call(code, {})).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED, name
 

@@ -1,4 +1,4 @@
-"""Messages shared among clients, below both doors.
+"""Messages shared among clients, below both protocol servers.
 
 world       pops over a store, without sockets
 """

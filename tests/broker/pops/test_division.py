@@ -83,7 +83,7 @@ def test_what_is_popped_of_a_queue_that_leaves_is_waited_for_until_its_time_is_o
     assert world.ack(*handles(received)) == [AckStatus.UNKNOWN]
 
 
-def test_what_comes_back_of_a_queue_that_leaves_is_given_again_for_a_while(world: World) -> None:
+def test_what_comes_back_of_a_queue_that_leaves_is_redelivered_for_a_while(world: World) -> None:
     world.send("m", queue=0)
     world.send("n", queue=0)
     first, second = handles(world.receive(client="p"))
@@ -132,7 +132,7 @@ def test_the_pool_has_all_again_when_nobody_pulls_any_more(world: World) -> None
     assert world.lock(puller, "a", 0, 1) == {0, 1}
     world.leave(puller)
     assert owners(world) == {}
-    assert world.members.online("g") is None  # nobody needs a seat
+    assert world.members.online("g") is None  # nobody needs a place
     send_all(world)
     assert len(world.receive(client="p").messages) == 4
 
@@ -150,7 +150,7 @@ def test_members_that_pull_get_all_when_nobody_pops_any_more(world: World) -> No
     assert found.client_ids() == ["a"]
 
 
-def test_members_that_pull_get_all_at_once_when_those_who_popped_have_gone_before(world: World) -> None:
+def test_members_that_pull_get_all_immediately_when_those_who_popped_have_gone_before(world: World) -> None:
     world.receive(client="p")
     world.state.client_gone(client_of("p"))
     puller = world.join("a")
@@ -178,7 +178,7 @@ def test_a_restart_keeps_what_the_pool_owns(world: World) -> None:
     puller = world.join("a")
     assert world.lock(puller, "a", 0, 1) == set()
     assert taken.why is Why.NOTHING_NEW
-    world.advance(11)  # messages in flight come again
+    world.advance(11)  # messages in flight are redelivered
     again = world.receive(client="p")
     assert sorted(bodies(again)) == ["m0", "m1", "m2", "m3"]
     world.ack(*handles(again))
@@ -267,7 +267,7 @@ def test_in_order_what_was_acknowledged_comes_to_nobody_who_pulls_and_clients_th
     assert world.lock(puller, "a", 0) == set()
     again = world.wait(client="p", wait_ms=60_000)
     world.advance(60 - POOL_LEAVE_S)
-    assert bodies(again[0]) == ["a0", "a1"], "and nothing that it had not looked at"
+    assert bodies(again[0]) == ["a0", "a1"], "and nothing that it had not read"
     world.ack(*handles(again[0]))
     world.advance(1)
     assert world.lock(puller, "a", 0) == {0}

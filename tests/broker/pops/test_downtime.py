@@ -20,7 +20,7 @@ def world(tmp_path: Path) -> World:
 
 
 def down(world: World, seconds: float) -> None:
-    """The broker is killed and started again so much later."""
+    """The broker is killed and started again this much later."""
     world.kill()
     world.clock.advance(seconds)
     world.open()
@@ -88,7 +88,7 @@ def test_the_last_attempt_that_ended_meanwhile_is_one_dead_letter(world: World) 
 
 
 @pytest.mark.parametrize("renewals", [0, 2])
-def test_a_message_that_the_broker_prolonged_ends_at_its_deadline_though_its_client_comes_back(
+def test_a_message_that_the_broker_extended_ends_at_its_deadline_though_its_client_comes_back(
     world: World, renewals: int
 ) -> None:
     """The broker may have ended before its response was there: the client would never acknowledge it, and be heard."""
@@ -111,7 +111,7 @@ def test_a_message_that_the_broker_prolonged_ends_at_its_deadline_though_its_cli
     assert given(world) == [("m", 2)]
 
 
-def test_a_client_may_acknowledge_after_a_restart_what_the_broker_prolonged(world: World) -> None:
+def test_a_client_may_acknowledge_after_a_restart_what_the_broker_extended(world: World) -> None:
     world.send("m")
     (handle,) = handles(world.receive(auto_renew=True, invisible_ms=60_000))
     down(world, HOUR_S)
@@ -145,7 +145,7 @@ def test_a_journal_of_which_nothing_is_left_is_not_said_to_be_lost(world: World)
     world.send("m")
     world.receive()
     world.state.group_deleted("g")
-    world.state._journal.journal_bytes = -1  # it is written anew with each save
+    world.state._journal.journal_bytes = -1  # it is rewritten with each save
     for _ in range(3):
         world.save()
     world.kill()

@@ -51,7 +51,7 @@ def test_a_receive_gets_no_more_bytes_than_it_takes_but_one_message_always(world
     assert len(world.receive(max_bytes=size - 1).messages) == 1
 
 
-def test_a_message_that_comes_again_is_not_overtaken_because_it_is_large(world: World) -> None:
+def test_a_message_that_is_redelivered_is_not_overtaken_because_it_is_large(world: World) -> None:
     world.send("small")
     world.send("x" * 1000)
     world.send("small too")
@@ -87,13 +87,13 @@ def test_a_group_with_too_much_in_flight_waits(world: World) -> None:
 
 
 @pytest.mark.limits(max_unfinished_in_order=4)
-def test_a_group_in_order_looks_past_so_many_messages(world: World) -> None:
+def test_a_group_in_order_looks_past_this_many_messages(world: World) -> None:
     world.group("g", consume_orderly=True)
     fill(world, 5, __SHARDINGKEY="a")
     world.send("b", __SHARDINGKEY="b")
     first = world.receive(1)
     assert bodies(first) == ["0-0"]
-    assert world.receive().why is Why.NOTHING_NEW  # b lies behind what is looked at
+    assert world.receive().why is Why.NOTHING_NEW  # b lies behind what is read
     assert world.state.numbers("g", "t")[0].waiting == 3
     world.ack(*handles(first))
     assert bodies(world.receive(3)) == ["0-1", "0-2", "0-3"]
@@ -140,7 +140,7 @@ def test_groups_that_nobody_pops_any_more_are_kept_for_a_while_and_no_more_of_th
     assert not pools
 
 
-def test_a_group_whose_clients_are_gone_keeps_what_is_in_flight_and_goes_on_where_it_was(world: World) -> None:
+def test_a_group_whose_clients_are_gone_keeps_what_is_in_flight_and_continues_where_it_was(world: World) -> None:
     session = Client()
     fill(world, 2)
     received = world.receive(invisible_ms=60_000, session=session)

@@ -122,7 +122,7 @@ async def test_a_receive_is_answered_when_a_message_comes_or_its_time_is_up(node
     assert (await wire.answer(second)).code == ResponseCode.POLLING_TIMEOUT
 
 
-async def test_what_fails_comes_again_with_its_count_and_the_same_handle_until_then(
+async def test_what_fails_is_redelivered_with_its_count_and_the_same_handle_until_then(
     nodes: Nodes, connect: Connect
 ) -> None:
     clock = MovableClock()
@@ -173,7 +173,7 @@ async def test_acknowledgements_of_what_is_not_there_are_refused_as_apache_s(wir
     assert (await wire.call(RequestCode.ACK_MESSAGE, ack(record))).code == 0
 
 
-async def test_many_are_acknowledged_at_once_by_their_bits(wire: Wire) -> None:
+async def test_many_are_acknowledged_in_one_request_by_their_bits(wire: Wire) -> None:
     await create_topic(wire, "t")
     for _ in range(10):
         await send(wire, b"a", queue=0)
@@ -249,7 +249,7 @@ async def test_a_receive_of_a_client_that_is_gone_takes_nothing(nodes: Nodes, co
     assert len(await popped(wire)) == 1
 
 
-async def test_members_are_told_to_pop_where_an_administrator_has_said_so(wire: Wire) -> None:
+async def test_members_are_ordered_to_pop_where_an_administrator_has_set_it(wire: Wire) -> None:
     await create_topic(wire, "t")
     await heartbeat(wire)
     body = orjson.dumps({"topic": "t", "consumerGroup": "g", "clientId": "c1", "strategyName": "AVG"})
@@ -316,7 +316,7 @@ async def test_members_that_pull_what_others_pop_get_their_share(nodes: Nodes, c
     assert (await puller.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
 
 
-async def test_a_member_that_pulled_may_pop_when_it_is_told_to(wire: Wire) -> None:
+async def test_a_member_that_pulled_may_pop_when_it_is_ordered_to(wire: Wire) -> None:
     await create_topic(wire, "t")
     await send(wire, b"a", queue=0)
     await join(wire, "c1")
@@ -412,7 +412,7 @@ async def test_a_group_without_order_keeps_it_once_a_client_asks(node: Node, wir
     await send(wire, b"a")
     (first,) = await popped(wire)
     await send(wire, b"b")
-    assert await popped(wire, order=True) == []  # it would come before the one in hand
+    assert await popped(wire, order=True) == []  # it would come before the one in flight
     assert await popped(wire) == []
     await wire.call(RequestCode.ACK_MESSAGE, ack(first))
     assert [record.body for record in await popped(wire)] == [b"b"]

@@ -33,7 +33,7 @@ def test_messages_are_in_one_client_s_hands_and_gone_when_acknowledged(world: Wo
     assert [world.offsets.get("g", "t", queue) for queue in (0, 1)] == [2, 2]
 
 
-def test_one_that_is_not_acknowledged_comes_again_to_the_millisecond(world: World) -> None:
+def test_one_that_is_not_acknowledged_is_redelivered_to_the_millisecond(world: World) -> None:
     world.send("m")
     first = world.receive(invisible_ms=10_000)
     got = world.wait(wait_ms=20_000)
@@ -57,7 +57,7 @@ def test_a_receive_waits_for_a_message_and_each_message_wakes_one(world: World) 
     assert [got[0].why for got in waits] == [Why.FOUND, Why.FOUND, Why.NOTHING_NEW]
 
 
-def test_a_nack_comes_again_at_its_time_and_at_once_with_none(world: World) -> None:
+def test_a_nack_is_redelivered_at_its_time_and_immediately_with_none(world: World) -> None:
     world.send("m")
     handle = handles(world.receive())[0]
     got = world.wait()
@@ -100,7 +100,7 @@ def test_an_acknowledgement_that_is_late_counts_until_somebody_else_has_the_mess
     assert world.receive().why is Why.NOTHING_NEW
 
 
-def test_an_answer_that_was_not_taken_is_there_at_once_and_counts_as_no_try(world: World) -> None:
+def test_an_answer_that_was_not_taken_is_there_immediately_and_counts_as_no_try(world: World) -> None:
     world.send("m")
     received = world.receive()
     got = world.wait()
@@ -229,7 +229,7 @@ def test_a_restart_loses_neither_acknowledgements_nor_times(world: World) -> Non
     assert got[0].messages[0].attempt == 2
 
 
-def test_what_the_broker_prolongs_stays_with_its_client_while_that_is_heard(world: World) -> None:
+def test_what_the_broker_extends_stays_with_its_client_while_that_is_heard(world: World) -> None:
     world.send("m")
     world.receive(auto_renew=True, invisible_ms=60_000)
     got = world.wait(client="d", wait_ms=4 * 3600_000)
@@ -241,7 +241,7 @@ def test_what_the_broker_prolongs_stays_with_its_client_while_that_is_heard(worl
     assert [message.attempt for message in got[0].messages] == [2]
 
 
-def test_what_the_broker_prolongs_is_given_to_others_after_three_hours(world: World) -> None:
+def test_what_the_broker_extends_is_given_to_others_after_three_hours(world: World) -> None:
     world.send("m")
     world.receive(auto_renew=True, invisible_ms=60_000)
     got = world.wait(client="d", wait_ms=4 * 3600_000)
@@ -253,7 +253,7 @@ def test_what_the_broker_prolongs_is_given_to_others_after_three_hours(world: Wo
     assert bodies(got[0]) == ["m"]
 
 
-def test_a_client_that_is_silent_loses_what_the_broker_prolongs(world: World) -> None:
+def test_a_client_that_is_silent_loses_what_the_broker_extends(world: World) -> None:
     world.send("m")
     world.receive(auto_renew=True, invisible_ms=60_000)
     got = world.wait(client="d", wait_ms=4 * 3600_000)
@@ -314,7 +314,7 @@ def test_in_order_the_same_attempt_gets_the_same_messages(world: World) -> None:
     assert world.receive(attempt_id="y").why is Why.NOTHING_NEW
 
 
-def test_a_group_that_is_sent_elsewhere_goes_on_from_there(world: World) -> None:
+def test_a_group_that_is_sent_elsewhere_continues_from_there(world: World) -> None:
     for number in range(3):
         world.send(f"m{number}")
     received = world.receive()
@@ -337,7 +337,7 @@ def test_a_topic_or_group_that_is_deleted_ends_its_receives(world: World) -> Non
     assert [received.why for received in other] == [Why.TOPIC_GONE]
 
 
-def test_tags_that_share_a_hash_are_told_apart_and_others_are_passed(world: World) -> None:
+def test_tags_that_share_a_hash_are_distinguished_and_others_are_passed(world: World) -> None:
     from rocketlet.protocol.names import parse_subscription
 
     world.send("a", TAGS="Aa")
@@ -366,7 +366,7 @@ def test_a_disk_that_takes_nothing_keeps_acknowledgements_from_being_answered(
     again = world.receive()
     assert bodies(again) == ["m"]
     assert world.ack(*handles(again)) == [AckStatus.NOT_KEPT]
-    world.save()  # the file is written anew
+    world.save()  # the file is rewritten
     assert world.ack(*handles(world.receive())) == [AckStatus.DONE]
     world.kill()
     world.open()

@@ -36,7 +36,7 @@ HOST = encode_host("127.0.0.1", 1)
 
 
 class _AtOnce:
-    """Tasks that wait for nothing are over at once."""
+    """Tasks that wait for nothing end immediately."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
@@ -83,9 +83,9 @@ class TestClock(MovableClock):
 
 
 class World:
-    """One run of what a broker has below its doors. `restart` is a kill, or a stop, and another run."""
+    """One run of what a broker has below its protocol servers. `restart` is a kill, or a stop, and another run."""
 
-    journal_bytes = 2000  # so that it is written anew in tests, too
+    journal_bytes = 2000  # so that it is rewritten in tests, too
 
     def __init__(self, folder: Path, queues: int = 2, clock: TestClock | None = None, limits: Limits = LIMITS) -> None:
         self.folder = folder
@@ -198,7 +198,7 @@ class World:
         return place[1]
 
     def receive(self, count: int = 32, invisible_ms: int = 10_000, **rest: Any) -> PopResult:
-        """Receives at once: the messages that are there now."""
+        """Return the messages that are available now, without waiting."""
         got: list[PopResult] = []
         request = PopRequest(
             rest.pop("group", "g"),

@@ -218,7 +218,7 @@ async def test_kv_settings_are_kept_by_namespace(wire: Wire) -> None:
 
 
 @pytest.mark.limits(max_kv_keys=2, max_kv_namespaces=2)
-async def test_the_name_server_keeps_only_so_many_settings(node: Node, wire: Wire) -> None:
+async def test_the_name_server_keeps_only_this_many_settings(node: Node, wire: Wire) -> None:
     codes = [
         (await wire.call(RequestCode.PUT_KV_CONFIG, {"namespace": name, "key": key, "value": "v"})).code
         for name, key in (("a", "1"), ("a", "2"), ("a", "3"), ("a", "1"), ("b", "1"), ("c", "1"))

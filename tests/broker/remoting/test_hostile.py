@@ -271,7 +271,9 @@ async def test_one_delayed_message_that_cannot_be_delivered_does_not_stop_its_le
     assert (node.broker.delays.set_aside, broken) == (1, [0])
 
 
-async def test_a_delay_level_goes_on_after_any_failure(node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_delay_level_continues_after_any_failure(
+    node: Node, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await create_topic(wire, "t")
     commit, store = node.broker.appender.commit, node.broker.store
     failures: list[int] = []

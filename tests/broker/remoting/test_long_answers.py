@@ -63,7 +63,7 @@ async def test_an_answer_that_cannot_be_given_costs_nobody_elses(
 
     node.broker.flusher.after_sync(fail, fail)
     assert (await send(wire)).code == 0
-    assert (await send(wire)).code == 0, "and the flusher goes on"
+    assert (await send(wire)).code == 0, "and the flusher continues"
 
 
 async def test_a_deletion_is_answered_when_it_is_on_the_device(nodes: Nodes, connect: Connect) -> None:
@@ -231,7 +231,7 @@ def opaques(peer: Peer) -> list[int]:
     return [frame.opaque for frame in peer.received()]
 
 
-async def test_a_drain_goes_on_behind_the_small_requests_of_others(node: Node) -> None:
+async def test_a_drain_continues_behind_the_small_requests_of_others(node: Node) -> None:
     filled(node)
     (drain,), other = drains(node, 1), Peer(node.server, 2)
     drain.send(pulled(2))

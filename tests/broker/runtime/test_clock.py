@@ -61,7 +61,7 @@ async def test_a_timer_that_fails_does_not_stop_the_others() -> None:
     assert isinstance(faults[0], ZeroDivisionError)
 
 
-async def test_a_clock_that_is_not_moved_goes_on_by_itself() -> None:
+async def test_a_clock_that_is_not_moved_continues_on_its_own() -> None:
     clock = MovableClock()
     seen: list[int] = []
     clock.call_later(0.001, seen.append, 1)
@@ -112,7 +112,7 @@ async def test_segments_expire_when_the_clock_is_moved(nodes: Nodes, connect: Co
 
 
 class TurnedClock(MovableClock):
-    """The machine's clock was ahead by so much until somebody set it right."""
+    """The machine's clock was ahead by this much until somebody set it right."""
 
     back_s = 0.0
 

@@ -1,4 +1,4 @@
-"""The collector of circular garbage does not look at everything while a server runs, and need not: there is none."""
+"""The collector of circular garbage does not scan everything while a server runs, and need not: there is none."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def collections() -> Iterator[list[int]]:
             found.append(info["generation"])
 
     gc.freeze()
-    gc.collect()  # how many objects there were counts for when all are looked at the next time
+    gc.collect()  # how many objects there were counts for when all are scanned the next time
     gc.callbacks.append(note)
     yield found
     gc.callbacks.remove(note)
     gc.unfreeze()
 
 
-async def test_what_stays_is_not_looked_at_again(collections: list[int]) -> None:
+async def test_what_stays_is_not_scanned_again(collections: list[int]) -> None:
     async with Garbage(MovableClock(stands=True)):
         kept = [[number] for number in range(200_000)]
     assert (0 in collections, 2 in collections) == (True, False)
     collections.clear()
     kept += [[number] for number in range(200_000)]
-    assert 2 in collections, "without it, all is looked at"
+    assert 2 in collections, "without it, all is scanned"
 
 
 async def test_a_circle_among_what_stays_is_found_when_memory_has_doubled(collections: list[int]) -> None:
@@ -151,7 +151,7 @@ async def test_clients_leave_no_circles_behind(
 
 
 async def _come_and_go(node: Node, context: ssl.SSLContext | None, words: bytes, resets: bool) -> None:
-    """A client that says so much, and hangs up when it has an answer or is closed, or at once if there will be none."""
+    """A client that sends this much, and hangs up when it has an answer or is closed, or immediately if none comes."""
     host, _, port = node.address.rpartition(":")
     is_answered = len(words) > 8 and words[0] == 0 and words != LAST_WORDS["half a frame"]
 

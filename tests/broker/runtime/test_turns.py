@@ -58,7 +58,7 @@ async def test_all_work_together_gets_a_turn_and_each_piece_goes_round(monkeypat
     for name in "abc":
         turns.do(work(name))
     first = len(done)
-    assert 0 < first < 6, "the first begins at once, and stops when the turn is over"
+    assert 0 < first < 6, "the first begins immediately, and stops when the turn is over"
     await asyncio.sleep(0)
     assert first < len(done) <= first + 6, "a turn later they have done some pieces more"
     assert len(set(done[first:])) > 1, "of more than one"
@@ -87,7 +87,7 @@ async def test_each_address_has_a_piece_in_turn_however_much_of_its_work_waits()
     assert len(done) == 60
 
 
-async def test_what_is_served_at_once_counts_until_the_sockets_are_looked_at_again() -> None:
+async def test_what_is_served_in_one_turn_counts_until_the_sockets_are_polled_again() -> None:
     moment = Moment()
     moment.note("10.0.0.1", MOMENT_S * 0.6)
     assert (moment.is_over("10.0.0.1"), moment.is_over("10.0.0.2")) == (True, False)
@@ -97,7 +97,7 @@ async def test_what_is_served_at_once_counts_until_the_sockets_are_looked_at_aga
     assert not any(map(moment.is_over, ("10.0.0.1", "10.0.0.2", "10.0.0.3")))
 
 
-async def test_work_that_fails_ends_and_the_rest_goes_on() -> None:
+async def test_work_that_fails_ends_and_the_rest_continues() -> None:
     done: list[str] = []
 
     def broken() -> Work[None]:
@@ -194,7 +194,7 @@ async def test_more_long_requests_than_can_be_answered_are_refused(
 async def test_other_work_that_waits_is_not_taken_for_long_requests(
     large: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the held pulls of a member with a thousand queues are over at once."""
+    """As when the held pulls of a member with a thousand queues end at the same time."""
     monkeypatch.setattr(large.broker.turns, "_turn_s", -1)
     for _ in range(3):
         large.broker.turns.call(int)
@@ -266,7 +266,7 @@ def members_of(node: Node, count: int) -> list[Peer]:
     return peers
 
 
-# Looks at everything, each second or so
+# Checks everything, each second or so
 
 
 async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +291,7 @@ async def test_each_sweep_is_done_in_pieces(node: Node, monkeypatch: pytest.Monk
 
 
 @pytest.mark.limits(watched_per_s=SLICE)
-async def test_a_look_at_very_many_queues_is_paid_with_a_pause(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scan_of_very_many_queues_is_followed_by_a_pause(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketlet.broker.groups.offsets.LOOKS", SLICE)
     put(node, "t")
     peers = members_of(node, 1)
@@ -342,7 +342,7 @@ async def test_the_routes_of_a_broker_that_leaves_are_freed_in_pieces(node: Node
     peer.hang_up()
 
 
-async def test_what_looks_at_all_queues_does_so_in_pieces(large: Node) -> None:
+async def test_what_checks_all_queues_does_so_in_pieces(large: Node) -> None:
     broker = large.broker
     for number in range(MAX_QUEUES_PER_TOPIC):
         broker.store.queue("large", number)
@@ -388,7 +388,7 @@ async def test_half_messages_are_asked_for_one_by_one(wire: Wire, node: Node) ->
     assert pieces(node.broker.transactions.checking()) == 21
 
 
-def test_a_broker_that_leaves_is_found_without_a_look_at_the_others() -> None:
+def test_a_broker_that_leaves_is_found_without_a_check_of_the_others() -> None:
     routes = Routes()
     connections: list[Any] = [object() for _ in range(50)]
     for number, connection in enumerate(connections):
@@ -400,7 +400,7 @@ def test_a_broker_that_leaves_is_found_without_a_look_at_the_others() -> None:
 
     class Untouched(dict[str, Any]):
         def items(self) -> Any:
-            raise AssertionError("all addresses were looked at")
+            raise AssertionError("all addresses were checked")
 
     routes._addresses = Untouched(routes._addresses)
     routes.drop(connections[7])

@@ -1,4 +1,4 @@
-"""Every limit that clients could use up: what is beyond is refused with a reason, and honest clients go on."""
+"""Every limit that clients could use up: what is beyond is refused with a reason, and honest clients continue."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_of_connections_that_hold_little_the_largest_are_closed_and_some_more_th
     assert memory.used_bytes <= memory.budget_bytes * 31 // 32
 
 
-async def test_a_sweep_looks_at_connections_that_did_something_and_at_no_others(
+async def test_a_sweep_checks_connections_that_did_something_and_no_others(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep comes every second: what it costs must not grow with the connections that are idle."""
@@ -379,7 +379,7 @@ async def test_many_connections_with_held_pulls_close_in_linear_time(node: Node,
     for peer in peers:
         peer.hang_up()
     await node.broker.turns.done()
-    assert sum(looked) == 0, "no connection looks at all others'"
+    assert sum(looked) == 0, "no connection checks all others'"
     assert (held.count, dict(held._of)) == (0, {})
     await asyncio.sleep(0)
 

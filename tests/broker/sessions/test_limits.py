@@ -61,7 +61,7 @@ async def test_what_a_client_is_a_member_of_counts_as_its_own_until_it_leaves(no
     assert full > 500 * 500
     assert memory.used_bytes >= full
     say(Code.HEART_BEAT, {}, beat("c1", many, producers=("p1", "p2")))
-    assert one.connection.charged_bytes == full, "the same once more is no more"
+    assert one.connection.charged_bytes == full, "the same again is no more"
     say(Code.HEART_BEAT, {}, beat("c1", consumer("g", "t"), producers=("p1",)))
     assert one.connection.charged_bytes < full / 50
     small = one.connection.charged_bytes
@@ -78,7 +78,7 @@ async def test_what_a_client_is_a_member_of_counts_as_its_own_until_it_leaves(no
     assert (memory.used_bytes, memory._marked) == (used, {})
 
 
-async def test_members_beyond_the_budget_are_closed_and_the_others_go_on(node: Node, wire: Wire) -> None:
+async def test_members_beyond_the_budget_are_closed_and_the_others_continue(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t", 4)
     node.server.memory.budget_bytes = 1_000_000
     greedy = [Peer(node.server, 2000 + number) for number in range(4)]
@@ -156,7 +156,7 @@ async def test_of_more_queues_than_the_broker_shares_out_members_do_so_themselve
     assert group.share("c1", "many") is None
 
 
-async def test_a_strict_group_finds_who_differs_without_a_look_at_all(node: Node, wire: Wire) -> None:
+async def test_a_strict_group_finds_who_differs_without_a_check_of_all(node: Node, wire: Wire) -> None:
     await create_topic(wire, "t")
     body = orjson.dumps({"groupName": "g", "strict": True})
     assert (await wire.call(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)).code == 0

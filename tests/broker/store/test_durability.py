@@ -186,7 +186,7 @@ async def test_offsets_and_progress_behind_a_lost_end_are_set_back(
     folder = tmp_path / "broker-a"
     (segment,) = (folder / "commitlog").iterdir()
     os.truncate(segment, segment.stat().st_size // 4)
-    for name in ("checkpoint.json", "checkpoint.old"):  # with it, the numbers go on where they were
+    for name in ("checkpoint.json", "checkpoint.old"):  # with it, the numbers continue where they were
         (folder / name).unlink(missing_ok=True)
     node = await nodes.start(delay_levels_ms=(1,), data_dir=folder)
     queue, delayed = node.broker.store.queue("t", 0), node.broker.store.queue("t", 1)

@@ -69,7 +69,7 @@ def test_after_a_crash_only_what_the_checkpoint_does_not_know_is_read(tmp_path: 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("seed", range(5))
-def test_a_damaged_index_is_made_anew_and_said(tmp_path: Path, change: str, seed: int) -> None:
+def test_a_damaged_index_is_recreated_and_reported(tmp_path: Path, change: str, seed: int) -> None:
     expected = filled(tmp_path)
     (file,) = (tmp_path / "consumequeue" / "t" / "1").iterdir()
     before = file.read_bytes()
@@ -109,7 +109,7 @@ def reopened_and_closed(folder: Path, segment_bytes: int = 1 << 20) -> Recovered
 @pytest.mark.parametrize(
     "content", [None, b"", b"{", b"[1, 2]", b'{"position": "x"}', b'{"position": 1, "queues": {"t": 1}}']
 )
-def test_a_lost_or_damaged_checkpoint_is_made_anew(tmp_path: Path, content: bytes | None) -> None:
+def test_a_lost_or_damaged_checkpoint_is_recreated(tmp_path: Path, content: bytes | None) -> None:
     expected = filled(tmp_path)
     for name in ("checkpoint.json", "checkpoint.old"):
         (tmp_path / name).unlink(missing_ok=True)
@@ -135,7 +135,7 @@ def test_the_checkpoint_of_an_earlier_release_is_understood(tmp_path: Path) -> N
     store.close()
 
 
-def test_a_lost_end_of_the_log_is_said_and_its_offsets_are_not_given_again(tmp_path: Path) -> None:
+def test_a_lost_end_of_the_log_is_reported_and_its_offsets_are_not_reused(tmp_path: Path) -> None:
     expected = filled(tmp_path, segment_bytes=5000)
     last = max((tmp_path / "commitlog").iterdir())
     size, end = last.stat().st_size, int(last.name)
@@ -177,7 +177,7 @@ def test_an_index_does_not_point_behind_a_log_whose_end_is_zeros(tmp_path: Path,
     data = segment.read_bytes()
     end = data.rfind(b"body-290")  # within a message of queue 2
     segment.write_bytes(data[:end] + bytes(len(data) - end))
-    if read_from == "its beginning":  # because an index is made anew
+    if read_from == "its beginning":  # because an index is recreated
         (index,) = (tmp_path / "consumequeue" / "t" / "0").iterdir()
         index.write_bytes(bytes(index.stat().st_size))
     else:  # because messages came while the checkpoint was written
@@ -233,7 +233,7 @@ def test_an_expired_beginning_of_the_log_is_no_loss(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_queue_whose_messages_all_expired_goes_on_counting(tmp_path: Path) -> None:
+def test_a_queue_whose_messages_all_expired_continues_counting(tmp_path: Path) -> None:
     store = open_store(tmp_path, 1000)
     store.recover(TOPICS)
     for number in range(3):
@@ -325,7 +325,7 @@ def test_damage_longer_than_one_read_is_searched_through(tmp_path: Path, monkeyp
 
 
 def in_one_bit(segment: Path, body: bytes, *, before: int) -> None:
-    """Flips a bit so many bytes before a body: in its record's head."""
+    """Flips a bit this many bytes before a body: in its record's head."""
     data = bytearray(segment.read_bytes())
     data[data.index(body) - before] ^= 1
     segment.write_bytes(data)
@@ -442,7 +442,7 @@ def test_damaged_bytes_are_not_kept_behind_a_link(tmp_path: Path, is_folder: boo
     assert list(outside.iterdir()) == []
 
 
-# Bodies full of records: no recovery, repair or look at a folder takes what a client wrote for a record of its own.
+# Bodies full of records: no recovery, repair or check of a folder takes what a client wrote for a record of its own.
 
 
 VICTIMS = [b"u-%d" % number for number in range(100)]
@@ -587,7 +587,7 @@ def test_what_recovery_would_not_take_is_not_stored(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_folder_of_an_earlier_release_goes_on_with_marks(tmp_path: Path) -> None:
+def test_a_folder_of_an_earlier_release_continues_with_marks(tmp_path: Path) -> None:
     at = attacked(tmp_path, BODIES["records that go on"], is_indexed=True)
     (tmp_path / "marks.json").unlink()
     for damage in (at + 4, at + 2):
@@ -633,7 +633,7 @@ def test_keys_of_what_has_expired_are_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"[]", b'{"epochs":[[1]]}', b'{"epochs":[["x","zz"]]}'])
-def test_lost_keys_are_made_anew(tmp_path: Path, content: bytes | None) -> None:
+def test_lost_keys_are_recreated(tmp_path: Path, content: bytes | None) -> None:
     attacked(tmp_path, BODIES["records that go on"], is_indexed=True)
     for path in tmp_path.glob("marks.*"):
         path.unlink()
@@ -671,7 +671,7 @@ def test_offsets_that_no_log_can_have_are_not_given_entries(tmp_path: Path) -> N
     store.close()
 
 
-# `rocketlet fsck`: says what is whole and what is not, changes nothing unless it is told to repair.
+# `rocketlet fsck`: says what is whole and what is not, changes nothing unless asked to repair.
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -854,7 +854,7 @@ async def test_a_backup_of_a_running_broker_has_all_that_was_acknowledged_before
     taken = len(inbox.messages)
     async with Consumer(restored.address, "g", "t", inbox):
         await asyncio.sleep(0)
-    assert not before & {message.body for message in inbox.messages[taken:]}, "the group goes on where it was"
+    assert not before & {message.body for message in inbox.messages[taken:]}, "the group continues where it was"
     assert len(again.messages) == len({message.body for message in again.messages})
 
 

@@ -121,7 +121,7 @@ def test_a_torn_tail_is_cut_off_wherever_it_is_torn(tmp_path: Path, seed: int) -
     again.close()
 
 
-def test_a_garbled_record_at_the_end_is_cut_off(tmp_path: Path) -> None:
+def test_a_malformed_record_at_the_end_is_cut_off(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.recover(TOPICS)
     for number in range(5):
@@ -163,7 +163,7 @@ def test_damage_in_the_log_is_skipped_and_put_aside_and_said(tmp_path: Path) -> 
     once_more.close()
 
 
-def test_lost_indexes_are_made_anew_from_the_log(tmp_path: Path, store: Store) -> None:
+def test_lost_indexes_are_recreated_from_the_log(tmp_path: Path, store: Store) -> None:
     for number in range(30):
         put(store, b"%d" % number, queue=number % 2)
     store.checkpoint()
@@ -329,7 +329,7 @@ def test_few_files_are_open_however_many_there_are(tmp_path: Path) -> None:
     files.close()
 
 
-def test_a_file_that_is_gone_is_named_and_not_made_anew(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_named_and_not_recreated(tmp_path: Path) -> None:
     files = OpenFiles(limit=4)
     segmented = SegmentedFile(tmp_path / "s", 1, files)
     for _ in range(6):
@@ -702,7 +702,7 @@ def test_times_are_those_of_the_messages_that_an_index_means(tmp_path: Path, bit
 
 
 @pytest.mark.parametrize("harm", ["none", "head", "body", "topic"])
-def test_after_a_restart_the_time_of_a_large_message_is_told_without_reading_its_body(
+def test_after_a_restart_the_time_of_a_large_message_is_found_without_reading_its_body(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     store = open_store(tmp_path, clock=Stamps(range(1000, 2000, 100)))
@@ -841,13 +841,13 @@ def no_memory(*arguments: object) -> int:
     raise MemoryError
 
 
-# A wall clock that jumps ahead does not have everything expire at once.
+# A wall clock that jumps ahead does not have everything expire immediately.
 
 
 DAY_S = 86_400.0
 
 
-def test_time_that_goes_by_counts_at_once() -> None:
+def test_time_that_goes_by_counts_immediately() -> None:
     clock = WallClock(stands=True)
     time = RetentionTime(clock)
     for seconds in (1, 30, 30 * DAY_S):
@@ -855,7 +855,7 @@ def test_time_that_goes_by_counts_at_once() -> None:
         assert time.now_s() == clock.time_s()
 
 
-def test_a_small_jump_counts_at_once() -> None:
+def test_a_small_jump_counts_immediately() -> None:
     clock = WallClock(stands=True)
     time = RetentionTime(clock)
     clock.set_s = RETENTION_JUMP_S
@@ -879,7 +879,7 @@ def test_a_jump_counts_after_as_long_as_it_is_wide_and_a_day_at_most() -> None:
         assert time.now_s() == clock.time_s()
 
 
-def test_a_clock_that_is_set_right_again_counts_at_once() -> None:
+def test_a_clock_that_is_set_right_again_counts_immediately() -> None:
     clock = WallClock(stands=True)
     time = RetentionTime(clock)
     clock.set_s = 30 * DAY_S
@@ -940,7 +940,7 @@ def test_changes_come_back_in_order(tmp_path: Path) -> None:
 
 
 @given(cut=st.integers(0, 200))
-def test_a_journal_that_is_cut_off_keeps_its_whole_lines_and_goes_on(tmp_path: Path, cut: int) -> None:
+def test_a_journal_that_is_cut_off_keeps_its_whole_lines_and_continues(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "x.journal"
     path.unlink(missing_ok=True)
     journal = Journal(tmp_path / "x.json")

@@ -1,4 +1,4 @@
-"""TLS beside plain text on one port: what a client speaks is told by its first byte; hostile handshakes end."""
+"""TLS beside plain text on one port: the first byte shows what a client speaks; hostile handshakes end."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_enforced_tls_tells_plain_clients_what_to_do(
         await producer.send("t", b"x")
 
 
-async def test_a_tls_client_at_a_plain_port_is_told_so(node: Node, certificates: Certificates) -> None:
+async def test_a_tls_client_at_a_plain_port_gets_the_reason(node: Node, certificates: Certificates) -> None:
     with capture_logs() as logs:
         for _ in range(3):
             with pytest.raises(ConnectionFailed, match="does it take TLS"):
@@ -170,7 +170,7 @@ async def test_a_tls_client_at_a_plain_port_is_told_so(node: Node, certificates:
         ("127.0.0.1", None, "name who signed it"),
     ],
 )
-async def test_a_certificate_that_does_not_fit_is_told_with_its_cure(
+async def test_a_certificate_that_does_not_fit_is_reported_with_its_cure(
     nodes: Nodes, certificates: Certificates, host: str, ca_file: str | None, cure: str
 ) -> None:
     certificates.write_server(host)
@@ -204,11 +204,11 @@ async def test_a_changed_certificate_is_served_to_the_next_client(nodes: Nodes, 
     fresh = certificates.write_server()
     reload(tls)
     assert await shown_serial(node, context) == fresh
-    assert (await early.call(ASK)).code == 0  # open connections go on
+    assert (await early.call(ASK)).code == 0  # open connections continue
     await early.close()
 
 
-async def test_the_server_looks_at_the_files_by_itself(nodes: Nodes, certificates: Certificates) -> None:
+async def test_the_server_checks_the_files_on_its_own(nodes: Nodes, certificates: Certificates) -> None:
     tls = Tls("permissive", certificates.files)
     node = await nodes.start(tls=tls)
     before = tls.context

@@ -1,4 +1,4 @@
-"""Clients that make the broker compute for TLS: many handshakes at once, records without data, answers that are not read."""
+"""Clients that make the broker compute for TLS: many handshakes together, records without data, answers that are not read."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def hello(context: ssl.SSLContext) -> bytes:
     return outgoing.read()
 
 
-async def test_hellos_that_come_at_once_are_answered_a_few_at_a_time(node: Node, certificates: Certificates) -> None:
+async def test_hellos_that_come_together_are_answered_a_few_at_a_time(node: Node, certificates: Certificates) -> None:
     """The same hello again and again costs the clients nothing."""
     host, _, port = node.address.rpartition(":")
     streams = [await asyncio.open_connection(host, int(port)) for _ in range(5 * LIMITS.opening_handshakes)]
@@ -212,7 +212,7 @@ async def until_done(records: TlsRecords, raw: Socket) -> None:
 async def test_records_without_data_are_read_a_few_at_a_time_and_end_the_connection() -> None:
     records, tls, raw = reading(data=0)
     records.data_received(RECORD * 10_000)
-    assert (len(tls.pieces), raw.is_paused) == (1, True)  # the rest waits until others were looked at
+    assert (len(tls.pieces), raw.is_paused) == (1, True)  # the rest waits until others were checked
     await until_done(records, raw)
     assert raw.is_closed
     assert max(tls.pieces) <= RECORDS_AT_ONCE
@@ -338,7 +338,7 @@ def asked(count: int, begin: int = 0) -> list[bytes]:
 
 
 @pytest.mark.parametrize("turn_s", [5.0, -1.0], ids=["quick", "each turn does one piece"])
-async def test_an_honest_client_may_send_many_requests_at_once(
+async def test_an_honest_client_may_send_many_requests_at_the_same_time(
     node: Node, certificates: Certificates, monkeypatch: pytest.MonkeyPatch, turn_s: float
 ) -> None:
     for module in (records_module, dispatch):

@@ -28,7 +28,7 @@ from ..sick_cluster import answer_always, running_body
 
 Findings = set[tuple[str, str]]
 RATE_S: Final = 0.01
-LOADED: Final = 10  # rounds of a load, after which it is looked at
+LOADED: Final = 10  # rounds of a load, after which it is checked
 
 
 @dataclass

@@ -160,4 +160,4 @@ try:
     {"produce": produce, "urgent": urgent, "push": push, "simple": simple}[MODE]()
 except Exception as error:
     say("FAILED", repr(error))
-os._exit(0)  # its threads would go on
+os._exit(0)  # its threads would continue
