@@ -5,22 +5,22 @@
     rows = spark.readStream.format("rocketlet").option("nameServer", "host:9876").option("group", "g") \
         .option("topic", "t").load()
 
-format       what Spark finds by the name `rocketlet`
+format       the data source that Spark finds by the name `rocketlet`
 options      every option, and the schema of rows
 config       every limit
-source       streams: what Spark calls in the driver
-batch        batch reads, and how ranges become tasks
-pushdown     filters of a batch read that Spark hands over
-planner      what plans batches: a thread of the driver's Python process
-share        the queues that a query reads: as a member, or standalone; extents, data loss
-checkpoint   what Spark's checkpoint keeps of a batch
-reading      one range on an executor
+source       the streaming reader: the methods that Spark calls in the driver
+batch        batch reads, and the division of ranges into tasks
+pushdown     filter pushdown of batch reads
+planner      the planner of batches: a thread of the driver's Python process
+share        the queues that a query reads, as a member or standalone; their offsets; data loss
+checkpoint   the contents of a batch in Spark's checkpoint
+reading      reads of ranges on an executor
 columns      message records as Arrow columns
 sink         rows as messages
 stream_sink  rows of a stream as messages
-driver       finished batches, the planner's process, lag
+driver       the ledger of finished batches, the planner's process, lag
 listener     reports finished batches to the planner
-worker       how Spark's Python processes for the format start; errors
+worker       the start of Spark's Python processes for the format; errors
 autoload     lets Spark find the format without `register`
 """
 
@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 try:
-    import pyspark.sql.datasource  # noqa: F401 # which came with PySpark 4
+    import pyspark.sql.datasource  # noqa: F401 (a module that PySpark has since 4.0)
     from pyspark.errors import AnalysisException
     from pyspark.sql import SparkSession
 except ModuleNotFoundError as missing:
@@ -53,7 +53,7 @@ from .checkpoint import group_of
 from .config import HOLD_RENEWAL_S, STOP_POLL_INTERVAL_S, STOP_TIMEOUT_S
 from .driver import lag
 from .format import RocketletDataSource, lacking
-from .worker import known_within
+from .worker import uses_internals
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -62,14 +62,17 @@ if TYPE_CHECKING:
 
 _listening: WeakSet[SparkSession] = WeakSet()
 _ledgers: dict[int, Ledger] = {}
-"""The ledger of each JVM, by its process: several sessions may use it, concurrently or one after the other."""
+"""The ledger of each JVM by its process id. Several sessions may use a JVM, concurrently or one after the other."""
 
 __all__ = ["RocketletDataSource", "lag", "register", "stop"]
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("rocketlet")` known to the session. Raises RuntimeError where its workers could not run it, and with a
-    PySpark that is too new to be known; warns of the features that an old one lacks."""
+    """Register `format("rocketlet")` with a session. Warns of features that an old PySpark lacks.
+
+    Raises:
+        RuntimeError: the session's workers cannot run the format, or PySpark is too new
+    """
     lack = lacking()
     if lack:
         warnings.warn(lack, stacklevel=2)
@@ -78,7 +81,7 @@ def register(spark: SparkSession) -> None:
         raise RuntimeError(fault)
     if not lack:
         _listen(spark)
-    if not hasattr(spark, "_jsparkSession"):  # Spark Connect: the processes are elsewhere
+    if not hasattr(spark, "_jsparkSession"):  # Spark Connect: another machine runs the processes
         if not _is_found():
             spark.dataSource.register(RocketletDataSource)
         return
@@ -89,12 +92,20 @@ def register(spark: SparkSession) -> None:
 
 
 def stop(query: StreamingQuery, timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Stops a query between two batches: none begins any more, and the one that runs ends first, so that no message of it is
-    handed out again. Other queries of the same groups in this driver begin no batch meanwhile; before the first batch of the
-    query is done, no query of this format does. A batch of other formats may have begun when the query is stopped.
+    """Stop a query between two batches: let the running batch finish, and start no further one, so that no message is
+    redelivered.
 
-    Raises TimeoutError if the batch takes longer; the query then continues. Raises RuntimeError without `register`, and for a
-    query of Spark Connect."""
+    Meanwhile, other queries of the same groups in this driver start no batch. Before the query has finished its first
+    batch, no query of this format starts one. A query of another format may have started a further batch when it is
+    stopped.
+
+    Args:
+        query: the query
+        timeout_s: maximum time to wait for the running batch
+    Raises:
+        TimeoutError: the batch takes longer; the query then continues
+        RuntimeError: the session was not registered, or the query belongs to Spark Connect
+    """
     if not hasattr(query, "_jsq"):
         raise RuntimeError(
             "rocketlet.spark.stop cannot stop a query of Spark Connect between two batches, because its driver is elsewhere: "
@@ -121,7 +132,8 @@ def stop(query: StreamingQuery, timeout_s: float = STOP_TIMEOUT_S) -> None:
 
 
 class _Hold:
-    """Keeps the sources of a query from beginning a batch. Spark reports which they are with the first batch that is done."""
+    """Keeps the sources of a query from starting a batch. Spark reports a query's sources with its first finished
+    batch."""
 
     def __init__(self, ledger: Ledger, query: StreamingQuery) -> None:
         self._ledger = ledger
@@ -130,7 +142,7 @@ class _Hold:
         self._renewed_s = float("-inf")
         self._begun = query.lastProgress
         self.is_passed = False
-        """True if sources of other formats, which cannot be held, have finished a batch since the hold began."""
+        """True if a source of another format, which cannot be held, has finished a batch since the hold began."""
 
     def renew(self) -> None:
         progress: Any = self._query.lastProgress
@@ -157,13 +169,14 @@ class _Hold:
 
 
 def _make_known(spark: SparkSession) -> None:
-    """Spark looks whether the name is taken in the thread's active session, which may be another one than this."""
+    """Register the format. Spark checks in the thread's active session whether the name is taken, and this may be
+    another session."""
     try:
         spark.dataSource.register(RocketletDataSource)
     except AnalysisException as error:
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
-        spark.createDataFrame([], "none STRING")  # makes this session the active one
+        spark.createDataFrame([], "none STRING")  # makes this session the thread's active one
         spark.dataSource.register(RocketletDataSource)
 
 
@@ -174,7 +187,7 @@ def _is_found() -> bool:
 
 @contextmanager
 def _without_warning(spark: SparkSession) -> Iterator[None]:
-    """Spark warns if a format is registered that it has already found."""
+    """Suppress Spark's warning about registering a format that it has already found."""
     logging: Any = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr] # None only without a JVM
     name = "org.apache.spark.sql.execution.datasources.DataSourceManager"
     before = logging.LogManager.getLogger(name).getLevel()
@@ -186,31 +199,33 @@ def _without_warning(spark: SparkSession) -> Iterator[None]:
 
 
 def _listen(spark: SparkSession) -> None:
-    """Notes which batches are finished, for the planners of this driver. Spark Connect has its driver elsewhere."""
+    """Record finished batches for the planners of this driver. Does nothing with Spark Connect, whose driver runs
+    elsewhere."""
     if spark in _listening or not hasattr(spark, "_jsparkSession"):
         return
     from .driver import Ledger
 
-    with known_within():
+    with uses_internals():
         from .listener import RocketletListener
 
         jvm: Any = spark.sparkContext._jvm
         process = jvm.java.lang.ProcessHandle.current().pid()
     ledger = _ledgers.get(process)
     if ledger is None:
-        ledger = _ledgers[process] = Ledger.made(process)
+        ledger = _ledgers[process] = Ledger.create(process)
         atexit.register(ledger.remove)
     listener: Any = RocketletListener(spark.sparkContext, ledger)
-    with known_within():
+    with uses_internals():
         spark.streams.addListener(listener)
     _listening.add(spark)
 
 
 def _worker_fault(spark: SparkSession) -> str | None:
-    """Why workers on this machine would not find this package; None if they will, or if nobody can say."""
+    """Return the reason why workers on this machine would not find this package; None if they would, or if this is
+    unknown."""
     try:
         context = spark.sparkContext
-    except Exception:  # Spark Connect: the workers are elsewhere
+    except Exception:  # Spark Connect: another machine runs the workers
         return None
     worker = shutil.which(context.pythonExec)
     if worker is None:
@@ -230,6 +245,6 @@ def _worker_fault(spark: SparkSession) -> str | None:
 
 
 def _folder(program: str) -> Path:
-    """The folder that a program is called from, however that is spelled. Links are kept: a virtual environment's Python is
-    one."""
+    """Return the resolved folder of a program. Links to the program itself are kept, because a virtual environment's
+    Python is a link."""
     return Path(program).parent.resolve()

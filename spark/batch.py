@@ -1,4 +1,5 @@
-"""`read`: what lies between two positions, once; and how ranges become tasks, for streams too."""
+"""Batch reads (`read`): the messages between two positions; and the division of ranges into tasks, which streams use as
+well."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from .worker import plainly
 
 
 class RocketletReader(DataSourceReader):
-    """One read of what lies between two positions. It joins no group and commits nothing."""
+    """Reader of the messages between two positions. It joins no group and commits nothing."""
 
     def __init__(self, options: BatchOptions, columns: tuple[str, ...]) -> None:
         self._options = options
@@ -48,38 +49,44 @@ class RocketletReader(DataSourceReader):
         return to_partitions(addresses, read, ranges, seen.marks, messages, self._columns)
 
     async def _messages(self, view: View, ranges: Ranges, seen: BrokerOffsets) -> dict[Queue, Fingerprint]:
-        """A message of each topic that has no identity."""
+        """Return the fingerprint of one message for each topic and broker without an identity."""
         of_part = {part_of(queue): queue for queue in to_read(ranges)}
         queues = [queue for part, queue in of_part.items() if not seen.marks.get(part, UNMARKED).identity]
         found = await asyncio.gather(*(view.extents.fingerprint(queue, ranges[queue][1] - 1) for queue in queues))
         return {queue: message for queue, message in zip(queues, found, strict=True) if message is not None}
 
     def _span(self, queue: Queue, begin: int, end: int, seen: BrokerOffsets) -> Range:
-        """Raises ConfigError for an end that is not there, or before the start."""
+        """Return the range of a queue.
+
+        Raises:
+            ConfigError: the end is not in the queue, or is below the start
+            DataLossError: the start has expired, and failOnDataLoss is set
+        """
         read, extent = self._options.read, seen.extents[queue]
         if end > extent.end:
             raise ConfigError(f"endingOffsets names {queue} at {end}, which ends at {extent.end}")
         if (
             begin > end and read.start.of(queue) != "first"
-        ):  # the first message may be behind what a group has committed
+        ):  # expired messages may have moved the first offset beyond the committed one
             raise ConfigError(
-                f"{queue}: the start {begin} is behind the end {end}; correct the starting or ending option"
+                f"{queue}: the start {begin} is after the end {end}; correct the starting or ending option"
             )
         if begin < extent.begin:
             begin = outside(queue, begin, extent, is_same=True, fail=read.fail_on_data_loss)
         return begin, max(begin, end)
 
     def _narrowed(self, ranges: Ranges) -> Ranges:
+        """Return the ranges that pushed-down filters leave. Without pushdown, all of them."""
         return ranges
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Reads on an executor."""
+        """Read the rows of a task, on an executor."""
         with plainly():
             yield from read_task(partition)
 
 
 def to_read(ranges: Ranges) -> list[Queue]:
-    """The queues whose range is not empty."""
+    """Return the queues whose range is not empty."""
     return [queue for queue, (begin, end) in ranges.items() if begin < end]
 
 
@@ -91,8 +98,16 @@ def to_partitions(
     messages: Mapping[Queue, Fingerprint],
     columns: tuple[str, ...],
 ) -> list[InputPartition]:
-    """addresses: of the queues' brokers; a queue without one is left out. marks, messages: by which the topics are known
-    again for which the ranges were planned."""
+    """Divide ranges into tasks.
+
+    Args:
+        addresses: address of each queue's broker; a queue without an address is left out
+        options: options of the read
+        ranges: the range to read of each queue
+        marks: identities of the topics for which the ranges were planned
+        messages: fingerprints of the topics for which the ranges were planned
+        columns: columns of the rows
+    """
     newest = {part_of(queue): (queue, message) for queue, message in messages.items()}
     spans = [
         QueueRange(
@@ -119,7 +134,7 @@ def to_partitions(
 
 
 def packed(spans: Sequence[QueueRange]) -> list[list[QueueRange]]:
-    """Puts short ranges together, up to one Arrow batch: a task costs more than reading a few messages."""
+    """Combine short ranges into tasks of up to one Arrow batch, because a task costs more than reading a few messages."""
     groups: list[list[QueueRange]] = []
     rows = 0
     for span in spans:

@@ -1,4 +1,4 @@
-"""Offsets as Spark logs them: the range of each queue in a batch, with a mark of the log that it was read from."""
+"""Offsets as Spark logs them: the range of each queue in a batch, and marks that identify the topics."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ..protocol.names import Queue
 from .options import ReadOptions, StreamOptions
 
 # ------------------------------------------------------------------------------
-# A batch in Spark's checkpoint: its whole ranges, whose they are, and how the topics are recognized.
+# A batch in Spark's checkpoint: its ranges, the group of the query, and marks by which the topics are recognized.
 #
 #     {"$": {"membership": true, "group": "g", "topics": {"flights": {"broker-a": {"identity": "5f0c"}}},
 #            "messages": [["flights", "broker-a", 1, 259, "0f6c1d2e3a4b5c6d"]]},
 #      "flights": {"broker-a": {"0": "100:250", "1": "90:260"}}}
 #
-# Both begin and end are kept, because queues come and go between batches: the end of one batch does not say where the
-# next one begins, and a replay must read what was read before, whoever owns the queue by then. No topic can be called
-# `$`.
+# Each range has its start and its end, because queues are assigned and released between batches. The next range of a
+# queue may therefore start elsewhere than at the end of its last range, and a replay must read the same messages as
+# before, whoever owns the queue by then. No topic can be named `$`.
 
 
 Part = tuple[str, str]
-"""A topic on one broker: its name, and the broker's."""
+"""A topic on one broker: topic name and broker name."""
 _ABOUT: Final = "$"
 
 
@@ -42,11 +42,14 @@ def part_of(queue: Queue) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """A broker's word on a topic when a batch was planned.
+    """What a broker reported about a topic when a batch was planned.
 
-    identity: changes when the topic is created again; empty on an Apache broker. newest_ms: when the newest message was
-    stored, by the broker's clock, which may be set back later. started_ms: when the broker started; 0 on an Apache broker.
-    rewinds: how often the group's offset went back.
+    Attributes:
+        identity: an id that changes when the topic is recreated; empty on an Apache broker
+        newest_ms: store time of the newest message on an Apache broker, or the broker's time on a Rocketlet broker; the
+            clock may be set back later
+        rewinds: number of times that the group's offset was decreased
+        started_ms: start time of the broker; 0 on an Apache broker
     """
 
     identity: str = ""
@@ -56,11 +59,14 @@ class TopicSnapshot:
 
     @property
     def is_known(self) -> bool:
-        """True if its broker has reported any identity."""
+        """True if the broker has reported an identity or a store time."""
         return bool(self.identity or self.newest_ms)
 
     def is_of_another(self, before: TopicSnapshot) -> bool:
-        """Whether this is another topic than before: a broker of another kind answers with an identity or without one."""
+        """Return True if the topic is another one than before.
+
+        This includes a change between an Apache broker, which reports no identity, and a Rocketlet broker.
+        """
         return self.is_known and before.is_known and self.identity != before.identity
 
 
@@ -70,8 +76,10 @@ UNMARKED: Final = TopicSnapshot()
 class Fingerprint(NamedTuple):
     """A message that a query has read: its offset, and a hash of its id and its store time.
 
-    Another message at its place shows that the topic is another one, even if the topic's identity and the broker's name
-    are the same: a restored backup, a copy of the data folder, or another Apache cluster."""
+    Another message at the same offset shows that the topic is another one, even if the topic's identity and the
+    broker's name are the same. This happens with a restored backup, a copy of the data folder, or another Apache
+    cluster.
+    """
 
     offset: int
     text: str
@@ -85,11 +93,19 @@ class Fingerprint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The ranges of one batch. membership is None where nothing was read yet, or by a checkpoint of an earlier release.
+    """The ranges of one batch, and the state of the query.
 
-    messages: some that were read, the last ones last. rewound: how often this query went back. Without it the first batch
-    after a reset could equal the last one before, and Spark would see nothing new. began_ms: when the query began at the
-    latest messages, ms since the epoch; 0 if it began elsewhere.
+    Attributes:
+        ranges: the range of each queue
+        marks: marks by which the topics are recognized
+        membership: True if the query is a member of a group; None before the first batch, and in a checkpoint of an
+            earlier release
+        group: group of the query; may be empty without membership
+        rewound: number of times that a queue was moved to another offset. Without it, the first batch after a reset
+            could equal the batch before, and Spark would see nothing new.
+        messages: fingerprints of messages that were read, oldest first
+        began_ms: time at which the query started at the latest messages, in ms since the epoch; 0 if it started
+            elsewhere
     """
 
     ranges: Ranges = field(default_factory=dict)
@@ -105,11 +121,11 @@ EMPTY: Final = MicroBatch()
 
 
 def to_offset(batch: MicroBatch) -> dict[str, Any]:
-    """The offset that Spark logs for a batch."""
+    """Return the offset that Spark logs for a batch."""
     topics: dict[str, dict[str, Any]] = {}
     for (topic, broker_name), mark in sorted(batch.marks.items()):
-        told = {name: value for name, value in asdict(mark).items() if value}
-        topics.setdefault(topic, {})[broker_name] = told
+        reported = {name: value for name, value in asdict(mark).items() if value}
+        topics.setdefault(topic, {})[broker_name] = reported
     messages = [[*queue, *message] for queue, message in batch.messages.items()]
     about = {
         "membership": batch.membership,
@@ -124,7 +140,7 @@ def to_offset(batch: MicroBatch) -> dict[str, Any]:
 
 
 def ranges_by_topic(ranges: Ranges) -> dict[str, Any]:
-    """Ranges as JSON: topic, broker name, queue id, and `begin:end`."""
+    """Return ranges as JSON: topic, broker name, queue id, and `begin:end`."""
     offset: dict[str, Any] = {}
     for queue, (begin, end) in sorted(ranges.items()):
         brokers = offset.setdefault(queue.topic, {})
@@ -133,7 +149,7 @@ def ranges_by_topic(ranges: Ranges) -> dict[str, Any]:
 
 
 def from_offset(offset: Mapping[str, Any]) -> MicroBatch:
-    """The batch of a logged offset. Raises ValueError if it is not one of ours."""
+    """Return the batch of a logged offset. Raises ValueError if another source has written the offset."""
     try:
         about = offset.get(_ABOUT, {})
         marks = {
@@ -149,7 +165,7 @@ def from_offset(offset: Mapping[str, Any]) -> MicroBatch:
 
 
 def group_of(offset: Any) -> str | None:
-    """Return the group of a logged offset, which may be empty; None if it is of another source."""
+    """Return the group of a logged offset, which may be empty; None if another source has written the offset."""
     about = offset.get(_ABOUT) if isinstance(offset, dict) else None
     group = about.get("group") if isinstance(about, dict) else None
     return group if isinstance(group, str) else None
@@ -171,7 +187,10 @@ def _range(text: str) -> Range:
 
 
 def check_resumed(batch: MicroBatch, options: StreamOptions) -> None:
-    """Raises ConfigError for a checkpoint of another kind of query: its batches do not say where this one would begin."""
+    """Check that a checkpoint belongs to a query with the same membership and group. Raises ConfigError.
+
+    The batches of another kind of query do not contain where this query must start.
+    """
     if batch.membership is None:
         return
     if batch.membership != options.membership:
@@ -188,7 +207,7 @@ def check_resumed(batch: MicroBatch, options: StreamOptions) -> None:
 
 
 def check_topics(ranges: Ranges, options: ReadOptions) -> None:
-    """Raises ConfigError for ranges of a topic that the query does not read."""
+    """Check that the query reads the topics of all ranges. Raises ConfigError."""
     read = {queue.topic for queue, (begin, end) in ranges.items() if begin < end}
     foreign = sorted(read - {*options.topics, names.retry_topic(options.group)})
     if foreign and options.topics:
@@ -198,7 +217,7 @@ def check_topics(ranges: Ranges, options: ReadOptions) -> None:
 
 
 def _start_elsewhere(batch: MicroBatch) -> str:
-    """The option with which a query continues where the batch ends."""
+    """Return the options with which a new query continues where the batch ends."""
     if batch.membership:
         return f"group={batch.group} and startingOffsets=committed, which resumes at the group's offsets"
     topics: dict[str, dict[str, dict[str, int]]] = {}
@@ -208,7 +227,7 @@ def _start_elsewhere(batch: MicroBatch) -> str:
 
 
 # ------------------------------------------------------------------------------
-# Ranges of offsets: a batch's part of each queue, cut to limits and split into tasks.
+# Ranges of offsets: cut to the limits of a batch, and split into tasks.
 
 
 Range = tuple[int, int]
@@ -221,11 +240,18 @@ def shared_out(
     costs: Mapping[Queue, float] | None = None,
     served_last: Queue | None = None,
 ) -> dict[Queue, Range]:
-    """The ranges, cut to a limit: each queue by the same share, and none to nothing while the limit allows.
+    """Cut ranges to a limit. Each queue gets the same share of its range, and at least one message while the limit
+    permits.
 
-    costs: the weight of a message of each queue, 1 by default. At least one message is read, whatever it costs. The queue
-    behind `served_last` comes first, so that a limit below one message for each queue leaves none unread. The result is in
-    the order of serving.
+    Args:
+        available: the range of each queue
+        limit: maximum cost of all messages together; None for no limit. At least one message is returned, whatever it
+            costs.
+        costs: the cost of a message of each queue; 1 if missing
+        served_last: the queue that was served last. Its successor comes first, so that a limit below one message per
+            queue does not starve any queue.
+    Returns:
+        The cut ranges, in the order of serving.
     """
     costs = costs or {}
     total = sum((end - begin) * costs.get(queue, 1) for queue, (begin, end) in available.items())
@@ -246,8 +272,13 @@ def shared_out(
 
 
 def split(ranges: Ranges, least: int, most_rows: int | None = None) -> list[tuple[Queue, Range]]:
-    """The ranges that are not empty. Long ones are split, so that there are about `least` parts of similar size, and none
-    has more than `most_rows`."""
+    """Split long ranges, and drop empty ones.
+
+    Args:
+        ranges: the range of each queue
+        least: approximate minimum number of parts, which get a similar size
+        most_rows: maximum messages in a part; None for no limit
+    """
     total = sum(end - begin for begin, end in ranges.values())
     parts: list[tuple[Queue, Range]] = []
     for queue, (begin, end) in sorted(ranges.items()):

@@ -1,4 +1,4 @@
-"""Arrow columns from message records: a pull's bytes become columns without a Python object per message."""
+"""Message records as Arrow columns: the bytes of a pull become columns without a Python object per message."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from .config import PLAIN_BYTES
 from .options import CREATE_TIME, canonical
 
 # ------------------------------------------------------------------------------
-# Finds the parts of message records: records, bodies, and the names and values of properties.
+# The parts of message records: bodies, and names and values of properties.
 #
-# The answer to a pull is record after record (`protocol/message`). Its bytes are one Arrow buffer: the places where
-# parts begin and end are computed for all records together, and Arrow copies the pieces between them.
+# The body of a pull response is a sequence of records (`protocol/message.py`). Its bytes are one Arrow buffer. The
+# positions of the parts are computed for all records together, and Arrow copies the bytes between two positions.
 
 
-Array = Any  # numpy's and Arrow's arrays: Arrow ships no types
+Array = Any  # numpy and Arrow arrays; Arrow ships no type stubs
 
 _SIZE: Final = Struct(">i")
-_HEAD: Final = np.dtype(  # the part that is in the same place with IPv4 and IPv6 hosts
+_HEAD: Final = np.dtype(  # the part whose layout does not depend on IPv4 or IPv6 addresses
     [
         ("size", ">i4"),
         ("magic", ">u4"),
@@ -59,20 +59,20 @@ _INT32, _INT64 = np.dtype(">i4"), np.dtype(">i8")
 _UINT16: Final = np.dtype(">u2")
 _NAME_END, _PAIR_END = ord(props.NAME_END), ord(props.PAIR_END)
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-_MARKS: Final = tuple(  # from the end on
+_MARKS: Final = tuple(  # in the order from the end of the properties
     (int.from_bytes(mark, "big"), size) for mark, size in ((CHECKSUM_MARK, CHECKSUM_BYTES), (BEGIN_MARK, BEGIN_BYTES))
 )
 
 
 class RecordArrays:
-    """The places of the parts of records. `at`: their first bytes."""
+    """Positions of the parts of records. `at` has the position of each record."""
 
     def __init__(self, data: bytes, at: Array = None) -> None:
         self.data = data
         self._bytes = np.frombuffer(data, np.uint8)
         try:
             self.at = _begins(data, self._bytes) if at is None else at
-            # picked as bytes: numpy would copy each field of each record for itself
+            # selected as bytes, because numpy would select each field separately
             self.heads = _read(data, self.at, _HEAD_BYTES).view(_HEAD)
             flags = self.heads["sys_flag"]
             born = np.where(flags & SYS_BORNHOST_V6, 20, 8)
@@ -84,45 +84,48 @@ class RecordArrays:
             self.store_ms = _read(self.data, self.at + 48 + born, _INT64)
             self.reconsume_times = _read(self.data, self.at + 56 + hosts, _INT32).astype(np.int32)
         except IndexError:
-            raise _garbled(data) from None
+            raise _malformed(data) from None
         whole = (ends == self.at + self.heads["size"]) & (self._topic_at >= self._body_at)
         if not ((self.heads["magic"] == MAGIC) & whole).all():
-            raise _garbled(data)
+            raise _malformed(data)
         self._ends = ends
 
-    def some(self, which: Array) -> RecordArrays:
+    def select(self, which: Array) -> RecordArrays:
         return RecordArrays(self.data, self.at[which])
 
     def bodies(self) -> Array:
-        """The bodies as stored, in Arrow's binary array."""
+        """Return the stored bodies as a binary array."""
         return _cut(self.data, [self._body_at, self._topic_at])
 
     def texts(self) -> Array:
-        """The properties' texts, with the broker's marks behind them."""
+        """Return the encoded properties, including the broker's marks at the end, as a binary array."""
         return _cut(self.data, [self._size_at + 2, self._ends])
 
     def properties(self) -> Array:
-        """The texts without those marks: they have no name, so they are no properties."""
+        """Return the encoded properties without the broker's marks, which have no name and are therefore no properties."""
         begins, ends = self._size_at + 2, self._ends.copy()
         for mark, size in _MARKS:
             at = ends - size
             marked = np.flatnonzero((_read(self.data, np.maximum(at, 0), _UINT16) == mark) & (at >= begins))
             behind = _read(self.data, at[marked] + 2, np.dtype((np.void, size - 2))).view(np.uint8)
-            if not (behind > _PAIR_END).all():  # looks like one, and may have a name
+            if not (behind > _PAIR_END).all():  # an ordinary property may end with the bytes of a mark
                 marked = marked[(behind.reshape(-1, size - 2) > _PAIR_END).all(axis=1)]
             ends[marked] -= size
         return _cut(self.data, [begins, ends])
 
 
 def _read(data: bytes, at: Array, kind: np.dtype[Any]) -> Array:
-    """The values at these bytes, picked from an array in which a value of this kind begins at every byte."""
+    """Return the values at these positions, selected from a view in which a value starts at every byte."""
     count = max(len(data) - kind.itemsize + 1, 0)
     return np.ndarray((count,), kind, data, 0, (1,))[at]
 
 
 def _begins(data: bytes, octets: Array) -> Array:
-    """The positions where records begin. Their magic numbers are found together; each record's size must lead to the
-    next. A body may hold that number, too: then the sizes are followed one by one. Raises MessageError."""
+    """Return the positions of records. Raises MessageError.
+
+    All magic numbers are found in one pass, and the size of each record must lead to the next magic number. If it does
+    not, because a body contains the magic number as well, the sizes are followed one by one.
+    """
     at = np.flatnonzero(octets[4:-3] == _MAGIC_BYTES[0])
     for number, octet in enumerate(_MAGIC_BYTES[1:], 5):
         at = at[octets[at + number] == octet]
@@ -133,8 +136,10 @@ def _begins(data: bytes, octets: Array) -> Array:
 
 
 def readable(data: bytes) -> tuple[Array, list[int]]:
-    """The positions of the records that can be read, and the queue offsets of the others. Raises MessageError where no record
-    can begin."""
+    """Return the positions of readable records, and the queue offsets of unreadable ones.
+
+    Raises MessageError if the sizes do not lead from record to record.
+    """
     at: list[int] = []
     unreadable: list[int] = []
     for position in _walked(data):
@@ -154,15 +159,15 @@ def _walked(data: bytes) -> list[int]:
         begins.append(at)
         (size,) = size_at(data, at)
         if size < FIXED_BYTES:
-            raise _garbled(data)
+            raise _malformed(data)
         at += size
     if at != end:
-        raise _garbled(data)
+        raise _malformed(data)
     return begins
 
 
-def _garbled(data: bytes) -> MessageError:
-    """The careful decoder's error for bytes that are not records."""
+def _malformed(data: bytes) -> MessageError:
+    """Return the decoder's error for bytes that are not records."""
     position = 0
     try:
         while position < len(data):
@@ -173,7 +178,8 @@ def _garbled(data: bytes) -> MessageError:
 
 
 def _cut(data: Array, bounds: list[Array], kind: Any = None) -> Array:
-    """The pieces of `data` between two bounds each, in order. They are taken from an array that holds the gaps as well."""
+    """Return the slices of `data` between pairs of bounds, in order. They are selected from an array that also holds
+    the gaps."""
     count = len(bounds[0])
     offsets = np.empty(2 * count + 1, np.int32)
     offsets[0:-1:2], offsets[1::2] = bounds
@@ -187,7 +193,7 @@ def _cut(data: Array, bounds: list[Array], kind: Any = None) -> Array:
 
 
 class Properties:
-    """The names and values of all records' properties, by the rules of `protocol.properties.decode`."""
+    """Names and values of the properties of all records, by the rules of `protocol.properties.decode`."""
 
     def __init__(self, texts: Array) -> None:
         self._count = len(texts)
@@ -205,7 +211,8 @@ class Properties:
         owners = np.repeat(np.arange(self._count), np.diff(items_before) + 1)
         name_ends = np.flatnonzero(text == _NAME_END)
         if not (len(name_ends) == len(begins) and (name_ends >= begins).all() and (name_ends < ends).all()):
-            name_ends = np.append(name_ends, len(text))  # not one in each item: look for that of each
+            # some items have no separator or several, so search each item separately
+            name_ends = np.append(name_ends, len(text))
             name_ends = name_ends[np.searchsorted(name_ends[:-1], begins)]
         complete = (name_ends > begins) & (ends > name_ends + 1)
         if not complete.all():
@@ -218,7 +225,7 @@ class Properties:
         codes = coded.indices.to_numpy()
         key = owners * (len(coded.dictionary) + 1) + codes
         ordered = np.sort(key)
-        if (ordered[1:] == ordered[:-1]).any():  # a name twice in one message: the last one counts, as in Java
+        if (ordered[1:] == ordered[:-1]).any():  # a message has a name twice: the last value counts, as in Java
             _, from_end = np.unique(key[::-1], return_index=True)
             last = np.sort(len(key) - 1 - from_end)
             self._fill(data, begins[last], name_ends[last], ends[last], owners[last])
@@ -233,7 +240,7 @@ class Properties:
         return _cut(*self._value_bounds, pa.string())
 
     def column(self, name: str) -> Array:
-        """One property of every message, null where it has none."""
+        """Return a property of every message; null if the message lacks it."""
         at = pc.index(self._names.dictionary, pa.scalar(name, pa.string())).as_py()
         items = np.flatnonzero(self._codes == at)
         where = np.full(self._count, -1, np.int64)
@@ -241,7 +248,7 @@ class Properties:
         return self._values.take(pa.array(where, mask=where < 0))
 
     def as_headers(self) -> Array:
-        """The users' own as Kafka's headers, null where there is none."""
+        """Return the user's properties in the form of Kafka's headers; null for a message without any."""
         reserved = pc.is_in(self._names.dictionary, pa.array(sorted(props.RESERVED))).to_numpy(zero_copy_only=False)
         items = np.flatnonzero(~reserved[self._codes])
         if not len(items):
@@ -253,16 +260,17 @@ class Properties:
         return pa.ListArray.from_arrays(pa.array(bounds), pairs, mask=pa.array(bounds[1:] == bounds[:-1]))
 
     def as_map(self) -> Array:
+        """Return all properties as a map array."""
         bounds = np.searchsorted(self._owners, np.arange(self._count + 1)).astype(np.int32)
         return pa.MapArray.from_arrays(pa.array(bounds), self._names.dictionary_decode(), self._values)
 
 
 # ------------------------------------------------------------------------------
-# Message records as Arrow columns, without a Python object per message. Only the columns that are wanted are made.
+# Message records as Arrow columns. Only the requested columns are made.
 
 
 class TooLarge(MessageError):
-    """The bodies are too large together when they are decompressed. offset: of the first one that is too much."""
+    """The decompressed bodies of a batch are too large together. `offset`: the first message beyond the limit."""
 
     def __init__(self, queue: Queue, offset: int) -> None:
         super().__init__(f"{queue}: with the message at offset {offset}, the batch has more than {PLAIN_BYTES} bytes")
@@ -270,11 +278,19 @@ class TooLarge(MessageError):
 
 
 class Rows:
-    """A queue's records with offsets from `begin` up to `end`.
+    """Records of a queue with offsets from `begin` up to `end` (exclusive).
 
-    tags: rows have one of them, if any is given. strict: a body that cannot be decompressed raises MessageError, which
-    names the offset; else it is null. `unreadable`: the offsets of records that cannot be read, which are left out. Raises
-    MessageError for bytes that are not records.
+    Args:
+        data: records of one or more pull responses
+        queue: the queue
+        begin: first offset
+        end: offset after the last one
+        tags: if not empty, only messages with one of these tags become rows
+        strict: True if a body that cannot be decompressed raises MessageError; False if it becomes null
+    Attributes:
+        unreadable: offsets of records that cannot be read, which are left out
+    Raises:
+        MessageError: the bytes are not records
     """
 
     def __init__(
@@ -290,7 +306,7 @@ class Rows:
         offsets = records.heads["queue_offset"].astype(np.int64)
         wanted = (offsets >= begin) & (offsets < end)
         if not wanted.all():
-            records, offsets = records.some(wanted), offsets[wanted]
+            records, offsets = records.select(wanted), offsets[wanted]
         self.records = records
         self.queue = queue
         self.offsets = offsets
@@ -298,7 +314,7 @@ class Rows:
         self._strict = strict
 
     def batch(self, columns: Sequence[str]) -> pa.RecordBatch:
-        """Raises MessageError, and TooLarge."""
+        """Return the columns as a batch. Raises MessageError, and TooLarge."""
         schema, makers = _made_of(tuple(columns))
         batch = pa.RecordBatch.from_arrays([make(self) for make in makers], schema=schema)
         if not self._tags:
@@ -307,7 +323,7 @@ class Rows:
 
     @cached_property
     def _texts(self) -> bytes:
-        """The properties' texts of all records, one behind the other."""
+        """The encoded properties of all records, concatenated."""
         data = self.records.texts().buffers()[2]
         return b"" if data is None else data.to_pybytes()
 
@@ -316,8 +332,11 @@ class Rows:
         return Properties(self.records.properties())
 
     def property(self, name: str) -> Array:
-        """One property of every message, null where it has none. Reading the properties takes longer than all else; finding
-        that no record has one of this name takes a tenth of that."""
+        """Return a property of every message; null if the message lacks it.
+
+        Decoding the properties costs more than everything else. The check that no record has this name takes a tenth of
+        the time.
+        """
         if (name + props.NAME_END).encode() not in self._texts:
             return pa.nulls(len(self.offsets), pa.string())
         return self.properties.column(name)
@@ -332,7 +351,7 @@ class Rows:
         return topics
 
     def message_ids(self) -> Array:
-        """The sender's unique key, or the broker's offset id."""
+        """Return the sender's unique keys, or the broker's offset ids of messages without one."""
         keys = self.property(props.UNIQUE_KEY)
         if not keys.null_count:
             return keys
@@ -437,7 +456,7 @@ def rows_of(
     tags: Sequence[str] = (),
     strict: bool = True,
 ) -> Rows:
-    """Return the `Rows` for a batch of these columns, decoded by the compiled module if it does not decline."""
+    """Return the rows for a batch of these columns, decoded by the compiled module unless it declines."""
     return _decoded(data, queue, begin, end, columns, tags) or Rows(data, queue, begin, end, tags=tags, strict=strict)
 
 
@@ -448,13 +467,13 @@ def _decoded(
     if fast.MODULE == "pure" or {"headers", "properties"} <= set(columns):
         return None
     if "topic" in columns and queue.topic.startswith(names.RETRY_PREFIX):
-        return None  # the topic is a property of each message
+        return None  # the original topic is a property of each message
     needed = (*columns, "tags") if tags else columns
     wanted = list(dict.fromkeys(_PROPERTIES[name] for name in needed if name in _PROPERTIES))
     skipped = _RESERVED if "headers" in columns else () if "properties" in columns else None
     found = fast.decode_slice(data, begin, end, tuple(name.encode() for name in wanted), skipped)
     if found is None or ("messageId" in columns and found.columns[wanted.index(props.UNIQUE_KEY)][0] < found.rows):
-        return None  # a message without a key has an id that only its record gives
+        return None  # a message lacks the unique key, so its id must be computed from its record
     return DecodedRows(found, queue, wanted, tags)
 
 
@@ -472,7 +491,7 @@ def _plain(data: bytes, position: int, queue: Queue, strict: bool) -> bytes | No
 
 
 def _words(texts: Array) -> Array:
-    """The words of each text; none for a null."""
+    """Return the words of each text; an empty list for a null."""
     words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts.drop_null()))
     counts = np.zeros(len(texts), np.int32)
     counts[texts.is_valid().to_numpy(zero_copy_only=False)] = pc.list_value_length(words).to_numpy()
@@ -507,15 +526,15 @@ _COLUMNS: Final[dict[str, tuple[Any, Callable[[Rows], Array]]]] = {
     "timestampType": (_INT, lambda rows: rows.repeated(pa.scalar(CREATE_TIME, _INT))),
     "headers": (HEADERS, lambda rows: rows.as_headers()),
 }
-"""The columns of `schema`: Arrow's type, and how a column is made."""
+"""Arrow type of each column, and the function that makes the column."""
 _PROPERTIES: Final = {"messageId": props.UNIQUE_KEY, "keys": props.KEYS, "key": props.KEYS, "tags": props.TAGS}
-"""The property that a column is made of."""
+"""The property that a column contains."""
 _RESERVED: Final = tuple(name.encode() for name in sorted(props.RESERVED))
 
 
 @cache
 def _made_of(columns: tuple[str, ...]) -> tuple[pa.Schema, list[Callable[[Rows], Array]]]:
-    """Arrow's schema of some columns, and how each is made."""
+    """Return the Arrow schema of columns, and the functions that make them."""
     found = [_COLUMNS[canonical(name)] for name in columns]
     return pa.schema([(name, kind) for name, (kind, _) in zip(columns, found, strict=True)]), [
         make for _, make in found

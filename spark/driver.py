@@ -1,4 +1,5 @@
-"""What the driver knows and the planner's process needs: finished batches, the parent process, lag of a query."""
+"""What the driver reports to the planner's process (finished batches), the planner's process itself, and the lag of a
+query."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ log = get_logger("rocketlet.spark")
 
 
 # ------------------------------------------------------------------------------
-# The batches that Spark has finished, reported by the driver to the planner.
+# The ledger: batches that Spark has finished, reported by the driver to the planner.
 #
-# Spark notifies a Python source that a batch is finished only when it asks for the next one: not when the query is
-# stopped before that. A listener in the driver's own Python process is notified immediately, and records it here, in a folder
-# that the driver makes and the planner reads. Its name has the JVM's id and start time: a container may start again
-# with the same ids and the same /tmp. The planner of a stopped query looks here before it leaves the group. There is
-# one file for each source of each run of a query: several queries of a driver, or several sources of one, may be
-# members of one group.
+# Spark reports the end of a batch to a Python source only when it requests the next batch, and therefore never reports
+# the last batch of a query that is stopped. A listener in the driver's own Python process is notified immediately, and
+# records the batch in a folder that the driver creates and the planner reads. The folder's name contains the JVM's
+# process id and start time, because a container may restart with the same ids and the same /tmp. The planner of a
+# stopped query reads the ledger before it leaves the group. There is one file for each source of each run of a query,
+# because several queries of a driver, or several sources of one query, may be members of the same group.
 
 
 PREFIX: Final = "rocketlet-spark-"
@@ -42,19 +43,28 @@ HOLD: Final = "hold"
 
 
 class Ledger:
-    """`folder` must be the driver's own."""
+    """Finished batches of the queries of one driver.
+
+    Args:
+        folder: a folder that belongs to this driver only
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @classmethod
-    def made(cls, jvm: int) -> Ledger:
-        """A new one for the queries of a driver's JVM, in a folder that only this user can read."""
+    def create(cls, jvm: int) -> Ledger:
+        """Create a ledger for the queries of a driver's JVM, in a folder that only this user can read.
+
+        Args:
+            jvm: process id of the JVM
+        """
         return cls(Path(tempfile.mkdtemp(prefix=f"{PREFIX}{jvm}-{_started(jvm)}-")))
 
     @classmethod
-    def found(cls) -> Ledger | None:
-        """The ledger of the JVM which this process works for, an ancestor; None if its driver makes none."""
+    def find(cls) -> Ledger | None:
+        """Return the ledger of this process's JVM, which is one of its ancestors; None if the driver has created no
+        ledger."""
         for process in _ancestors():
             for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{process}-{_started(process)}-*"):
                 if folder.stat().st_uid == os.getuid():
@@ -64,20 +74,27 @@ class Ledger:
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def note(self, group: str, run: str, source: int, offset: dict[str, Any], *, has_ended: bool = False) -> None:
-        """The newest offset that a run of a query has finished of one of its sources, by their order in the query;
-        `has_ended`: there will be none after it."""
+    def record(self, group: str, run: str, source: int, offset: dict[str, Any], *, has_ended: bool = False) -> None:
+        """Record the newest finished offset of a source.
+
+        Args:
+            group: group of the source
+            run: Spark's run id of the query
+            source: index of the source in the query
+            offset: the end of the finished batch
+            has_ended: True if the run has ended, so that no further offset follows
+        """
         path = self._folder / f"{_prefix(group)}{run}-{source}.json"
         new = path.with_suffix(".new")
         new.write_text(json.dumps([offset, has_ended]))
         os.replace(new, path)
 
     def hold(self, group: str) -> None:
-        """Keep the queries of a group in this driver from beginning a batch for 10 s, or until `release`."""
+        """Keep the group's queries in this driver from starting a batch, for 10 s or until `release`."""
         (self._folder / f"{_prefix(group)}{HOLD}").touch()
 
     def hold_all(self) -> None:
-        """Like `hold`, for the queries of all groups."""
+        """Keep all queries in this driver from starting a batch, for 10 s or until `release_all`."""
         (self._folder / HOLD).touch()
 
     def release(self, group: str) -> None:
@@ -87,7 +104,7 @@ class Ledger:
         (self._folder / HOLD).unlink(missing_ok=True)
 
     def is_held(self, group: str) -> bool:
-        """Return True while a hold is in force. Remove one that its driver has not renewed, and log it."""
+        """Return True while a hold is in force. Remove and log a hold that its driver has not renewed within 10 s."""
         return any(self._is_in_force(self._folder / name) for name in (f"{_prefix(group)}{HOLD}", HOLD))
 
     def _is_in_force(self, path: Path) -> bool:
@@ -101,38 +118,43 @@ class Ledger:
         log.warning("hold_expired", hint="rocketlet.spark.stop ended without releasing its query, which continues")
         return False
 
-    def note_end(self) -> None:
-        """A query has ended that has finished nothing."""
+    def record_end(self) -> None:
+        """Record that a query has ended without finishing a batch."""
         (self._folder / ENDED).write_text(str(time.time_ns()))
 
-    def finished(self, group: str, planned: dict[str, Any], before: dict[str, Any], patience_s: float) -> bool:
-        """Whether Spark has finished a query's last planned batch. Waits until that, or the end of the query, is noted.
+    def wait_finished(self, group: str, planned: dict[str, Any], before: dict[str, Any], timeout_s: float) -> bool:
+        """Wait until the driver has recorded the last planned batch or the end of the query, and return True if Spark
+        has finished the batch.
 
-        before: the batch before the last one, by which the notes of this query are known from those of others.
+        Args:
+            group: group of the query
+            planned: offset of the last planned batch
+            before: offset of the batch before it, which distinguishes records of this query from those of other queries
+            timeout_s: maximum time to wait
         """
-        end_s = time.monotonic() + patience_s
+        end_s = time.monotonic() + timeout_s
         ended = self._read(ENDED)
         while time.monotonic() < end_s and self._folder.exists():
-            if self.has_noted(group, planned):
+            if self.is_finished(group, planned):
                 return True
-            own = [has_ended for _, (offset, has_ended) in self._notes(group) if offset == before]
+            own = [has_ended for _, (offset, has_ended) in self._records(group) if offset == before]
             if any(own) or (not own and self._read(ENDED) != ended):
                 return False
             time.sleep(LEDGER_POLL_INTERVAL_S)
         return False
 
-    def has_noted(self, group: str, planned: dict[str, Any]) -> bool:
-        """Return True if Spark has finished a batch."""
-        return any(offset == planned for _, (offset, _) in self._notes(group))
+    def is_finished(self, group: str, planned: dict[str, Any]) -> bool:
+        """Return True if the driver has recorded that Spark has finished this batch."""
+        return any(offset == planned for _, (offset, _) in self._records(group))
 
     def forget(self, group: str) -> None:
-        """Removes the notes of earlier queries of the group."""
-        for path, (_, has_ended) in self._notes(group):
+        """Remove the records of the group's queries that have ended."""
+        for path, (_, has_ended) in self._records(group):
             if has_ended:
                 path.unlink(missing_ok=True)
 
-    def _notes(self, group: str) -> list[tuple[Path, tuple[dict[str, Any], bool]]]:
-        """The offset that each source of each run has finished last, and whether the run has ended."""
+    def _records(self, group: str) -> list[tuple[Path, tuple[dict[str, Any], bool]]]:
+        """Return the file, the last finished offset, and the end flag of each source of each run."""
         found = [(path, self._read(path.name)) for path in self._folder.glob(f"{_prefix(group)}*.json")]
         return [(path, json.loads(text)) for path, text in found if text]
 
@@ -148,8 +170,10 @@ def _prefix(group: str) -> str:
 
 
 def _started(process: int) -> str:
-    """Return the start time of a process, in ticks of the kernel: a later process with the same id has another one. Empty
-    where there is no /proc."""
+    """Return the start time of a process in ticks of the kernel, or an empty string if there is no /proc.
+
+    The start time distinguishes a process from a later one with the same id.
+    """
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -157,8 +181,10 @@ def _started(process: int) -> str:
 
 
 def _ancestors() -> Iterator[int]:
-    """The ids of the processes above this one, nearest first; where there is no /proc, the parent alone. In a container the
-    driver's JVM may be process 1."""
+    """Yield the ids of this process's ancestors, nearest first; only the parent's if there is no /proc.
+
+    In a container, the driver's JVM may be process 1.
+    """
     process = os.getppid()
     while process > 0:
         yield process
@@ -171,30 +197,32 @@ def _ancestors() -> Iterator[int]:
 # ------------------------------------------------------------------------------
 # The planner's process in the driver.
 #
-# `query.stop()` kills the process that Spark has made for the reader (SIGKILL, by its id): nothing there can clean
-# up. So the planner lives in a child of it. The child sees that its socket to Spark is closed, and Spark's loop
-# around the reader calls `stop`. If the child is killed, for example because memory is short, its parent reports to Spark
-# why the query ends.
+# `query.stop()` kills Spark's process for the reader with SIGKILL, by its process id, so that this process cannot clean
+# up. The planner therefore runs in a child of that process. After the kill, the child's socket to Spark is closed, and
+# Spark's loop around the reader, which also runs in the child, calls `stop`. If the child is killed, for example by the
+# out-of-memory killer, its parent reports to Spark why the query ends.
 
 
 _SPARKS_LOOP = "python_streaming_source_runner.py"
 
 
 class PlannerKilled(RocketletError):
-    """The planner's process has ended while the query ran."""
+    """The planner's process was killed while the query ran."""
 
 
-def go_on_in_child() -> None:
-    """Returns in a child of this process; this one waits for it and ends with it. Does nothing elsewhere than in Spark's own
-    process for a reader. Raises PlannerKilled, in the parent, if the child is killed."""
-    if hasattr(os, "fork") and _is_sparks():
+def fork_planner() -> None:
+    """Fork, and return in the child. The parent waits for the child, and exits with its exit code.
+
+    Does nothing outside of Spark's process for a reader. Raises PlannerKilled in the parent if the child is killed.
+    """
+    if hasattr(os, "fork") and _is_reader_process():
         child = os.fork()
         if child:
             _wait(child)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by which Spark's daemon ends its children when it ends
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Spark's daemon sends SIGHUP to its children when it exits
 
 
-def _is_sparks() -> bool:
+def _is_reader_process() -> bool:
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -208,19 +236,24 @@ def _wait(child: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
         raise PlannerKilled(
-            f"the process {child}, which plans the query's batches, was ended by {name}: look whether the driver's machine "
+            f"the process {child}, which plans the query's batches, was ended by {name}: check whether the driver's machine "
             "ran out of memory. Nothing is lost: start the query again, and it resumes from its checkpoint"
         )
     os._exit(os.WEXITSTATUS(status))
 
 
 # ------------------------------------------------------------------------------
-# How far a query is behind, per queue, from what Spark reports to a StreamingQueryListener.
+# The lag of a query per queue, from the progress that Spark reports to a StreamingQueryListener.
 
 
 def lag(progress: StreamingQueryProgress) -> dict[Queue, int]:
-    """How many messages of each queue were not planned yet; empty for a query of other sources. `progress` is a listener's
-    `event.progress`. Spark gives a Python source no place for metrics of its own but the text `latestOffset`."""
+    """Return the number of unplanned messages of each queue; empty for a query of other sources.
+
+    Spark has no metrics of Python sources, so the numbers are in the text `latestOffset`.
+
+    Args:
+        progress: a listener's `event.progress`
+    """
     found: dict[Queue, int] = {}
     for source in progress.sources:
         try:

@@ -22,7 +22,8 @@ from .worker import plainly
 
 
 class RocketletDataSource(DataSource):
-    """`format("rocketlet")` in `readStream`, `read`, `writeStream` and `write`; `options` says what can be set."""
+    """The data source of `format("rocketlet")`, for `readStream`, `read`, `writeStream` and `write`. `options.py` has
+    its options."""
 
     @classmethod
     def name(cls) -> str:
@@ -30,13 +31,13 @@ class RocketletDataSource(DataSource):
 
     @plainly()
     def schema(self) -> StructType:
-        """The columns of rows that are read, unless `.schema(...)` says which are wanted."""
+        """Return the columns of rows that are read. `.schema(...)` replaces them."""
         return schema_of(columns(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         lack = lacking()
         if lack:
-            return _Refused(lack)
+            return _RejectingReader(lack)
         from .source import RocketletStreamReader
 
         return RocketletStreamReader(self.options, schema)
@@ -73,8 +74,9 @@ class RocketletDataSource(DataSource):
         return RocketletWriter(options)
 
 
-class _Refused(DataSourceStreamReader):
-    """A reader of a PySpark that cannot stream. An error in `streamReader` would be hidden by one of Spark's own."""
+class _RejectingReader(DataSourceStreamReader):
+    """The stream reader for a PySpark that cannot stream. Spark would replace an error that `streamReader` raises by
+    one of its own."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -92,7 +94,7 @@ class _Refused(DataSourceStreamReader):
 
 
 def lacking() -> str | None:
-    """Why this PySpark cannot stream; None if it can."""
+    """Return the reason why this PySpark cannot stream; None if it can."""
     if _version() >= (4, 2):
         return None
     return (
@@ -102,7 +104,8 @@ def lacking() -> str | None:
 
 
 def is_pushdown() -> bool:
-    """Whether this is the process in which Spark hands filters over. Elsewhere it refuses a reader that takes them."""
+    """Return True in the process in which Spark pushes filters down. In other processes Spark rejects a reader that
+    accepts filters."""
     return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
 
 

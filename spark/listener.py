@@ -1,7 +1,7 @@
-"""Notes in the ledger which batches of the driver's queries are finished.
+"""A listener that records the finished batches of the driver's queries in the ledger.
 
-PySpark's listeners fetch some 60 values of each progress from the JVM, one by one, while the next batch runs. This one asks
-for one text.
+PySpark's own listeners fetch about 60 values of each progress from the JVM, one by one, while the next batch runs. This
+listener fetches one text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .driver import Ledger
 
 
 class RocketletListener:
-    """A listener for `addListener`, which asks for `_jlistener` once, when the JVM can call this process."""
+    """Listener for `addListener`, which reads `_jlistener` once, after the JVM can call this process."""
 
     def __init__(self, context: SparkContext, ledger: Ledger) -> None:
         self._context = context
@@ -29,11 +29,13 @@ class RocketletListener:
 
 
 class _Events(JStreamingQueryListener):
-    """Events are objects of the JVM: each call of a method is a request to it."""
+    """Methods that the JVM calls. Events are objects of the JVM, and each call of their methods is a request to the
+    JVM."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._offsets: dict[str, dict[int, dict[str, Any]]] = {}  # by run and source
+        # newest finished offset by run id and index of the source
+        self._offsets: dict[str, dict[int, dict[str, Any]]] = {}
 
     def onQueryStarted(self, jevent: Any) -> None:  # noqa: N802 (Spark's names)
         pass
@@ -42,11 +44,11 @@ class _Events(JStreamingQueryListener):
         progress = json.loads(jevent.progress().json())
         run = progress["runId"]
         known = self._offsets.setdefault(run, {})
-        for source, told in enumerate(progress["sources"]):
-            offset = member_offset(told["endOffset"])
+        for source, reported in enumerate(progress["sources"]):
+            offset = member_offset(reported["endOffset"])
             if offset is not None and known.get(source) != offset:
                 known[source] = offset
-                self._ledger.note(offset["$"]["group"], run, source, offset)
+                self._ledger.record(offset["$"]["group"], run, source, offset)
 
     def onQueryIdle(self, jevent: Any) -> None:  # noqa: N802
         pass
@@ -55,12 +57,12 @@ class _Events(JStreamingQueryListener):
         run = jevent.runId().toString()
         known = self._offsets.pop(run, {})
         for source, offset in known.items():
-            self._ledger.note(offset["$"]["group"], run, source, offset, has_ended=True)
+            self._ledger.record(offset["$"]["group"], run, source, offset, has_ended=True)
         if not known:
-            self._ledger.note_end()
+            self._ledger.record_end()
 
 
 def member_offset(offset: Any) -> dict[str, Any] | None:
-    """The offset of a query that is a member of a group."""
+    """Return the offset if it belongs to a query that is a member of a group, otherwise None."""
     about = offset.get("$") if isinstance(offset, dict) else None
     return offset if isinstance(about, dict) and about.get("membership") else None

@@ -44,7 +44,7 @@ from .config import (
 )
 
 # ------------------------------------------------------------------------------
-# The options of source and sink. The error for a wrong one names it and the allowed values.
+# The options of sources and sinks. The error for an invalid option names the option and its allowed values.
 
 
 CONNECTION: Final = {
@@ -54,7 +54,7 @@ CONNECTION: Final = {
     "securityToken": "the ACL's security token, if it has one",
     "tls": "true or false; default: false",
     "tlsCaFile": "a PEM file of certificates to trust; default: the system's",
-    "tlsVerify": "true or false: whether the servers' certificates are checked; default: true",
+    "tlsVerify": "true or false: true checks the servers' certificates; default: true",
     "tlsCertFile": "a PEM file with this client's certificate",
     "tlsKeyFile": "a PEM file with its key",
     "headerEncoding": "auto, json or rocketmq; default: auto",
@@ -62,58 +62,63 @@ CONNECTION: Final = {
 READ: Final = {
     **CONNECTION,
     "topic": "one topic, or several separated by commas",
-    "topicPattern": "a regular expression, instead of topic: every topic whose whole name it matches",
+    "topicPattern": "a regular expression, instead of topic: all topics whose whole name matches",
     "assign": 'JSON, instead of topic: the queues to read, {"topic": {"broker": [0, 1]}}; not for members of a group',
     "group": "the consumer group that the query is a member of",
     "tags": "a tag expression such as `TagA || TagB`; default: *",
     "sql": "an SQL92 filter on properties such as `price > 5`, instead of tags",
     "startingOffsets": "earliest, latest, committed, or JSON with an offset per queue, -2 for earliest and -1 for latest: "
     '{"topic": {"broker": {"0": 23, "1": -1}}}; default: earliest',
-    "startingTimestamp": "ms since the epoch, instead of startingOffsets: from the first message stored then",
+    "startingTimestamp": "ms since the epoch, instead of startingOffsets: start at the first message stored "
+    "at this time or later",
     "startingOffsetsByTimestamp": "JSON, instead of startingOffsets: ms since the epoch per queue, "
-    '{"topic": {"broker": {"0": 1700000000000}}}; other queues begin at startingTimestamp, or else with their first message',
-    "startingOffsetsByTimestampStrategy": "latest or error: where no message is as young as a starting time; default: latest",
-    "columns": "names of columns, separated by commas: others cost nothing; or kafka, for those of Spark's Kafka connector",
-    "includeProperties": "true or false: whether rows have the column properties, or headers with columns=kafka; default: "
+    '{"topic": {"broker": {"0": 1700000000000}}}; other queues start at startingTimestamp, or else at their first message',
+    "startingOffsetsByTimestampStrategy": "latest or error: what to do if no message is as new as the starting "
+    "time; default: latest",
+    "columns": "names of columns, separated by commas: other columns are not read; or kafka, for the columns of "
+    "Spark's Kafka connector",
+    "includeProperties": "true or false: true adds the column properties, or headers with columns=kafka; default: "
     "true, with columns=kafka false",
-    "pollTimeoutMs": f"how long a broker may take to answer a read, at most {MAX_TIMEOUT_MS}; default: {POLL_TIMEOUT_MS}",
-    "minPartitions": "the least number of tasks: long ranges are split; default: a task per queue, fewer for short ranges",
-    "maxRecordsPerPartition": "a positive number: the most rows of a task; default: no limit",
+    "pollTimeoutMs": "timeout of a read, and how long reads are retried; maximum "
+    f"{MAX_TIMEOUT_MS}; default: {POLL_TIMEOUT_MS}",
+    "minPartitions": "minimum number of tasks: long ranges are split; default: a task per queue, fewer for short ranges",
+    "maxRecordsPerPartition": "a positive number: maximum rows of a task; default: no limit",
     "failOnDataLoss": "true or false; default: true",
-    "arrowBatchSize": f"rows of an Arrow batch, at most; default: {ARROW_BATCH_ROWS}",
+    "arrowBatchSize": f"maximum rows of an Arrow batch; default: {ARROW_BATCH_ROWS}",
 }
 STREAM: Final = {
     **READ,
     "clientName": "the name of the query's member, as tools show it, such as the query's; default: the host",
-    "membership": "true or false: whether queues are shared with the group's other members; default: true",
+    "membership": "true or false: true shares the queues with the group's other members; default: true",
     "maxRowsPerTrigger": "a positive number; default: no limit",
-    "maxBytesPerTrigger": "a positive number, kept by the size of the next messages of each queue; default: no limit",
-    "minOffsetsPerTrigger": "a positive number: a batch waits until this many rows are there; default: it does not wait",
-    "maxTriggerDelay": "such as 500ms, 30s, 15m or 1h: how long a batch waits for minOffsetsPerTrigger; "
+    "maxBytesPerTrigger": "a positive number, applied to the mean size of the next messages of each queue; default: no limit",
+    "minOffsetsPerTrigger": "a positive number: a batch waits until this many rows are available; default: it does not wait",
+    "maxTriggerDelay": "such as 500ms, 30s, 15m or 1h: maximum wait of a batch for minOffsetsPerTrigger; "
     f"default: {TRIGGER_DELAY}",
     "prefetchRows": "0 or more: batches of up to this many rows are read in the driver, without Python tasks; "
     f"default: {PREFETCH_ROWS}",
-    "releaseTimeoutMs": "how long a queue that another member wants waits for its batch, at most "
+    "releaseTimeoutMs": "maximum time that a queue assigned to another member waits for its running batch, maximum "
     f"{MAX_TIMEOUT_MS}; default: {RELEASE_TIMEOUT_MS}",
 }
 BATCH: Final = {
     **READ,
     "endingOffsets": "latest, committed, or JSON as in startingOffsets; default: latest",
-    "endingTimestamp": "ms since the epoch, instead of endingOffsets: up to the first message stored then",
+    "endingTimestamp": "ms since the epoch, instead of endingOffsets: end before the first message stored at "
+    "this time or later",
     "endingOffsetsByTimestamp": "JSON as in startingOffsetsByTimestamp, instead of endingOffsets; other queues end at "
-    "endingTimestamp, or else with their last message",
+    "endingTimestamp, or else at their last message",
 }
 WRITE: Final = {
     **CONNECTION,
-    "topic": "where rows go that have no column topic",
+    "topic": "the topic of rows without a column topic",
     "group": "the producer group; default: rocketlet-spark",
-    "illegalRowsTopic": "where rows go, as JSON, that cannot be sent; default: such a row ends the job",
-    "batchBytes": "how many bytes of bodies and properties are sent in one request, at most "
+    "illegalRowsTopic": "the topic for rows that cannot be sent, as JSON; default: such a row fails the job",
+    "batchBytes": "bytes of bodies and properties in one request, maximum "
     f"{MAX_SEND_BATCH_BYTES}; default: {SEND_BATCH_BYTES}",
-    "sendTimeoutMs": f"a positive number, at most {MAX_TIMEOUT_MS}: for a send with all its retries; "
+    "sendTimeoutMs": f"a positive number, maximum {MAX_TIMEOUT_MS}: timeout of a send including its retries; "
     f"default: {SEND_TIMEOUT_MS}",
-    "deliveryTimeoutMs": f"a positive number, at most {MAX_TIMEOUT_MS}: how long sends are retried while brokers are "
-    f"away; default: {DELIVERY_TIMEOUT_MS}",
+    "deliveryTimeoutMs": f"a positive number, maximum {MAX_TIMEOUT_MS}: how long sends are retried while brokers are "
+    f"unreachable; default: {DELIVERY_TIMEOUT_MS}",
     "retries": f"0 or more further attempts of a send, each on another queue; default: {RETRIES}",
 }
 _KINDS: Final = {"streams": STREAM, "batch reads": BATCH, "writing": WRITE}
@@ -125,13 +130,13 @@ ACCESS: Final = {
     "cert_file": "tlsCertFile",
     "key_file": "tlsKeyFile",
 }
-"""Fields of the client's `Access`, which its faults name, and the options that set them."""
+"""Fields of the client's `Access`, which its errors name, and the options that set these fields."""
 _ACCESS: Final = re.compile(rf"\b({'|'.join(ACCESS)})\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """How the cluster is reached."""
+    """Name server, credentials and client name."""
 
     name_server: str
     access: Access
@@ -140,8 +145,16 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options that source and batch read share. `topics` is empty if there is a pattern, `min_partitions` 0 if not
-    given."""
+    """The options that streams and batch reads share.
+
+    Attributes:
+        topics: names of topics; empty with a pattern
+        pattern: regular expression for topics; empty without one
+        assigned: the queues of the option `assign`; empty without it
+        needs_message: True if it is an error that no message is as new as the starting time
+        min_partitions: minimum number of tasks; 0 for the default
+        max_partition_rows: maximum messages of a task; None for no limit
+    """
 
     connect: Connect
     group: str
@@ -158,7 +171,7 @@ class ReadOptions:
     arrow_batch_size: int
 
     def reads(self, queue: Queue) -> bool:
-        """Return True if the query reads a queue, or would if it was there."""
+        """Return True if the query reads this queue, or would read it if it existed."""
         if self.assigned:
             return queue in self.assigned
         if queue.topic == names.retry_topic(self.group):
@@ -166,13 +179,16 @@ class ReadOptions:
         return re.fullmatch(self.pattern, queue.topic) is not None if self.pattern else queue.topic in self.topics
 
     def subscription(self, topic: str) -> Subscription:
-        """Retries come without a filter: what failed once had passed it."""
+        """Return the subscription of a topic. Retry topics have no filter, because their messages have already passed
+        it."""
         expression = "*" if topic.startswith(names.RETRY_PREFIX) else self.filter
         return parse_subscription(topic, expression, version=1, kind=SQL92 if isinstance(expression, Sql) else TAG)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
+    """Options of `readStream`."""
+
     read: ReadOptions
     membership: bool
     max_rows: int | None
@@ -185,12 +201,16 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
+    """Options of `read`."""
+
     read: ReadOptions
     end: StartingOffsets
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
+    """Options of `write` and `writeStream`."""
+
     connect: Connect
     topic: str | None
     illegal_rows_topic: str | None
@@ -202,13 +222,13 @@ class WriteOptions:
 
 
 def stream_options(options: Mapping[str, str]) -> StreamOptions:
-    """Reads the options, whose names Spark compares without regard to case. Raises ConfigError."""
+    """Parse options, whose names are case-insensitive. Raises ConfigError."""
     given = Given(options, STREAM, _KINDS)
     membership = given.boolean("membership", True)
     read = _read_options(given, group_needed=membership)
     if membership and read.assigned:
         raise ConfigError(
-            "the option assign is given: a member reads the queues that its group gives it; set membership to false"
+            "the option assign is given, but a member reads the queues that its group assigns to it; set membership to false"
         )
     if given.has("maxTriggerDelay") and not given.has("minOffsetsPerTrigger"):
         raise ConfigError("the option maxTriggerDelay is given without minOffsetsPerTrigger, which it belongs to")
@@ -230,7 +250,7 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
 
 
 def columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns of rows that are read, even if other options are wrong. Raises ConfigError."""
+    """Return the columns of rows that are read, even if other options are invalid. Raises ConfigError."""
     given = {name.lower(): value.strip() for name, value in options.items()}
     wanted = given.get("columns", "")
     included = given.get("includeproperties", str(wanted != "kafka")).lower()
@@ -245,7 +265,7 @@ def columns(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def chosen(options: Mapping[str, str], found: StructType) -> tuple[str, ...]:
-    """The columns of a reader that Spark makes: `columns`, or what `.schema(...)` says. Raises ConfigError."""
+    """Return the columns of a reader: the option `columns`, or the columns of `.schema(...)`. Raises ConfigError."""
     names_found = checked(found)
     if "columns" in map(str.lower, options) and names_found != columns(options):
         raise ConfigError("the option columns and .schema(...) are both given; choose one")
@@ -253,7 +273,7 @@ def chosen(options: Mapping[str, str], found: StructType) -> tuple[str, ...]:
 
 
 def batch_options(options: Mapping[str, str]) -> BatchOptions:
-    """Raises ConfigError."""
+    """Parse the options of `read`. Raises ConfigError."""
     given = Given(options, BATCH, _KINDS)
     end = given.position("ending", "latest", ("latest", "committed"))
     read = _read_options(given, group_needed=False)
@@ -263,7 +283,7 @@ def batch_options(options: Mapping[str, str]) -> BatchOptions:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Raises ConfigError."""
+    """Parse the options of `write` and `writeStream`. Raises ConfigError."""
     given = Given(options, WRITE, _KINDS)
     topic, illegal_rows_topic = given.get("topic") or None, given.get("illegalRowsTopic") or None
     for option, name in (("topic", topic), ("illegalRowsTopic", illegal_rows_topic)):
@@ -354,7 +374,8 @@ def _connect(given: Given) -> Connect:
             key_file=given.get("tlsKeyFile") or None,
             encoding=cast("Encoding", encoding),
         )
-        access.ssl_context  # noqa: B018  # reads the files now: a missing one is named before anything is done
+        # reads the certificate files, so that a missing file is reported before anything else is done
+        access.ssl_context  # noqa: B018
     except ConfigError as error:
         raise ConfigError(_ACCESS.sub(lambda found: ACCESS[found[0]], str(error))) from None
     name_server, client_name = given.required("nameServer"), given.get("clientName") or None
@@ -367,8 +388,8 @@ def _connect(given: Given) -> Connect:
 
 
 # ------------------------------------------------------------------------------
-# Options as given: found by their names, read as numbers, words, times and positions. The error for a wrong one names
-# the allowed values.
+# Parsing of options: numbers, choices, durations and positions. The error for an invalid value names the allowed
+# values.
 
 
 SPARKS_OWN: Final = ("path", "checkpointlocation", "queryname", "outputmode")
@@ -380,7 +401,7 @@ KAFKA_OPTIONS: Final = {
     "maxoffsetspertrigger": "maxRowsPerTrigger",
     "includeheaders": "includeProperties",
 }
-"""Options of Spark's Kafka connector that have another name here."""
+"""Options of Spark's Kafka connector that have another name in this format."""
 EARLIEST, LATEST = -2, -1
 StartPlace = Start | Literal["committed"]
 _PLACES: Final[Mapping[str, StartPlace]] = {"earliest": "first", "latest": "last", "committed": "committed"}
@@ -388,8 +409,13 @@ _PLACES: Final[Mapping[str, StartPlace]] = {"earliest": "first", "latest": "last
 
 @dataclass(frozen=True, slots=True)
 class StartingOffsets:
-    """A place in every queue. `default`: first, last, committed, or a store time in ms; `queues`: exact, where given by
-    `option`."""
+    """A position in every queue.
+
+    Attributes:
+        default: "first", "last", "committed", or a store time in ms since the epoch
+        queues: positions of single queues, which replace the default
+        option: the option that names the single queues
+    """
 
     default: StartPlace
     queues: Mapping[Queue, Start | At] = field(default_factory=dict)
@@ -404,20 +430,27 @@ def check(option: str, fault: str | None) -> None:
         raise ConfigError(f"the option {option}: {fault}")
 
 
-def _meant(name: str, spelled: Mapping[str, str]) -> str | None:
-    """The option that somebody meant who mistyped it, or knows the one of Spark's Kafka connector."""
+def _closest(name: str, spelled: Mapping[str, str]) -> str | None:
+    """Return the option that a misspelled name, or the name of an option of Spark's Kafka connector, most likely stands
+    for."""
     known = {**{kafkas: ours for kafkas, ours in KAFKA_OPTIONS.items() if ours in spelled.values()}, **spelled}
     near = difflib.get_close_matches(name, known, 1)
     return known[near[0]] if near else None
 
 
 class Given:
-    """The options as given, by their proper names."""
+    """Options that the user has set, with their names in the documented spelling."""
 
     def __init__(
         self, options: Mapping[str, str], allowed: Mapping[str, str], kinds: Mapping[str, Mapping[str, str]]
     ) -> None:
-        """allowed: the options and their values; kinds: all options by their purpose."""
+        """Check the names of the options. Raises ConfigError for an unknown one.
+
+        Args:
+            options: the options that the user has set
+            allowed: the permitted options, with a description of their values
+            kinds: all options of the format by their purpose, for the error
+        """
         self._allowed = allowed
         spelled = {name.lower(): name for name in allowed}
         self._values = {spelled.get(name.lower(), name): value for name, value in options.items()}
@@ -429,8 +462,8 @@ class Given:
                 "OPTIONS (nameServer '...', topic '...')"
             )
         if unknown:
-            meant = _meant(unknown[0].lower(), spelled)
-            hint = f"; did you mean {meant}?" if meant else "."
+            closest = _closest(unknown[0].lower(), spelled)
+            hint = f"; did you mean {closest}?" if closest else "."
             other = [kind for kind, known in kinds.items() if unknown[0].lower() in map(str.lower, known)]
             if other:
                 hint = f" here; it is one for {' and '.join(other)}."
@@ -448,7 +481,7 @@ class Given:
             raise ConfigError(f"the option {name} is missing: {self._allowed[name]}")
         return value
 
-    def _wrong(self, name: str) -> ConfigError:
+    def _invalid(self, name: str) -> ConfigError:
         value = self.get(name)
         shown = f"{value[:SHOWN_CHARS]}..." if len(value) > SHOWN_CHARS else value
         return ConfigError(f"the option {name} is {shown!r}; allowed: {self._allowed[name]}")
@@ -457,32 +490,32 @@ class Given:
         value = self.get(name, str(default))
         number = int(value) if re.fullmatch("[0-9]{1,19}", value) else -1
         if not least <= number <= most:
-            raise self._wrong(name)
+            raise self._invalid(name)
         return number
 
     def optional(self, name: str) -> int | None:
-        """A positive number; None where it is not given."""
+        """Return a positive number, or None if the option is not set."""
         return self.number(name) if self.has(name) else None
 
     def choice(self, name: str, *words: str) -> str:
-        """The chosen one of the words, the first by default."""
+        """Return the chosen value, by default the first one."""
         value = self.get(name, words[0])
         if value not in words:
-            raise self._wrong(name)
+            raise self._invalid(name)
         return value
 
     def seconds(self, name: str, default_ms: int) -> float:
-        """The seconds of an option in ms."""
+        """Return the value of an option in ms as seconds."""
         return self.number(name, default_ms, most=MAX_TIMEOUT_MS) / 1000
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self.get(name, str(default)).lower()
         if value not in ("true", "false"):
-            raise self._wrong(name)
+            raise self._invalid(name)
         return value == "true"
 
     def position(self, side: str, default: str, words: tuple[str, ...]) -> StartingOffsets:
-        """`side`Offsets or `side`Timestamp."""
+        """Return the position of the options `{side}Offsets`, `{side}Timestamp` and `{side}OffsetsByTimestamp`."""
         by_timestamp = f"{side}OffsetsByTimestamp"
         for name in (f"{side}Timestamp", by_timestamp):
             if self.has(name) and self.has(f"{side}Offsets"):
@@ -497,17 +530,17 @@ class Given:
             return StartingOffsets(_PLACES[value])
         name = f"{side}Offsets"
         if not value.startswith("{"):
-            raise self._wrong(name)
+            raise self._invalid(name)
         return StartingOffsets("first" if side == "starting" else "last", self._per_queue(name, _place), name)
 
     def duration_s(self, name: str, default: str) -> float:
         found = re.fullmatch("([0-9]{1,19})(ms|s|m|min|h|d)", self.get(name, default))
         if found is None or not 0 < int(found[1]) <= MAX_NUMBER:
-            raise self._wrong(name)
+            raise self._invalid(name)
         return int(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}[found[2]]
 
     def queues(self, name: str) -> frozenset[Queue]:
-        """The queues of an option that is a JSON list of queue ids per topic and broker."""
+        """Return the queues of an option whose value is a JSON list of queue ids per topic and broker."""
         try:
             queues = frozenset(
                 Queue(topic, broker_name, _queue_id(queue_id))
@@ -518,7 +551,7 @@ class Given:
             if not queues:
                 raise ValueError
         except (ValueError, AttributeError, TypeError):
-            raise self._wrong(name) from None
+            raise self._invalid(name) from None
         for queue in queues:
             check(name, names.topic_fault(queue.topic))
         return queues
@@ -532,7 +565,7 @@ class Given:
                 for queue_id, value in queues.items()
             }
         except (ValueError, AttributeError, TypeError):
-            raise self._wrong(name) from None
+            raise self._invalid(name) from None
 
 
 def _place(offset: Any) -> Start | At:
@@ -555,10 +588,10 @@ def _queue_id(number: Any) -> int:
 
 
 # ------------------------------------------------------------------------------
-# The columns of rows: ours, and those of Spark's Kafka connector, with which a job moves to RocketMQ as it is.
+# The columns of rows: RocketMQ's, and those of Spark's Kafka connector, with which a job runs unchanged on RocketMQ.
 
 
-CREATE_TIME: Final = 0  # Kafka's timestampType of a time that the sender gave
+CREATE_TIME: Final = 0  # Kafka's timestampType for a time that the sender has set
 PROPERTIES: Final = "properties"
 HEADERS: Final = "headers"
 OURS: Final[dict[str, DataType]] = {
@@ -590,12 +623,12 @@ _BY_LOWER_CASE: Final = {name.lower(): name for name in _ALL}
 
 
 def schema_of(columns: Iterable[str]) -> StructType:
-    """Raises ConfigError for a name that no column has."""
+    """Return Spark's schema of columns. Raises ConfigError for an unknown column."""
     return StructType([StructField(name, _type(name)) for name in columns])
 
 
 def checked(schema: StructType) -> tuple[str, ...]:
-    """The names of the columns that `.schema(...)` asks for. Raises ConfigError."""
+    """Return the names of the columns in `.schema(...)`. Raises ConfigError."""
     for column in schema.fields:
         wanted = _type(column.name)
         if column.dataType != wanted or not column.nullable:
@@ -607,7 +640,7 @@ def checked(schema: StructType) -> tuple[str, ...]:
 
 
 def canonical(name: str) -> str:
-    """Return the column's name as it is documented: Spark's are the same in any case."""
+    """Return a column's name in the documented case: Spark's column names are case-insensitive."""
     return _BY_LOWER_CASE.get(name.lower(), name)
 
 

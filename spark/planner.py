@@ -1,7 +1,8 @@
-"""Plans batches in the driver, in a thread of its Python process with a loop of its own.
+"""The planner of batches: it runs in a thread of Spark's Python process in the driver, with an event loop of its own.
 
-Spark asks for offsets between batches and is silent while one runs. Work that must continue meanwhile runs here. Which
-queues there are to plan is the share's matter: `member` gets them from the group, `standalone` reads all.
+Spark requests offsets between batches, and calls nothing while a batch runs. Work that must continue meanwhile, such as
+heartbeats, runs here. An `OwnedQueues` object decides which queues are planned: a `QueryMember` gets its queues from the group, a
+`Standalone` query reads all queues.
 """
 
 from __future__ import annotations
@@ -20,16 +21,31 @@ from .checkpoint import EMPTY, MicroBatch, Part, Range, Ranges, TopicSnapshot, p
 from .config import CALL_TIMEOUT_S, IDLE_INTERVAL_S, LEDGER_WATCH_S, MAX_NUMBER, ROUTE_RETRY_S
 from .driver import Ledger
 from .options import ReadOptions
-from .share import BrokerOffsets, Course, OwnedQueues, Patience, View, elsewhere, gone, made_anew, outside, unrouted
+from .share import (
+    BrokerOffsets,
+    Course,
+    FailureTimeout,
+    OwnedQueues,
+    View,
+    gone,
+    other_cluster,
+    outside,
+    recreated,
+    unrouted,
+)
 
 log = get_logger("rocketlet.spark")
 T = TypeVar("T")
 
 
 class Planner:
-    """Opens without a wait. Raises RocketletError if no name server can be reached, or a topic does not exist.
+    """Planner of a query's batches.
 
-    The public methods are called from Spark's thread and carried out in the planner's.
+    The constructor connects, but does not wait for messages. The public methods are called from Spark's thread and run
+    in the planner's thread.
+
+    Raises:
+        RocketletError: no name server is reachable, or a topic does not exist
     """
 
     def __init__(
@@ -43,15 +59,24 @@ class Planner:
         min_rows: int = 0,
         max_delay_s: float = 0.0,
     ) -> None:
-        """resumed: the newest batch in the checkpoint; empty for a new one. is_unfinished: Spark runs it again. ledger: where
-        the driver notes finished batches. min_rows, max_delay_s: what a batch waits for."""
+        """Start the planner's thread, and connect.
+
+        Args:
+            share: the queues that the query reads
+            options: options of the query
+            resumed: newest batch in the checkpoint; empty in a new query
+            is_unfinished: True if Spark runs the resumed batch again
+            ledger: where the driver records finished batches; None if the driver records none
+            min_rows: minimum messages in a batch, except for the first one
+            max_delay_s: maximum time to wait for `min_rows`
+        """
         self._share = share
         self._options = options
         self._min_rows = min_rows
         self._max_delay_s = max_delay_s
         self._planned_s: float | None = None
         self._course = Course.after(resumed)
-        # the first batch is written although it is empty, so that Spark keeps where the query began
+        # The first batch is planned even if it is empty, so that the checkpoint holds the start of the query.
         self._is_first = resumed.membership is None
         self._served_last = max((queue for queue, (begin, end) in resumed.ranges.items() if begin < end), default=None)
         self._seen = BrokerOffsets()
@@ -65,7 +90,7 @@ class Planner:
         self._watching: asyncio.Task[None] | None = None
         self._targets: dict[Queue, int] | None = None
         self._idle_until_s = 0.0
-        self._patience = Patience(options.poll_timeout_s)
+        self._failing = FailureTimeout(options.poll_timeout_s)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="rocketlet planner", daemon=True)
         self._thread.start()
@@ -76,7 +101,7 @@ class Planner:
             raise
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # which ends and closes what is left at the end
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # cancels tasks and closes the loop at the end
             runner.get_loop().run_forever()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -90,61 +115,78 @@ class Planner:
             future.cancel()
             raise RocketletError(f"brokers have not answered within {timeout_s:.0f} s; see the log") from None
 
-    # Calls of Spark's thread
+    # Methods for Spark's thread
 
     def finish(self, batch: MicroBatch) -> None:
-        """Spark has finished this batch."""
+        """Record that Spark has finished a batch, and commit its end for the group if the query is a member."""
         self._call(self._finish(batch))
 
     def plan(self, max_rows: int | None = None, max_bytes: int | None = None) -> MicroBatch | None:
-        """The next batch; None if there is nothing new. A query that ends on its own waits for unreachable brokers: for
-        Spark, None is its end. Raises DataLossError, and ConnectionFailed if they stay away."""
-        patience = Patience(self._options.poll_timeout_s)
+        """Return the next batch, or None if there is nothing new.
+
+        A query that ends on its own (Trigger.AvailableNow) waits for unreachable brokers, because Spark ends it at the
+        first None.
+
+        Args:
+            max_rows: maximum messages in the batch
+            max_bytes: maximum bytes of messages in the batch, by the mean size of a sample
+        Raises:
+            DataLossError: messages are lost, and failOnDataLoss is set
+            ConnectionFailed: brokers stay unreachable for `pollTimeoutMs`
+            RocketletError: a query that ends on its own cannot read a queue
+        """
+        failing = FailureTimeout(self._options.poll_timeout_s)
         while True:
             time.sleep(max(0.0, self._idle_until_s - time.monotonic()))
             planned = self._call(self._next_batch(max_rows, max_bytes))
             self._idle_until_s = time.monotonic() + IDLE_INTERVAL_S if planned is None else 0.0
-            if planned is not None or self._targets is None or not (owed := self._call(self._owed())):
+            if planned is not None or self._targets is None or not (unread := self._call(self._unread())):
                 return planned
-            if patience.is_over():
-                raise owed[min(owed)]
+            if failing.is_over():
+                raise unread[min(unread)]
 
     @property
     def marks(self) -> Mapping[Part, TopicSnapshot]:
-        """How the topics are recognized."""
+        """Marks by which the topics are recognized."""
         return self._course.marks
 
     @property
     def planned(self) -> MicroBatch | None:
-        """The batch that Spark runs, until it is finished."""
+        """The batch that Spark runs; None after it is finished."""
         return None if self._running in (EMPTY, self._done) else self._running
 
     @property
     def done(self) -> MicroBatch:
-        """The batch that Spark has finished last, as far as Spark has reported it."""
+        """The last batch that Spark has reported as finished."""
         return self._done
 
     @property
     def missing(self) -> set[Queue]:
-        """Queues that this query has read, and that no route names."""
+        """Queues that the query should read, and that are in no route."""
         return set(self._missing)
 
     def readable(self, batch: MicroBatch) -> Ranges:
-        """The ranges of a batch, without those whose topics were created again since it was planned. Raises DataLossError."""
+        """Return the ranges of a batch, without ranges of topics that were recreated since the batch was planned.
+        Raises DataLossError."""
         return batch.ranges if batch == self._batch else self._call(self._readable(batch))
 
     def set_targets(self) -> None:
-        """From now on, reads only messages that are there already (Trigger.AvailableNow). Raises ConnectionFailed if a
-        broker cannot be asked: its messages would be skipped."""
+        """Read only messages up to the present end of each queue (Trigger.AvailableNow).
+
+        Raises:
+            ConnectionFailed: a broker is unreachable, so that its messages would be skipped
+        """
         self._targets = self._call(self._ends())
 
     def progress(self) -> tuple[Mapping[Queue, int], Mapping[Queue, int]]:
-        """The offsets after the newest message of the queues that this query reads, and after the last one planned."""
+        """Return the end of each queue that this query reads, and the offset after its last planned message."""
         return self._call(self._progress())
 
     def addresses(self, queues: Iterable[Queue]) -> dict[Queue, str]:
-        """The addresses of the queues' brokers. Those of brokers that no name server knows are left out, or raise
-        DataLossError."""
+        """Return the addresses of the queues' brokers.
+
+        Queues whose broker no name server has a route to are left out, or raise DataLossError with failOnDataLoss.
+        """
         return self._call(self._view.addresses(queues))
 
     def close(self) -> None:
@@ -178,27 +220,30 @@ class Planner:
         await self._share.finish(batch)
 
     async def _watch(self, ledger: Ledger) -> None:
-        """Finish a batch as soon as the driver has noted its end. Spark calls `latestOffset`, which says so too, at the next
-        trigger only: until then the group's offsets would be stale, and its queues could not be handed over."""
+        """Finish a batch as soon as the driver has recorded its end.
+
+        `latestOffset` reports the same only at the next trigger. Until then, the group's committed offsets would be
+        stale, and its queues could not be handed over.
+        """
         while True:
             await asyncio.sleep(LEDGER_WATCH_S)
             batch = self.planned
-            if batch is not None and ledger.has_noted(self._options.group, to_offset(batch)):
+            if batch is not None and ledger.is_finished(self._options.group, to_offset(batch)):
                 try:
                     await self._finish(batch)
-                except RocketletError as error:  # `latestOffset` finishes it, or fails
+                except RocketletError as error:  # `latestOffset` repeats the commit, or fails
                     log.warning("commit_failed", group=self._options.group, reason=str(error))
 
     # Batches
 
     async def _next_batch(self, max_rows: int | None, max_bytes: int | None) -> MicroBatch | None:
         await self._share.discover()
-        self._seen = seen = await self._look()
+        self._seen = seen = await self._poll_extents()
         if time.monotonic() >= self._routes_seen_s + ROUTE_RETRY_S:
-            await self._look_at_routes(seen)
-        await self._share.settle(seen)
-        for part in await self._made_anew(seen):
-            self._begin_anew(part, seen)
+            await self._check_routes(seen)
+        await self._share.apply_changes(seen)
+        for part in await self._recreated(seen):
+            self._restart_topic(part, seen)
         self._course.marks |= seen.marks
         available = {
             queue: (position, max(self._end(queue, seen), position)) for queue, position in self._within(seen).items()
@@ -210,7 +255,7 @@ class Planner:
         self._is_first = False
         self._planned_s = time.monotonic()
         self._served_last = next(reversed(cut), self._served_last)
-        await self._note_messages(ranges)
+        await self._store_fingerprints(ranges)
         self._course.read_ends |= {queue: end for queue, (_, end) in ranges.items()}
         self._batch = MicroBatch(
             ranges,
@@ -225,19 +270,23 @@ class Planner:
         return self._batch
 
     def _end(self, queue: Queue, seen: BrokerOffsets) -> int:
-        """Up to where a queue is read. A recreated topic may end before the target."""
+        """Return the offset up to which a queue is read. The end of a recreated topic may be below the target."""
         end = seen.extents[queue].end
         return end if self._targets is None else min(self._targets.get(queue, 0), end)
 
     def _waits(self, available: Ranges) -> bool:
-        """Whether a batch waits for more rows. As with Kafka's source the first one does not, and what ends does not."""
+        """Return True if the batch should wait for more rows.
+
+        As with Kafka's source, the first batch does not wait, and neither does a query that ends on its own.
+        """
         if not self._min_rows or self._targets is not None or self._planned_s is None:
             return False
         is_late = time.monotonic() >= self._planned_s + self._max_delay_s
         return not is_late and sum(end - begin for begin, end in available.values()) < self._min_rows
 
     def _within(self, seen: BrokerOffsets) -> dict[Queue, int]:
-        """The positions of queues whose brokers answered, moved into their queues."""
+        """Return the next offset of each queue whose broker answered. An offset outside of its queue is moved into the
+        queue."""
         fail = self._options.fail_on_data_loss
         within: dict[Queue, int] = {}
         for queue, position in self._share.free().items():
@@ -253,29 +302,37 @@ class Planner:
             within[queue] = position
         return within
 
-    async def _made_anew(self, seen: BrokerOffsets) -> list[Part]:
-        """Return the topics that are others than this query read: their identity differs, or another message is where one
-        was that the query has read. Clocks decide nothing, because they are set back, too."""
-        anew = [part for part, mark in seen.marks.items() if mark.is_of_another(self._course.marks.get(part, mark))]
-        doubted = [queue for queue in self._doubted(seen) if part_of(queue) not in anew]
+    async def _recreated(self, seen: BrokerOffsets) -> list[Part]:
+        """Return the topics that were recreated since this query has read them.
+
+        A topic was recreated if its identity differs, or if another message is at the offset of a message that the
+        query has read. Store times are not compared, because clocks may be set back.
+        """
+        recreated_parts = [
+            part for part, mark in seen.marks.items() if mark.is_of_another(self._course.marks.get(part, mark))
+        ]
+        to_compare = [queue for queue in self._to_compare(seen) if part_of(queue) not in recreated_parts]
         messages = self._course.messages
         found = await asyncio.gather(
-            *(self._view.extents.fingerprint(queue, messages[queue].offset) for queue in doubted)
+            *(self._view.extents.fingerprint(queue, messages[queue].offset) for queue in to_compare)
         )
-        for queue, message in zip(doubted, found, strict=True):
-            if message is not None and message != messages[queue] and part_of(queue) not in anew:
-                anew.append(part_of(queue))
-        return anew
+        for queue, message in zip(to_compare, found, strict=True):
+            if message is not None and message != messages[queue] and part_of(queue) not in recreated_parts:
+                recreated_parts.append(part_of(queue))
+        return recreated_parts
 
-    def _doubted(self, seen: BrokerOffsets) -> list[Queue]:
-        """Return queues with messages to compare. A Rocketlet broker that runs as it did before is not doubted. An Apache
-        broker does not report since when it runs: all of its messages are compared once, later the newest one of each topic
-        that has something to read."""
+    def _to_compare(self, seen: BrokerOffsets) -> list[Queue]:
+        """Return the queues whose fingerprints must be compared.
+
+        Topics of a Rocketlet broker are compared only after the broker was restarted. An Apache broker does not report
+        its start time, so all fingerprints of its topics are compared once, and later the newest fingerprint of each
+        topic that has unread messages.
+        """
         positions = self._share.free()
         has_more = {
             part_of(queue) for queue, extent in seen.extents.items() if extent.end > positions.get(queue, extent.end)
         }
-        doubted: list[Queue] = []
+        to_compare: list[Queue] = []
         newest = {part_of(queue): queue for queue in self._course.messages}
         for queue in self._course.messages:
             part = part_of(queue)
@@ -283,16 +340,17 @@ class Planner:
             if mark is None:
                 continue
             if mark.started_ms:
-                is_doubted = mark.started_ms != self._course.marks.get(part, mark).started_ms
+                is_compared = mark.started_ms != self._course.marks.get(part, mark).started_ms
             else:
-                is_doubted = part not in self._compared or (part in has_more and queue == newest[part])
-            if is_doubted:
-                doubted.append(queue)
+                is_compared = part not in self._compared or (part in has_more and queue == newest[part])
+            if is_compared:
+                to_compare.append(queue)
         self._compared.update(seen.marks)
-        return doubted
+        return to_compare
 
-    async def _note_messages(self, ranges: Ranges) -> None:
-        """Keep the last message of one queue of each topic and broker in a batch, in turn."""
+    async def _store_fingerprints(self, ranges: Ranges) -> None:
+        """Store the fingerprint of the last message of one queue for each topic and broker, preferring queues without a
+        fingerprint."""
         chosen: dict[Part, Queue] = {}
         for queue, (begin, end) in ranges.items():
             if begin < end and (part_of(queue) not in chosen or queue not in self._course.messages):
@@ -302,37 +360,40 @@ class Planner:
         )
         for queue, message in zip(chosen.values(), found, strict=True):
             if message is not None:
-                self._course.note(queue, message)
+                self._course.add_message(queue, message)
 
-    def _begin_anew(self, part: Part, seen: BrokerOffsets) -> None:
-        """Everything is new in a topic that was created again. Raises DataLossError if that is to end the query."""
+    def _restart_topic(self, part: Part, seen: BrokerOffsets) -> None:
+        """Move all queues of a recreated topic to its start. Raises DataLossError if failOnDataLoss is set."""
         fail = self._options.fail_on_data_loss
         for queue, position in self._share.free().items():
             if part_of(queue) == part and queue in seen.extents:
                 wanted = max(position, self._course.read_ends.get(queue, 0))
-                begin = made_anew(queue, wanted, seen.extents[queue], fail=fail)
+                begin = recreated(queue, wanted, seen.extents[queue], fail=fail)
                 self._rewind(queue, begin)
 
     async def _readable(self, batch: MicroBatch) -> Ranges:
-        """The readable part of a batch that is run again: its messages may be gone."""
+        """Return the ranges of a batch that is run again, without ranges of topics that were recreated."""
         queues = [queue for queue, (begin, end) in batch.ranges.items() if begin < end]
         seen = await self._view.extents.of(queues)
-        anew = await self._made_anew(seen)
-        lost = [queue for queue in queues if part_of(queue) in anew]
+        recreated_parts = await self._recreated(seen)
+        lost = [queue for queue in queues if part_of(queue) in recreated_parts]
         for queue in lost:
-            made_anew(queue, batch.ranges[queue][0], seen.extents[queue], fail=self._options.fail_on_data_loss)
+            recreated(queue, batch.ranges[queue][0], seen.extents[queue], fail=self._options.fail_on_data_loss)
         return {queue: span for queue, span in batch.ranges.items() if queue not in lost}
 
     # Offsets
 
-    async def _look(self) -> BrokerOffsets:
-        """The extents of this query's queues. Raises ConnectionFailed if no broker has answered for as long as an answer
-        may take, from the first failure on."""
+    async def _poll_extents(self) -> BrokerOffsets:
+        """Return the extents of this query's queues.
+
+        Raises:
+            ConnectionFailed: no broker has answered for `pollTimeoutMs`, counted from the first failure
+        """
         queues = self._share.queues()
         seen = await self._view.extents.of(queues)
         if seen.extents or seen.absent or not queues:
-            self._patience.renew()
-        elif self._patience.is_over():
+            self._failing.renew()
+        elif self._failing.is_over():
             raise ConnectionFailed(
                 f"no broker of {', '.join(sorted({queue.topic for queue in self._share.queues()}))} has answered for "
                 f"{self._options.poll_timeout_s:.0f} s; start them, or raise pollTimeoutMs. Nothing is lost: the query "
@@ -341,22 +402,23 @@ class Planner:
         return seen
 
     def _rewind(self, queue: Queue, position: int) -> None:
-        """A queue continues elsewhere: messages are gone, or an administrator has reset it."""
+        """Continue a queue at another offset, because messages are lost or the topic was recreated."""
         self._course.rewind(queue)
         self._share.move(queue, position)
 
-    # Queues that no route names
+    # Queues that are in no route
 
     def _check_cluster(self, topics: list[str]) -> None:
-        """Raises DataLossError where no broker of a topic in the checkpoint has the topic, and others have it."""
+        """Check that a broker in the checkpoint still has each topic. Raises DataLossError if only other brokers have
+        the topic."""
         for topic in topics:
             known = {broker_name for of, broker_name in self._course.marks if of == topic}
             there = {queue.broker_name for queue in self._view.routed([topic])}
             if known and there and not known & there:
-                elsewhere(known, topic, fail=self._options.fail_on_data_loss)
+                other_cluster(known, topic, fail=self._options.fail_on_data_loss)
 
-    async def _look_at_routes(self, seen: BrokerOffsets) -> None:
-        """Find the queues that this query has read, or was to read, and that no route names. They keep their place."""
+    async def _check_routes(self, seen: BrokerOffsets) -> None:
+        """Find the queues that this query should read and that are in no route. They keep their offsets."""
         self._routes_seen_s = time.monotonic()
         await self._view.refresh({queue.topic for queue in seen.absent})
         known = {*self._course.read_ends, *self._course.messages, *self._share.planned(), *(self._targets or ())}
@@ -372,22 +434,26 @@ class Planner:
         self._missing = missing
 
     def _readable_queues(self, queue: Queue) -> int:
-        """The number of queues that the topic has on the queue's broker."""
+        """Return the number of readable queues that the topic has on the queue's broker."""
         return sum(routed.broker_name == queue.broker_name for routed in self._view.routed([queue.topic]))
 
-    async def _owed(self) -> dict[Queue, RocketletError]:
-        """The queues that a query which ends on its own has yet to read, and why it cannot. Perhaps it can now."""
-        await self._look_at_routes(self._seen)
+    async def _unread(self) -> dict[Queue, RocketletError]:
+        """Return the queues that a query which ends on its own must still read, each with the reason why it cannot be
+        read.
+
+        The routes are requested first, because the queues may be reachable again.
+        """
+        await self._check_routes(self._seen)
         targets, seen, free = self._targets or {}, self._seen, self._share.free()
         away = {queue for queue, at in self._share.out_of_reach(seen).items() if at < targets.get(queue, 0)}
         away |= {queue for queue, at in free.items() if queue in seen.extents and at < self._end(queue, seen)}
-        owed = {queue: self._away(queue) for queue in away - self._missing}
+        unread = {queue: self._away(queue) for queue in away - self._missing}
         if self._options.fail_on_data_loss:
             read_ends = self._course.read_ends
             missing = [queue for queue in self._missing if read_ends.get(queue, 0) < targets.get(queue, MAX_NUMBER)]
             found = await asyncio.gather(*map(self._unrouted, missing))
-            owed |= {queue: error for queue, error in zip(missing, found, strict=True) if error is not None}
-        return owed
+            unread |= {queue: error for queue, error in zip(missing, found, strict=True) if error is not None}
+        return unread
 
     def _away(self, queue: Queue) -> RocketletError:
         return ConnectionFailed(
@@ -397,8 +463,11 @@ class Planner:
         )
 
     async def _unrouted(self, queue: Queue) -> RocketletError | None:
-        """Why a query must not end whose queue no route names; None if it has read the queue. Nobody knows how much is in
-        a queue whose broker is gone."""
+        """Return the reason why a query must not end although a queue is in no route; None if the query has read the
+        whole queue.
+
+        A queue whose broker is unreachable counts as unread, because its end is unknown.
+        """
         if not self._view.routed([queue.topic]):
             return gone(queue)
         readable = self._readable_queues(queue)
@@ -411,7 +480,7 @@ class Planner:
         return unrouted(queue, readable, unread) if unread > 0 else None
 
     async def _ends(self) -> dict[Queue, int]:
-        await self._share.settle_all()
+        await self._share.wait_for_queues()
         seen = await self._view.all(self._share.queues())
         return {queue: extent.end for queue, extent in seen.extents.items()}
 
@@ -420,7 +489,7 @@ class Planner:
         return {queue: self._seen.extents[queue].end for queue in planned if queue in self._seen.extents}, planned
 
     async def _cut(self, available: Ranges, max_rows: int | None, max_bytes: int | None) -> dict[Queue, Range]:
-        """The ranges within both limits."""
+        """Return the ranges, cut to both limits."""
         cut = shared_out(available, max_rows, served_last=self._served_last)
         if max_bytes is None or not cut:
             return cut

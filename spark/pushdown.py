@@ -1,7 +1,7 @@
-"""Filters of a batch read that Spark hands to the source: queues, offsets and tags that no row can have are not read.
+"""Filter pushdown of batch reads: queues, offsets and tags that cannot pass the filters are not read.
 
-Spark filters every row itself, so nothing here needs to be exact. PySpark has pushdown for batch reads alone, and only
-where `spark.sql.python.filterPushdown.enabled` is true; it refuses a reader with `pushFilters` where it is not.
+Spark filters every row itself, so pushdown need not be exact. PySpark supports pushdown only for batch reads, and only
+with `spark.sql.python.filterPushdown.enabled`. Without this setting, it rejects a reader with `pushFilters`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OFFSETS: Final = ("queueOffset", "offset")
 
 
 class NarrowedReader(RocketletReader):
-    """A batch read with what Spark wants of it."""
+    """Reader of a batch with Spark's filters."""
 
     def __init__(self, options: BatchOptions, columns: tuple[str, ...]) -> None:
         super().__init__(options, columns)
@@ -55,7 +55,7 @@ class NarrowedReader(RocketletReader):
 
 
 def _may_have(queue: Queue, filters: Sequence[Filter]) -> bool:
-    """Whether rows of the queue may pass. Those of a retry topic have the topic that they were sent to."""
+    """Return True if rows of the queue may pass. Rows of a retry topic have the topic that they were first sent to."""
     for item in filters:
         wanted = _values(item)
         name = _QUEUE.get(_column(item))
@@ -80,7 +80,7 @@ def _clipped(span: Range, filters: Sequence[Filter]) -> Range:
 
 
 def _tags(filters: Sequence[Filter]) -> set[str] | None:
-    """The tags that rows may have; None if they may have any, or one that no tag expression can name."""
+    """Return the tags that rows may have; None if rows may have any tag, or a tag that a tag expression cannot contain."""
     found = [set(wanted) for item in filters if _column(item) == "tags" and (wanted := _values(item)) is not None]
     if not found:
         return None
@@ -97,7 +97,7 @@ def _column(item: Filter) -> str:
 
 
 def _values(item: Filter) -> tuple[Any, ...] | None:
-    """The values of which a column must be one; None if the filter says something else."""
+    """Return the values that the filter permits for its column; None for another type of filter."""
     if isinstance(item, EqualTo):
         return (item.value,)
     return tuple(item.value) if isinstance(item, In) else None

@@ -1,4 +1,4 @@
-"""Reads one task's ranges of queues on an executor, into Arrow batches. The next pull is under way while one is
+"""Reads of a task's ranges on an executor, into Arrow batches. The next pull is in flight while the last one is
 converted."""
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..protocol.message import MessageError
 from ..protocol.names import Queue, Subscription
 from .checkpoint import UNMARKED, Fingerprint, TopicSnapshot
 from .config import FIRST_RETRY_S, LAST_RETRY_S, PULL_BYTES, PULL_MESSAGES, READ_BATCH_BYTES
-from .share import WITHOUT, Patience, found_at, log, shown
+from .share import WITHOUT, FailureTimeout, found_at, log, shown
 from .worker import DataLossError
 
-_MADE_LATER = "stored after the batch was planned: the topic was recreated meanwhile"
+_RECREATED_LATER = "stored after the batch was planned: the topic was recreated meanwhile"
 _READABLE = (
     ResponseCode.SUCCESS,
     ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -37,8 +37,14 @@ _READABLE = (
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """Offsets `begin` to `end` of a queue, from the broker at `address`. `columns`: of its rows. `mark`, and `message` of one
-    of the topic's queues: how the topic is recognized."""
+    """Offsets `begin` to `end` (exclusive) of a queue, and everything that a task needs to read them.
+
+    Attributes:
+        address: address of the queue's broker
+        columns: columns of the rows
+        mark: the topic's mark when the range was planned
+        message: fingerprint of a message in one of the topic's queues on this broker
+    """
 
     queue: Queue
     begin: int
@@ -60,7 +66,7 @@ class QueueRange:
 
 @dataclass
 class Task(InputPartition):
-    """Several ranges only where they are short."""
+    """A task of one range, or of several short ones."""
 
     ranges: tuple[QueueRange, ...]
 
@@ -69,11 +75,12 @@ class Task(InputPartition):
 
 
 def read_task(task: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows. Raises DataLossError, RocketletError or MessageError; Spark then tries the task again."""
-    if not isinstance(task, Task):  # Spark's own, where a batch read has nothing to read
+    """Yield the rows of a task. Raises DataLossError, RocketletError or MessageError; Spark then retries the task."""
+    if not isinstance(task, Task):  # Spark's own partition, for a batch read without tasks
         return
     keep_freed()
-    # asyncio.Runner would turn each result into text: it looks for its signal handler by an enum, whose error says the value
+    # asyncio.Runner would format each result as text: it looks up its signal handler in an enum, whose error contains
+    # the value.
     loop = uvloop.new_event_loop()
     reader = _Reader(task.ranges)
     try:
@@ -87,7 +94,7 @@ def read_task(task: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 class _Reader:
-    """The ranges of a task. The first pulls of all are sent concurrently."""
+    """The pulls of a task's ranges. The first pulls of all ranges are sent concurrently."""
 
     def __init__(self, ranges: tuple[QueueRange, ...]) -> None:
         self._ranges = ranges
@@ -106,16 +113,21 @@ class _Reader:
 
 
 def _batches(span: QueueRange, data: bytes, is_of_another: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
-    """The batches that are not empty: one, or more where bodies are much larger than stored. is_of_another: whether the
-    messages are of another topic than was planned."""
-    from .columns import TooLarge  # numpy and Arrow's functions: for workers, not for the driver
+    """Yield the non-empty batches of a response: one, or several if the bodies are much larger after decompression.
+
+    Args:
+        span: the range
+        data: records of the response
+        is_of_another: returns True if the records belong to another topic than the planned one
+    """
+    from .columns import TooLarge  # imports numpy and Arrow's functions, which the driver does not need
 
     begin = span.begin
     while begin < span.end:
         try:
             batch, next_begin = _batch(span, data, begin, span.end, is_of_another), span.end
         except TooLarge as error:
-            if error.offset <= begin:  # they do not come in order
+            if error.offset <= begin:  # the records are not in the order of their offsets
                 raise
             batch, next_begin = _batch(span, data, begin, error.offset, is_of_another), error.offset
         begin = next_begin
@@ -131,13 +143,14 @@ def _batch(
     try:
         tags = sorted(span.subscription.tags)
         rows = rows_of(data, span.queue, begin, end, span.columns, tags=tags, strict=span.fail_on_data_loss)
-        # Rocketlet's brokers refuse a pull that names another identity. The clock of an Apache broker may have been set back.
+        # Rocketlet's brokers reject a pull that names another identity. On an Apache broker, a later store time may
+        # also mean that its clock was set back, so the fingerprint decides.
         is_later = len(rows.offsets) and rows.stored_ms[0] > span.mark.newest_ms > 0
         if is_later and not span.mark.identity and is_of_another():
-            _told_lost(span, f"the messages from offset {rows.offsets[0]} on were {_MADE_LATER}")
+            _report_lost(span, f"the messages from offset {rows.offsets[0]} on were {_RECREATED_LATER}")
             return None
         if rows.unreadable:
-            _told_lost(span, f"the records at the offsets {rows.unreadable} cannot be read")
+            _report_lost(span, f"the records at the offsets {rows.unreadable} cannot be read")
         return rows.batch(span.columns)
     except TooLarge:
         raise
@@ -145,8 +158,8 @@ def _batch(
         raise MessageError(f"the range {span} cannot be decoded: {error}") from None
 
 
-def _told_lost(span: QueueRange, reason: str) -> None:
-    """Raises DataLossError if that is to end the query."""
+def _report_lost(span: QueueRange, reason: str) -> None:
+    """Log lost messages. Raises DataLossError if failOnDataLoss is set."""
     text = f"{shown(span.queue)}: of the planned range {span.begin} to {span.end}, {reason}"
     if span.fail_on_data_loss:
         raise DataLossError(f"{text}; {WITHOUT}")
@@ -154,23 +167,28 @@ def _told_lost(span: QueueRange, reason: str) -> None:
 
 
 def _is_missing(answer: Frame) -> bool:
-    """True if the topic was deleted, or recreated with fewer queues. For those Apache's brokers have no code of their own
-    (PullMessageProcessor, `queueId[%d] is illegal`), and ours answer as they do."""
+    """Return True if the topic was deleted, or recreated with fewer queues.
+
+    Apache's brokers have no response code for a missing queue (PullMessageProcessor, `queueId[%d] is illegal`), and
+    Rocketlet's brokers return the same response.
+    """
     if answer.code == ResponseCode.SYSTEM_ERROR:
         return (answer.remark or "").startswith("queueId[")
     return answer.code == ResponseCode.TOPIC_NOT_EXIST
 
 
 class _Pulls:
+    """The pulls of one range, one in flight at a time."""
+
     def __init__(self, span: QueueRange, connections: Connections) -> None:
         self._span = span
         self._offset = span.begin
-        self._rows_left = span.batch_rows  # in the Arrow batch
+        self._rows_left = span.batch_rows  # rows that the current Arrow batch may still get
         self._connections = connections
         self._pull: asyncio.Task[Frame] | None = None
 
     async def is_of_another(self) -> bool:
-        """Return False if the topic still has a message that was there when the batch was planned."""
+        """Return False if the topic still has a message that it had when the batch was planned."""
         if self._span.message is None:
             return True
         queue, message = self._span.message
@@ -180,8 +198,10 @@ class _Pulls:
         return found_at(answer, message.offset) != message
 
     async def next(self) -> bytes | None:
-        """The records of the next Arrow batch, perhaps none; None at the end of the range. Large answers are not joined, for
-        that costs more than a batch; small ones are."""
+        """Return the records of the next Arrow batch, which may be empty; None at the end of the range.
+
+        Small responses are joined. Large ones are not, because joining costs more than a further batch.
+        """
         span = self._span
         if self._offset >= span.end:
             return None
@@ -209,27 +229,32 @@ class _Pulls:
         return found[0] if len(found) == 1 else b"".join(found)
 
     def _lost(self, offset: int, other: str) -> None:
-        """The broker continues elsewhere: behind messages that have expired, or where the queue ends early. other: why
-        this is not the topic that was planned; nothing is read then."""
+        """Skip offsets that the broker does not have: up to its next offset, or up to the end of the range.
+
+        Args:
+            offset: the offset that was requested
+            other: reason why the topic is not the planned one, in which case nothing more of the range is read; empty
+                otherwise
+        """
         end = self._span.end
         gone = min(self._offset, end) if self._offset > offset and not other else end
-        _told_lost(
+        _report_lost(
             self._span, f"the offsets {offset} to {gone} are gone{f': {other}' if other else ' from the broker'}"
         )
         self._offset = gone
 
     def start(self) -> asyncio.Task[Frame]:
-        """Sends the next pull."""
-        self._pull = asyncio.get_running_loop().create_task(self._pull_patiently(self._offset))
+        """Send the next pull."""
+        self._pull = asyncio.get_running_loop().create_task(self._pull_with_retries(self._offset))
         return self._pull
 
-    async def _pull_patiently(self, offset: int) -> Frame:
-        patience, delay_s = Patience(self._span.timeout_s), FIRST_RETRY_S
+    async def _pull_with_retries(self, offset: int) -> Frame:
+        failing, delay_s = FailureTimeout(self._span.timeout_s), FIRST_RETRY_S
         while True:
             try:
                 return await self._pull_once(offset)
             except (ConnectionFailed, RequestTimeout) as error:
-                if patience.is_over():
+                if failing.is_over():
                     tried = f"tried for {self._span.timeout_s:.0f} s"
                     raise RocketletError(
                         f"{shown(self._span.queue)} cannot be read at {offset}, {tried}: {error}"
@@ -242,7 +267,7 @@ class _Pulls:
         connection = await self._connections.get(span.address)
         answer = await self._answer(connection, offset)
         if answer.code == ResponseCode.PULL_OFFSET_MOVED and not connection.speaks_msgpack:
-            answer = await self._past_reset(connection, offset, answer)
+            answer = await self._repeat_after_reset(connection, offset, answer)
         if answer.code not in _READABLE and not _is_missing(answer):
             remark = f"{code_name(answer.code)}: {answer.remark}"
             raise RocketletError(f"{span.address} refused to read {shown(span.queue)} at {offset} with {remark}")
@@ -261,9 +286,13 @@ class _Pulls:
         )
         return connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=span.timeout_s)
 
-    async def _past_reset(self, connection: Connection, offset: int, moved: Frame) -> Frame:
-        """Apache's 5.x reports an administrator's reset once, to the group's client that pulls next (PullMessageProcessor,
-        `useServerSideResetOffset`). A batch reads its planned messages, so the pull is sent again."""
+    async def _repeat_after_reset(self, connection: Connection, offset: int, moved: Frame) -> Frame:
+        """Repeat a pull that was answered with an administrator's reset, because a batch reads exactly its planned
+        messages.
+
+        Apache's 5.x brokers report a reset once, to the group's next pull (PullMessageProcessor,
+        `useServerSideResetOffset`).
+        """
         answer = await self._answer(connection, offset)
         if answer.code != ResponseCode.PULL_OFFSET_MOVED:
             log.warning(

@@ -1,4 +1,4 @@
-"""The queues that a query reads: as a member of the group, or standalone; and their extents on the brokers."""
+"""The queues that a query reads, as a member of a group or standalone, and the offsets that these queues hold."""
 
 from __future__ import annotations
 
@@ -57,18 +57,25 @@ log = get_logger("rocketlet.spark")
 
 
 # ------------------------------------------------------------------------------
-# The queues that a query reads, and how far it has read them; `member` and `standalone` are the two kinds.
+# The queues that a query reads, and the next offset of each. `QueryMember` and `Standalone` implement `OwnedQueues`.
 #
-# topics ──> open ──> settle ──> free ──> take ──> finish ──┐
-#                       ^                                   │
-#                       └───────────── batch after batch ───┘
+# View.open ──> open ──> apply_changes ──> free ──> take ──> finish ──┐
+#                              ^                                      │
+#                              └─────────── batch after batch ────────┘
 
 
 @dataclass(slots=True)
 class Course:
-    """How far a query has come. `marks`: how its topics are recognized; `read_ends`: where the ranges that were read end;
-    `rewound`: how often a queue went on elsewhere. `messages`: a few that were read of each topic and broker, the last ones
-    last. `began_ms`: when the query began at the latest messages."""
+    """Progress of a query.
+
+    Attributes:
+        marks: the latest mark of each topic on each broker, which identifies the topic
+        read_ends: the end of the last planned range of each queue
+        rewound: number of times that a queue was moved to another offset than the end of its last range
+        messages: fingerprints of up to `FINGERPRINTS` messages of each topic and broker, oldest first
+        began_ms: time at which the query started at the latest messages, in ms since the epoch; 0 if it started
+            elsewhere
+    """
 
     marks: dict[Part, TopicSnapshot] = field(default_factory=dict)
     read_ends: dict[Queue, int] = field(default_factory=dict)
@@ -78,81 +85,95 @@ class Course:
 
     @classmethod
     def after(cls, batch: MicroBatch) -> Course:
+        """Return the progress of a query after a batch."""
         read_ends = {queue: end for queue, (_, end) in batch.ranges.items()}
         return cls(dict(batch.marks), read_ends, batch.rewound, dict(batch.messages), batch.began_ms)
 
     def begin_at_latest(self) -> None:
-        """The query begins, at the latest messages."""
+        """Record that the query starts now, at the latest messages."""
         self.began_ms = int(time.time() * 1000)
 
-    def note(self, queue: Queue, message: Fingerprint) -> None:
-        """Keep a message that is read, and no more than some of its topic and broker."""
+    def add_message(self, queue: Queue, message: Fingerprint) -> None:
+        """Add the fingerprint of a message, and drop the oldest fingerprints of its topic and broker beyond
+        `FINGERPRINTS`."""
         self.messages.pop(queue, None)
         self.messages[queue] = message
-        for former in [each for each in self.messages if part_of(each) == part_of(queue)][:-FINGERPRINTS]:
-            del self.messages[former]
+        for oldest in [each for each in self.messages if part_of(each) == part_of(queue)][:-FINGERPRINTS]:
+            del self.messages[oldest]
 
     def rewind(self, queue: Queue) -> None:
-        """Messages of a queue are gone, or an administrator has reset it."""
+        """Record that a queue moves to another offset, because messages are lost or an administrator has reset the
+        offset."""
         self.rewound += 1
         self.read_ends.pop(queue, None)
         self.messages.pop(queue, None)
 
 
 class OwnedQueues(Protocol):
-    """Called in the planner's loop."""
+    """Queues of a query. All methods are called in the planner's event loop."""
 
     is_member: bool
 
     async def open(self, view: View, course: Course, topics: list[str]) -> None:
-        """Raises ConfigError, RocketletError."""
+        """Determine the queues that the query reads. Raises ConfigError, RocketletError."""
 
     async def close(self) -> None: ...
 
-    async def settle_all(self) -> None:
-        """Returns when no further queue is to come. Raises RocketletError if that takes too long."""
+    async def wait_for_queues(self) -> None:
+        """Wait until all queues of the query are assigned. Raises RocketletError if that takes longer than
+        `SHARE_TIMEOUT_S`."""
 
     async def discover(self) -> None:
-        """Takes up topics that the pattern matches and that are new."""
+        """Subscribe to new topics that match the pattern."""
 
-    async def settle(self, seen: BrokerOffsets) -> None:
-        """Applies the events since the last batch, before the next one is planned."""
+    async def apply_changes(self, seen: BrokerOffsets) -> None:
+        """Apply what has changed since the last batch: newly assigned queues, recreated topics and reset offsets."""
 
     async def finish(self, batch: MicroBatch) -> None:
-        """Spark has finished this batch."""
+        """Record that Spark has finished a batch, and commit its end for the group if the query is a member."""
 
     def queues(self) -> list[Queue]:
-        """All that the query reads."""
+        """Return all queues that the query reads."""
 
     def free(self) -> Mapping[Queue, int]:
-        """The next offsets to plan of the queues that may be planned."""
+        """Return the next offset to plan of each queue that the next batch may contain."""
 
     def planned(self) -> Mapping[Queue, int]:
-        """The offsets after the last planned message, of all queues."""
+        """Return the offset after the last planned message of each queue."""
 
     async def place(self, queue: Queue) -> int:
-        """The next offset to read of a queue that no route names. Raises RocketletError."""
+        """Return the next offset to read of a queue that is in no route. Raises RocketletError."""
 
     def out_of_reach(self, seen: BrokerOffsets) -> Mapping[Queue, int]:
-        """The next offsets to plan of the queues whose brokers cannot be asked."""
+        """Return the next offset to plan of each queue whose broker is unreachable."""
 
     def take(self, cut: Ranges) -> Ranges:
-        """The ranges of the next batch, of those within the limits; empty if there is none."""
+        """Reserve ranges for the next batch and return them: those of `cut` that can still be read. An empty result
+        means that there is no batch."""
 
     def move(self, queue: Queue, position: int) -> None:
-        """A queue resumes at another offset."""
+        """Set the next offset to plan of a queue."""
 
 
 # ------------------------------------------------------------------------------
-# The query as a member of the consumer group. A queue whose range is in a running batch is given up only when Spark
-# has finished the batch. The retry topic of the group belongs to it: what other members failed to handle may come
-# here.
+# The query as a member of the consumer group. A queue whose range is in a running batch is released only after Spark
+# has finished the batch. The query also subscribes to the group's retry topic, because messages that other members
+# failed to handle may be redelivered to the query.
 
 
 @dataclass(slots=True)
 class _Reading:
-    """One owned queue. `position`: the next offset to plan. `done`: up to where the group may commit; `committed`: up to
-    where it has; `is_fresh`: not planned since it was taken; `reset_to`: where an administrator wants it to continue.
+    """One owned queue.
+
+    Attributes:
+        position: the next offset to plan
+        done: the offset that the group may commit
+        committed: the offset that the group has committed
+        is_fresh: True until the first batch after the queue was assigned is planned
+        reset_to: the offset at which an administrator wants the queue to continue, once the running batch is finished
+        planned: the range in the running batch
+        leaving: True once the queue is being released
+        suspended: True while the membership has suspended the queue
     """
 
     lease: Lease
@@ -176,19 +197,24 @@ class _Reading:
 
 
 class QueryMember:
-    """The queues that the group has given to the query. Commits finished batches for the group."""
+    """Queues that the group has assigned to the query. Finished batches are committed for the group."""
 
     is_member = True
 
     def __init__(self, options: StreamOptions, resumed: MicroBatch = EMPTY, *, is_unfinished: bool = False) -> None:
-        """is_unfinished: Spark runs the resumed batch again; its queues are given up only when it is finished."""
+        """Args:
+        options: options of the query
+        resumed: newest batch in the checkpoint
+        is_unfinished: True if Spark runs the resumed batch again; its queues are released only after it is finished
+        """
         self._options = options.read
         self._resumed = resumed
         self._rerun: Ranges = resumed.ranges if is_unfinished else {}
         self._release_timeout_s = options.release_timeout_s
         self._readings: dict[Queue, _Reading] = {}
         self._finished: dict[Queue, int] = {}
-        self._cut_off: dict[Queue, int] = {}  # lost with their brokers: where they resume if they come back
+        # positions of queues whose leases have expired, for when they are assigned again
+        self._cut_off: dict[Queue, int] = {}
         self._last = EMPTY
 
     async def open(self, view: View, course: Course, topics: list[str]) -> None:
@@ -199,7 +225,8 @@ class QueryMember:
             await check_start(view, set(view.routed(topics)))
         if not is_resumed and options.start.default == "last":
             course.begin_at_latest()
-        # Where a query begins is said only once.
+        # The start options apply to a new query only. A resumed one reads new queues from their first message, or from
+        # the time at which it started at the latest messages.
         start = (course.began_ms or "first") if is_resumed else options.start.default
         self._membership = Membership(
             view.cluster,
@@ -229,7 +256,7 @@ class QueryMember:
 
     async def close(self) -> None:
         for reading in self._readings.values():
-            reading.finished.set()  # the batch that is planned will not be finished any more
+            reading.finished.set()  # the planned batch will not be finished any more
         try:
             await self._membership.leave()
         finally:
@@ -243,7 +270,7 @@ class QueryMember:
             span = ranges.get(queue)
             is_rerun = reading.is_fresh and reading.planned is not None
             if reading.planned is not None and reading.planned != span:
-                reading.position = reading.planned[0]  # Spark did not run the planned batch
+                reading.position = reading.planned[0]  # Spark ran another batch than the planned one
             elif (
                 span is not None
                 and fresh
@@ -258,7 +285,7 @@ class QueryMember:
             self._finished |= {queue: end for queue, (_, end) in ranges.items()}
         for queue, reading in self._readings.items():
             if reading.reset_to is not None:
-                self._go_on_at(queue, reading.reset_to)
+                self._resume_at(queue, reading.reset_to)
         await self._commit()
 
     async def _commit(self) -> None:
@@ -275,9 +302,12 @@ class QueryMember:
             self._known.update(new)
             await self._membership.subscribe(self._subscriptions(new))
 
-    async def settle(self, seen: BrokerOffsets) -> None:
-        """A queue that was taken begins at the group's offset. If that is older than what this query has finished because
-        it was ended before it could commit, it begins where it finished."""
+    async def apply_changes(self, seen: BrokerOffsets) -> None:
+        """Set the start of newly assigned queues, and commit.
+
+        A queue starts at the group's offset, unless this query has finished a later offset that it could not commit
+        before its lease ended. The queue then continues at the finished offset.
+        """
         for queue, reading in self._readings.items():
             if reading.is_fresh and queue in seen.extents:
                 reading.is_fresh = False
@@ -288,7 +318,8 @@ class QueryMember:
         await self._commit()
 
     def _forget_finished(self, part: Part) -> None:
-        """After a reset, a queue that comes back continues at the group's offset."""
+        """Forget the finished offsets of a topic on a broker, so that its queues start at the group's offset, which was
+        reset."""
         for queue in [queue for queue in self._finished if part_of(queue) == part]:
             del self._finished[queue]
 
@@ -321,8 +352,8 @@ class QueryMember:
         reading.reset_to = None
         self._finished.pop(queue, None)
 
-    def _go_on_at(self, queue: Queue, position: int) -> None:
-        """An administrator has reset it."""
+    def _resume_at(self, queue: Queue, position: int) -> None:
+        """Continue at an offset that an administrator has set."""
         self._course.rewind(queue)
         self.move(queue, position)
 
@@ -335,33 +366,34 @@ class QueryMember:
     def queues(self) -> list[Queue]:
         return list(self._readings)
 
-    async def settle_all(self) -> None:
-        """The query would skip queues that come later."""
+    async def wait_for_queues(self) -> None:
+        """Wait until the group has assigned all queues: a query that ends on its own would skip queues that are
+        assigned later."""
         try:
             async with asyncio.timeout(SHARE_TIMEOUT_S):
                 await self._membership.rebalanced()
         except TimeoutError:
             raise RocketletError(
-                f"the group {self._options.group} has not given this query its queues within {SHARE_TIMEOUT_S:.0f} s: "
+                f"the group {self._options.group} has not assigned this query its queues within {SHARE_TIMEOUT_S:.0f} s: "
                 f"{self._membership.rebalance_fault()}; try later"
             ) from None
 
     async def place(self, queue: Queue) -> int:
-        """Where the group is, or this query, if that is further."""
+        """Return the group's committed offset, or the offset that this query has finished if that is higher."""
         connection = await self._view.cluster.broker(queue.broker_name)
         committed = await GroupOffsets(self._view.cluster, self._options.group).load(connection, queue, "first")
         return max(committed, self._finished.get(queue, 0))
 
     def out_of_reach(self, seen: BrokerOffsets) -> Mapping[Queue, int]:
         if self._membership.is_rebalanced:
-            self._cut_off.clear()  # another member has them
+            self._cut_off.clear()  # the rebalance is complete, so these queues are assigned to other members
         return self._cut_off | {
             queue: reading.position
             for queue, reading in self._readings.items()
             if not reading.leaving and (reading.is_cut_off or queue not in seen.extents)
         }
 
-    # Queues that come and go (QueueUser)
+    # Assigned and released queues (the QueueUser protocol of Membership)
 
     def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
         self._cut_off.pop(queue, None)
@@ -387,7 +419,7 @@ class QueryMember:
         return None if done == reading.committed else done
 
     def is_pull_committing(self, queue: Queue) -> bool:
-        return False  # its pulls carry no offsets
+        return False  # pulls of tasks carry no commit offset
 
     def lose_queue(self, queue: Queue) -> None:
         reading = self._readings.pop(queue, None)
@@ -395,7 +427,7 @@ class QueryMember:
             self._cut_off[queue] = reading.position
 
     def is_running(self, queue: Queue) -> bool:
-        return False  # a batch that still runs commits under an epoch that is over
+        return False  # a batch that still runs commits with the epoch of the old lease, which the broker rejects
 
     async def ended(self, queue: Queue) -> None: ...
 
@@ -408,7 +440,8 @@ class QueryMember:
     # Requests of an administrator
 
     def _reset(self, connection: Connection, frame: Frame) -> None:
-        """RESET_CONSUMER_CLIENT_OFFSET: our queues continue there; those in a running batch when it is finished."""
+        """RESET_CONSUMER_CLIENT_OFFSET: continue at these offsets; queues in a running batch do so after it is
+        finished."""
         try:
             offsets = decode_offsets(frame.body) if frame.ext.get("group") == self._options.group else {}
         except BodyError as error:
@@ -420,18 +453,18 @@ class QueryMember:
                 continue
             log.info("offset_reset", queue=str(queue), old=reading.position, new=offset)
             if reading.planned is None:
-                self._go_on_at(queue, offset)
+                self._resume_at(queue, offset)
             else:
                 reading.reset_to = offset
         self._resetting = asyncio.get_running_loop().create_task(self._commit())
 
 
 # ------------------------------------------------------------------------------
-# Reading without membership, like Kafka's source: all queues, with offsets in the checkpoint only.
+# The query without membership, like Kafka's source: it reads all queues, and only the checkpoint holds offsets.
 
 
 class Standalone:
-    """Every queue of its topics. Each batch names all of them, so the checkpoint has the offset of each."""
+    """All queues of the topics. Each batch names every queue, so that the checkpoint has the offset of each."""
 
     is_member = False
 
@@ -455,7 +488,7 @@ class Standalone:
     async def close(self) -> None:
         await self._view.close()
 
-    async def settle_all(self) -> None: ...
+    async def wait_for_queues(self) -> None: ...
 
     def queues(self) -> list[Queue]:
         queues = self._view.routed(sorted(self._known))
@@ -471,8 +504,10 @@ class Standalone:
         self._read_to[queue] = position
 
     async def finish(self, batch: MicroBatch) -> None:
-        """Resumes where these ranges end; queues of topics that the query reads no more lose their place. A query without a
-        checkpoint begins where the options say."""
+        """Continue at the ends of the batch's ranges. Queues that the query does not read any more are dropped.
+
+        A query without a checkpoint starts where its options say.
+        """
         if batch == self._last:
             return
         is_new = self._last is None and not batch.ranges
@@ -487,12 +522,15 @@ class Standalone:
     async def discover(self) -> None:
         self._known.update(await self._view.new_topics(self._known))
 
-    async def settle(self, seen: BrokerOffsets) -> None:
-        """Queues that are new begin at their start; those that were away when the query began at the latest messages, at the
-        first message stored since. Those that the route lacks keep their place, for when they are back."""
+    async def apply_changes(self, seen: BrokerOffsets) -> None:
+        """Set the start of new queues.
+
+        A new queue starts at its first message; in a query that started at the latest messages, at the first message
+        stored since then. Queues that are in no route keep their offset until they are back.
+        """
         fresh = [queue for queue in self.queues() if queue in seen.extents and queue not in self._read_to]
         for queue in fresh:
-            with suppress(ConnectionFailed, RequestTimeout):  # its broker is away again
+            with suppress(ConnectionFailed, RequestTimeout):  # its broker is unreachable again; the next batch retries
                 self._read_to[queue] = await self._begin_of(queue, seen.extents[queue])
 
     async def _begin_of(self, queue: Queue, extent: Extent) -> int:
@@ -517,11 +555,12 @@ class Standalone:
 
 
 # ------------------------------------------------------------------------------
-# Positions that options give: whether queues have them, and where they are.
+# Positions in options: check that the queues have them, and resolve them to offsets.
 
 
 def check_named(position: StartingOffsets, queues: set[Queue]) -> None:
-    """Raises ConfigError for a queue that an option names and that is not there; says which it leaves out."""
+    """Check the queues that an option names, and log a warning if it does not name all. Raises ConfigError for an
+    unknown queue."""
     absent, left_out = set(position.queues) - queues, queues - set(position.queues)
     if absent:
         raise ConfigError(f"{position.option} names {min(absent)}, which does not exist")
@@ -536,8 +575,10 @@ def check_named(position: StartingOffsets, queues: set[Queue]) -> None:
 
 
 async def check_start(view: View, queues: set[Queue]) -> None:
-    """Whether a new query can begin where its options say. Raises ConfigError, and RocketletError if a broker cannot be
-    asked."""
+    """Check that a new query can start where its options say.
+
+    Raises ConfigError if it cannot, and RocketletError if a broker is unreachable.
+    """
     start = view.options.start
     check_named(start, queues)
     exact = {queue: place for queue, place in start.queues.items() if isinstance(place, At)}
@@ -563,7 +604,7 @@ async def _check_times(view: View, places: Mapping[Queue, int]) -> None:
 async def offsets_at(
     view: View, queues: Iterable[Queue], position: StartingOffsets, seen: BrokerOffsets
 ) -> dict[Queue, int]:
-    """Where a position is in each queue. Raises RocketletError."""
+    """Resolve a position to an offset in each queue. Raises RocketletError."""
     wanted = {queue: position.of(queue) for queue in queues}
     found = await asyncio.gather(*(_offset(view, queue, place, seen) for queue, place in wanted.items()))
     return dict(zip(wanted, found, strict=True))
@@ -579,14 +620,15 @@ async def _offset(view: View, queue: Queue, place: StartPlace | At, seen: Broker
 
 
 # ------------------------------------------------------------------------------
-# Asks where queues begin and end, and how their topics are recognized, with one request for each broker.
+# Requests for the first and last offsets of queues and for the identities of their topics, with one request per broker
+# and up to `MAX_TOPICS_ASKED` topics.
 #
-# An Apache broker does not know that request. It is asked for the statistics of all topics concurrently, which are
-# its shortest answer to the question; and, where those leave a queue out, for that queue.
+# An Apache broker does not support this request (GET_QUEUE_OFFSETS). It gets one request for the statistics of each
+# topic, all concurrently. Where the statistics leave out a queue, the offsets of this queue are requested separately.
 
 
 class Extent(NamedTuple):
-    """The offsets that a queue holds, the second exclusive."""
+    """The offsets that a queue holds: `begin` inclusive, `end` exclusive."""
 
     begin: int
     end: int
@@ -597,7 +639,13 @@ NOTHING = Extent(0, 0)
 
 @dataclass(slots=True)
 class BrokerOffsets:
-    """The brokers' answers. Queues of brokers that are away are missing. `absent`: queues that their broker does not have."""
+    """Extents and marks that brokers returned. Queues of unreachable brokers are missing.
+
+    Attributes:
+        extents: the offsets that each queue holds
+        absent: queues that their broker does not have
+        marks: identity of each topic on each broker
+    """
 
     extents: dict[Queue, Extent] = field(default_factory=dict)
     absent: set[Queue] = field(default_factory=set)
@@ -605,7 +653,10 @@ class BrokerOffsets:
 
 
 class Extents:
-    """Asks the brokers of one cluster, on behalf of one group, which may be empty."""
+    """Requests extents from the brokers of one cluster, on behalf of a group, which may be empty.
+
+    `away` has the names of the brokers that did not answer the last request.
+    """
 
     def __init__(self, cluster: ClusterView, group: str) -> None:
         self._cluster = cluster
@@ -614,7 +665,7 @@ class Extents:
         self.away: set[str] = set()
 
     async def of(self, queues: Iterable[Queue]) -> BrokerOffsets:
-        """Raises BrokerRefused."""
+        """Return the extents of queues. Raises BrokerRefused; unreachable brokers are logged and left out."""
         seen = BrokerOffsets()
         asked = by_broker(queues)
         await asyncio.gather(*(self._ask(name, wanted, seen) for name, wanted in asked.items()))
@@ -647,7 +698,7 @@ class Extents:
                 for part in parts
             )
         )
-        told: dict[str, TopicExtent] = {}
+        reported: dict[str, TopicExtent] = {}
         times = BrokerTimes(0, 0)
         for answer in answers:
             if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -655,33 +706,34 @@ class Extents:
                 return
             if answer.code:
                 raise BrokerRefused(RequestCode.GET_QUEUE_OFFSETS, answer.code, answer.remark, connection.address)
-            told |= body_of(answer, decode_extents)
+            reported |= body_of(answer, decode_extents)
             times = header_of(answer, BrokerTimes)
-        for queue in queues:  # not all that are reported: a broker may report very many
-            topic = told.get(queue.topic)
+        for queue in queues:  # not all reported queues, because a topic may have many more than are requested
+            topic = reported.get(queue.topic)
             if topic is None or queue.queue_id >= len(topic.begins):
                 seen.absent.add(queue)
             else:
                 seen.extents[queue] = Extent(topic.begins[queue.queue_id], topic.ends[queue.queue_id])
         seen.marks |= {
             (name_of, name): TopicSnapshot(
-                told[name_of].identity, times.now_ms, told[name_of].rewinds, times.started_ms
+                reported[name_of].identity, times.now_ms, reported[name_of].rewinds, times.started_ms
             )
             for name_of in topics
-            if name_of in told
+            if name_of in reported
         }
 
     async def _ask_apache(self, connection: Connection, name: str, queues: list[Queue], seen: BrokerOffsets) -> None:
         topics = dict.fromkeys(queue.topic for queue in queues)
-        told = await asyncio.gather(*(self._ask_statistics(connection, name, topic, seen) for topic in topics))
-        unknown = {topic for topic, is_known in zip(topics, told, strict=True) if not is_known}
+        reported = await asyncio.gather(*(self._ask_statistics(connection, name, topic, seen) for topic in topics))
+        unknown = {topic for topic, is_known in zip(topics, reported, strict=True) if not is_known}
         seen.absent |= {queue for queue in queues if queue.topic in unknown}
         missing = [queue for queue in queues if queue not in seen.extents and queue not in seen.absent]
         await asyncio.gather(*(self._ask_one(connection, queue, seen) for queue in missing))
-        seen.marks |= {part_of(queue): UNMARKED for queue in missing}  # these may hold newer messages than all others
+        # the statistics lack this queue, so the newest store time of the topic is unknown
+        seen.marks |= {part_of(queue): UNMARKED for queue in missing}
 
     async def _ask_statistics(self, connection: Connection, name: str, topic: str, seen: BrokerOffsets) -> bool:
-        """Return False if the broker does not have the topic."""
+        """Store the extents and mark of a topic, and return True; False if the broker does not have the topic."""
         code = RequestCode.GET_TOPIC_STATS_INFO
         answer = await connection.ask(code, write(TopicName(topic)), timeout_s=OFFSET_TIMEOUT_S)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
@@ -689,13 +741,15 @@ class Extents:
         if answer.code:
             raise BrokerRefused(code, answer.code, answer.remark, connection.address)
         ranges = body_of(answer, decode_topic_stats)
-        for queue, told in ranges.items():
-            seen.extents[Queue(topic, name, queue.queue_id)] = Extent(max(told.begin, 0), max(told.end, 0))
-        seen.marks[topic, name] = TopicSnapshot(newest_ms=max((told.last_ms for told in ranges.values()), default=0))
+        for queue, reported in ranges.items():
+            seen.extents[Queue(topic, name, queue.queue_id)] = Extent(max(reported.begin, 0), max(reported.end, 0))
+        seen.marks[topic, name] = TopicSnapshot(
+            newest_ms=max((reported.last_ms for reported in ranges.values()), default=0)
+        )
         return True
 
     async def end_of(self, queue: Queue) -> int:
-        """Return where a queue ends that its topic may have no more. Raises RocketletError."""
+        """Return the end of a queue, even if its topic no longer has the queue. Raises RocketletError."""
         seen = BrokerOffsets()
         await self._ask_one(await self._cluster.broker(queue.broker_name), queue, seen)
         return seen.extents[queue].end
@@ -707,7 +761,8 @@ class Extents:
         seen.extents[queue] = Extent(*(max(header_of(answer, Offset).offset, 0) for answer in answers))
 
     async def fingerprint(self, queue: Queue, offset: int) -> Fingerprint | None:
-        """Return the fingerprint of a message; None if the message is not there, or its broker does not answer."""
+        """Return the fingerprint of the message at an offset, or None if there is no message or the broker does not
+        answer."""
         try:
             connection = await self._cluster.broker(queue.broker_name)
             answer = await self._pull(connection, queue, offset, TOOLS_GROUP)
@@ -723,16 +778,19 @@ class Extents:
 
 
 def found_at(answer: Frame, offset: int) -> Fingerprint | None:
-    """Return the fingerprint of the message at an offset in the answer to a pull; None if it is not there."""
+    """Return the fingerprint of the message at an offset in a pull response, or None if the response does not contain
+    it."""
     records = body_of(answer, decode_records)
     return next((Fingerprint.of(record) for record in records if record.queue_offset == offset), None)
 
 
 # ------------------------------------------------------------------------------
-# The cluster as a query sees it: its topics, their queues and brokers, and the offsets that queues hold.
+# The topics of a query, their queues and brokers, and the offsets that the queues hold.
 
 
 class View:
+    """Connections of a query to the name server and brokers, with the topics that the query reads."""
+
     def __init__(self, options: ReadOptions) -> None:
         connect = options.connect
         self.options = options
@@ -744,8 +802,12 @@ class View:
         self._gone: set[str] = set()
 
     async def open(self) -> list[str]:
-        """Returns the query's topics, whose routes are known. Raises RocketletError if no name server can be reached, or a
-        topic does not exist."""
+        """Connect, and return the query's topics, whose routes are then known.
+
+        Raises:
+            RocketletError: no name server is reachable, or a topic does not exist
+            ConfigError: a broker rejects the filter
+        """
         self.cluster.start()
         try:
             topics = await self._topics()
@@ -765,7 +827,8 @@ class View:
         await self.cluster.close()
 
     async def _topics(self) -> list[str]:
-        """The topics of the query. One that is named but does not exist yet is waited for. Raises TopicNotFound."""
+        """Return the topics of the query. Wait up to 15 s for a named topic that does not exist yet. Raises
+        TopicNotFound."""
         if self.options.pattern:
             return await self._matching()
         end_s = _now_s() + TOPIC_TIMEOUT_S
@@ -780,7 +843,7 @@ class View:
         return list(self.options.topics)
 
     def routed(self, topics: Iterable[str]) -> list[Queue]:
-        """The queues of these topics that routes know."""
+        """Return the queues of these topics that are in the known routes."""
         queues: list[Queue] = []
         for topic in topics:
             route = None if topic in self._gone else self.cluster.route(topic)
@@ -788,17 +851,17 @@ class View:
         return queues
 
     async def refresh(self, topics: Iterable[str]) -> None:
-        """Ask for the routes of topics of which brokers lack queues, and of those that no name server knew."""
+        """Request the routes of these topics again, and of topics that had no route at the last request."""
         for topic in {*topics, *self._gone}:
             try:
                 is_known = await self.cluster.find_route(topic) is not None
-            except RocketletError as error:  # the routes stay as they are
+            except RocketletError as error:  # the known routes stay in use
                 log.warning("route_lookup_failed", topic=topic, reason=str(error))
                 continue
             self._gone.discard(topic) if is_known else self._gone.add(topic)
 
     async def _matching(self) -> list[str]:
-        """The topics that the pattern matches now, with their routes."""
+        """Return the topics that match the pattern, and request their routes."""
         self._discovered_s = _now_s()
         answer = await self.cluster.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         brokers = await self.cluster.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
@@ -816,7 +879,7 @@ class View:
         return [topic for topic in found if self.cluster.route(topic) or await self.cluster.find_route(topic)]
 
     async def new_topics(self, known: Iterable[str]) -> list[str]:
-        """Topics that match the pattern and are not yet known. Looked for every 10 s."""
+        """Return topics that match the pattern and are not in `known`. Requests the list of topics at most every 10 s."""
         if not self.options.pattern or _now_s() < self._discovered_s + DISCOVERY_INTERVAL_S:
             return []
         try:
@@ -830,31 +893,31 @@ class View:
         return {queue: address for queue, address in known.items() if address is not None}
 
     async def _address(self, queue: Queue) -> str | None:
-        patience = Patience(self.options.poll_timeout_s)
+        failing = FailureTimeout(self.options.poll_timeout_s)
         while (address := self.cluster.master(queue.broker_name)) is None:
             try:
                 await self.cluster.find_route(queue.topic)
             except ConnectionFailed as error:
                 log.warning("route_lookup_failed", topic=queue.topic, reason=str(error))
-            if self.cluster.master(queue.broker_name) is None and patience.is_over():
+            if self.cluster.master(queue.broker_name) is None and failing.is_over():
                 retired(queue, fail=self.options.fail_on_data_loss)
                 return None
             await asyncio.sleep(ROUTE_RETRY_S)
         return address
 
     async def all(self, queues: Iterable[Queue]) -> BrokerOffsets:
-        """The extents of all queues. Raises ConnectionFailed if a broker is away."""
+        """Return the extents of all queues. Raises ConnectionFailed if a broker is unreachable."""
         seen = await self.extents.of(queues)
         if self.extents.away:
             raise ConnectionFailed(
-                f"the broker {min(self.extents.away)} does not answer: what it holds would be passed over; start it, or "
+                f"the broker {min(self.extents.away)} does not answer: its messages would be skipped; start it, or "
                 "try later"
             )
         seen.extents |= dict.fromkeys(seen.absent, NOTHING)
         return seen
 
     async def message_bytes(self, queue: Queue, offset: int) -> float | None:
-        """The mean size of the next messages of a queue; None if its broker is away."""
+        """Return the mean size in bytes of the next messages of a queue, or None if its broker is unreachable."""
         subscription = self.options.subscription(queue.topic)
         header = pull_header(self.options.group, queue, offset, SAMPLE_MESSAGES, subscription)
         try:
@@ -872,8 +935,8 @@ def _now_s() -> float:
 
 
 # ------------------------------------------------------------------------------
-# Data loss: a position that is no longer in its queue. The error names the queue, the wanted offset and the present
-# ones.
+# Data loss: an offset that is no longer in its queue. The error names the queue, the required offset and the offsets
+# that the broker holds.
 
 
 MOVED = (
@@ -885,7 +948,7 @@ WITHOUT = "failOnDataLoss=false continues without them"
 
 
 def shown(queue: Queue) -> str:
-    """A queue as users know it: they know their group, but perhaps no retry topics."""
+    """Return the name of a queue for users, who know their group but perhaps not its retry topic."""
     if queue.topic.startswith(names.RETRY_PREFIX):
         group = queue.topic.removeprefix(names.RETRY_PREFIX)
         return f"the retries of the group {group} on {queue.broker_name}, queue {queue.queue_id}"
@@ -893,35 +956,42 @@ def shown(queue: Queue) -> str:
 
 
 def outside(queue: Queue, wanted: int, extent: Extent, *, is_same: bool, fail: bool) -> int:
-    """The offset at which to continue from a position that is not in its queue. Raises DataLossError if that is to end the
-    query.
+    """Return the offset at which to continue, for a position that is not in its queue.
 
-    is_same: whether the queue is known to be the one that the position is of. The end of the same queue goes back only with
-    a broker that lost unwritten messages; of another queue everything is new.
+    Args:
+        wanted: the position
+        extent: offsets that the queue holds now
+        is_same: True if the topic is known to be the same as when the position was recorded. The end of such a queue
+            decreases only if its broker has lost messages that were not written to disk; all messages of another topic
+            are new.
+        fail: True if the option failOnDataLoss is set
+    Raises:
+        DataLossError: `fail` is True
     """
     if wanted < extent.begin:
         reason = f"the messages {wanted} to {extent.begin} have expired. {WITHOUT}"
-        return _tell(queue, wanted, extent, reason, extent.begin, fail)
+        return _lost(queue, wanted, extent, reason, extent.begin, fail)
     if is_same:
         reason = f"its broker has lost messages. failOnDataLoss=false continues at its end, {extent.end}"
-        return _tell(queue, wanted, extent, reason, extent.end, fail)
+        return _lost(queue, wanted, extent, reason, extent.end, fail)
     reason = f"the topic or its broker was recreated. {FROM_FIRST}"
-    return _tell(queue, wanted, extent, reason, extent.begin, fail)
+    return _lost(queue, wanted, extent, reason, extent.begin, fail)
 
 
-def made_anew(queue: Queue, wanted: int, extent: Extent, *, fail: bool) -> int:
-    """The offset at which to continue if the topic was created again. Raises DataLossError if that is to end the query."""
+def recreated(queue: Queue, wanted: int, extent: Extent, *, fail: bool) -> int:
+    """Return the offset at which to continue after a topic was recreated. Raises DataLossError if `fail` is True."""
     reason = (
         f"these are other messages: the topic {queue.topic} on {queue.broker_name} was recreated, or this is another "
         f"cluster. {MOVED}; {FROM_FIRST}"
     )
-    return _tell(queue, wanted, extent, reason, extent.begin, fail)
+    return _lost(queue, wanted, extent, reason, extent.begin, fail)
 
 
-def elsewhere(brokers: Iterable[str], topic: str, *, fail: bool) -> None:
-    """No broker of the checkpoint is here, others are. Raises DataLossError if that is to end the query."""
-    former = ", ".join(sorted(brokers))
-    text = f"the topic {topic} is on none of the brokers {former} of the checkpoint: this is another cluster"
+def other_cluster(brokers: Iterable[str], topic: str, *, fail: bool) -> None:
+    """Log that none of the brokers in the checkpoint has a topic, while other brokers have it. Raises DataLossError if
+    `fail` is True."""
+    missing = ", ".join(sorted(brokers))
+    text = f"the topic {topic} is on none of the brokers {missing} of the checkpoint: this is another cluster"
     if fail:
         raise DataLossError(f"{text}. {MOVED}; {FROM_FIRST}")
     hint = "everything is read from the first message on"
@@ -929,14 +999,16 @@ def elsewhere(brokers: Iterable[str], topic: str, *, fail: bool) -> None:
 
 
 def gone(queue: Queue) -> RocketletError:
-    """The error of a query that ends on its own for a queue whose topic is gone."""
+    """Return the error for a query that ends on its own and has a queue whose topic does not exist any more."""
     return RocketletError(
-        f"{shown(queue)}: no name server knows the topic {queue.topic}, and nobody knows how much of it was unread; {WITHOUT}"
+        f"{shown(queue)}: no name server has a route for the topic {queue.topic}, "
+        f"so the number of its unread messages is unknown; {WITHOUT}"
     )
 
 
 def unrouted(queue: Queue, readable: int, unread: int) -> RocketletError:
-    """The error of a query that ends on its own for a queue with unread messages that its topic has no more."""
+    """Return the error for a query that ends on its own and has unread messages in a queue that its topic no longer
+    has."""
     return RocketletError(
         f"{shown(queue)}: the topic {queue.topic} has {counted(readable, 'readable queue')} on {queue.broker_name} now, and "
         f"{counted(unread, 'message')} in this one are unread. Make it readable (rocketlet topics set {queue.topic} "
@@ -945,49 +1017,50 @@ def unrouted(queue: Queue, readable: int, unread: int) -> RocketletError:
 
 
 def retired(queue: Queue, *, fail: bool) -> None:
-    """A range cannot be read because no name server knows its broker. Raises DataLossError if it shall."""
+    """Log that a range cannot be read because its broker is not registered. Raises DataLossError if `fail` is True."""
     text = (
-        f"{shown(queue)}: no name server knows {queue.broker_name}, which holds messages of a batch that is run again"
+        f"{shown(queue)}: no name server has a route to {queue.broker_name}, which holds messages of a batch that is run "
+        "again"
     )
     if fail:
         raise DataLossError(f"{text}. Start the broker; {WITHOUT}")
     log.warning("messages_lost", queue=str(queue), reason=text)
 
 
-def _tell(queue: Queue, wanted: int, extent: Extent, reason: str, goes_on: int, fail: bool) -> int:
+def _lost(queue: Queue, wanted: int, extent: Extent, reason: str, resumed_at: int, fail: bool) -> int:
     text = f"{shown(queue)}: the query wants offset {wanted}, the broker holds {extent.begin} to {extent.end}; {reason}"
     if fail:
         raise DataLossError(text)
     log.warning("messages_lost", queue=str(queue), wanted=wanted, begin=extent.begin, end=extent.end, reason=reason,
-                goes_on_at=goes_on)  # fmt: skip
-    return goes_on
+                resumed_at=resumed_at)  # fmt: skip
+    return resumed_at
 
 
 # ------------------------------------------------------------------------------
-# How long nothing has worked.
+# A timeout for repeated failures.
 
 
-class Patience:
-    """Is over when failures have gone on for longer than a limit, counted from the first one.
+class FailureTimeout:
+    """A timeout that expires when operations have failed for longer than a limit, counted from the first failure.
 
-    Only time in which something was tried counts: between two failures it is at most 10 s and half of the limit, so that
-    neither a batch that runs for long nor a process that was stopped for a while uses it up.
+    The time between two failures counts with at most 10 s and at most half of the limit, so that neither a long batch
+    nor a suspended process uses up the limit.
     """
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s = limit_s
         self._clock = clock
         self._failing_s = 0.0
-        self._looked_s: float | None = None
+        self._failed_s: float | None = None
 
     def renew(self) -> None:
-        """Something worked."""
-        self._failing_s, self._looked_s = 0.0, None
+        """Reset the timeout after a success."""
+        self._failing_s, self._failed_s = 0.0, None
 
     def is_over(self) -> bool:
-        """Whether patience is over. Ask at each failure."""
+        """Record a failure, and return True if the timeout has expired."""
         now_s = self._clock()
-        if self._looked_s is not None:
-            self._failing_s += min(now_s - self._looked_s, MAX_PATIENCE_STEP_S, self._limit_s / 2)
-        self._looked_s = now_s
+        if self._failed_s is not None:
+            self._failing_s += min(now_s - self._failed_s, MAX_PATIENCE_STEP_S, self._limit_s / 2)
+        self._failed_s = now_s
         return self._failing_s >= self._limit_s

@@ -1,4 +1,4 @@
-"""Sinks: rows become messages, for batch and streaming writes."""
+"""The sinks: rows become messages, for batch and streaming writes."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ from ..protocol.frame import Frame
 from ..protocol.names import Queue
 from .config import FIRST_RETRY_S, LANES, LAST_RETRY_S, MAX_DELAY_LEVEL, PIECE_BYTES, SHOWN_BYTES, SHOWN_CHARS
 from .options import WriteOptions
-from .share import Patience
+from .share import FailureTimeout
 from .worker import plainly
 
 log = get_logger("rocketlet.spark")
 
 
 # ------------------------------------------------------------------------------
-# Rows as messages: `write`, and what `stream_sink` does for `writeStream`.
+# Rows as messages, for `write`; `stream_sink.py` uses the same functions for `writeStream`.
 #
-# A message is stored at least once: a task that Spark tries again, or a batch that a restarted query runs again,
-# sends its rows again. Rows with a column messageId keep it, so that readers can recognize them.
+# A message is stored at least once, because a task that Spark retries, or a batch that a restarted query runs again,
+# sends its rows again. Rows with a column messageId keep their id, so that readers can recognize duplicates.
 
 
 T = TypeVar("T")
@@ -79,22 +79,22 @@ _PASSING: Final = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """The messages that one task has sent."""
+    """Numbers of messages that one task has sent."""
 
     messages: int = 0
     body_bytes: int = 0
     illegal: int = 0
-    """How many of the messages are rows that went to the topic of illegal ones."""
+    """Number of rows among them that were sent to the topic of illegal rows."""
 
 
 class RocketletWriter(DataSourceArrowWriter):
-    """A batch write."""
+    """Writer of `write`."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """Writes on an executor. Raises RocketletError; Spark then tries the task again."""
+        """Send the rows of a task, on an executor. Raises RocketletError; Spark then retries the task."""
         with plainly():
             return send_all(self._options, iterator)
 
@@ -102,14 +102,16 @@ class RocketletWriter(DataSourceArrowWriter):
         log.info("rows_written", **total(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Logs the failure: messages that tasks have sent cannot be taken back."""
+        """Log the failure. Messages that tasks have sent stay stored."""
         log.warning(
-            "write_failed", **total(messages), hint="rows that were sent stay, and are sent again with the next try"
+            "write_failed",
+            **total(messages),
+            hint="rows that were sent stay stored, and the next attempt sends them again",
         )
 
 
 def total(messages: Sequence[WriterCommitMessage | None]) -> dict[str, int]:
-    """The totals of all tasks, for the log."""
+    """Return the totals of all tasks, for the log."""
     sent = [message for message in messages if isinstance(message, Sent)]
     return {
         "tasks": len(sent),
@@ -120,12 +122,12 @@ def total(messages: Sequence[WriterCommitMessage | None]) -> dict[str, int]:
 
 
 def send_all(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Sent:
-    """Sends the rows of all batches and returns when brokers have them."""
+    """Send the rows of all batches, and return their numbers after brokers have stored them. Raises RocketletError."""
     keep_freed()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 
         async def start() -> Producer:
-            """A new one for each try: a producer is started once."""
+            """Start a new producer for each attempt, because a producer can be started only once."""
             return await Producer(
                 options.connect.name_server,
                 options.group,
@@ -134,28 +136,28 @@ def send_all(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Sent:
                 access=options.connect.access,
             ).__aenter__()
 
-        producer = runner.run(_patiently(start, options))
+        producer = runner.run(_with_retries(start, options))
         sender = _Sender(options, producer)
         try:
-            for batch in batches:  # taken outside of the loop: Spark's iterator blocks
+            for batch in batches:  # read outside of the event loop, because Spark's iterator blocks
                 runner.run(sender.send(batch))
-            runner.run(sender.settle())
+            runner.run(sender.flush())
         finally:
             runner.run(sender.stop())
             runner.run(producer.__aexit__())
         return sender.sent
 
 
-async def _patiently(work: Callable[[], Awaitable[T]], options: WriteOptions) -> T:
-    """The result of `work`, retried while brokers or name servers are unreachable. Raises RocketletError."""
-    patience, delay_s = Patience(options.delivery_timeout_s), FIRST_RETRY_S
+async def _with_retries(work: Callable[[], Awaitable[T]], options: WriteOptions) -> T:
+    """Return the result of `work`, retried while brokers or name servers are unreachable. Raises RocketletError."""
+    failing, delay_s = FailureTimeout(options.delivery_timeout_s), FIRST_RETRY_S
     while True:
         try:
             return await work()
         except (ConnectionFailed, RequestTimeout, TopicNotFound, BrokerRefused) as error:
             if isinstance(error, BrokerRefused) and error.code not in _PASSING:
                 raise
-            if patience.is_over():
+            if failing.is_over():
                 raise RocketletError(
                     f"rows could not be sent, tried for {options.delivery_timeout_s:.0f} s (deliveryTimeoutMs): {error}"
                 ) from error
@@ -165,7 +167,7 @@ async def _patiently(work: Callable[[], Awaitable[T]], options: WriteOptions) ->
 
 
 class _Sender:
-    """Sends a batch of rows while Spark makes the next one."""
+    """Sender of batches, one of which is in flight while Spark makes the next one."""
 
     def __init__(self, options: WriteOptions, producer: Producer) -> None:
         self._options = options
@@ -175,32 +177,36 @@ class _Sender:
         self.sent = Sent()
 
     async def send(self, batch: pa.RecordBatch) -> None:
-        """Starts to send these rows, when those before are stored: so rows with the same key stay in order. Raises what those
-        before have met, and MessageIllegal."""
+        """Wait until all earlier rows are stored, and start to send these, so that rows with the same key stay in
+        order.
+
+        Raises:
+            RocketletError: an earlier row could not be sent
+            MessageIllegal: a row is illegal, and there is no topic for illegal rows
+        """
         begins = range(0, batch.num_rows, max(PIECE_BYTES * batch.num_rows // max(batch.nbytes, 1), 1))
         for begin in begins:
             works = await self._sends_of(batch.slice(begin, begins.step))
-            await self.settle()
+            await self.flush()
             self._sends = [asyncio.ensure_future(work()) for work in works]
-            await asyncio.sleep(0)  # so that they leave
+            await asyncio.sleep(0)  # let the new tasks send their requests
 
-    async def settle(self) -> None:
-        """Waits until everything is stored. Raises RocketletError."""
+    async def flush(self) -> None:
+        """Wait until all rows are stored. Raises RocketletError."""
         sends, self._sends = self._sends, []
         for failure in await asyncio.gather(*sends, return_exceptions=True):
             if failure is not None:
                 raise failure
 
     async def stop(self) -> None:
-        """Leaves sends that are still under way."""
+        """Cancel sends that are in flight."""
         for send in self._sends:
             send.cancel()
         await asyncio.gather(*self._sends, return_exceptions=True)
 
     async def _sends_of(self, batch: pa.RecordBatch) -> list[Work]:
-        """The sends that run concurrently: rows with keys queue by queue, others in a few lanes, delayed ones each alone.
-
-        Raises MessageIllegal."""
+        """Return the sends that may run concurrently: one per queue for rows with keys, up to `LANES` for other rows,
+        and one for each delayed row. Raises MessageIllegal."""
         batch, unreadable = as_ours(batch)
         entries = to_entries(batch, self._ids)
         targets, codes = await self._targets(batch)
@@ -235,7 +241,7 @@ class _Sender:
         begin = 0
         while begin < len(bounds) - 1:
             end = int(np.searchsorted(bounds, bounds[begin] + self._options.batch_bytes, "right")) - 1
-            if end <= begin + 1:  # which may be compressed, or as large as a message may be
+            if end <= begin + 1:  # a single message is sent by the producer, which may compress it
                 end = begin + 1
                 sends.append(partial(self._send_alone, topic, queue, batch.slice(begin, 1)))
             else:
@@ -244,12 +250,13 @@ class _Sender:
                 sends.append(partial(self._send_together, topic, queue, body, end - begin, size))
             begin = end
         lanes = min(LANES, len(sends)) if queue is None else 1
-        return [partial(_in_turn, sends[lane::lanes]) for lane in range(lanes)]
+        return [partial(_in_sequence, sends[lane::lanes]) for lane in range(lanes)]
 
     def _illegal(
         self, batch: pa.RecordBatch, faulty: Array, targets: list[Target | MessageIllegal], codes: Array
     ) -> list[Outgoing]:
-        """The rows that cannot be sent, for the topic of such rows. Raises MessageIllegal, for the first, without one."""
+        """Return the rows that cannot be sent as messages for the topic of illegal rows. Raises MessageIllegal if there
+        is no such topic."""
         diverted: list[Outgoing] = []
         for number in np.flatnonzero(faulty).tolist():
             target, row = targets[codes[number]], batch.slice(number, 1)
@@ -268,7 +275,8 @@ class _Sender:
         self.sent.illegal += len(rows)
 
     async def _targets(self, batch: pa.RecordBatch) -> tuple[list[Target | MessageIllegal], Array]:
-        """Topics and queues, or why there is none, and which of them is each row's. Raises RocketletError."""
+        """Return the distinct targets of the rows, or errors in their place, and the index of each row's target. Raises
+        RocketletError."""
         columns = [_distinct(batch, name) for name in ("topic", "queueKey", "queueId", "brokerName")]
         code = np.zeros(batch.num_rows, np.int64)
         for values, codes in columns:
@@ -276,10 +284,10 @@ class _Sender:
         _, rows, codes = np.unique(code, return_index=True, return_inverse=True)
         named = [[values[found[row]] for values, found in columns] for row in rows.tolist()]
 
-        async def look() -> list[Target | MessageIllegal]:
+        async def find_all() -> list[Target | MessageIllegal]:
             return [await self._target(*names) for names in named]
 
-        found = await _patiently(look, self._options)
+        found = await _with_retries(find_all, self._options)
         targets = {target: number for number, target in enumerate(dict.fromkeys(found))}
         return list(targets), np.array([targets[target] for target in found], np.int64)[codes]
 
@@ -312,7 +320,7 @@ class _Sender:
         def send() -> Awaitable[tuple[Frame, Queue]]:
             return self._producer.send_entries(topic, octets, queue=queue, ids=False)
 
-        await _patiently(send, self._options)
+        await _with_retries(send, self._options)
         self._count(count, size)
 
     async def _send_alone(self, topic: str, queue: Queue | None, row: pa.RecordBatch) -> None:
@@ -331,7 +339,7 @@ class _Sender:
                 message_id=message.message_id,
             )
 
-        await _patiently(send, self._options)
+        await _with_retries(send, self._options)
         self._count(1, len(message.body))
 
     def _count(self, messages: int, body_bytes: int) -> None:
@@ -340,7 +348,7 @@ class _Sender:
 
 
 def _fault(row: pa.RecordBatch) -> MessageIllegal:
-    """Why a row cannot be sent."""
+    """Return the reason why a row cannot be sent."""
     try:
         message = _message(row)
         checked_body(message.body)
@@ -352,7 +360,7 @@ def _fault(row: pa.RecordBatch) -> MessageIllegal:
 
 
 def _message(row: pa.RecordBatch) -> Outgoing:
-    """Raises MessageIllegal."""
+    """Return a row as a message. Raises MessageIllegal."""
     (values,) = row.to_pylist()
     body, delay_level = values["body"], values.get("delayLevel") or 0
     if body is None:
@@ -370,7 +378,7 @@ def _message(row: pa.RecordBatch) -> Outgoing:
 
 
 def _is_late(batch: pa.RecordBatch) -> Array | None:
-    """Marks the rows with a delay; None if no row has one."""
+    """Return which rows are delayed; None if no row is."""
     levels = _delay_levels(batch)
     return levels != 0 if levels is not None and levels.any() else None
 
@@ -381,40 +389,40 @@ def _has_wrong_delay(batch: pa.RecordBatch) -> Array:
 
 
 def _delay_levels(batch: pa.RecordBatch) -> Array | None:
-    """The delay levels of rows; None without such a column."""
+    """Return the delay levels of rows; None if there is no such column."""
     return None if "delayLevel" not in batch.schema.names else batch.column("delayLevel").fill_null(0).to_numpy()
 
 
 def _distinct(batch: pa.RecordBatch, name: str) -> tuple[list[Any], Array]:
-    """A column's values, and which of them is each row's."""
+    """Return the distinct values of a column, and the index of each row's value."""
     if name not in batch.schema.names:
         return [None], np.zeros(batch.num_rows, np.int64)
     coded = batch.column(name).dictionary_encode("encode")
     return coded.dictionary.to_pylist(), coded.indices.to_numpy().astype(np.int64)
 
 
-async def _in_turn(works: Sequence[Work]) -> None:
+async def _in_sequence(works: Sequence[Work]) -> None:
     for work in works:
         await work()
 
 
 # ------------------------------------------------------------------------------
-# Columns of rows that are written: their meaning, and those of Spark's Kafka connector as ours.
+# Columns of rows that are written: their meaning, and the translation of the columns of Spark's Kafka connector.
 
 
 _TEXT: Final = (StringType,)
 _OCTETS: Final = (BinaryType, StringType)
 _NUMBER: Final = (IntegerType, LongType, ShortType)
 COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
-    "topic": ("STRING: where the row goes; or set the option topic", _TEXT),
+    "topic": ("STRING: the topic to send to; or set the option topic", _TEXT),
     "body": ("BINARY or STRING, not empty", _OCTETS),
     "keys": ("ARRAY<STRING>, or STRING with spaces between the keys", (StringType, ArrayType)),
     "tags": ("STRING: the message's tag", _TEXT),
     "properties": ("MAP<STRING, STRING>; RocketMQ's own names in it are skipped", (MapType,)),
     "delayLevel": ("INT: 1 to 18, delivered later; 0 or null: immediately", _NUMBER),
-    "queueKey": ("STRING: rows of a task with the same one go to the same queue, in order", _TEXT),
-    "queueId": ("INT: the queue where the row goes; null leaves it open", _NUMBER),
-    "brokerName": ("STRING: whose queue queueId is; needed where several brokers have the topic", _TEXT),
+    "queueKey": ("STRING: rows of a task with the same queueKey are sent to the same queue, in order", _TEXT),
+    "queueId": ("INT: the id of the queue to send to; null for any queue", _NUMBER),
+    "brokerName": ("STRING: the broker of the queue; required with queueId if several brokers have the topic", _TEXT),
     "messageId": ("STRING: the message's unique key, kept when the row is sent again", _TEXT),
 }
 KAFKA_SINK_COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
@@ -428,7 +436,7 @@ _NO_TEXT: Final = object()
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
-    """Raises ConfigError for rows that cannot become messages."""
+    """Check that rows with this schema can become messages. Raises ConfigError."""
     all_columns = COLUMNS | KAFKA_SINK_COLUMNS
     known = "; ".join(f"{name} ({meaning})" for name, (meaning, _) in all_columns.items())
     for column in schema.fields:
@@ -444,11 +452,11 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
     if "body" not in schema.names and "value" not in schema.names:
         raise ConfigError(f"a column body is missing. Columns: {known}")
     if "topic" not in schema.names and options.topic is None:
-        raise ConfigError("where do rows go? Give a column topic, or the option topic")
+        raise ConfigError("rows have no topic; add a column topic, or set the option topic")
 
 
 def as_ours(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Array]:
-    """The rows with our columns, and which rows have a key or a header that is no text."""
+    """Return the rows with RocketMQ's columns, and which rows have a key or a header that is not UTF-8."""
     unreadable = np.zeros(batch.num_rows, bool)
     if not KAFKA_SINK_COLUMNS.keys() & set(batch.schema.names):
         return batch, unreadable
@@ -466,7 +474,7 @@ def as_ours(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Array]:
 
 
 def _header_texts(column: Array) -> tuple[Array, Array]:
-    """Octets as text, and which are none: those are empty then."""
+    """Return bytes decoded as UTF-8, and which of them are not UTF-8; these become empty."""
     try:
         return column.cast(pa.string()), np.zeros(len(column), bool)
     except pa.ArrowInvalid:
@@ -483,7 +491,7 @@ def _text(octets: bytes) -> str | object:
 
 
 def _header_properties(headers: Array) -> tuple[Array, Array]:
-    """Kafka's headers as a map, and which rows have one whose value is no text."""
+    """Return Kafka's headers as a map, and which rows have a header whose value is not UTF-8."""
     owners, items = pc.list_parent_indices(headers).to_numpy(), pc.list_flatten(headers)
     values, wrong = _header_texts(items.field(1))
     bounds = np.searchsorted(owners, np.arange(len(headers) + 1)).astype(np.int32)
@@ -493,9 +501,10 @@ def _header_properties(headers: Array) -> tuple[Array, Array]:
 
 
 def illegal_row(values: dict[str, Any], reason: str) -> Outgoing:
-    """A row that cannot be sent, as JSON. Octets that are no text come as base64, and a long value is cut."""
+    """Return a row that cannot be sent as a JSON message. Bytes that are not UTF-8 become base64, and long values are
+    cut."""
     shown = orjson.dumps({name: _shown(value) for name, value in values.items()}, default=_shown)
-    if len(shown) > MAX_BODY_BYTES:  # escapes and many properties take more than their values
+    if len(shown) > MAX_BODY_BYTES:  # escaped characters and many properties need more bytes than the values
         shown = orjson.dumps({name: str(value)[:SHOWN_CHARS] for name, value in values.items()})
     text = re.sub(f"[{props.NAME_END}{props.PAIR_END}]", " ", reason)[: SHOWN_CHARS * 5]
     return Outgoing(shown, "illegal", (), {"reason": text})
@@ -510,14 +519,14 @@ def _shown(value: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------
-# Rows as the entries of batches, without a Python object per row.
+# Rows as the entries of message batches, without a Python object per row.
 #
-# SEND_BATCH_MESSAGE carries entry after entry: a head, the body, and the properties' text behind its length
-# (`protocol.batch.encode_batch`). Each part of all rows is one Arrow column. Arrow joins them; the data of the joined
-# column are the entries of all rows, one behind the other.
+# The body of SEND_BATCH_MESSAGE is a sequence of entries: a head, the message body, the length of the encoded
+# properties, and the encoded properties (`encode_batch` in `protocol/message.py`). Each part of all rows is one Arrow
+# column. Arrow joins the columns, and the data of the joined column are the concatenated entries of all rows.
 
 
-Array = Any  # numpy's and Arrow's arrays: Arrow ships no types
+Array = Any  # numpy and Arrow arrays; Arrow ships no type stubs
 
 _HEAD: Final = np.dtype([("size", ">i4"), ("magic", ">u4"), ("crc", ">u4"), ("flag", ">i4"), ("body_size", ">i4")])
 _TEXT_SIZE: Final = np.dtype(">i2")
@@ -527,8 +536,10 @@ _ID_BYTES: Final = 32
 
 
 class MessageIds:
-    """Ids as the client's (`UniqueKeys`), made together. Time and counter are one number here, so that a counter that wraps
-    around repeats no id."""
+    """Generator of message ids, in the form of the client's `UniqueKeys`, many at a time.
+
+    Time and counter are one number, so that no id is repeated when the counter overflows.
+    """
 
     def __init__(self) -> None:
         keys = UniqueKeys()
@@ -536,8 +547,8 @@ class MessageIds:
         self._began_ms = keys.month_began_ms
         self._next = 0
 
-    def take(self, count: int) -> Array:
-        """Takes ids in Arrow's binary array."""
+    def generate(self, count: int) -> Array:
+        """Return new ids as a binary array."""
         now_ms = int(time.time() * 1000) - self._began_ms & 0x7FFFFFFF
         first = max(self._next, now_ms << 16)
         self._next = first + count
@@ -550,7 +561,13 @@ class MessageIds:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """`data`: one entry of each row, in Arrow's binary array. `body_sizes`: bytes. `faulty`: the rows that cannot be sent."""
+    """Entries of rows.
+
+    Attributes:
+        data: the entry of each row, as a binary array
+        body_sizes: size of each body in bytes
+        faulty: True for each row that cannot be sent
+    """
 
     data: Array
     body_sizes: Array
@@ -560,7 +577,7 @@ class Entries:
         return Entries(self.data.take(pa.array(order)), self.body_sizes[order], self.faulty[order])
 
     def bounds(self) -> Array:
-        """The positions where entries begin in the bytes of all, and where the last one ends."""
+        """Return the position of each entry in the bytes of all, and the end of the last one."""
         offsets = np.frombuffer(self.data.buffers()[1], np.int32)
         return offsets[self.data.offset : self.data.offset + len(self.data) + 1]
 
@@ -569,7 +586,8 @@ class Entries:
 
 
 def to_entries(batch: pa.RecordBatch, ids: MessageIds) -> Entries:
-    """The entries of rows whose columns `sink.check_columns` has accepted. The entry of a faulty row must not be sent."""
+    """Return the entries of rows whose columns `check_columns` has accepted. The entry of a faulty row must not be
+    sent."""
     count = batch.num_rows
     bodies = _column(batch, "body", pa.binary())
     body_sizes = _sizes(bodies)
@@ -586,12 +604,13 @@ def to_entries(batch: pa.RecordBatch, ids: MessageIds) -> Entries:
 
 
 def _texts(batch: pa.RecordBatch, ids: MessageIds, faulty: Array) -> Array:
-    """The properties' texts (`client.outgoing.properties_text`), binary. Marks rows as faulty that it refuses."""
+    """Return the encoded properties, like `properties_text` of the client, as a binary array. Mark rows as faulty that
+    `properties_text` rejects."""
     parts: list[Array] = []
     for name, column in ((props.KEYS, _keys(batch, faulty)), (props.TAGS, _column(batch, "tags", pa.string()))):
         if column is not None and column.null_count < len(column):
             parts.append(_named(name, column, faulty, props.PAIR_END))
-    made = ids.take(batch.num_rows)
+    made = ids.generate(batch.num_rows)
     given = _column(batch, "messageId", pa.string())
     if given is not None:
         given = _checked(given, faulty).cast(pa.binary())
@@ -608,39 +627,40 @@ def _column(batch: pa.RecordBatch, name: str, kind: Any) -> Array | None:
 
 
 def _keys(batch: pa.RecordBatch, faulty: Array) -> Array | None:
-    """The keys with spaces between them."""
+    """Return the keys, separated by spaces."""
     if "keys" not in batch.schema.names:
         return None
     keys = batch.column("keys")
     if not pa.types.is_list(keys.type):
         return keys.cast(pa.string())
     joined = pc.binary_join(keys.cast(pa.list_(pa.string())), " ")
-    # a list with a null joins to null, one with an empty key to nothing: both are lists, and no keys
+    # A list with a null key joins to null, and a list with an empty key to an empty text. Both have keys, but no valid
+    # ones.
     faulty |= _true(pc.greater(pc.list_value_length(keys), 0)) & (_sizes(joined) == 0)
     return joined
 
 
 def _named(name: str, texts: Array, faulty: Array, end: str) -> Array:
-    """The properties of this name, binary, and nothing where there is none."""
+    """Return the encoded property of each row; empty for a row without a text."""
     texts = pc.if_else(pc.equal(pc.binary_length(texts), 0), pa.scalar(None, pa.string()), _checked(texts, faulty))
     begin = pa.scalar((name + props.NAME_END).encode())
     return _filled(pc.binary_join_element_wise(begin, texts.cast(pa.binary()), pa.scalar(end.encode()), _JOINED))
 
 
 def _checked(texts: Array, faulty: Array) -> Array:
-    """Returns the texts, and marks rows as faulty whose text is blank, but not empty, or holds a separator."""
+    """Return the texts, and mark rows as faulty whose text is blank but not empty, or contains a separator."""
     faulty |= _is_illegal(texts) & (_sizes(texts) > 0)
     return texts
 
 
 def _is_illegal(texts: Array) -> Array:
-    """Whether texts are blank, or hold a separator."""
+    """Return which texts are blank or contain a separator."""
     blank = _true(pc.equal(pc.binary_length(pc.utf8_trim_whitespace(texts)), 0))
     return blank | _true(pc.match_substring_regex(texts, f"[{props.NAME_END}{props.PAIR_END}]"))
 
 
 def _properties(batch: pa.RecordBatch, faulty: Array) -> Array | None:
-    """The users' properties, binary; each begins with the separator from the one before."""
+    """Return the encoded user properties. Each begins with the separator from the property before it."""
     if "properties" not in batch.schema.names:
         return None
     maps = batch.column("properties")
@@ -661,7 +681,7 @@ def _properties(batch: pa.RecordBatch, faulty: Array) -> Array | None:
 
 
 def _fixed(values: Array, size: int) -> Array:
-    """Arrow's binary array of values that have `size` bytes each."""
+    """Return a binary array of values of `size` bytes each."""
     offsets = np.arange(len(values) + 1, dtype=np.int32) * np.int32(size)
     return pa.Array.from_buffers(
         pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(values))]
@@ -673,10 +693,10 @@ def _filled(values: Array, with_value: Any = b"") -> Array:
 
 
 def _sizes(values: Array) -> Array:
-    """The sizes in bytes; 0 for a null."""
+    """Return the sizes in bytes; 0 for a null."""
     return _filled(pc.binary_length(values), 0).to_numpy(zero_copy_only=False)
 
 
 def _true(values: Array) -> Array:
-    """False for a null."""
+    """Return booleans, with False for a null."""
     return _filled(values, False).to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""The streaming source: a reader that Spark asks for offsets and partitions, and rows that it gets with a plan."""
+"""The streaming source: the reader from which Spark requests offsets, partitions and rows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pyspark.sql.streaming.datasource import (
 from ..client.errors import get_logger
 from .checkpoint import MicroBatch, check_resumed, check_topics, from_offset, ranges_by_topic, to_offset
 from .config import END_TIMEOUT_S, PREFETCH_BYTES, PREFETCH_TIMEOUT_S
-from .driver import Ledger, go_on_in_child
+from .driver import Ledger, fork_planner
 from .options import StreamOptions, chosen, stream_options
-from .worker import SAID, plainly
+from .worker import OWN_ERRORS, plainly
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,16 +36,17 @@ log = get_logger("rocketlet.spark")
 
 
 # ------------------------------------------------------------------------------
-# Rows of a small batch that Spark gets with its plan. Reading them takes less time than a task in Python.
+# Prefetch: the driver reads the rows of a small batch while it plans the batch, and returns both to Spark together,
+# because this takes less time than starting a Python task.
 #
-# PySpark does so for a `SimpleDataSourceStreamReader`: its loop around a reader asks after `partitions` whether the
-# reader is the class that wraps a simple one, and takes the rows from `getCache`
-# (`python_streaming_source_runner.partitions_func`). At other moments the reader must not be of that class: a simple
-# one is not asked for its progress, for example. Spark keeps the rows as a block. If an executor cannot get the
-# block, it reads the partition like any other.
+# PySpark supports this only for a `SimpleDataSourceStreamReader`. After each call of `partitions`, its loop
+# (`python_streaming_source_runner.partitions_func`) checks whether the reader is an instance of the class that wraps a
+# simple reader, and if so fetches the rows with `getCache`. At other moments the reader must not be an instance of that
+# class, because Spark does not request the progress of a simple reader, for example. Spark stores the rows as a block.
+# An executor that cannot fetch the block reads the partition like any other.
 
 
-SimpleReader: Any = DataSourceStreamReader  # with a PySpark that has changed within, tasks read all batches
+SimpleReader: Any = DataSourceStreamReader  # another PySpark may lack this internal class; tasks then read all batches
 with suppress(ImportError):
     from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 
@@ -53,14 +54,20 @@ with suppress(ImportError):
 
 
 class Prefetch:
-    """most_rows: of a batch that is read while it is planned; 0 for none."""
+    """Reads the rows of small batches in the driver.
+
+    Args:
+        most_rows: maximum messages in a batch that is read while it is planned; 0 disables the prefetch
+    """
 
     def __init__(self, most_rows: int) -> None:
         self._most_rows = most_rows
 
     def rows(self, tasks: Sequence[InputPartition]) -> list[pa.RecordBatch] | None:
-        """The rows of the batch, which then has one task at most, because Spark takes rows of one only; None if tasks are
-        to read it."""
+        """Return the rows of a batch, or None if tasks are to read them.
+
+        Only a batch with exactly one task is read here, because Spark accepts prefetched rows of one task only.
+        """
         if len(tasks) != 1 or SimpleReader is DataSourceStreamReader:
             return None
         (task,) = cast("Sequence[Task]", tasks)
@@ -69,7 +76,7 @@ class Prefetch:
             return None
         try:
             found = _read(task)
-        except SAID:  # a task meets it, too: it waits longer, and reports it
+        except OWN_ERRORS:  # the task will get the same error, wait longer, and report it
             return None
         if found is None:
             self._most_rows = count // 2
@@ -77,7 +84,7 @@ class Prefetch:
 
 
 def _read(task: Task) -> list[pa.RecordBatch] | None:
-    """Reads the rows; None if they are too large."""
+    """Return the rows of a task, or None if they exceed `PREFETCH_BYTES`."""
     from .reading import Task, read_task
 
     hurried = Task(tuple(replace(span, timeout_s=min(span.timeout_s, PREFETCH_TIMEOUT_S)) for span in task.ranges))
@@ -90,25 +97,31 @@ def _read(task: Task) -> list[pa.RecordBatch] | None:
 
 
 # ------------------------------------------------------------------------------
-# The format `rocketlet`: what Spark calls in the driver.
+# The streaming reader: the methods that Spark calls in the driver.
 #
-# Traps that were measured, and how they are avoided:
-# - Spark makes a reader in two driver processes and pickles it to executors: joining in `__init__` would leave ghost
-#   members. The planner is made when offsets are first asked for, and is not pickled.
-# - `commit` is called only when the next batch is built, so never on an idle topic. `latestOffset` gets the end of the
-#   finished batch at every trigger: the group's offsets are committed there.
-# - `query.stop()` kills Spark's process for the reader; `stop` is called in a child of it (`driver_process`), which
-#     looks
-#   whether the last batch was finished (`ledger`).
-# - A queue that was lost and comes back begins at the group's offset; a replay reads the ranges in the log.
-# - A query starts two processes, and the first only looks which methods the reader has. So what plans and reads is
-#     loaded
-#   where it is used.
+# Traps that were measured, and how the reader avoids them:
+# - Spark creates a reader in two driver processes and pickles the reader to executors. Joining the group in `__init__`
+#   would leave members behind that nobody serves. The planner is therefore created at the first request for offsets,
+#   and is not pickled.
+# - Spark calls `commit` only when it builds the next batch, which never happens on an idle topic. `latestOffset`
+#   receives the end of the finished batch at every trigger, so the group's offsets are committed there.
+# - `query.stop()` kills Spark's process for the reader. The planner therefore runs in a child of that process
+#   (`driver.py`), which checks in the ledger whether Spark has finished the last batch, and then calls `stop`.
+# - A queue that is released and assigned again starts at the group's offset. A replay reads the ranges that the
+#   checkpoint holds.
+# - Each query starts two processes, and the first process only checks which methods the reader has. Modules for
+#   planning and reading are therefore imported where they are used.
 
 
 class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reader of `readStream`. It plans batches in the driver and reads rows on executors."""
+
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        """given: the options, which are read when Spark asks for the first time: what fails here it reports with a trace."""
+        """Keep the options as they are.
+
+        Options are parsed when Spark calls the first method, because Spark reports errors of the constructor with a
+        stack trace.
+        """
         self._given = dict(given)
         self._schema = schema
         self._planner: Planner | None = None
@@ -132,17 +145,21 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return chosen(self._given, self._schema)
 
     def _check(self) -> None:
-        """Names a wrong option before anything else is done."""
+        """Parse the options, so that an invalid option fails before any other work. Raises ConfigError."""
         _, _ = self._options, self._columns
 
     def _opened(self, resumed: MicroBatch, *, is_unfinished: bool = False) -> Planner:
-        """The planner. resumed: the newest batch in the checkpoint, if the query has just been started; is_unfinished: Spark
-        runs it again."""
+        """Return the planner, and create it at the first call.
+
+        Args:
+            resumed: newest batch in the checkpoint; used only when the planner is created
+            is_unfinished: True if Spark runs the resumed batch again
+        """
         if self._planner is None:
             options = self._options
             check_resumed(resumed, options)
-            go_on_in_child()
-            self._ledger = Ledger.found()
+            fork_planner()
+            self._ledger = Ledger.find()
             if self._ledger is not None:
                 self._ledger.forget(options.read.group)
             self._planner = _planner(options, resumed, is_unfinished, self._ledger)
@@ -154,13 +171,15 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @plainly()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
-        """Nothing was read yet. A queue's begin is known when it is assigned."""
+        """Return the offset of a query that has read nothing. The start of each queue is determined when the queue is
+        assigned."""
         self._check()
         return {}
 
     @plainly()
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The next batch; `start`, the last one, is finished. The same as `start` if there is nothing new."""
+        """Commit the finished batch `start`, and return the offset of the next batch, or `start` if there is nothing
+        new."""
         finished = from_offset(start)
         planner = self._opened(finished)
         planner.finish(finished)
@@ -174,17 +193,23 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @plainly()
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Spark gives it back, or ReadAllAvailable where a trigger ends everything in one batch."""
+        """Return the limit of a batch.
+
+        Spark passes the limit to `latestOffset`, or ReadAllAvailable if the trigger reads everything in one batch.
+        """
         if self._options.max_rows:
             return ReadMaxRows(self._options.max_rows)
         return ReadMaxBytes(self._options.max_bytes) if self._options.max_bytes else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Called before Spark has read its checkpoint, which is read when the planner is made."""
+        """Read only the messages that exist when the planner is created.
+
+        Spark calls this before it has read the checkpoint, which the planner needs.
+        """
         self._is_bounded = True
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Reports the extents of the queues for Spark's progress, and how many messages are not planned yet."""
+        """Return the unplanned range of each queue and the total lag, which Spark shows in a query's progress."""
         if self._planner is None:
             return None
         ends, positions = self._planner.progress()
@@ -202,10 +227,14 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         }
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Comes after the next batch was planned, or never; `latestOffset` has committed `end` already."""
+        """Do nothing: `latestOffset` has already committed `end`. Spark calls this after the next batch was planned, or
+        never."""
 
     def stop(self) -> None:
-        """Stops at the end of the query. Spark calls it in a process whose socket was closed."""
+        """Commit the last batch if Spark has finished it, and close the planner.
+
+        Spark calls this at the end of the query, in the planner's process, after it has closed that process's socket.
+        """
         planner, self._planner = self._planner, None
         if planner is None:
             return
@@ -215,11 +244,12 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             planner.close()
 
     def _finish_last(self, planner: Planner) -> None:
-        """Commits the last batch if Spark has finished it, because no later trigger has said so."""
+        """Commit the last batch if the ledger reports that Spark has finished it. No later trigger follows that could
+        report this."""
         planned, ledger, options = planner.planned, self._ledger, self._options
         if planned is None or ledger is None or not options.membership:
             return
-        if ledger.finished(options.read.group, to_offset(planned), to_offset(planner.done), END_TIMEOUT_S):
+        if ledger.wait_finished(options.read.group, to_offset(planned), to_offset(planner.done), END_TIMEOUT_S):
             planner.finish(planned)
         else:
             rows = sum(end - begin for begin, end in planned.ranges.values())
@@ -232,7 +262,8 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @plainly()
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """`end` alone has the ranges to read."""
+        """Return the tasks that read the ranges of `end`. `start` is not needed, because `end` contains both bounds of
+        each range."""
         if start == end:
             return []
         from .batch import to_partitions, to_read
@@ -249,7 +280,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Reads on an executor."""
+        """Read the rows of a task, on an executor."""
         from .reading import read_task
 
         with plainly():
@@ -257,7 +288,7 @@ class RocketletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 class _WithRows(RocketletStreamReader, SimpleReader):  # type: ignore[misc]
-    """The reader while it holds the rows of the batch that Spark has just planned: see `prefetch`."""
+    """The reader's class while the reader holds prefetched rows: see the comment on prefetching above."""
 
     def getCache(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Iterator[Any] | None:  # noqa: N802 (Spark's name)
         self.__class__ = RocketletStreamReader  # type: ignore[assignment]

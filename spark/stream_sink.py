@@ -1,4 +1,4 @@
-"""Rows of a stream as messages. Apart from `sink`, because PySpark 4.0 has no such writer."""
+"""The streaming sink. Separate from `sink.py`, because PySpark 4.0 lacks the class that it extends."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ log = get_logger("rocketlet.spark")
 
 
 class RocketletStreamWriter(DataSourceStreamArrowWriter):
-    """The sink of a query."""
+    """Writer of `writeStream`."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """Writes on an executor. Raises RocketletError; Spark then tries the task again."""
+        """Send the rows of a task, on an executor. Raises RocketletError; Spark then retries the task."""
         with plainly():
             return send_all(self._options, iterator)
 
@@ -30,11 +30,11 @@ class RocketletStreamWriter(DataSourceStreamArrowWriter):
         log.info("batch_written", batch=batchId, **total(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Logs the failure: messages that tasks have sent cannot be taken back."""
+        """Log the failure. Messages that tasks have sent stay stored."""
         found = total(messages)
         log.warning(
             "batch_failed",
             batch=batchId,
             **found,
-            hint="rows that were sent stay, and are sent again with the next try",
+            hint="rows that were sent stay stored, and the next attempt sends them again",
         )

@@ -1,4 +1,4 @@
-"""Spark's Python workers: a fast start, and errors that name what failed."""
+"""Spark's Python workers: a fast start, and errors without a stack trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..client.errors import RocketletError
 from ..protocol.message import MessageError
 
 # ------------------------------------------------------------------------------
-# How Spark's Python processes for the format start: see `start/sitecustomize.py`.
+# Fast start of Spark's Python processes for the format: see `start/sitecustomize.py`.
 
 
 _FOLDER = str(Path(__file__).with_name("start"))
@@ -25,8 +25,9 @@ _FOLDER = str(Path(__file__).with_name("start"))
 
 @contextmanager
 def fast_start(context: SparkContext) -> Iterator[None]:
-    """Functions that are registered meanwhile run in processes that start fast; those of others stay as they are."""
-    with known_within():
+    """Let the processes of functions that are registered within this context start fast. Other processes are not
+    affected."""
+    with uses_internals():
         before = context.environment
     path = filter(None, (_FOLDER, before.get("PYTHONPATH")))
     context.environment = {**before, "PYTHONPATH": os.pathsep.join(path)}
@@ -37,25 +38,25 @@ def fast_start(context: SparkContext) -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------
-# Errors that begin with our sentence: Spark shows a worker's whole trace before it, 32 lines, unless it is configured not
-# to.
+# Errors that begin with this package's message. By default, Spark shows the worker's whole stack trace (32 lines)
+# before the message.
 
 
 class DataLossError(RuntimeError):
-    """Messages that the query should read are gone from the broker."""
+    """Messages that the query should read no longer exist on the broker."""
 
 
-SAID = (RocketletError, DataLossError, MessageError)
-KNOWN: Final = "4.0 to 4.3"  # versions of PySpark whose inner names this package was tested with
-_HIDE = "SPARK_HIDE_TRACEBACK"  # read when a worker has failed, which then ends
+OWN_ERRORS = (RocketletError, DataLossError, MessageError)
+KNOWN: Final = "4.0 to 4.3"  # versions of PySpark with which the use of its internals was tested
+_HIDE = "SPARK_HIDE_TRACEBACK"  # Spark reads this variable when a worker has failed; the worker then exits
 
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Shows an error of ours in Spark's Python workers without a trace."""
+    """Hide the stack trace of this package's errors in Spark's Python workers."""
     try:
         yield
-    except SAID:
+    except OWN_ERRORS:
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         if spec is not None and spec.name.startswith("pyspark."):
             os.environ[_HIDE] = "1"
@@ -63,23 +64,27 @@ def plainly() -> Iterator[None]:
 
 
 @contextmanager
-def known_within() -> Iterator[None]:
-    """Marks code that uses names which PySpark does not document. Raises RuntimeError if they are gone. It must stand
-    around nothing else: a name missing in our own modules is no fault of PySpark's."""
+def uses_internals() -> Iterator[None]:
+    """Wrap code that uses internals of PySpark, and translate their absence into a RuntimeError.
+
+    It must wrap nothing else, because a name that is missing in this package is not PySpark's fault.
+    """
     try:
         yield
     except (AttributeError, ImportError, TypeError) as error:
         if _is_ours(error):
             raise
         raise RuntimeError(
-            f"rocketlet.spark knows PySpark {KNOWN} from within, and this is {pyspark.__version__}, where something is "
+            f"rocketlet.spark uses internals of PySpark {KNOWN}, and this is {pyspark.__version__}, where something is "
             f"missing ({error}): install one of those, or a newer rocketlet"
         ) from error
 
 
 def _is_ours(error: AttributeError | ImportError | TypeError) -> bool:
-    """Whether the missing name belongs to this package. A TypeError is PySpark's where the JVM lacks a class: then py4j
-    takes its name for a package, which cannot be called."""
+    """Return True if the missing name belongs to this package.
+
+    A TypeError is PySpark's if a class is missing in the JVM: py4j then returns a package, which is not callable.
+    """
     if isinstance(error, TypeError):
         return "JavaPackage" not in str(error)
     if isinstance(error, ImportError):

@@ -1,4 +1,5 @@
-"""Installed as `pyspark_rocketlet`: Spark looks for data sources in packages whose names begin with `pyspark_`."""
+"""Installed as `pyspark_rocketlet`, because Spark searches for data sources in packages whose names begin with
+`pyspark_`."""
 
 from rocketlet.spark.format import RocketletDataSource as DefaultSource
 

@@ -1,11 +1,12 @@
-"""Python runs this when it starts, in Spark's Python processes for the format: `worker_start` puts this folder on their path.
+"""Start-up code of Spark's Python processes for the format. `fast_start` in `worker.py` puts this folder on their path,
+and Python runs the module when it starts.
 
-Spark puts its own pyspark.zip first on the path. It holds sources without bytecode, which each process compiles again: 0.5 of
-its 0.8 s of processor time. In a PySpark that pip has installed, the zip lies inside of the package, which has the same
-sources and keeps their bytecode. So zips of that folder are looked at last.
+Spark puts its own pyspark.zip first on the path. The zip contains sources without bytecode, which each process compiles
+again: 0.5 s of its 0.8 s of CPU time. In a PySpark that pip has installed, the zip lies inside of the package, which
+has the same sources and keeps their bytecode. This module therefore moves zips of that folder to the end of the path.
 
-NumPy loads OpenBLAS, which starts a thread for each core. The format does no linear algebra, so the threads only cost time:
-one is enough, unless the environment sets another number.
+NumPy loads OpenBLAS, which starts a thread for each core. The format does no linear algebra, so these threads are
+overhead. This module limits them to one, unless the environment sets another number.
 """
 
 import os
@@ -20,7 +21,7 @@ def _with_zips_last(path: list[str]) -> list[str]:
 
 
 def _run_next() -> None:
-    """Runs the sitecustomize that Python would have found without this one."""
+    """Run the sitecustomize that Python would have found without this one."""
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         sys.modules["sitecustomize"] = module = module_from_spec(spec)

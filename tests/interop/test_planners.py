@@ -332,7 +332,7 @@ async def test_a_retired_broker_leaves_the_checkpoint_usable(system: System, tmp
         given = {"membership": "false", "pollTimeoutMs": "1"}
         with (
             opened(system.address, topic, group, done, **given) as planner,
-            pytest.raises(DataLossError, match="no name server knows retiring"),
+            pytest.raises(DataLossError, match="no name server has a route to retiring"),
         ):
             addresses(planner, unfinished)
         with opened(system.address, topic, group, done, failOnDataLoss="false", **given) as planner:

@@ -95,7 +95,7 @@ def test_a_query_that_ends_on_its_own_reads_what_comes_back_while_it_looks(
         batch = planner.plan(100)
         assert batch is not None
         planner.finish(batch)
-        owed, queues = planner._owed, member.queues()
+        owed, queues = planner._unread, member.queues()
         for queue in queues:
             member.suspend_queue(queue)
 
@@ -104,7 +104,7 @@ def test_a_query_that_ends_on_its_own_reads_what_comes_back_while_it_looks(
                 member.resume_queue(queue)
             return await owed()
 
-        monkeypatch.setattr(planner, "_owed", owed_when_it_is_back)
+        monkeypatch.setattr(planner, "_unread", owed_when_it_is_back)
         assert sum(read_on(planner)) == 300
 
 

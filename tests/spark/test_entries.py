@@ -95,6 +95,10 @@ def test_text_bodies_and_keys_in_one_text() -> None:
 
 def test_ids_do_not_come_twice_when_the_counter_has_gone_round() -> None:
     ids = MessageIds()
-    made = [*ids.take(100_000).to_pylist(), *ids.take(100_000).to_pylist(), *MessageIds().take(1).to_pylist()]
+    made = [
+        *ids.generate(100_000).to_pylist(),
+        *ids.generate(100_000).to_pylist(),
+        *MessageIds().generate(1).to_pylist(),
+    ]
     assert len(set(made)) == 200_001
     assert all(len(bytes.fromhex(key.decode())) == 16 for key in made[::9973])

@@ -445,7 +445,7 @@ def test_a_retired_broker_leaves_the_checkpoint_usable(address: str) -> None:
     for fail in ("true", "false"):
         with opened(address, False, batch, failOnDataLoss=fail) as planner:
             if fail == "true":
-                with pytest.raises(DataLossError, match="no name server knows broker-z"):
+                with pytest.raises(DataLossError, match="no name server has a route to broker-z"):
                     planner.addresses([gone])
             else:
                 assert not planner.addresses([gone])
@@ -470,7 +470,7 @@ def test_batch_is_finished_as_soon_as_the_driver_has_noted_it(address: str, tmp_
             batch = planner.plan()
             assert batch is not None
         assert planner.planned == batch
-        ledger.note("g", "run", 0, json.loads(json.dumps(to_offset(batch))))
+        ledger.record("g", "run", 0, json.loads(json.dumps(to_offset(batch))))
         wait_for(lambda: committed(address, "g") == 400)
         assert planner.planned is None
         with opened(address, True) as other:
@@ -703,7 +703,7 @@ def test_a_batch_read_names_a_start_behind_its_end_and_an_end_that_is_not_there(
         options = batch_options({"nameServer": address, "topic": "t", **given})
         RocketletReader(options, ("body",)).partitions()
 
-    with pytest.raises(ConfigError, match="t@broker-a:0: the start 50 is behind the end 20"):
+    with pytest.raises(ConfigError, match="t@broker-a:0: the start 50 is after the end 20"):
         ranges(
             startingOffsets='{"t": {"broker-a": {"0": 50}}}', endingOffsets='{"t": {"broker-a": {"0": 20}}}'
         )  # fmt: skip
@@ -724,12 +724,12 @@ def test_times_are_given_per_queue(address: str, membership: bool) -> None:
 
 
 pytest.importorskip("pyspark")
-from rocketlet.spark.share import Patience
+from rocketlet.spark.share import FailureTimeout
 
 
 def test_it_counts_from_the_first_failure_not_from_the_last_success() -> None:
     now_s = 0.0
-    patience = Patience(30.0, lambda: now_s)
+    patience = FailureTimeout(30.0, lambda: now_s)
     patience.renew()
     now_s = 33.0  # a batch that ran for long
     assert not patience.is_over()
@@ -745,7 +745,7 @@ def test_it_counts_from_the_first_failure_not_from_the_last_success() -> None:
 
 def test_a_process_that_was_stopped_has_not_waited() -> None:
     now_s = 0.0
-    patience = Patience(30.0, lambda: now_s)
+    patience = FailureTimeout(30.0, lambda: now_s)
     assert not patience.is_over()
     now_s = 40.0
     assert not patience.is_over(), "nothing was tried in these 40 s"

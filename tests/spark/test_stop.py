@@ -197,24 +197,24 @@ def test_a_planner_that_is_killed_is_named(spark: SparkSession, address: str, tm
 def test_the_ledger_says_what_was_finished_and_when_nothing_more_comes(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     one, two, three = {"t": 1}, {"t": 2}, {"t": 3}
-    ledger.note("g/%", "run", 0, one)
-    assert ledger.finished("g/%", one, {}, 5)
-    assert not ledger.finished("g/%", two, one, 0)
-    ledger.note("g/%", "run", 0, one, has_ended=True)
-    assert not ledger.finished("g/%", two, one, 60)
-    assert not ledger.finished("g", one, {}, 0), "another group"
+    ledger.record("g/%", "run", 0, one)
+    assert ledger.wait_finished("g/%", one, {}, 5)
+    assert not ledger.wait_finished("g/%", two, one, 0)
+    ledger.record("g/%", "run", 0, one, has_ended=True)
+    assert not ledger.wait_finished("g/%", two, one, 60)
+    assert not ledger.wait_finished("g", one, {}, 0), "another group"
     ledger.forget("g/%")
-    assert not ledger.finished("g/%", one, {}, 0)
-    ledger.note("g/%", "run", 0, two)
+    assert not ledger.wait_finished("g/%", one, {}, 0)
+    ledger.record("g/%", "run", 0, two)
     ledger.forget("g/%")
-    assert ledger.finished("g/%", two, one, 5), "of a query that runs"
-    ledger.note("g/%", "other run", 0, three, has_ended=True)
-    assert ledger.finished("g/%", two, one, 5), "another query of the group does not write over it"
-    ledger.note("g/%", "run", 1, one)
-    assert ledger.finished("g/%", two, one, 5), "nor does another source of this query"
-    assert ledger.finished("g/%", one, {}, 5)
+    assert ledger.wait_finished("g/%", two, one, 5), "of a query that runs"
+    ledger.record("g/%", "other run", 0, three, has_ended=True)
+    assert ledger.wait_finished("g/%", two, one, 5), "another query of the group does not write over it"
+    ledger.record("g/%", "run", 1, one)
+    assert ledger.wait_finished("g/%", two, one, 5), "nor does another source of this query"
+    assert ledger.wait_finished("g/%", one, {}, 5)
     ledger.remove()
-    assert not ledger.finished("g/%", one, {}, 60), "the driver has ended"
+    assert not ledger.wait_finished("g/%", one, {}, 60), "the driver has ended"
 
 
 def test_ledger_of_a_former_process_with_the_same_id_is_not_found(
@@ -225,10 +225,10 @@ def test_ledger_of_a_former_process_with_the_same_id_is_not_found(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with monkeypatch.context() as former:
         former.setattr("rocketlet.spark.driver._started", lambda process: "17")
-        Ledger.made(1).hold("g")
-    assert Ledger.found() is None
-    Ledger.made(1)
-    found = Ledger.found()
+        Ledger.create(1).hold("g")
+    assert Ledger.find() is None
+    Ledger.create(1)
+    found = Ledger.find()
     assert found is not None
     assert not found.is_held("g")
 
@@ -260,22 +260,22 @@ def test_the_ledger_of_a_driver_that_is_process_1_is_found(monkeypatch: pytest.M
     """As in `docker run ... spark-submit`, where the JVM has no other process above it."""
     monkeypatch.setattr("os.getppid", lambda: 1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert Ledger.found() is None
-    Ledger.made(1).note("g", "run", 0, {"t": 1})
-    found = Ledger.found()
+    assert Ledger.find() is None
+    Ledger.create(1).record("g", "run", 0, {"t": 1})
+    found = Ledger.find()
     assert found is not None
-    assert found.finished("g", {"t": 1}, {}, 5)
+    assert found.wait_finished("g", {"t": 1}, {}, 5)
 
 
 def test_the_end_of_another_query_is_not_taken_for_that_of_this_one(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    ledger.note("g", "run", 0, {"t": 1})
+    ledger.record("g", "run", 0, {"t": 1})
 
     def others() -> None:
-        ledger.note("g", "other run", 0, {"t": 8}, has_ended=True)
-        ledger.note_end()
-        ledger.note("g", "run", 0, {"t": 2})
+        ledger.record("g", "other run", 0, {"t": 8}, has_ended=True)
+        ledger.record_end()
+        ledger.record("g", "run", 0, {"t": 2})
 
     with ThreadPoolExecutor(1) as driver:
         driver.submit(others)
-        assert ledger.finished("g", {"t": 2}, {"t": 1}, 60)
+        assert ledger.wait_finished("g", {"t": 2}, {"t": 1}, 60)

@@ -21,7 +21,7 @@ from py4j.java_gateway import JavaPackage  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from rocketlet.spark.driver import Ledger
-from rocketlet.spark.worker import fast_start, known_within
+from rocketlet.spark.worker import fast_start, uses_internals
 
 from .running import MARKS
 
@@ -91,7 +91,7 @@ def test_python_that_is_missing_in_the_driver_is_named_by_register(
     assert (rocketlet.spark._worker_fault(session) is None) == (not master.startswith("local"))  # type: ignore[arg-type]
 
 
-UNKNOWN = rf"knows PySpark 4.0 to 4.3 from within, and this is {pyspark.__version__}, where something is missing .*"
+UNKNOWN = rf"uses internals of PySpark 4.0 to 4.3, and this is {pyspark.__version__}, where something is missing .*"
 
 
 def test_a_pyspark_that_has_changed_within_is_named() -> None:
@@ -127,11 +127,11 @@ def test_what_is_missing_in_our_own_modules_is_not_pysparks_fault() -> None:
     ours: list[Callable[[], object]] = [
         lambda: getattr(ledger, "gone"),  # noqa: B009 (mypy)
         lambda: getattr(rocketlet.spark, "gone"),  # noqa: B009
-        lambda: ledger.note("too", "few"),  # type: ignore[call-arg]
+        lambda: ledger.record("too", "few"),  # type: ignore[call-arg]
         lambda: import_module("rocketlet.spark.gone"),
     ]
     for fault in ours:
-        with pytest.raises((AttributeError, ImportError, TypeError)), known_within():
+        with pytest.raises((AttributeError, ImportError, TypeError)), uses_internals():
             fault()
     theirs: list[Callable[[], object]] = [
         lambda: getattr(pyspark, "gone"),  # noqa: B009
@@ -139,7 +139,7 @@ def test_what_is_missing_in_our_own_modules_is_not_pysparks_fault() -> None:
         lambda: JavaPackage("org.gone", None)(),
     ]
     for fault in theirs:
-        with pytest.raises(RuntimeError, match=UNKNOWN), known_within():
+        with pytest.raises(RuntimeError, match=UNKNOWN), uses_internals():
             fault()
 
 
