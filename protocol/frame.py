@@ -1,11 +1,12 @@
-"""One frame of the remoting protocol, and the reader that cuts a byte stream into frames.
+"""Frames of the remoting protocol, and the reader that splits a byte stream into frames.
 
     int32 total | 1 byte serialize type, 3 bytes header length | header | body
 
-`total` counts everything after itself. The serialize type belongs to the frame, not to the connection: an
-answer has the type of its request. JSON and ROCKETMQ are Apache's; MSGPACK is ours, an array
+`total` is the number of bytes after itself. The serialize type belongs to the frame, not to the connection: a response
+has the type of its request. JSON and ROCKETMQ are Apache's types. MSGPACK is Rocketlet's type: its header is an array
 `[code, flag, opaque, language, version, remark, ext]` whose `ext` values keep their types, so that numbers need no
-parsing. So values of `ext` are `str` from Apache's peers and `str | int | bool` from ours; `headers` reads both.
+parsing. Values of `ext` are therefore `str` in frames of Apache's peers and `str | int | bool` in frames of Rocketlet's
+peers; `headers.py` reads both.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ROCKETMQ: Final = int(SerializeType.ROCKETMQ)
 MSGPACK: Final = int(SerializeType.MSGPACK)
 _MSGPACK_MARK: Final = MSGPACK << 24
 
-UNREADABLE: Final = -0x8000_0000  # the code of a frame whose fields cannot be read; its remark says why
+UNREADABLE: Final = -0x8000_0000  # code of a frame whose fields cannot be read; its remark has the reason
 
 ExtValue = str | int | bool
 Ext = Mapping[str, ExtValue]
@@ -55,22 +56,23 @@ _LANGUAGE_CODES: Final[dict[object, int]] = {
 }
 _SEND_MESSAGE_V2: Final = int(RequestCode.SEND_MESSAGE_V2)
 _PYTHON: Final = int(Language.PYTHON)
-_OTHER: Final = int(Language.OTHER)  # Python 3.11 takes 0.2 us to find a member of an enum
+_OTHER: Final = int(Language.OTHER)  # constants, because the lookup of an enum member takes 0.2 us in Python 3.11
 
 _prefix_at = _PREFIX.unpack_from
-_check_numbers = Struct("iiiBi").pack  # raises for what does not fit; it takes a third of the time of comparisons
+# raises struct.error for numbers out of range, in a third of the time of comparisons
+_check_numbers = Struct("iiiBi").pack
 _new_tuple = tuple.__new__
 _packb = msgpack.Packer(use_bin_type=True).pack
-# msgspec checks each value as it decodes, and takes less time for both than msgpack for the one.
+# msgspec decodes and checks the values in less time than msgpack needs to decode them.
 _decode_header = msgspec.msgpack.Decoder(tuple[int, int, int, int, int, str | None, dict[str, ExtValue]]).decode
 
 
 class FrameError(ValueError):
-    """The bytes are not a frame. The rest of the connection cannot be read, so it must be closed."""
+    """The bytes are not a frame. The following bytes cannot be split into frames, so the connection must be closed."""
 
 
 class Frame(NamedTuple):
-    """A request or a response. `language` and `version` say who sent it; `ext` and `body` are never None."""
+    """A request or a response. `language` and `version` describe the sender; `ext` and `body` are never None."""
 
     code: int
     opaque: int = 0
@@ -92,12 +94,12 @@ class Frame(NamedTuple):
 
 
 class SendRun(Frame):
-    """Sends of one socket read that lie one after the other, not decoded: `body` has their bytes. Each is a valid frame."""
+    """Consecutive sends of one socket read, not decoded. `body` contains their bytes, each send being a valid frame."""
 
     __slots__ = ()
 
     def decoded(self, at: int) -> list[Frame]:
-        """Return the send that begins at a position of the body, decoded, and the run of the later ones if there are any."""
+        """Return the send at a position of the body, decoded, followed by the run of the later sends if there are any."""
         send, after = _decoded(self.body, at)
         return [send] if after == len(self.body) else [send, _run(self.body[after:])]
 
@@ -108,16 +110,16 @@ def _run(data: bytes) -> Frame:
 
 UNDECODED_PULL: Final = (
     1 << 32
-)  # the code of a pull that is not decoded: `body` has its bytes. No peer's code is as large
+)  # code of a pull that is not decoded, larger than any code on the wire; `body` contains the frame's bytes
 
 
 def decode_pull(frame: Frame) -> Frame:
-    """Return a pull that was left undecoded, decoded."""
+    """Decode a pull that the reader left undecoded."""
     return _decoded(frame.body, 0)[0]
 
 
 def _decoded(data: bytes, at: int) -> tuple[Frame, int]:
-    """Return the whole frame that begins at a position, and where it ends."""
+    """Return the frame at a position, which must be complete, and the position after it."""
     total, mark = _prefix_at(data, at)
     body_at, after = at + 8 + (mark & 0xFFFFFF), at + 4 + total
     return _DECODERS[mark >> 24](data[at + 8 : body_at], data[body_at:after]), after
@@ -162,7 +164,8 @@ def _encode_binary(frame: Frame) -> bytes:
     fields: list[bytes] = []
     for key, value in frame.ext.items():
         text = text_of(value).encode()
-        name = _binary_key(key) if len(key) <= MAX_KEY_CHARS else _long_binary_key(key)  # a peer's, in its answer
+        # long keys are not cached; peers choose keys of responses
+        name = _binary_key(key) if len(key) <= MAX_KEY_CHARS else _long_binary_key(key)
         fields += name, _INT.pack(len(text)), text
     ext = b"".join(fields)
     head = _BINARY_HEAD.pack(frame.code, frame.language, frame.version, frame.opaque, frame.flag, len(remark))
@@ -179,30 +182,30 @@ _ENCODERS: Final = {JSON: _encode_json, ROCKETMQ: _encode_binary, MSGPACK: _enco
 
 
 def encode(frame: Frame) -> bytes:
-    """The whole frame as bytes, in the encoding that `frame.serialize_type` names. ROCKETMQ has two bytes for the code;
-    requests of our own whose codes need more go as JSON."""
+    """Encode a frame by its serialize type. A ROCKETMQ header has only two bytes for the code, so a frame with a larger
+    code is encoded as JSON."""
     body = frame.body
     prefix, header = _head(frame, len(body))
     return b"".join((prefix, header, body))
 
 
 def encode_msgpack(code: int, flag: int, opaque: int, language: int, ext: Ext, body: bytes = b"") -> bytes:
-    """The same bytes as `encode` makes of a MessagePack frame without a remark, but without a Frame: for frames that go
-    with every message."""
+    """Return the bytes that `encode` returns for a MessagePack frame without a remark. No Frame is built, because this
+    runs once per message."""
     header: bytes = _packb((code, flag, opaque, language, VERSION, None, ext))
     size = len(header)
     return b"".join((_PREFIX.pack(4 + size + len(body), _MSGPACK_MARK | size), header, body))
 
 
 def encode_msgpack_head(code: int, flag: int, opaque: int, language: int, ext: Ext, body_bytes: int) -> bytes:
-    """The bytes before the body of such a frame. A large body then need not be copied."""
+    """Return the bytes of such a frame before its body, so that a large body need not be copied."""
     header: bytes = _packb((code, flag, opaque, language, VERSION, None, ext))
     size = len(header)
     return _PREFIX.pack(4 + size + body_bytes, _MSGPACK_MARK | size) + header
 
 
 def encode_head(frame: Frame, body_bytes: int) -> bytes:
-    """The frame without its body. The body can then be written from where it is, without a copy."""
+    """Return the bytes of a frame before its body, so that a large body need not be copied."""
     return b"".join(_head(frame, body_bytes))
 
 
@@ -219,7 +222,7 @@ _Int32 = Annotated[int, msgspec.Meta(ge=-0x8000_0000, le=0x7FFF_FFFF)]
 
 
 class _JsonHeader(msgspec.Struct, rename={"ext": "extFields"}):
-    """A header as Apache's clients write it."""
+    """A header as Apache's clients encode it."""
 
     code: _Int32
     ext: dict[str, str] | None = None
@@ -230,13 +233,13 @@ class _JsonHeader(msgspec.Struct, rename={"ext": "extFields"}):
     version: _Int32 = 0
 
 
-_as_usual = msgspec.json.Decoder(_JsonHeader).decode
+_decode_usual_json = msgspec.json.Decoder(_JsonHeader).decode
 
 
 def _decode_json(header: bytes, body: bytes) -> Frame:
     try:
-        found = _as_usual(header)
-    except (ValueError, RecursionError):  # msgspec's are ValueErrors
+        found = _decode_usual_json(header)
+    except (ValueError, RecursionError):  # msgspec raises subclasses of ValueError
         return _decode_any_json(header, body)
     language = _LANGUAGE_CODES.get(found.language, _OTHER)
     code, opaque, flag, remark, version = found.code, found.opaque, found.flag, found.remark, found.version
@@ -244,8 +247,10 @@ def _decode_json(header: bytes, body: bytes) -> Frame:
 
 
 def _decode_any_json(header: bytes, body: bytes) -> Frame:
-    """Texts and numbers may stand for each other, and nulls for what is not there. Texts that are not clean are read as
-    Apache's broker reads them (RemotingSerializable): what is no UTF-8 becomes U+FFFD."""
+    """Decode a JSON header that deviates from the usual types, as Apache's broker does (RemotingSerializable).
+
+    Texts and numbers are converted, null stands for a missing field, and bytes that are not UTF-8 become U+FFFD.
+    """
     try:
         fields, fault = _loads(header)
         find = fields.get
@@ -270,7 +275,11 @@ _NUMBERS: Final = re.compile(rb'"(code|opaque|flag)"\s{0,9}:\s{0,9}(-?\d{1,10})(
 
 
 def _loads(header: bytes) -> tuple[dict[str, Any], str]:
-    """The fields of a header, and why they are not all: enough to identify the request. Raises ValueError."""
+    """Return the fields of a header and an empty text. If the header is not valid JSON, return only the fields that
+    identify the request, and the reason.
+
+    Raises ValueError if these fields cannot be found either.
+    """
     try:
         return orjson.loads(header), ""
     except ValueError:
@@ -285,13 +294,14 @@ def _loads(header: bytes) -> tuple[dict[str, Any], str]:
 
 
 def _clean(value: Any) -> str:
-    """A text as Java encodes it: what UTF-8 does not have becomes a question mark."""
+    """Return a text as Java encodes it: lone surrogates become question marks."""
     text = text_of(value)
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _as_int32(value: object) -> int:
-    """The numbers of a header are Java ints. A larger one would not fit into an answer."""
+    """Return a number of a header, which is a Java int. Raises ValueError for a larger one, which would not fit into
+    the response."""
     number = value if type(value) is int else int(value) if isinstance(value, int | str) else None
     if number is None or not -0x8000_0000 <= number <= 0x7FFF_FFFF:
         raise ValueError(f"{str(value)[:40]!r} is not a number of 32 bits")
@@ -317,17 +327,21 @@ def _decode_binary(header: bytes, body: bytes) -> Frame:
 
 def _slice(data: bytes, position: int, size: int) -> bytes:
     if size < 0 or position + size > len(data):
-        raise ValueError(f"length {size} at byte {position} reaches beyond the header")
+        raise ValueError(f"length {size} at byte {position} exceeds the header")
     return data[position : position + size]
 
 
 def _text(data: bytes) -> str:
-    """A text as Apache's broker reads it (RocketMQSerializable): what is no UTF-8 becomes U+FFFD."""
+    """Decode a text as Apache's broker does (RocketMQSerializable): bytes that are not UTF-8 become U+FFFD."""
     return data.decode(errors="replace")
 
 
 def _decode_binary_ext(block: bytes) -> dict[str, ExtValue]:
-    """Requests of a client mostly differ in their values alone, so one with a known layout is cut in one step."""
+    """Decode the extension fields of a ROCKETMQ header.
+
+    Requests of one client mostly differ only in the values of their fields, so a block with a known layout is split in
+    one step.
+    """
     layout = _layouts.get(len(block))
     if layout is not None:
         cut, marks, keys = layout
@@ -337,7 +351,7 @@ def _decode_binary_ext(block: bytes) -> dict[str, ExtValue]:
                 return dict(zip(keys, map(bytes.decode, parts[1::2]), strict=True))
             except UnicodeDecodeError:
                 return dict(zip(keys, map(_text, parts[1::2]), strict=True))
-    ext, ends = _walked_ext(block)
+    ext, ends = _scan_ext(block)
     if layout is None and 0 < len(ends) <= MAX_LAYOUT_FIELDS and len(ext) == len(ends):
         if sum(map(len, ext)) > MAX_LAYOUT_BYTES:
             return ext
@@ -348,19 +362,20 @@ def _decode_binary_ext(block: bytes) -> dict[str, ExtValue]:
 
 
 _Layout = tuple[Callable[[bytes], tuple[bytes, ...]], tuple[bytes, ...], list[str]]
-_layouts: Final[dict[int, _Layout]] = {}  # by the size of the block
+_layouts: Final[dict[int, _Layout]] = {}  # layouts by the size of the block
 
 
 def _layout_of(block: bytes, keys: list[str], ends: list[tuple[int, int]]) -> _Layout:
-    """How to cut a block into marks, which are a field's sizes and key, and values; the marks, and the keys."""
+    """Return the layout of a block: a function that splits it into alternating marks and values, the marks, and the
+    keys. A mark consists of the sizes and the key of one field."""
     begins = [0, *(after for _, after in ends)]
     sizes = (f"{begin - mark_at}s{after - begin}s" for mark_at, (begin, after) in zip(begins, ends, strict=False))
     cut = Struct("".join(sizes)).unpack
     return cut, cut(block)[::2], keys
 
 
-def _walked_ext(block: bytes) -> tuple[dict[str, ExtValue], list[tuple[int, int]]]:
-    """The fields, and where the value of each begins and ends. Raises ValueError, StructError."""
+def _scan_ext(block: bytes) -> tuple[dict[str, ExtValue], list[tuple[int, int]]]:
+    """Return the fields, and the start and end of each value. Raises ValueError, StructError."""
     ext: dict[str, ExtValue] = {}
     ends: list[tuple[int, int]] = []
     position, end = 0, len(block)
@@ -371,8 +386,8 @@ def _walked_ext(block: bytes) -> tuple[dict[str, ExtValue], list[tuple[int, int]
         (value_size,) = _INT.unpack_from(block, begin - 4)
         position = begin + value_size
         if value_size < 0 or position > end:
-            raise ValueError(f"length {value_size} at byte {begin} reaches beyond the header")
-        if key and value_size:  # a Java decoder reads empty ones as null, and null fields are no fields
+            raise ValueError(f"length {value_size} at byte {begin} exceeds the header")
+        if key and value_size:  # a Java decoder reads an empty key or value as null, and ignores the field
             ext[_text(key)] = _text(block[begin:position])
         ends.append((begin, position))
     return ext, ends
@@ -382,7 +397,7 @@ def _decode_msgpack(header: bytes, body: bytes) -> Frame:
     try:
         code, flag, opaque, language, version, remark, ext = _decode_header(header)
         _check_numbers(code, flag, opaque, language, version)
-    except (ValueError, StructError) as error:  # msgspec's are ValueErrors
+    except (ValueError, StructError) as error:  # msgspec raises subclasses of ValueError
         raise FrameError(f"MessagePack header cannot be read: {error!r}") from None
     return _new_tuple(Frame, (code, opaque, ext, body, flag, remark, language, version, MSGPACK))
 
@@ -391,24 +406,34 @@ _DECODERS: Final = {JSON: _decode_json, ROCKETMQ: _decode_binary, MSGPACK: _deco
 
 
 class FrameReader:
-    """Cuts the bytes of a socket into frames. Keeps one unfinished frame (16 MiB) at most. max_header_bytes: of requests;
-    an answer may have what a frame takes. With `is_lazy` and the compiled module, plain pulls are left undecoded, and sends
-    that lie one after the other become one `SendRun`."""
+    """Splits the bytes of a socket into frames. It keeps at most one incomplete frame (up to 16 MiB).
+
+    Args:
+        max_header_bytes: maximum header size; servers set it for requests, and clients accept headers up to the size of
+            a frame
+
+    With `is_lazy` and the compiled module, plain pulls are not decoded, and consecutive plain sends become one
+    `SendRun`.
+    """
 
     __slots__ = ("_max_header_bytes", "_needed", "is_lazy", "waiting")
 
     def __init__(self, max_header_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_header_bytes = max_header_bytes
-        self.waiting = bytearray()  # the beginning of a frame whose end has not come
+        self.waiting = bytearray()  # start of an incomplete frame
         self._needed = 0
         self.is_lazy = False
 
     def missing(self, data: bytes) -> int:
-        """How many bytes the frame that waits lacks, or has that begins in the data; fewer if that is not known yet."""
+        """Return the number of bytes that are missing from the incomplete frame, or the size of the frame that starts
+        in `data`.
+
+        The number is a lower bound while the size of the frame is not known.
+        """
         return self._needed - len(self.waiting) if self.waiting else int.from_bytes(data[:4], "big") + 4
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes, in order. Raises FrameError; the reader is then spent."""
+        """Return the frames that `data` completes, in order. Raises FrameError; the reader must not be used after that."""
         frames: list[Frame] = []
         position, end = 0, len(data)
         if self.waiting:
@@ -446,7 +471,7 @@ class FrameReader:
             if position == end:
                 return frames
             self._needed = 8
-            if end - position >= 4:  # an impossible size is refused before more is waited for
+            if end - position >= 4:  # reject an invalid size before waiting for more bytes
                 self._needed = int.from_bytes(data[position : position + 4], "big") + 4
                 if self._needed < 8 or self._needed > MAX_FRAME_BYTES:
                     raise _bad_size(self._needed)
@@ -454,7 +479,8 @@ class FrameReader:
         return frames
 
     def _undecoded(self, data: bytes, position: int) -> Frame | None:
-        """Return the sends or the pull that begin at a position; None if neither does, or it is not plain."""
+        """Return the run of sends or the pull at a position, undecoded; None if there is another request, or one that
+        is not plain."""
         end = fast.sends_end(data, position, self._max_header_bytes) or 0
         if end > position:
             return _run(data[position:end])
@@ -466,12 +492,15 @@ class FrameReader:
 
     @property
     def _has_header(self) -> bool:
-        """Whether the header of the frame that waits is there."""
+        """True if the incomplete frame has its whole header."""
         return len(self.waiting) >= 8 and len(self.waiting) >= 8 + (_prefix_at(self.waiting)[1] & 0xFFFFFF)
 
     def _completed(self, rest: memoryview) -> Frame:
-        """The frame that waits, of which the rest has come. Its body may be large: it is put together where it stays, and
-        what follows it is not touched. To join all and to cut it again takes up to three times as long."""
+        """Return the incomplete frame, now that the rest of it has arrived.
+
+        Only the body is joined, and bytes after the frame are not copied. Joining everything and splitting it again
+        takes up to three times as long for large bodies.
+        """
         waiting, self.waiting = self.waiting, bytearray()
         total, mark = _prefix_at(waiting)
         body_at = 8 + (mark & 0xFFFFFF)
@@ -486,10 +515,10 @@ class FrameReader:
 
     def _bad_header(self, mark: int, size: int) -> FrameError:
         return FrameError(
-            f"serialize type {mark >> 24}, header of {mark & 0xFFFFFF} bytes in a frame of {size}; headers of "
-            f"{self._max_header_bytes} are allowed"
+            f"serialize type {mark >> 24}, header of {mark & 0xFFFFFF} bytes in a frame of {size} bytes; expected type "
+            f"0, 1 or {MSGPACK} and a header of up to {self._max_header_bytes} bytes"
         )
 
 
 def _bad_size(needed: int) -> FrameError:
-    return FrameError(f"frame of {needed} bytes; 8 to {MAX_FRAME_BYTES} are allowed")
+    return FrameError(f"frame of {needed} bytes; expected 8 to {MAX_FRAME_BYTES}")

@@ -1,4 +1,5 @@
-"""Request and response headers of the remoting protocol: extFields as typed values, signatures, and fast encoders."""
+"""Request and response headers of the remoting protocol: extension fields as typed values, signatures, and fast
+encoders."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from .fast import IS_COMPILED
 from .frame import JSON, MSGPACK, ROCKETMQ, Ext, ExtValue, Frame, encode_head, encode_msgpack, text_of
 
 # ------------------------------------------------------------------------------
-# Functions that read and write one kind of header, spelled out field by field, as dataclasses write their `__init__`:
-# a loop over the fields takes two to three times as long, and each request has a header.
+# Generated functions that read and write one type of header, with one statement per field, as dataclasses generate
+# `__init__`. A loop over the fields takes two to three times as long, and every request has a header.
 #
 #     def read(ext, find, pack, new, kind, boolean, long):
 #         f0 = str(ext['topic'])
@@ -40,7 +41,8 @@ REQUIRED: Final = object()
 
 
 class Field(NamedTuple):
-    """`key`: as the wire spells it. `convert` raises TypeError, ValueError."""
+    """A field of a header. `key` is its name on the wire; `convert` raises TypeError or ValueError for an invalid
+    value."""
 
     key: str
     convert: Callable[[Any], Any]
@@ -48,7 +50,7 @@ class Field(NamedTuple):
 
 
 def fields_of(kind: type[Any]) -> tuple[Field, ...]:
-    """The fields of a NamedTuple, which are text, numbers or booleans."""
+    """Return the fields of a NamedTuple, whose types are str, int and bool."""
     defaults = kind._field_defaults
     return tuple(
         Field(_camel(name), _converter(hint), defaults.get(name, REQUIRED))
@@ -57,10 +59,11 @@ def fields_of(kind: type[Any]) -> tuple[Field, ...]:
 
 
 def reader_of(kind: type[Any]) -> Callable[..., Any]:
-    """`read(ext, ext.get)`; raises KeyError, TypeError, ValueError, struct.error."""
+    """Return the function `read(ext, ext.get)` of a header type. It raises KeyError, TypeError, ValueError or
+    struct.error."""
     fields = fields_of(kind)
     lines = [f"f{number} = {_reading(field)}" for number, field in enumerate(fields)]
-    # All numbers that are present together: no field of any header has more than 64 bits.
+    # `pack` checks all required numbers in one call: no field of a header has more than 64 bits.
     numbers = [
         f"f{number}" for number, field in enumerate(fields) if field.convert is long and field.default is not None
     ]
@@ -77,7 +80,7 @@ def reader_of(kind: type[Any]) -> Callable[..., Any]:
 
 
 def _reading(field: Field) -> str:
-    """The expression for one value."""
+    """Return the expression that reads one value."""
     name = {str: "str", boolean: "boolean", long: "long" if field.default is None else "int"}[field.convert]
     if field.default is REQUIRED:
         return f"{name}(ext[{field.key!r}])"
@@ -85,7 +88,7 @@ def _reading(field: Field) -> str:
 
 
 def writer_of(kind: type[Any]) -> Callable[[Any], Any]:
-    """`write(header)`: the extension fields; those that are None are left out."""
+    """Return the function `write(header)`, which returns the extension fields without those that are None."""
     fields = list(enumerate(fields_of(kind)))
     always = [f"{field.key!r}: f{number}" for number, field in fields if field.default is not None]
     lines = [
@@ -102,7 +105,7 @@ def writer_of(kind: type[Any]) -> Callable[[Any], Any]:
 
 
 def _function(signature: str, lines: list[str], names: dict[str, Any]) -> Callable[..., Any]:
-    """Keys and defaults come from our own headers; nothing that a client sent is in it."""
+    """Compile a function. Its source consists of keys and defaults of this module only, and never of data from clients."""
     exec(f"def {signature}:\n    " + "\n    ".join(lines), names)
     made: Callable[..., Any] = names[signature.partition("(")[0]]
     return made
@@ -131,10 +134,11 @@ def long(value: Any) -> int:
 
 
 # ------------------------------------------------------------------------------
-# The extension fields of a header, for each request code.
+# The extension fields of the header of each request.
 #
-# Each class is one header; its fields are the wire's, in camelCase there. `read` makes one from a frame's `ext`,
-# `write` turns it back. Field names and defaults: RocketMQ 4.9's `*RequestHeader` and `*ResponseHeader`.
+# Each class is one header, and its fields have the names of the wire in snake_case. `read` makes a header from a
+# frame's `ext`, and `write` does the reverse. Names and defaults are those of RocketMQ 4.9's `*RequestHeader` and
+# `*ResponseHeader`.
 
 
 _reader = cache(reader_of)
@@ -144,7 +148,7 @@ H = TypeVar("H", bound=tuple[Any, ...])
 
 
 class HeaderError(ValueError):
-    """A required field is missing or has a wrong type. The text names it."""
+    """A required field is missing, or a field has an invalid value. The text names the field."""
 
 
 class SendMessage(NamedTuple):
@@ -164,7 +168,7 @@ class SendMessage(NamedTuple):
 
 
 FIRST_ID: Final = "firstId"
-"""Rocketlet's field of a batch: the answer needs the id of the first message only."""
+"""Rocketlet's extension field of a batch: the response needs to contain only the id of the first message."""
 
 
 class PullMessage(NamedTuple):
@@ -179,8 +183,9 @@ class PullMessage(NamedTuple):
     sub_version: int = 0
     subscription: str | None = None
     expression_type: str | None = None
-    max_msg_bytes: int | None = None  # 5.x's; a Rocketlet broker returns more to a client that requests more
-    topic_identity: str | None = None  # Rocketlet's: a topic with another identity is not read
+    max_msg_bytes: int | None = None  # a field of 5.x: maximum size of the response
+    # Rocketlet's own field: the broker refuses the pull if the topic has another identity
+    topic_identity: str | None = None
 
 
 class PullMessageResult(NamedTuple):
@@ -199,7 +204,12 @@ class QueueOffset(NamedTuple):
 
 
 class UpdateOffset(NamedTuple):
-    """Our own: `epoch`, of the lease; `sought`, of an offset that this run of the broker has named to the member."""
+    """UPDATE_CONSUMER_OFFSET.
+
+    Rocketlet's own fields:
+        epoch: epoch of the lease under which the member commits
+        sought: True if this run of the broker has returned this offset to the member
+    """
 
     consumer_group: str
     topic: str
@@ -210,7 +220,7 @@ class UpdateOffset(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """The answer of GET_MAX_OFFSET, GET_MIN_OFFSET, SEARCH_OFFSET_BY_TIMESTAMP and QUERY_CONSUMER_OFFSET."""
+    """Response to GET_MAX_OFFSET, GET_MIN_OFFSET, SEARCH_OFFSET_BY_TIMESTAMP and QUERY_CONSUMER_OFFSET."""
 
     offset: int
 
@@ -233,13 +243,13 @@ class StoreTime(NamedTuple):
 
 
 class UnregisterClient(NamedTuple):
-    client_ID: str  # noqa: N815 -- the one field that the wire spells so
+    client_ID: str  # noqa: N815 (the name on the wire)
     producer_group: str | None = None
     consumer_group: str | None = None
 
 
 class SendBack(NamedTuple):
-    """`reason`, why the message was not handled, is our own: other brokers ignore it."""
+    """CONSUMER_SEND_MSG_BACK. `reason`, the handler's error, is Rocketlet's own field, which other brokers ignore."""
 
     offset: int
     group: str
@@ -252,7 +262,8 @@ class SendBack(NamedTuple):
 
 
 class GroupHistory(NamedTuple):
-    """GET_GROUP_HISTORY, our own: the events since a time, ms. Without `lag` nobody looks how far the group is behind."""
+    """GET_GROUP_HISTORY, Rocketlet's own request: the events of a group since a time in ms. With `lag` False, the
+    broker does not compute the group's lag."""
 
     consumer_group: str
     since_ms: int = 0
@@ -260,7 +271,7 @@ class GroupHistory(NamedTuple):
 
 
 class AgreeOnMembers(NamedTuple):
-    """AGREE_ON_MEMBERS, our own: the header; `agreement` has its fields."""
+    """AGREE_ON_MEMBERS, Rocketlet's own request. `group_bodies.py` explains the fields."""
 
     consumer_group: str
     broker_name: str
@@ -272,15 +283,18 @@ class AgreeOnMembers(NamedTuple):
 
 
 class ConfirmWord(NamedTuple):
-    """CONFIRM_WORD, our own. broker_name: the one that asks; `token`: of the word that has come."""
+    """CONFIRM_WORD, Rocketlet's own request: `broker_name` is the broker that sends it, `token` the token that it has
+    received."""
 
     broker_name: str
     token: str
 
 
 class ConsumerGroupHeader(NamedTuple):
-    """GET_CONSUMER_LIST_BY_GROUP and NOTIFY_CONSUMER_IDS_CHANGED. With `topic`, which only we send and read, the
-    list holds only the members that subscribe to it."""
+    """GET_CONSUMER_LIST_BY_GROUP and NOTIFY_CONSUMER_IDS_CHANGED.
+
+    With Rocketlet's own field `topic`, the list contains only members that subscribe to the topic.
+    """
 
     consumer_group: str
     topic: str | None = None
@@ -293,15 +307,19 @@ class OptionalGroup(NamedTuple):
 
 
 class BrokerTimes(NamedTuple):
-    """The answer to GET_QUEUE_OFFSETS, in ms since the epoch by the broker's clock: now, and when the broker started. Every
-    message that the answer counts was stored before now. Brokers of 0.1.0 do not report it."""
+    """Response to GET_QUEUE_OFFSETS: the present time and the start time of the broker, in ms since the epoch by its
+    clock.
+
+    Every message that the response counts was stored before `now_ms`. Brokers of version 0.1.0 do not return these
+    fields.
+    """
 
     now_ms: int = 0
     started_ms: int = 0
 
 
 class CreateTopic(NamedTuple):
-    """UPDATE_AND_CREATE_TOPIC. `if_missing`, our own: a topic that exists stays as it is."""
+    """UPDATE_AND_CREATE_TOPIC. With Rocketlet's own field `if_missing`, an existing topic is not changed."""
 
     topic: str
     read_queue_nums: int
@@ -311,7 +329,7 @@ class CreateTopic(NamedTuple):
     topic_sys_flag: int = 0
     order: bool = False
     default_topic: str = "TBW102"
-    attributes: str = ""  # 5.x's: `+name=value` and `-name`, divided by commas
+    attributes: str = ""  # a field of 5.x: `+name=value` and `-name`, separated by commas
     if_missing: bool = False
 
 
@@ -329,7 +347,7 @@ class RegisterBroker(NamedTuple):
     broker_id: int
     compressed: bool = False
     body_crc32: int = 0
-    external_addr: str | None = None  # ours: the address for clients outside the brokers' network
+    external_addr: str | None = None  # Rocketlet's own field: the address for clients outside of the brokers' network
 
 
 class BrokerName(NamedTuple):
@@ -358,13 +376,14 @@ class RecallMessage(NamedTuple):
 
 
 class LogOffset(NamedTuple):
-    """VIEW_MESSAGE_BY_ID: a commit log position."""
+    """VIEW_MESSAGE_BY_ID: a position in the commit log."""
 
     offset: int
 
 
 class EndTransaction(NamedTuple):
-    """`commit_or_rollback` is a transaction type of the sys flag: 8 commits, 12 rolls back, 0 does not know yet."""
+    """END_TRANSACTION. `commit_or_rollback` is a transaction type of the sys flag: 8 for commit, 12 for rollback, 0 for
+    an unknown outcome."""
 
     producer_group: str
     tran_state_table_offset: int
@@ -384,7 +403,7 @@ class CheckTransaction(NamedTuple):
 
 
 class PushReply(NamedTuple):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT. Hosts are `ip:port`."""
+    """PUSH_REPLY_MESSAGE_TO_CLIENT. Hosts have the form `ip:port`."""
 
     producer_group: str
     topic: str
@@ -403,8 +422,12 @@ class PushReply(NamedTuple):
 
 
 class ConsumeStats(NamedTuple):
-    """GET_CONSUME_STATS. The last two are our own, and others ignore them: `columns` asks for a form of the answer that is
-    short and quick, `times` for the times of the messages in it, each of which is a read of the disk."""
+    """GET_CONSUME_STATS.
+
+    Rocketlet's own fields, which other brokers ignore:
+        columns: True for a response in a compact form
+        times: True if the response is to contain the store times of messages, each of which costs a read from disk
+    """
 
     consumer_group: str
     topic: str | None = None
@@ -413,7 +436,7 @@ class ConsumeStats(NamedTuple):
 
 
 class TopicGroup(NamedTuple):
-    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS and QUERY_CONSUME_TIME_SPAN. `client_addr` is a client id."""
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS and QUERY_CONSUME_TIME_SPAN. `client_addr` contains a client id."""
 
     topic: str
     group: str
@@ -421,9 +444,16 @@ class TopicGroup(NamedTuple):
 
 
 class ResetOffset(NamedTuple):
-    """`timestamp`: ms, -1 for the end. `is_force`: forward, too. `queue_id`: of 5.x, only this queue; below 0: all. `offset`:
-    where that queue goes, instead of the time. `exact`, our own: to the first message stored at the time or later; Apache's
-    brokers take the nearest one."""
+    """INVOKE_BROKER_TO_RESET_OFFSET.
+
+    Attributes:
+        timestamp: ms since the epoch; -1 for the end of each queue
+        is_force: True if offsets may also be increased
+        queue_id: a field of 5.x: reset only this queue; below 0 for all queues
+        offset: a field of 5.x: the new offset of that queue, instead of the time
+        exact: Rocketlet's own field: True resets to the first message stored at the time or later; Apache's brokers use
+            the message nearest to the time
+    """
 
     topic: str
     group: str
@@ -479,7 +509,7 @@ class ViewStats(NamedTuple):
 class ConsumeQueueQuery(NamedTuple):
     topic: str
     queue_id: int
-    index_: int  # without the underscore these two would hide a tuple's methods
+    index_: int  # the underscore keeps these names from hiding methods of tuple
     count_: int
     consumer_group: str | None = None
 
@@ -514,20 +544,24 @@ class ClusterName(NamedTuple):
 
 
 class DepartedCount(NamedTuple):
-    """The answer of GET_BROKER_CLUSTER_INFO. Only our name servers say how many brokers they knew that are `departed`."""
+    """Response to GET_BROKER_CLUSTER_INFO. Only Rocketlet's name servers return the number of departed brokers."""
 
     departed: int = 0
 
 
 class HeartbeatAnswer(NamedTuple):
-    """The answer of HEART_BEAT. Only our brokers report `disagreements`, one in each line, and only to our members."""
+    """Response to HEART_BEAT. Only Rocketlet's brokers return `disagreements`, one conflict per line, and only to
+    Rocketlet members."""
 
     disagreements: str = ""
 
 
 class PutAccount(NamedTuple):
-    """An account as `plain_acl.yml` has it (UPDATE_AND_CREATE_ACL_CONFIG). Permissions of single topics and groups are
-    joined by commas: `orders=PUB|SUB,returns=SUB`. A field that is None stays as it is."""
+    """UPDATE_AND_CREATE_ACL_CONFIG: an account in the form of `plain_acl.yml`.
+
+    Permissions of topics and groups are joined by commas: `orders=PUB|SUB,returns=SUB`. A field that is None is not
+    changed.
+    """
 
     access_key: str
     secret_key: str
@@ -552,19 +586,19 @@ class UserName(NamedTuple):
 
 
 class UserFilter(NamedTuple):
-    """AUTH_LIST_USER: users whose names have this text."""
+    """AUTH_LIST_USER: users whose names contain this text."""
 
     filter_: str | None = None
 
 
 class AclSubject(NamedTuple):
-    """AUTH_CREATE_ACL, AUTH_UPDATE_ACL and AUTH_GET_ACL: `User:NAME`."""
+    """AUTH_CREATE_ACL, AUTH_UPDATE_ACL and AUTH_GET_ACL. The subject has the form `User:NAME`."""
 
     subject: str
 
 
 class DeleteAcl(NamedTuple):
-    """AUTH_DELETE_ACL. `resource`, such as `Topic:orders`, may be missing."""
+    """AUTH_DELETE_ACL. `resource` has a form such as `Topic:orders`, and is optional."""
 
     subject: str
     policy_type: str | None = None
@@ -572,21 +606,21 @@ class DeleteAcl(NamedTuple):
 
 
 class AclFilter(NamedTuple):
-    """AUTH_LIST_ACL: texts that subjects and resources have."""
+    """AUTH_LIST_ACL: texts that subjects and resources must contain."""
 
     subject_filter: str | None = None
     resource_filter: str | None = None
 
 
 class WhiteAddresses(NamedTuple):
-    """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: joined by commas; `acl_file_full_path` of mqadmin 4.9.3 or later."""
+    """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG. Addresses are joined by commas. mqadmin sends `acl_file_full_path` since 4.9.3."""
 
     global_white_addrs: str
     acl_file_full_path: str | None = None
 
 
 class AclVersion(NamedTuple):
-    """The answer of GET_BROKER_CLUSTER_ACL_INFO; both versions are JSON."""
+    """Response to GET_BROKER_CLUSTER_ACL_INFO; both versions are JSON."""
 
     version: str
     all_acl_file_version: str
@@ -596,7 +630,7 @@ class AclVersion(NamedTuple):
 
 
 def read(kind: type[H], ext: Ext) -> H:
-    """The header of a frame. Raises HeaderError, which names the field."""
+    """Return the header in a frame's extension fields. Raises HeaderError, which names the field."""
     try:
         found: H = _reader(kind)(ext, ext.get)
     except (KeyError, TypeError, ValueError, StructError):
@@ -605,7 +639,7 @@ def read(kind: type[H], ext: Ext) -> H:
 
 
 def _fault(kind: type[tuple[Any, ...]], ext: Ext) -> HeaderError:
-    """Why `read` cannot read it: by the first field that is missing or is not what it should be."""
+    """Return the error that names the first missing or invalid field."""
     for key, convert, default in fields_of(kind):
         value = ext.get(key)
         if value is None:
@@ -616,17 +650,18 @@ def _fault(kind: type[tuple[Any, ...]], ext: Ext) -> HeaderError:
             convert(value)
         except (TypeError, ValueError):
             return HeaderError(f"the header field {key} is {str(value)[:80]!r}")
-    return HeaderError(f"the header is no {kind.__name__}")
+    return HeaderError(f"the fields are not a header {kind.__name__}")
 
 
 def write(header: tuple[Any, ...]) -> dict[str, ExtValue]:
-    """The extension fields of a header; fields that are None are left out."""
+    """Return the extension fields of a header; fields that are None are left out."""
     found: dict[str, ExtValue] = _writer(type(header))(header)
     return found
 
 
 def read_send_v2(ext: Ext) -> SendMessage:
-    """SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE, whose keys are single letters. Spelled out: it is read per message."""
+    """Return the header of SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE, whose keys are single letters. Written by hand,
+    because it runs once per message."""
     try:
         most, batch = ext.get("l"), ext.get("m")
         fields = (
@@ -640,17 +675,25 @@ def read_send_v2(ext: Ext) -> SendMessage:
 
 
 # ------------------------------------------------------------------------------
-# The headers of messages that are shared (POP), 5.x's. As in `headers`: each class is one, its fields are the wire's.
+# The headers of POP requests (5.x). As above, each class is one header.
 
 
 FROM_FIRST: Final = 0
-FROM_NEWEST: Final = 1  # Apache's other one: with the newest message of each queue
-FROM_END: Final = 2  # ours: behind the newest message. Apache takes every other number for 1
+FROM_NEWEST: Final = 1  # Apache's other value: start at the newest message of each queue
+# Rocketlet's own value: start after the newest message. Apache's brokers treat every other number as 1
+FROM_END: Final = 2
 
 
 class PopMessage(NamedTuple):
-    """POP_MESSAGE. `queue_id` below 0: any. Times in ms. `init_mode`: where a new group begins. `order`: the messages
-    come in order."""
+    """POP_MESSAGE. Times are in ms.
+
+    Attributes:
+        queue_id: the queue; below 0 for any queue of the topic
+        invisible_time: visibility timeout of the returned messages
+        poll_time: how long the broker may hold the request
+        init_mode: where a new group starts, such as `FROM_FIRST`
+        order: True if messages are returned in order
+    """
 
     consumer_group: str
     topic: str
@@ -667,7 +710,8 @@ class PopMessage(NamedTuple):
 
 
 class PopMessageResult(NamedTuple):
-    """`rest_num`: messages that nobody has popped. The other texts are those of `popped`."""
+    """Response to POP_MESSAGE. `rest_num` is the number of messages that were not popped yet. The texts are encoded and
+    decoded in `message.py`."""
 
     pop_time: int
     invisible_time: int
@@ -679,7 +723,7 @@ class PopMessageResult(NamedTuple):
 
 
 class AckMessage(NamedTuple):
-    """ACK_MESSAGE. `extra_info` is the receipt handle."""
+    """ACK_MESSAGE. `extra_info` contains the receipt handle."""
 
     consumer_group: str
     topic: str
@@ -692,9 +736,11 @@ class ChangeInvisibleTime(NamedTuple):
     """CHANGE_MESSAGE_INVISIBLETIME.
 
     Attributes:
-        suspend: of 5.5 and later: True if the delivery does not count as an attempt.
-        renews: our own: True if the message is still being handled, so that it is not to be redelivered then.
-        reject: our own: the reason to make the message a dead letter instead.
+        invisible_time: the new visibility timeout in ms
+        suspend: a field of 5.5 and later: True if the delivery does not count as an attempt
+        renews: Rocketlet's own field: True if the message is still being handled; False if it is to be redelivered after
+            the new timeout
+        reject: Rocketlet's own field: the reason to dead-letter the message instead
     """
 
     consumer_group: str
@@ -709,7 +755,8 @@ class ChangeInvisibleTime(NamedTuple):
 
 
 class ChangedInvisibleTime(NamedTuple):
-    """Its response: `invisible_time` counts from `pop_time`. `rejected`: the message is stored as a dead letter."""
+    """Response to CHANGE_MESSAGE_INVISIBLETIME: `invisible_time` starts at `pop_time`. `rejected` is True if the
+    message was stored as a dead letter."""
 
     pop_time: int
     invisible_time: int
@@ -718,7 +765,7 @@ class ChangedInvisibleTime(NamedTuple):
 
 
 class Notification(NamedTuple):
-    """NOTIFICATION: whether there is something to pop. Times in ms."""
+    """NOTIFICATION: a request that waits until there is a message to pop. Times are in ms."""
 
     consumer_group: str
     topic: str
@@ -733,7 +780,7 @@ class Notified(NamedTuple):
 
 
 class PollingInfo(NamedTuple):
-    """POLLING_INFO: how many receives wait."""
+    """POLLING_INFO: query the number of held POP requests."""
 
     consumer_group: str
     topic: str
@@ -745,7 +792,7 @@ class Polling(NamedTuple):
 
 
 class PeekMessage(NamedTuple):
-    """PEEK_MESSAGE: looks, and takes nothing."""
+    """PEEK_MESSAGE: read messages without popping them."""
 
     consumer_group: str
     topic: str
@@ -754,32 +801,35 @@ class PeekMessage(NamedTuple):
 
 
 # ------------------------------------------------------------------------------
-# Proves who sent a request: HMAC-SHA1 over its header fields and body, as Apache's clients sign (AclClientRPCHook,
+# Signatures of requests: HMAC-SHA1 over header fields and body, as Apache's clients sign (AclClientRPCHook,
 # AclUtils.combineRequestContent, AclSigner).
 #
-# It covers the values of all other fields in the order of their names, with nothing between them, then the body.
-# Neither the request's code nor its number nor the time is signed, and values may be shifted from one field to the
-# next: only TLS protects against somebody on the way.
+# The signature covers the values of all other fields in the order of their names, without separators, and then the
+# body. It covers neither the request code nor the opaque id nor a time, and values may be moved from one field to the
+# next. Only TLS protects against a man in the middle.
 
 
-_BLOCK_BYTES: Final = 64  # SHA-1's
+_BLOCK_BYTES: Final = 64  # block size of SHA-1
 
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
 SECURITY_TOKEN: Final = "SecurityToken"
 CREDENTIALS: Final = frozenset((ACCESS_KEY, SIGNATURE, SECURITY_TOKEN))
-UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"  # Apache's client signs it, its broker does not count it
+# Apache's client signs this field, but its broker ignores it when it verifies
+UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 
 
 _Order = tuple[str, Callable[[Ext], tuple[ExtValue, ...]]]
-_orders: Final[dict[tuple[str, ...], _Order]] = {}  # requests of one kind have the same names
+# cached by the names of the fields, which are equal in all requests of one type
+_orders: Final[dict[tuple[str, ...], _Order]] = {}
 
 
-def _found_order(names: tuple[str, ...]) -> _Order:
-    """A format with a place for each signed value of these fields, and a function that takes the values in their order."""
+def _signing_order(names: tuple[str, ...]) -> _Order:
+    """Return a format with a placeholder for each signed value, and a function that returns the values in the order of
+    their names."""
     signed = sorted(name for name in names if name != SIGNATURE)
-    take = itemgetter(*signed) if len(signed) > 1 else lambda ext: tuple(ext[name] for name in signed)
-    order = "%s" * len(signed), take
+    values_of = itemgetter(*signed) if len(signed) > 1 else lambda ext: tuple(ext[name] for name in signed)
+    order = "%s" * len(signed), values_of
     if len(names) <= MAX_LAYOUT_FIELDS and sum(map(len, names)) <= MAX_LAYOUT_BYTES:
         if len(_orders) >= MAX_LAYOUTS:
             _orders.clear()
@@ -788,8 +838,10 @@ def _found_order(names: tuple[str, ...]) -> _Order:
 
 
 class Signer:
-    """Signs with one secret, whose part of the computation is done once: the inner and the outer hash of RFC 2104. To copy
-    two hashes takes half as long as to copy OpenSSL's HMAC."""
+    """Signer of one secret. The inner and the outer hash of RFC 2104 are computed once for the secret.
+
+    Copying two hashes takes half as long as copying OpenSSL's HMAC object.
+    """
 
     __slots__ = ("_inner", "_outer")
 
@@ -800,14 +852,14 @@ class Signer:
         self._outer = hashlib.sha1(bytes(byte ^ 0x5C for byte in key))
 
     def signature(self, ext: Ext, body: bytes, without: str = "") -> str:
-        """Base64 of the HMAC. `without`: one of the fields, which does not count beside the signature."""
+        """Return the signature in base64. `without` names a field that is not signed."""
         if without:
             ext = {name: value for name, value in ext.items() if name != without}
         names = tuple(ext)
-        template, take = _orders.get(names) or _found_order(names)
-        text = template % take(ext)
-        if "True" in text or "False" in text:  # perhaps a value that has another text on the wire
-            text = "".join(map(text_of, take(ext)))
+        template, values_of = _orders.get(names) or _signing_order(names)
+        text = template % values_of(ext)
+        if "True" in text or "False" in text:  # may be a boolean, which the wire writes in lower case
+            text = "".join(map(text_of, values_of(ext)))
         inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(text.encode())
         inner.update(body)
@@ -815,42 +867,47 @@ class Signer:
         return b2a_base64(outer.digest(), newline=False).decode()
 
     def signature_of(self, text: bytes) -> str:
-        """The HMAC of a text in hex, as 5.x clients sign."""
+        """Return the HMAC of a text in hex, as 5.x clients sign."""
         inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(text)
         outer.update(inner.digest())
         return outer.hexdigest()
 
     def __eq__(self, other: object) -> bool:
-        """Whether both have the same secret."""
+        """Return True if both signers have the same secret."""
         return isinstance(other, Signer) and hmac.compare_digest(self._inner.digest(), other._inner.digest())
 
     def __hash__(self) -> int:
         return hash(self._inner.digest())
 
     def has_signed(self, ext: Ext, body: bytes) -> bool:
-        """Whether the signature among the fields is this secret's; takes as long for every wrong one."""
-        shown = ext.get(SIGNATURE)
-        if type(shown) is not str or not shown.isascii():
+        """Return True if the fields contain a valid signature of this secret. Comparisons take constant time."""
+        given = ext.get(SIGNATURE)
+        if type(given) is not str or not given.isascii():
             return False
-        if hmac.compare_digest(self.signature(ext, body), shown):
+        if hmac.compare_digest(self.signature(ext, body), given):
             return True
-        return UNIQUE_KEY_QUERY in ext and hmac.compare_digest(self.signature(ext, body, UNIQUE_KEY_QUERY), shown)
+        return UNIQUE_KEY_QUERY in ext and hmac.compare_digest(self.signature(ext, body, UNIQUE_KEY_QUERY), given)
 
 
 # ------------------------------------------------------------------------------
-# The head of an answer with messages. Each pull has one, so its bytes are spelled out, as those of `sent` are.
+# The head of a response with messages. Each pull needs one, so its bytes are formatted directly, like those of send
+# responses below.
 
 
 _JAVA: Final = int(Language.JAVA)
 _PREFIX: Final = Struct(">II")
-_BINARY_HEAD: Final = Struct(">IIhBhiii5si")  # the last two: the remark, and the length of the fields
+_BINARY_HEAD: Final = Struct(">IIhBhiii5si")  # the last two are the remark, and the length of the fields
 _FIELDS: Final = b"\0\x14suggestWhichBrokerId\0\0\0\x010\0\x0fnextBeginOffset%b%b\0\tminOffset%b%b\0\tmaxOffset%b%b"
 _pack_int: Final = Struct(">i").pack
 
 
 def encode_found_head(serialize_type: int, opaque: int, offsets: tuple[int, int, int], body_bytes: int) -> bytes:
-    """The frame without its body, as `encode_head` makes it. `offsets`: of the next pull, and the queue's begin and end."""
+    """Return the bytes of the response to a pull before its body, equal to those of `encode_head`.
+
+    Args:
+        offsets: the next offset to pull, and the first and last offsets of the queue
+    """
     if IS_COMPILED and (made := fast.found_head(serialize_type, opaque, *offsets, body_bytes)) is not None:
         return made
     if serialize_type == JSON:
@@ -863,7 +920,7 @@ def encode_found_head(serialize_type: int, opaque: int, offsets: tuple[int, int,
     if serialize_type == ROCKETMQ:
         after, begin, end = (b"%d" % offset for offset in offsets)
         fields = _FIELDS % (_pack_int(len(after)), after, _pack_int(len(begin)), begin, _pack_int(len(end)), end)
-        size = 26 + len(fields)  # the header has its remark, too
+        size = 26 + len(fields)  # the fixed part including the remark has 26 bytes
         prefix = 4 + size + body_bytes, ROCKETMQ << 24 | size
         return _BINARY_HEAD.pack(*prefix, 0, _JAVA, VERSION, opaque, RESPONSE_FLAG, 5, b"FOUND", len(fields)) + fields
     ext = write(PullMessageResult(0, *offsets))
@@ -871,7 +928,7 @@ def encode_found_head(serialize_type: int, opaque: int, offsets: tuple[int, int,
 
 
 # ------------------------------------------------------------------------------
-# The answer to a send, the most frequent of all: its bytes are spelled out instead of encoded field by field.
+# The response to a send, which is the most frequent response. Its bytes are formatted directly.
 
 
 _JSON_HEADER: Final = (
@@ -879,17 +936,17 @@ _JSON_HEADER: Final = (
     b'"flag":%d,"language":"JAVA","opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":%d}'
     % (RESPONSE_FLAG, VERSION)
 )
-_BINARY_FRAME: Final = Struct(">IIhBhiiii")  # prefix, header, the length of no remark and that of the fields
+_BINARY_FRAME: Final = Struct(">IIhBhiiii")  # prefix, header, length 0 of the remark, and length of the fields
 _BINARY_FIELDS: Final = b"\0\5msgId%b%b\0\7queueId%b%b\0\x0bqueueOffset%b%b%b"
 
 
 def encode_sent(
     serialize_type: int, opaque: int, message_ids: str, queue_id: int, queue_offset: int, region: str
 ) -> bytes:
-    """Return the response to a send with the places of its messages, as `encode` makes it.
+    """Return the response to a send, with the ids, queue and offset of its messages; equal to the result of `encode`.
 
-    `message_ids` and `region` are plain ASCII. A Rocketlet client, which speaks MessagePack, needs neither the region nor the
-    switch for traces.
+    `message_ids` and `region` must be plain ASCII. A Rocketlet client, which uses MessagePack, needs neither the region
+    nor the trace switch.
     """
     if serialize_type == MSGPACK:
         ext: dict[str, ExtValue] = {"msgId": message_ids, "queueId": queue_id, "queueOffset": queue_offset}
@@ -907,11 +964,11 @@ def _binary(opaque: int, message_ids: str, queue_id: int, queue_offset: int, reg
         _pack_int(len(ids)), ids, _pack_int(len(queue)), queue, _pack_int(len(offset)), offset, _end(region)
     )  # fmt: skip
     size = len(fields)
-    mark = ROCKETMQ << 24 | 21 + size  # the header's length
+    mark = ROCKETMQ << 24 | 21 + size  # length of the header
     return _BINARY_FRAME.pack(25 + size, mark, 0, _JAVA, VERSION, opaque, RESPONSE_FLAG, 0, size) + fields
 
 
 @lru_cache(1)
 def _end(region: str) -> bytes:
-    """The fields that are the same in all answers of a broker."""
+    """Return the fields that are equal in all responses of a broker."""
     return b"\0\nMSG_REGION%b%b\0\x08TRACE_ON\0\0\0\4true" % (_pack_int(len(region)), region.encode())

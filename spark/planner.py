@@ -1,8 +1,8 @@
 """The planner of batches: it runs in a thread of Spark's Python process in the driver, with an event loop of its own.
 
 Spark requests offsets between batches, and calls nothing while a batch runs. Work that must continue meanwhile, such as
-heartbeats, runs here. An `OwnedQueues` object decides which queues are planned: a `QueryMember` gets its queues from the group, a
-`Standalone` query reads all queues.
+heartbeats, runs here. An `OwnedQueues` object decides which queues are planned: a `QueryMember` gets its queues from
+the group, a `Standalone` query reads all queues.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def outcome_of(read: Any, block: bytes) -> Any:
 
 
 def walked(block: bytes) -> Any:
-    return frames_of._walked_ext(block)[0]
+    return frames_of._scan_ext(block)[0]
 
 
 @pytest.fixture
