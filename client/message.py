@@ -1,4 +1,4 @@
-"""Messages as applications see them, and how long a queue is leased to a member."""
+"""Messages as applications see them, and the lease that a member has of a queue."""
 
 from __future__ import annotations
 
@@ -26,25 +26,33 @@ from ..protocol.message import (
 from ..protocol.names import Queue
 
 # ------------------------------------------------------------------------------
-# How long a queue is this member's: until its lease is over by the member's own clock, whatever anybody has told it.
+# How long a member owns a queue: until its lease has expired by the member's own clock.
 #
-# The broker counts a lease from when a renewal reaches it, the member from when it sent the last renewal that was
-# answered. The member's lease therefore ends first, even if the answer was long on its way. The clock goes on while
-# the process is stopped and, where the system has such a clock, while the machine is suspended.
+# The broker counts a lease from the arrival of a renewal. The member counts it from the sending of the last renewal that
+# the broker confirmed. The lease therefore expires at the member first, however long the response took. The clock
+# includes the time for which the process is stopped and, on systems that have such a clock, for which the machine is
+# suspended.
 
 
 _CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def clock_s() -> float:
-    """Seconds of the clock that leases are measured by. An event loop's own time may be older."""
+    """Return the time, in seconds, of the clock that measures leases. An event loop's own time may lag behind this
+    clock."""
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
 class Lease:
-    """One ownership of one queue. `epoch` grows with every owner; it is 0 where the broker has none (Apache's). `address`: of
-    the connection by which it was granted or last renewed. When that closes, the broker may free the queue. `asked_s`: when
-    the request that granted or last renewed it was sent."""
+    """One ownership of one queue.
+
+    Attributes:
+        epoch: a number that grows with each owner; 0 on Apache's brokers, which have no epochs.
+        ends_s: the time of `clock_s` at which the lease expires.
+        address: the address of the broker that granted or last renewed the lease. When the connection to it closes, the
+            broker may release the queue.
+        asked_s: the time of `clock_s` at which the request that granted or last renewed the lease was sent.
+    """
 
     __slots__ = ("address", "asked_s", "ends_s", "epoch")
 
@@ -59,26 +67,33 @@ class Lease:
         return clock_s() >= self.ends_s
 
     def renew(self, fresh: Lease) -> None:
-        """The broker has granted it again."""
+        """Extend the lease to that of a renewal, which the broker has just granted."""
         self.address, self.asked_s, self.ends_s = fresh.address, fresh.asked_s, fresh.ends_s
 
     def end(self) -> None:
-        """Another member may have the queue from now on."""
+        """Expire the lease now, because another member may own the queue."""
         self.ends_s = -math.inf
 
 
-NO_LEASE: Final = Lease(0)  # for messages that did not come from a queue of ours
+NO_LEASE: Final = Lease(0)  # for messages that were not read as the owner of a queue
 
 
 # ------------------------------------------------------------------------------
-# Messages as users have them: one to be sent, one received.
+# Messages as applications see them: outgoing and received.
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to send. `delay_level`: 0 delivers at once, 1 to 18 after 1 s to 2 h (with the broker's default levels).
-    `delay`, a time or seconds, and `at`, with a time zone, say any time. `message_id`: how consumers recognize the message
-    if it is sent twice. Default: a new one. `priority`: the larger, the more urgent, in topics of the type PRIORITY."""
+    """A message to send.
+
+    Attributes:
+        delay_level: 0 for immediate delivery, 1 to 18 for a delay of 1 s to 2 h (with the broker's default levels).
+        flag: an int for the application, which RocketMQ stores and does not use.
+        message_id: the id by which consumers recognize a message that is sent twice. Default: a new id.
+        delay: the delay until delivery, as a timedelta or seconds.
+        at: the time of delivery, as a datetime with a time zone.
+        priority: an int from 0; larger means more urgent, in topics of the type PRIORITY.
+    """
 
     body: bytes
     tag: str | None = None
@@ -92,13 +107,21 @@ class Outgoing:
     priority: int | None = None
 
 
-_PRIORITY_DIGITS: Final = 10  # of a Java int
+_PRIORITY_DIGITS: Final = 10  # the maximum of a Java int
 
 
 class SendResult(NamedTuple):
-    """The place where a message was stored. `message_id` is the sender's id, `offset_id` the broker's. A batch has several
-    of both, separated by commas. For a one-way send, whose result only middleware sees, `status` is "unknown", `offset_id`
-    is empty, and `queue_offset` is -1. A message that was sent to a time has a `recall_handle`."""
+    """The result of a send.
+
+    Attributes:
+        message_id: the sender's id of the message; for a batch the ids of all messages, separated by commas.
+        offset_id: the broker's id of the message, or of all messages of a batch, separated by commas.
+        queue: the queue that the message was stored in.
+        queue_offset: the offset of the message, or of the first message of a batch, in the queue.
+        status: "ok", or what the broker reports of its disk or its slave. A one-way send, whose result only middleware
+            gets, has "unknown", an empty `offset_id` and the `queue_offset` -1.
+        recall_handle: the handle for `Producer.recall`, if the message was sent with `delay` or `at`.
+    """
 
     message_id: str
     offset_id: str
@@ -109,13 +132,15 @@ class SendResult(NamedTuple):
 
 
 class Message:
-    """A received message. Its parts are parsed when you ask for them.
+    """A received message.
 
-    Made of a record or of its bytes, which are decoded when somebody looks: many a message is only counted or passed on."""
+    It holds the stored record, or the bytes of it, which are decoded at the first access, because many messages are only
+    counted or passed on.
+    """
 
     __slots__ = ("__dict__", "_stored", "lease", "queue", "size_bytes", "topic")
     is_given_up = False
-    """This message of a batch is a dead letter already, whatever becomes of the others."""
+    """True if this message of a batch is dead-lettered or skipped, so that the handler gets only the other messages."""
 
     def __init__(self, stored: Record | bytes, queue: Queue, topic: str, lease: Lease = NO_LEASE) -> None:
         self._stored = stored
@@ -126,8 +151,10 @@ class Message:
 
     @property
     def record(self) -> Record:
-        """The message as it is stored, with U+FFFD for bytes of its properties that are not UTF-8. Raises MessageError if it
-        cannot be read."""
+        """The stored record, with U+FFFD in place of bytes of the properties that are not UTF-8.
+
+        Raises MessageError if the record cannot be decoded.
+        """
         stored = self._stored
         if isinstance(stored, bytes):
             stored = self._stored = decode_record(stored, 0, "replace")
@@ -135,37 +162,41 @@ class Message:
 
     @property
     def epoch(self) -> int:
-        """A fencing token: it grows with each owner of the queue. 0 on an Apache broker, which has no epochs."""
+        """A fencing token, which grows with each owner of the queue. It is 0 on Apache's brokers, which have no epochs."""
         return self.lease.epoch
 
     @property
     def lease_lost(self) -> bool:
-        """Whether another member may have the queue by now, and this message with it. It asks the clock, so it is right even
-        when this process has just been stopped for a minute."""
+        """True if the lease of the queue has expired, so that another member may have received this message.
+
+        This reads the clock, so it is correct even directly after the process was stopped for a minute.
+        """
         return self.lease.is_over
 
     @cached_property
     def body(self) -> bytes:
-        """The body as it was sent. Raises MessageError if it was compressed and cannot be read."""
+        """The body as it was sent. Raises MessageError if the record is unreadable or the body cannot be decompressed."""
         return decompressed(self.record.body, self.record.sys_flag)
 
     def body_begin(self, size: int) -> tuple[bytes, bool]:
-        """The first `size` bytes of the body as it was sent, and whether they are all of it. Inflates no more than that, and
-        keeps nothing. Raises MessageError as `body` does."""
+        """Return the first `size` bytes of the body as it was sent, and True if that is the whole body.
+
+        This decompresses no more than necessary and caches nothing. Raises MessageError as `body` does.
+        """
         return begin_of(self.record.body, self.record.sys_flag, size)
 
     @cached_property
     def properties(self) -> dict[str, str]:
-        """All properties by name, RocketMQ's own among them."""
+        """All properties by name, including those that RocketMQ adds."""
         return props.decode(self.record.properties)
 
     @property
     def user_properties(self) -> dict[str, str]:
-        """The properties that the sender set, without those that RocketMQ adds: they may be sent again."""
+        """The properties that the sender set, by name, without those that RocketMQ adds."""
         return {name: value for name, value in self.properties.items() if name not in props.RESERVED}
 
     def outgoing(self) -> Outgoing:
-        """The message as it was sent first, to be sent again. Raises MessageError as `body` does."""
+        """Return a copy of the message as it was first sent. Raises MessageError as `body` does."""
         return Outgoing(
             self.body,
             self.tag,
@@ -178,28 +209,28 @@ class Message:
 
     @property
     def origin(self) -> str:
-        """The topic that it was first sent to, also of a message of a dead-letter or retry topic."""
+        """The topic that the message was first sent to, even if it was received from a dead-letter or retry topic."""
         return self.properties.get(props.RETRY_TOPIC) or self.topic
 
     @property
     def tag(self) -> str | None:
-        """The kind of the message, by which consumers filter. None without one."""
+        """The tag, by which consumers can filter; None without one."""
         return self.properties.get(props.TAGS)
 
     @property
     def keys(self) -> list[str]:
-        """The words to search it by."""
+        """The keys by which tools can find the message."""
         return self.properties.get(props.KEYS, "").split()
 
     @property
     def priority(self) -> int | None:
-        """The priority that the sender gave it, None without one. Larger is more urgent."""
+        """The sender's priority; None without a valid one. Larger means more urgent."""
         text = self.properties.get(props.PRIORITY, "")
         return int(text) if text.isascii() and text.isdecimal() and len(text) <= _PRIORITY_DIGITS else None
 
     @property
     def message_id(self) -> str:
-        """The sender's unique key if it set one, the broker's offset id otherwise, or if the record cannot be read."""
+        """The sender's unique key, or the broker's offset id if there is no unique key or the record is unreadable."""
         try:
             key = props.find(self.record.properties, props.UNIQUE_KEY)
         except MessageError:
@@ -208,55 +239,56 @@ class Message:
 
     @property
     def offset_id(self) -> str:
-        """The broker's id: its address and the message's place in its log, as hex digits."""
+        """The broker's id of the message: the broker's address and the physical offset, as hex digits."""
         stored = self._stored
         return offset_id_in(stored) if isinstance(stored, bytes) else stored.offset_id
 
     @property
     def physical_offset(self) -> int:
-        """Its place in its broker's log."""
+        """The position of the message in its broker's commit log, in bytes."""
         stored = self._stored
         return physical_offset_in(stored) if isinstance(stored, bytes) else stored.physical_offset
 
     @property
     def queue_id(self) -> int:
-        """The number of its queue on its broker, from 0."""
+        """The number of the message's queue on its broker, from 0."""
         return self.record.queue_id
 
     @property
     def queue_offset(self) -> int:
-        """Its number in its queue, from 0."""
+        """The offset of the message in its queue, from 0."""
         stored = self._stored
         return offset_in(stored) if isinstance(stored, bytes) else stored.queue_offset
 
     @property
     def born_ms(self) -> int:
-        """When it was sent, by the sender's clock: ms since the epoch."""
+        """The time of sending by the sender's clock, in ms since the epoch."""
         return self.record.born_ms
 
     @property
     def store_ms(self) -> int:
-        """When it was stored, by the broker's clock: ms since the epoch."""
+        """The time of storing by the broker's clock, in ms since the epoch."""
         return self.record.store_ms
 
     @property
     def born_host(self) -> tuple[str, int]:
-        """The sender's IP address and port, as the broker saw them."""
+        """The sender's IP address and port, as seen by the broker."""
         return decode_host(self.record.born_host)
 
     @property
     def failure(self) -> str:
-        """Why it was not handled the last time, or was given up. Empty if nobody said: an Apache broker does not keep it."""
+        """The reason why the last attempt failed or the message was dead-lettered. Empty if there is none, and on Apache's
+        brokers, which do not store it."""
         return self.properties.get(props.DLQ_REASON, "")
 
     @property
     def attempt(self) -> int:
-        """The number of this try in the group, from 1."""
+        """The number of this attempt in the group, from 1."""
         return self.reconsume_times + 1
 
     @property
     def reconsume_times(self) -> int:
-        """How often the group has tried this message before; 0 the first time."""
+        """The number of earlier attempts in the group; 0 for the first one."""
         return tried(self.record.reconsume_times)
 
     def __repr__(self) -> str:
@@ -265,7 +297,7 @@ class Message:
 
 
 def record_fault(message: Message) -> str | None:
-    """Why a message's record cannot be read; None if it can."""
+    """Return why a message's record cannot be decoded; None if it can."""
     try:
         _ = message.record
     except MessageError as error:

@@ -1,4 +1,4 @@
-"""The options of consumers, each declared once: its type, its meaning, its default and its check."""
+"""The options of consumers, each declared once: its type, description, default and check."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -55,7 +55,7 @@ def _kind(kind: type) -> ArgumentCheck:
     return partial(check_kind, kind=kind)
 
 
-_TRIES: Final = _unless_none(partial(check_count, least=0, most=MAX_INT))
+_RETRIES: Final = _unless_none(partial(check_count, least=0, most=MAX_INT))
 
 
 def _check_listener(name: str, value: Any) -> None:
@@ -63,42 +63,50 @@ def _check_listener(name: str, value: Any) -> None:
 
 
 class MemberOptions(TypedDict, total=False):
-    """The options of both kinds of consumers, besides the handler."""
+    """The options that Consumer and SharedConsumer have in common, except the handler."""
 
     concurrency: Annotated[
         int,
         Option(
-            "how many handlers run concurrently. A SharedConsumer pops no more messages than that.",
+            "maximum number of handlers that run concurrently. A SharedConsumer with a handler has at most this many "
+            "messages in flight.",
             HANDLER_CONCURRENCY,
             partial(check_count, least=1, most=MAX_HANDLER_CONCURRENCY),
         ),
     ]
     max_reconsume_times: Annotated[
         int | None,
-        Option("how often a message is retried. Default: the group's setting, which is 16 at first.", None, _TRIES),
+        Option(
+            "maximum number of retries of a message. Default: the group's setting, which is 16 unless it was changed.",
+            None,
+            _RETRIES,
+        ),
     ]
     retry: Annotated[
         RetryPolicy | None,
-        Option("which exceptions are retried, how often, and when.", None, _kind(RetryPolicy)),
+        Option("after which exceptions a message is retried, how often, and when.", None, _kind(RetryPolicy)),
     ]
     drain_s: Annotated[
         float,
         Option(
-            "how long a consumer that stops, or gives up a queue, waits for running handlers. Messages still in "
-            "handlers then are delivered again.",
+            "maximum time in seconds for which a consumer waits for running handlers when it stops or releases a queue. "
+            "Messages whose handlers are still running after that are redelivered.",
             DRAIN_S,
             partial(check_seconds, may_be_zero=True, most=MAX_DRAIN_S),
         ),
     ]
-    middleware: Annotated[Sequence[Middleware], Option("around every call of the handler.", (), check_layers)]
-    access: Annotated[Access | None, Option("TLS, and the account that signs.", None, _kind(Access))]
+    middleware: Annotated[
+        Sequence[Middleware], Option("layers around every call of the handler, the outermost first.", (), check_layers)
+    ]
+    access: Annotated[Access | None, Option("TLS settings, and the account that signs requests.", None, _kind(Access))]
     limits: Annotated[
-        ClientLimits, Option("the client's bounds and intervals; tests set others.", CLIENT_LIMITS, _kind(ClientLimits))
+        ClientLimits,
+        Option("limits and intervals of the client, which tests change.", CLIENT_LIMITS, _kind(ClientLimits)),
     ]
     client_name: Annotated[
         str | None,
         Option(
-            "what members are called everywhere, such as the pod's name. Default: address and process.",
+            "name of this client in client ids, logs and tools, such as the pod's name. Default: IP address and process id.",
             None,
             check_client_name,
         ),
@@ -106,37 +114,45 @@ class MemberOptions(TypedDict, total=False):
 
 
 class ConsumerOptions(MemberOptions, total=False):
-    """The options of a Consumer, besides its handler and what that gets: `decode` and `batch_size`."""
+    """The options of a Consumer, except `handler`, `decode` and `batch_size`."""
 
     orderly: Annotated[
         bool,
         Option(
-            "one handler for each queue, in order. A failed message blocks its queue and is retried.", False, check_bool
+            "True to handle the messages of a queue one after the other, in order. A failed message blocks its queue "
+            "while it is retried.",
+            False,
+            check_bool,
         ),
     ]
     suspend_queue_s: Annotated[
         float,
         Option(
-            "how long a failed message holds up its queue, in order.",
+            "time in seconds for which a failed message blocks its queue before each retry, with `orderly`.",
             SUSPEND_QUEUE_S,
             partial(check_seconds, most=MAX_SUSPEND_QUEUE_S),
         ),
     ]
-    broadcasting: Annotated[bool, Option("every member gets every message.", False, check_bool)]
+    broadcasting: Annotated[bool, Option("True to deliver every message to every member.", False, check_bool)]
     offsets_file: Annotated[
         Path | str | None,
-        Option("keeps the offsets of a member that is broadcast to between its runs.", None, check_path),
+        Option("file that keeps the offsets of a broadcasting member between its runs.", None, check_path),
     ]
     start: Annotated[
         Start,
-        Option('where a group without offsets begins: "first", "last" or a time in ms.', "last", check_start),
+        Option(
+            'start position of a group without committed offsets: "first", "last" or a store time in ms since the epoch.',
+            "last",
+            check_start,
+        ),
     ]
-    strategy: Annotated[Strategy, Option("how members share queues.", AVG, check_strategy)]
-    pull: Annotated[PullLimits | None, Option("how far to read ahead.", None, check_pull_limits)]
+    strategy: Annotated[Strategy, Option("strategy that allocates queues to members.", AVG, check_strategy)]
+    pull: Annotated[PullLimits | None, Option("limits for reading ahead of the handlers.", None, check_pull_limits)]
     batch_wait_s: Annotated[
         float | None,
         Option(
-            "a batch waits so long for `batch_size` messages of its queue. Default: it is what a pull brought.",
+            "maximum time in seconds for which a batch waits until it has `batch_size` messages of its queue. Default: no "
+            "wait; a batch has messages of one pull.",
             None,
             _unless_none(check_seconds),
         ),
@@ -144,7 +160,7 @@ class ConsumerOptions(MemberOptions, total=False):
     commit_interval_s: Annotated[
         float,
         Option(
-            "how often offsets are committed that neither a pull nor an idle queue has committed.",
+            "interval in seconds at which changed offsets are committed that no pull has carried.",
             COMMIT_INTERVAL_S,
             partial(check_seconds, most=MAX_COMMIT_INTERVAL_S),
         ),
@@ -152,36 +168,38 @@ class ConsumerOptions(MemberOptions, total=False):
     on_assigned: Annotated[
         Assigned | None,
         Option(
-            "is called with a set of queues that have come. It may return where to begin, an offset by queue.",
+            "callback for assigned queues, with a set of them. It may return the offsets to start from, by queue.",
             None,
             _check_listener,
         ),
     ]
     on_revoked: Annotated[
-        Listener | None, Option("is called with a set of queues that have gone.", None, _check_listener)
+        Listener | None, Option("callback for revoked queues, with a set of them.", None, _check_listener)
     ]
 
 
 class SharedOptions(MemberOptions, total=False):
-    """The options of a SharedConsumer, besides its handler and `decode`."""
+    """The options of a SharedConsumer, except `handler` and `decode`."""
 
     orderly: Annotated[
         bool,
         Option(
-            "messages of one message group (`__SHARDINGKEY`) come one after the other, whoever gets them; those of a "
-            "queue without one, too. On an Apache broker: those of a queue.",
+            "True to deliver the messages of one message group (`__SHARDINGKEY`) one after the other, even to different "
+            "members, and likewise the messages of a queue that have no message group. On Apache's brokers this applies to "
+            "all messages of a queue.",
             False,
             check_bool,
         ),
     ]
     start: Annotated[
-        Literal["last", "first"], Option("where a group begins that is new to the topic.", "last", check_end)
+        Literal["last", "first"],
+        Option('start position of a group that is new to the topic: "last" or "first".', "last", check_end),
     ]
     invisible_s: Annotated[
         float,
         Option(
-            "visibility timeout: without an extension for this long, the message is redelivered. Running "
-            "handlers extend it.",
+            "visibility timeout in seconds: a message that is not settled or extended within this time is redelivered. The "
+            "consumer extends it while the handler is running.",
             INVISIBLE_S,
             check_invisible,
         ),
@@ -189,37 +207,45 @@ class SharedOptions(MemberOptions, total=False):
 
 
 def most_retries(options: MemberOptions, handler: object) -> int | None:
-    """The maximum number of retries of a message; None for the group's setting. Raises ConfigError if two options say it, or
-    a policy judges what no handler raises."""
+    """Return the maximum number of retries of a message; None for the group's setting.
+
+    Raises ConfigError if both `retry` and `max_reconsume_times` are given, or `retry` without a handler.
+    """
     retry, times = options["retry"], options["max_reconsume_times"]
     if retry is None:
         return times
     if handler is None:
         raise ConfigError(
-            "retry: only with a handler; without one give max_reconsume_times, and call consumer.retry(...)"
+            "retry: needs a handler; without a handler give max_reconsume_times, and call consumer.retry(...)"
         )
     if times is not None:
-        raise ConfigError(f"max_reconsume_times: {times} and the attempts of `retry` say the same; give one of them")
+        raise ConfigError(
+            f"max_reconsume_times: {times} conflicts with the attempts of `retry`; give only one of these options"
+        )
     return retry.attempts - 1
 
 
 def check_models(options: ConsumerOptions) -> None:
-    """Raises ConfigError for options that have no effect beside the others, or contradict them."""
+    """Raise ConfigError for options that conflict with other options or have no effect together with them."""
     orderly, broadcasting, retry = options["orderly"], options["broadcasting"], options["retry"]
     if broadcasting:
-        nothing = "every member gets every message, and nothing is retried"
+        reason = "because messages are never retried then"
         if orderly:
-            raise ConfigError(f"orderly: not with broadcasting: {nothing}; use concurrency=1 for one message at a time")
+            raise ConfigError(
+                f"orderly: not supported with broadcasting, {reason}; use concurrency=1 for one message at a time"
+            )
         for name in ("retry", "max_reconsume_times"):
             if options[name] is not None:
-                raise ConfigError(f"{name}: not with broadcasting: {nothing}")
+                raise ConfigError(f"{name}: not supported with broadcasting, {reason}; leave it out")
     elif options["offsets_file"] is not None:
-        raise ConfigError("offsets_file: only with broadcasting=True; other groups keep their offsets at the brokers")
+        raise ConfigError(
+            "offsets_file: needs broadcasting=True, because brokers store the offsets of other groups; leave it out"
+        )
     if not orderly and options["suspend_queue_s"] != SUSPEND_QUEUE_S:
-        raise ConfigError("suspend_queue_s: only with orderly=True; retry=RetryPolicy(delays_s=...) has other delays")
+        raise ConfigError("suspend_queue_s: needs orderly=True; otherwise use retry=RetryPolicy(delays_s=...)")
     if retry is not None and orderly and retry.delays_s:
         raise ConfigError(
-            "retry: delays_s: in order, a failed message is retried after suspend_queue_s; leave them out"
+            "retry: delays_s: not supported with orderly=True, which retries after suspend_queue_s; leave them out"
         )
     if retry is not None and not orderly:
         check_levels("retry", retry)

@@ -1,4 +1,4 @@
-"""The producer: chooses a queue, sends, and tries another queue where that may help."""
+"""The producer: chooses a queue, sends messages, and retries in another queue where that may help."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ log = get_logger("rocketlet.producer")
 
 @takes(ProducerOptions)
 class Producer(Sender, Generic[Body]):
-    """`async with Producer(name_server="host:port") as producer: await producer.send("topic", b"body")`
+    """A client that sends messages: `async with Producer(name_server="host:port") as producer: await
+    producer.send("topic", b"")`
 
-    - `encode`: makes bytes, or text for UTF-8, of sent values, as pydantic's `Order.model_dump_json` does. Bytes are sent
-      as they are.
+    - `encode`: converts a value to a body: bytes, or a str that is sent as UTF-8, for example pydantic's
+      `Order.model_dump_json`. Values that are bytes are sent unchanged.
     """
 
     def __init__(
@@ -66,12 +67,15 @@ class Producer(Sender, Generic[Body]):
         **options: Unpack[ProducerOptions],
     ) -> None:
         check_group(group)
-        check_callable("encode", encode, "what is sent")
+        check_callable("encode", encode, "a value")
         super().__init__(name_server, group, options := chosen(ProducerOptions, options))
         self._encode = encode
         self._middleware, check = tuple(options["middleware"]), options["check"]
         if check is not None and group == PRODUCER_GROUP:
-            raise ConfigError("group: with check, name one of your own: brokers ask any producer of the group")
+            raise ConfigError(
+                "group: `check` needs a group of its own, because brokers send transaction checks to any producer of the "
+                "group; name one"
+            )
         self._transactions = (
             ProducerTransactions(self._cluster, group, check, self._middleware) if check is not None else None
         )
@@ -91,11 +95,11 @@ class Producer(Sender, Generic[Body]):
     async def _end(self) -> None:
         try:
             await self._leave()
-        finally:  # also if cancelled, because a broker does not answer
+        finally:  # even if cancelled because a broker does not respond
             await self._cluster.close()
 
     async def _leave(self) -> None:
-        """Ends what runs in the background, and tells the brokers."""
+        """Stop the background tasks, and unregister from the brokers."""
         if self._heartbeats is not None:
             await cancelled([self._heartbeats])
         await cancelled(self._resending)
@@ -109,12 +113,12 @@ class Producer(Sender, Generic[Body]):
                 log.info("unregister_failed", broker=connection.address, reason=str(error))
 
     async def _heartbeat(self) -> None:
-        """Sends heartbeats to every broker that it has a connection to; with transactions to all, from the start, because
-        each may ask."""
+        """Send heartbeats to all connected brokers. With transactions, connect to all brokers of the cluster first,
+        because each of them may send transaction checks."""
         body = bodies.encode_heartbeat(Heartbeat(self.client_id, producer_groups=(self.group,)))
         while True:
             if self._transactions is not None:
-                await self._greet_all()
+                await self._connect_to_all()
             await asyncio.sleep(self._cluster.limits.heartbeat_interval_s)
             for connection in self._brokers():
                 try:
@@ -122,7 +126,7 @@ class Producer(Sender, Generic[Body]):
                 except RocketletError as error:
                     log.warning("heartbeat_failed", broker=connection.address, reason=str(error))
 
-    async def _greet_all(self) -> None:
+    async def _connect_to_all(self) -> None:
         try:
             await self._cluster.find_masters()
         except RocketletError as error:
@@ -145,19 +149,31 @@ class Producer(Sender, Generic[Body]):
         queue: Queue | None = None,
         message_id: str | None = None,
     ) -> SendResult:
-        """Sends one message and returns when the broker has it. `body`: bytes, or with `encode` what that takes.
+        """Send one message. Return when the broker has stored it.
 
-        - `delay`, `at`: how long the broker keeps the message back, a `timedelta` or seconds, or until then, a `datetime`
-          with a time zone. Up to 40 days on Rocketlet's brokers, exact to the ms; 3 days on Apache's 5.x, to the second.
-          `recall` takes it back. Brokers of 4.9 know the 18 times of `delay_level` only.
-        - `priority`: 0 or more; larger is more urgent. The broker chooses the queue by it. Consumers that share messages get
-          urgent ones first, of a topic of the type PRIORITY, on Rocketlet's brokers and on Apache's of 5.4 or later.
+        - `body`: bytes, or with `encode` a value that `encode` accepts.
+        - `tag`: the tag by which consumers can filter messages.
+        - `keys`: the keys by which tools find the message: a str with spaces between keys, or a sequence of keys.
+        - `properties`: further properties, as str by name.
+        - `delay_level`: 1 to 18 for one of the broker's 18 delays; 0 for immediate delivery.
+        - `delay`: the delay until delivery, as a `timedelta` or seconds. Rocketlet's brokers support up to 40 days with a
+          precision of 1 ms, Apache's brokers of 5.x up to 3 days with a precision of 1 s. Brokers of 4.9 support only
+          `delay_level`. `recall` cancels the delivery.
+        - `at`: the time of delivery instead of a delay, as a `datetime` with a time zone.
+        - `priority`: an int from 0; larger means more urgent. The broker chooses the queue accordingly. In topics of the
+          type PRIORITY, consumers that share messages get urgent messages first. This needs Rocketlet's brokers, or
+          Apache's of 5.4 or later.
         - `queue_key`: messages with the same key go to the same queue, in order.
-        - `queue`: send to this queue and no other.
-        - `message_id`: how consumers recognize the message if it is sent twice. Default: a new one.
+        - `queue`: the only queue to which the message may be sent.
+        - `message_id`: the id by which consumers recognize a message that is sent twice. Default: a new id.
 
-        Raises MessageIllegal, TopicNotFound, ConnectionFailed, RequestTimeout, BrokerRefused, and ConfigError for a producer
-        that does not run.
+        Raises:
+            MessageIllegal: the message cannot be sent as it is.
+            TopicNotFound: the topic does not exist, or has no writable queue.
+            ConnectionFailed: no broker of the topic can be reached.
+            RequestTimeout: no broker responded in time; the message may be stored.
+            BrokerRefused: the broker rejected the message.
+            ConfigError: the producer is not running.
         """
         body = self._encoded(body)
         if queue is not None:
@@ -173,9 +189,19 @@ class Producer(Sender, Generic[Body]):
         return await self._send_one(topic, body, tag, keys, properties, later, queue_key, queue, message_id)
 
     async def recall(self, sent: SendResult | str) -> bool:
-        """Takes back a message that waits for its time: what `send` returned, or its `recall_handle`. False if it was
-        delivered, or taken back before. Raises MessageIllegal for what is neither, or was not sent to a time, and
-        BrokerRefused: Apache's brokers do this from 5.3 on, with `recallMessageEnable`."""
+        """Cancel the delivery of a message that was sent with `delay` or `at`.
+
+        Return False if the message is delivered or recalled already.
+
+        Args:
+            sent: the result of `send`, or its `recall_handle`.
+
+        Raises:
+            MessageIllegal: `sent` has no valid recall handle.
+            BrokerRefused: the broker does not support it. Apache's brokers do from 5.3 on, with `recallMessageEnable`.
+            ConnectionFailed, RequestTimeout: the broker of the message cannot be reached, or did not respond in time.
+            ConfigError: the producer is not running.
+        """
         self._check_running()
         handle = checked_handle(sent.recall_handle if isinstance(sent, SendResult) else sent)
         header = RecallMessage(handle.topic, handle.encoded(), self.group)
@@ -233,7 +259,8 @@ class Producer(Sender, Generic[Body]):
         first = None
         if self._accumulator is not None and queue_key is None and queue is None:
             batch = self._accumulator.batch_of_turn.get(topic)
-            first = batch.queue if batch is not None else None  # this one goes alone, behind earlier messages
+            # This message is sent alone, but to the queue of the current batch, so that it follows earlier messages.
+            first = batch.queue if batch is not None else None
         ext, wire_body, key = self._prepared(topic, body, tag, keys, properties, later, message_id)
         code, to_a_time = RequestCode.SEND_MESSAGE_V2, needs_time(later)
         answer, sent_to = await self._send(
@@ -253,16 +280,20 @@ class Producer(Sender, Generic[Body]):
         properties: Mapping[str, str] | None = None,
         queue_key: str | None = None,
     ) -> AsyncIterator[SendResult]:
-        """Sends a message that consumers see once the block has ended, and never if the block raises.
+        """Send a message that consumers get when the block ends without an exception, and never if the block raises.
 
             async with producer.transaction("orders", body, keys=order_id):
                 await database.commit_order(order_id)
 
-        If the process dies inside the block, the broker asks a producer of the group, whose `check` must know the outcome.
-        Before the block runs it raises what `send` raises, and ConfigError for a producer without `check`.
+        If the process dies inside the block, the broker sends a transaction check to a producer of the group, whose `check`
+        must return the outcome.
+
+        Raises, before the block runs, what `send` raises, and ConfigError for a producer without `check`.
         """
         if self._transactions is None:
-            raise ConfigError("check: a producer of transactions needs one, to answer what became of a message")
+            raise ConfigError(
+                "check: a producer that sends transactions needs it, because brokers query the outcome of a transaction"
+            )
         message = Outgoing(self._encoded(body), tag, keys, properties or {})
         half = await self._call(Sending(topic, (message,), False, queue_key, None, "half"))
         commits = False
@@ -289,9 +320,10 @@ class Producer(Sender, Generic[Body]):
         queue_key: str | None = None,
         queue: Queue | None = None,
     ) -> SendResult:
-        """Sends messages to one queue in one request. Either all are stored, next to each other, or none is.
+        """Send messages to one queue in one request. The broker stores all of them, at consecutive offsets, or none.
 
-        Raises what `send` raises, and MessageIllegal for delayed messages and for more than 4 MiB in all.
+        Raises what `send` raises, including MessageIllegal for messages with a delay or priority, for an empty batch,
+        and for more than 4 MiB in total.
         """
         items = outgoing(messages, self._encoded)
         if self._middleware:
@@ -309,34 +341,49 @@ class Producer(Sender, Generic[Body]):
         entries: list[tuple[int, bytes, str]] = []
         for message in messages:
             if later_text(message.delay_level, message.delay, message.at):
-                raise MessageIllegal("a batch cannot be delayed; send delayed messages one by one")
+                raise MessageIllegal("delay: not supported in a batch; send delayed messages one by one")
             if message.priority is not None:
-                raise MessageIllegal("priority: a batch goes to one queue; send its messages one by one")
+                raise MessageIllegal(
+                    "priority: not supported in a batch, because all of it goes to one queue; send its messages one by one"
+                )
             ids.append(checked_id(message.message_id) if message.message_id is not None else self._keys.next())
             is_again = message.message_id is not None
             text = properties_text(message.tag, message.keys, message.properties, ids[-1], "", is_again=is_again)
             check_flag(message.flag)
             entries.append((message.flag, checked_body(message.body), text))
         if not entries:
-            raise MessageIllegal("the batch is empty")
+            raise MessageIllegal("messages: the batch is empty; send at least one message")
         body = encode_batch(entries)
         if len(body) > MAX_BODY_BYTES:
-            raise MessageIllegal(f"the batch has {len(body)} bytes; {MAX_BODY_BYTES} are allowed, send several")
+            raise MessageIllegal(
+                f"messages: the batch has {len(body)} bytes (maximum {MAX_BODY_BYTES}); send several batches"
+            )
         answer, target = await self.send_entries(topic, body, queue_key=queue_key, queue=queue)
         return sent_result(answer, ",".join(ids), target)
 
     async def send_entries(
         self, topic: str, body: bytes, *, queue_key: str | None = None, queue: Queue | None = None, ids: bool = True
     ) -> tuple[Frame, Queue]:
-        """Sends what `encode_batch` or the like made; the answer, and the queue. It goes by no middleware. Without `ids`, a
-        Rocketlet broker answers with the first one alone. Raises what `send_batch` raises but MessageIllegal."""
+        """Send an encoded batch, without middleware. Return the broker's response and the queue.
+
+        Args:
+            body: the messages as `encode_batch` encodes them.
+            ids: False if the response needs only the id of the first message, which Rocketlet's brokers support.
+
+        Raises what `send_batch` raises, except MessageIllegal.
+        """
         ext = self._header(topic, "", int(time.time() * 1000))
         ext |= {"m": True} if ids else {"m": True, FIRST_ID: True}
         return await self._send(topic, RequestCode.SEND_BATCH_MESSAGE, ext, body, queue_key, queue)
 
     async def send_stored(self, queue: Queue, entries: Sequence[BatchEntry], sys_flag: int) -> SendResult:
-        """Sends messages as another broker has them; `sys_flag` says how their bodies are compressed. It goes by no
-        middleware. Raises what `send_batch` raises but MessageIllegal."""
+        """Send messages as another broker has stored them, without middleware.
+
+        Args:
+            sys_flag: the system flag of the messages, which has the compression of their bodies.
+
+        Raises what `send_batch` raises, except MessageIllegal.
+        """
         ext = self._header(queue.topic, "", int(time.time() * 1000))
         ext["f"] = sys_flag
         code, body = RequestCode.SEND_MESSAGE_V2, entries[0].body
@@ -348,17 +395,23 @@ class Producer(Sender, Generic[Body]):
         return sent_result(answer, "", queue)
 
     async def resend(self, message: Message, topic: str | None = None) -> SendResult:
-        """Sends a received message again, as it was sent first: body, tag, keys, user properties and id. A message of a
-        dead-letter or retry topic goes to the topic that it came from, unless another is named. Raises what `send` raises."""
-        again = message.outgoing()
+        """Send a copy of a received message, with its original body, tag, keys, user properties, priority and id.
+
+        Args:
+            topic: the target topic. Default: the topic to which the message was first sent, even if it was received from a
+                dead-letter or retry topic.
+
+        Raises what `send` raises, and MessageError if the message cannot be read.
+        """
+        copy = message.outgoing()
         return await self.send(
             topic or message.origin,
-            again.body,
-            tag=again.tag,
-            keys=again.keys,
-            properties=again.properties,
-            priority=again.priority,
-            message_id=again.message_id,
+            copy.body,
+            tag=copy.tag,
+            keys=copy.keys,
+            properties=copy.properties,
+            priority=copy.priority,
+            message_id=copy.message_id,
         )
 
     async def request(
@@ -372,9 +425,12 @@ class Producer(Sender, Generic[Body]):
         queue_key: str | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> Message:
-        """Sends a message and returns its consumer's reply, which the consumer sends by `reply`.
+        """Send a message and return the reply that a consumer sends with `reply`.
 
-        Raises what `send` raises, RequestTimeout if no reply came in time, and RequestFailed if a consumer's handler raised.
+        Raises:
+            RequestTimeout: no reply arrived within `timeout_s` seconds.
+            RequestFailed: the consumer's handler raised or rejected the message.
+            RocketletError: what `send` raises.
         """
         check_timeout(timeout_s)
         ext, wire_body, key = self._prepared(topic, self._encoded(body), tag, keys, properties, "")
@@ -387,11 +443,18 @@ class Producer(Sender, Generic[Body]):
             except TimeoutError as error:
                 if isinstance(error, RequestTimeout):
                     raise
-                raise RequestTimeout(f"nobody replied to the request {key} to {topic} in {timeout_s} s") from None
+                raise RequestTimeout(
+                    f"no consumer replied to the request {key} in the topic {topic} within {timeout_s} s"
+                ) from None
 
     async def reply(self, request: Message, body: Body | bytes, *, properties: Mapping[str, str] | None = None) -> None:
-        """Answers a message that was sent by `request`, here or by Apache's clients. Raises ConfigError if it was not, and
-        BrokerRefused if the caller that waits for it is gone."""
+        """Send the reply to a message that `request`, or the request method of Apache's clients, has sent.
+
+        Raises:
+            ConfigError: the message is not such a request, or the producer is not running.
+            BrokerRefused: the client that waits for the reply is not connected any more.
+            MessageIllegal, ConnectionFailed, RequestTimeout: the reply could not be sent.
+        """
         self._check_running()
         topic, text = reply_properties(request, properties)
         ext = self._header(topic, text, int(time.time() * 1000))
@@ -402,7 +465,10 @@ class Producer(Sender, Generic[Body]):
         )
 
     async def queue_for(self, topic: str, queue_key: str) -> Queue:
-        """The queue for messages with this key, until the topic gets other queues. Raises TopicNotFound."""
+        """Return the queue for messages with this key, which stays the same until the topic's queues change.
+
+        Raises TopicNotFound, and RocketletError if no name server responds.
+        """
         return self._choose(await self.queues(topic), queue_key, None)
 
     async def send_oneway(
@@ -415,8 +481,11 @@ class Producer(Sender, Generic[Body]):
         properties: Mapping[str, str] | None = None,
         queue_key: str | None = None,
     ) -> None:
-        """Sends without an answer: fast, but perhaps lost. Raises MessageIllegal, TopicNotFound, ConnectionFailed, and
-        RequestTimeout if the broker reads nothing for `timeout_s`."""
+        """Send a message without waiting for a response: fast, but the message may be lost.
+
+        Raises MessageIllegal, TopicNotFound, ConnectionFailed, and RequestTimeout if the broker does not read from the
+        connection for the producer's `timeout_s`.
+        """
         message = Outgoing(self._encoded(body), tag, keys, properties or {})
         if self._middleware:
             await self._call(Sending(topic, (message,), False, queue_key, None, "oneway"))

@@ -267,7 +267,7 @@ async def test_the_connection_opens_in_json_and_switches(node: Node) -> None:
         ({"group": 5}, "group: 5 is not a text"),
         ({"timeout_s": 0}, "timeout_s"),
         ({"timeout_s": 3000}, "timeout_s: 3000 is more than 600 seconds; for milliseconds give 3"),
-        ({"check": bool}, "group: with check, name one of your own"),
+        ({"check": bool}, "group: `check` needs a group of its own"),
         ({"retries": -1}, "retries"),
         ({"compress_over_bytes": -1}, "compress_over_bytes"),
         ({"default_queues": 0}, "default_queues"),

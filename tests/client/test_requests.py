@@ -27,7 +27,7 @@ from rocketlet.client import (
 )
 from rocketlet.client.wire.connection import Connection
 from rocketlet.protocol.codes import ResponseCode
-from rocketlet.testing import BrokerController as KitBroker
+from rocketlet.testing import Broker as KitBroker
 from rocketlet.testing import Fault
 
 from ..conftest import PATIENCE_S, Node, Nodes, Wire, create_topic, eventually
@@ -113,7 +113,7 @@ async def test_a_request_gets_the_reply_of_who_consumed_it(node: Node, wire: Wir
             assert replies[0].user_properties == {"mood": "good"}
             big = await asker.request("t", b"x" * 10_000, timeout_s=PATIENCE_S)
             assert len(big.body) == 10_008
-            with pytest.raises(RequestTimeout, match="nobody replied to the request"):
+            with pytest.raises(RequestTimeout, match="no consumer replied to the request"):
                 await asker.request("t", b"silence", timeout_s=0.2)
 
 
@@ -238,10 +238,10 @@ async def test_a_topic_that_does_not_exist_is_named_once_and_where_its_queues_ar
 ) -> None:
     node = await nodes.start(auto_create_topics=False)
     async with Consumer(node.address, "g", "nowhere", Inbox()) as consumer:
-        with pytest.raises(ConfigError, match="no queues yet: it has not asked for its share yet"):
+        with pytest.raises(ConfigError, match="no queues to this consumer yet: it has not asked for its share yet"):
             await consumer.lag()
         await eventually(lambda: "topic_missing" in caplog.text)
-        with pytest.raises(ConfigError, match="no queues yet: no name server knows the topic nowhere"):
+        with pytest.raises(ConfigError, match="no queues to this consumer yet: no name server knows the topic nowhere"):
             await consumer.lag()
         with pytest.raises(TopicNotFound, match="nowhere, and brokers do not create topics automatically; create it"):
             await consumer.assigned()

@@ -122,7 +122,7 @@ def test_a_policy_must_fit_its_consumer() -> None:
         Consumer("127.0.0.1:1", "g", "t", print, retry=RetryPolicy(delays_s=(7,)))
     kinds: tuple[Any, ...] = (Consumer, SharedConsumer)
     for kind in kinds:
-        with pytest.raises(ConfigError, match="max_reconsume_times: 3 and the attempts of `retry` say the same"):
+        with pytest.raises(ConfigError, match="max_reconsume_times: 3 conflicts with the attempts of `retry`"):
             kind("127.0.0.1:1", "g", "t", print, retry=RetryPolicy(attempts=2), max_reconsume_times=3)
 
 

@@ -462,7 +462,7 @@ async def test_accounts_need_the_topic_and_the_group_over_tls_too(
         ({"start": 5}, "start: 5 is neither 'last' nor 'first'"),
         ({"invisible_s": 0.5}, "invisible_s: 0.5 is less than 1 second"),
         ({"invisible_s": 30_000}, "invisible_s: 30000 is more than 3600 seconds; for milliseconds give 30"),
-        ({"retry": RetryPolicy()}, "retry: only with a handler"),
+        ({"retry": RetryPolicy()}, "retry: needs a handler"),
         ({"concurrency": 0}, "concurrency: 0 is not a whole number from 1"),
         ({"handler": 5}, "handler: 5 cannot be called"),
         ({"max_reconsume_times": -1}, "max_reconsume_times: -1"),

@@ -36,8 +36,8 @@ def consumer(**arguments: Any) -> Consumer:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"orderly": True, "broadcasting": True}, "orderly: not with broadcasting"),
-        ({"offsets_file": "offsets.json"}, "offsets_file: only with broadcasting=True"),
+        ({"orderly": True, "broadcasting": True}, "orderly: not supported with broadcasting"),
+        ({"offsets_file": "offsets.json"}, "offsets_file: needs broadcasting=True"),
         ({"start": 1_732_345_678}, "start: 1732345678 ms since 1970 is before 1973; give ms, such as 1732345678_000"),
         ({"batch_size": MAX_BATCH_SIZE + 1}, "batch_size: 1025 is not a whole number from 1 to 1024"),
         ({"batch_size": 300, "pull": PullLimits()}, r"batch_size: 300 .* give pull=PullLimits\(batch_size=300\)"),
