@@ -2,8 +2,8 @@
 
     from rocketlet import Consumer, Producer
 
-The names in `__all__` are the public API, and so are those of `rocketlet.sync`, `rocketlet.testing`, `rocketlet.otel` and
-`rocketlet.taskiq`, `rocketlet.spark` with its options, and the `rocketlet` command.
+The names in `__all__` are the public API, and so are those of `rocketlet.sync`, `rocketlet.testing`, `rocketlet.otel`,
+`rocketlet.taskiq` and `rocketlet.celery`, `rocketlet.spark` with its options, and the `rocketlet` command.
 Everything else is private: it may change in any release.
 
 Names load when they are first used. `import rocketlet` alone loads no more than their list, and the client

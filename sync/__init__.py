@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from ..client import consumer as asynchronous
 from ..client.config import PRODUCER_GROUP, REQUEST_TIMEOUT_S, takes
@@ -33,7 +33,7 @@ from ..client.options import ConsumerOptions, SeekPosition, SharedOptions
 from ..client.producer import Producer as AsyncProducer
 from ..client.sending.options import MessageOptions, ProducerOptions, SendOptions
 from ..client.shared_consumer import SharedConsumer as AsyncSharedConsumer
-from ..client.wire.connection import Access
+from ..client.wire.connection import Access, cancelled
 from ..protocol.names import Queue
 from .loop import Loop
 
@@ -344,4 +344,41 @@ class SharedConsumer(Receiver):
         _loop.run(self._consumer.resume())
 
 
-__all__ = ["Access", "Consumer", "Message", "Outgoing", "Producer", "SendResult", "SharedConsumer"]
+AnyReceiver = TypeVar("AnyReceiver", Consumer, SharedConsumer)
+
+
+def receive_any(consumers: Sequence[AnyReceiver], *, timeout_s: float | None = None) -> tuple[AnyReceiver, Message]:
+    """Return the next message that any of these consumers receives, and that consumer. If several have one already, the first
+    of the sequence is asked first. Raises TimeoutError, and what `receive` raises."""
+    arrived: list[tuple[AnyReceiver, Message]] = []
+
+    async def receive(consumer: AnyReceiver) -> None:
+        if not arrived:
+            arrived.append((consumer, await consumer._consumer.receive()))
+
+    async def received() -> tuple[AnyReceiver, Message]:
+        waits = [asyncio.create_task(receive(consumer)) for consumer in consumers]
+        try:
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancelled(waits)
+        if not arrived:
+            for wait in waits:
+                if not wait.cancelled():
+                    wait.result()
+            raise TimeoutError(f"receive_any: no message came in {timeout_s} s")
+        release(1)
+        return arrived[0]
+
+    def release(kept: int) -> None:
+        for consumer, message in arrived[kept:]:
+            consumer._consumer.release(message)
+
+    try:
+        return _loop.run(received())
+    except BaseException:
+        _loop.soon(partial(release, 0))
+        raise
+
+
+__all__ = ["Access", "Consumer", "Message", "Outgoing", "Producer", "SendResult", "SharedConsumer", "receive_any"]

@@ -21,7 +21,15 @@ from ..docs.snippets import snippets
 from .conftest import Distributions, Environment, output
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = ("rocketlet", "rocketlet.otel", "rocketlet.spark", "rocketlet.sync", "rocketlet.taskiq", "rocketlet.testing")
+PUBLIC = (
+    "rocketlet",
+    "rocketlet.celery",
+    "rocketlet.otel",
+    "rocketlet.spark",
+    "rocketlet.sync",
+    "rocketlet.taskiq",
+    "rocketlet.testing",
+)
 """The modules that users import; each says by `__all__` what is theirs."""
 USER_CODE = """
 from typing import assert_type
