@@ -48,8 +48,8 @@ from .messages.topics import Statistics, Topics
 from .messages.transactions import Transactions
 from .nameserver import Routes
 from .pops.pops import Pops
-from .runtime import MACHINE, Clock, Device, Histogram, Job, Line, LiveConfig, Runtime, Timer, run
-from .sessions import Callers, Clients, GroupChanged, Recent, Session
+from .runtime import MACHINE, Clock, Device, FairQueue, Histogram, Job, LiveConfig, Runtime, Timer, run
+from .sessions import Clients, GroupChanged, GrpcClientStats, Recent, Session
 from .store.files import Save, StoreFull
 from .store.index import ConsumeQueue
 from .store.journals import POPS_JOURNAL, Frames
@@ -104,14 +104,14 @@ class BrokerController:
 
     def _make_engine(self) -> None:
         limits, self.device = self.limits, Device()
-        self.searches = Line(self.turns, limits.max_searches, limits.max_waiting_searches)
-        self.recalls = Line(self.turns, limits.max_recalling, limits.max_waiting_recalls)
+        self.searches = FairQueue(self.turns, limits.max_searches, limits.max_waiting_searches)
+        self.recalls = FairQueue(self.turns, limits.max_recalling, limits.max_waiting_recalls)
         self.request_times: dict[int, Histogram] = {code: Histogram(REQUEST_BOUNDS_S) for code in RequestCode}
 
     def _make_sessions(self, config: BrokerConfig, routes: Routes | None) -> None:
         clock, acl = self.clock, self.acl
         signer = FrameSigner(acl.file, config.name_server_account) if acl and config.name_server_account else None
-        self.callers = Callers(clock)
+        self.callers = GrpcClientStats(clock)
         self.turned_away = Recent(clock)  # connections
         self.clients = Clients(self.runtime, acl)
         self.name_servers = NameServers(config.name_servers, routes, self.tls, signer)

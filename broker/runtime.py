@@ -263,7 +263,7 @@ class Moment:
         return self.used_s > MOMENT_S or self._of.get(address, 0.0) > MOMENT_S * ADDRESS_SHARE
 
 
-class OneATurn:
+class OnePerIteration:
     """Calls that wait until all that the sockets have brought is done. Each turn of the event loop makes one, in order."""
 
     def __init__(self) -> None:
@@ -281,7 +281,7 @@ class OneATurn:
         action()
 
 
-class Line:
+class FairQueue:
     """Long work of one kind that clients ask for. One piece of work of each client is under way at a time, and `at_once` of
     all clients; what else they ask for waits in line, and the clients take turns."""
 

@@ -35,9 +35,9 @@ from .machine import default_budget, shares
 from .nameserver import Routes
 from .remoting.connection import RemotingConnection
 from .remoting.dispatch import Dispatch
-from .runtime import MACHINE, Moment, OneATurn, Tasks, Turns
+from .runtime import MACHINE, Moment, OnePerIteration, Tasks, Turns
 from .sessions import Memory, Reports, Session, is_loopback
-from .tls import Carrier, Client, Tls, TlsRecords
+from .tls import Client, ClientTransport, Tls, TlsRecords
 
 if TYPE_CHECKING:
     from .grpc.server import GrpcServer, ServeCalls
@@ -135,7 +135,7 @@ class Server:
         self.memory = Memory(budget)
         self.turns = self._turns
         self.moment = Moment()
-        self.behind = OneATurn()
+        self.behind = OnePerIteration()
         self.reports = Reports()
         self._of_address: Counter[str] = Counter()
         self._clock = broker.clock if broker is not None else MACHINE
@@ -222,27 +222,27 @@ class Server:
             await asyncio.to_thread(self._metrics.close)
         await self._tasks.stop()
 
-    def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> Entrance[RemotingConnection]:
+    def _entrance(self, *, is_external: bool = False, is_vip: bool = False) -> TlsDetector[RemotingConnection]:
         connection = self._connection_type(self, is_external=is_external, is_vip=is_vip)
-        return Entrance(self._tls, self.handshakes, self._turns.call_for, connection, self._door_of)
+        return TlsDetector(self._tls, self.handshakes, self._turns.call_for, connection, self._protocol_of)
 
     @cached_property
-    def grpc_door(self) -> GrpcServer | None:
+    def grpc_server(self) -> GrpcServer | None:
         """None without the extra."""
-        door = _load_grpc()
-        return door(self._broker, self._acl, self._tap_calls) if door is not None else None
+        make_server = _load_grpc()
+        return make_server(self._broker, self._acl, self._tap_calls) if make_server is not None else None
 
-    def _door_of(self, connection: RemotingConnection, first: bytes) -> asyncio.Protocol:
-        """Picks the door by a client's first bytes, those of TLS aside."""
+    def _protocol_of(self, connection: RemotingConnection, first: bytes) -> asyncio.Protocol:
+        """Choose the protocol server by a client's first bytes, those of TLS aside."""
         if not first.startswith(_HTTP2):
             return connection
         if self._loading is not None and not self._loading.done():
-            return Arrival(connection, self._loading, partial(self._grpc_protocol, connection))
+            return LazyProtocol(connection, self._loading, partial(self._grpc_protocol, connection))
         return self._grpc_protocol(connection)
 
     def _grpc_protocol(self, connection: RemotingConnection) -> asyncio.Protocol:
-        if self.grpc_door is not None:
-            return self.grpc_door.protocol(connection)
+        if self.grpc_server is not None:
+            return self.grpc_server.protocol(connection)
         if self._broker is not None:
             self._broker.note_turned_away(connection.address, _NO_GRPC)
         if connection.is_news("grpc_client_refused"):
@@ -356,7 +356,7 @@ async def _load_grpc_ahead() -> None:
 
 def _load_grpc() -> type[GrpcServer] | None:
     """The gRPC door's class; None without the extra. Its modules take a seventh of the time of all others, so a server is
-    ready before a thread loads them. A client that comes sooner waits (`Arrival`)."""
+    ready before a thread loads them. A client that comes sooner waits (`LazyProtocol`)."""
     try:
         from .grpc.server import GrpcServer
     except ModuleNotFoundError as missing:
@@ -381,7 +381,7 @@ def _aborting(connections: set[Session]) -> Work[None]:
 # high byte of its length, which is 0 or 1 for every size that is allowed, and HTTP/2 with a letter. So one port
 # serves both, as Apache's does (NettyRemotingServer.HandshakeHandler):
 #
-# 1. `Entrance` stands between a new socket and its `RemotingConnection` until the first bytes are there.
+# 1. `TlsDetector` stands between a new socket and its `RemotingConnection` until the first bytes are there.
 # 2. Plain: the Connection becomes the socket's protocol, and the Entrance is gone. Nothing is slower from then on.
 # 3. TLS: the handshake waits for its turn (`handshakes`). Then `loop.start_tls` puts its own protocol before the
 #     socket, and
@@ -403,17 +403,17 @@ _NO_PLAIN_REMARK: Final = (
 C = TypeVar("C", bound=Client)
 
 
-class Entrance(asyncio.Protocol, Generic[C]):
+class TlsDetector(asyncio.Protocol, Generic[C]):
     """A socket's protocol until the client's protocol is known; while TLS is being set up, it stands behind that. in_turn:
     calls a function in the turn of an address."""
 
     __slots__ = (
-        "_door",
         "_early",
         "_handshakes",
         "_in_turn",
         "_is_lost",
         "_is_refused",
+        "_make_protocol",
         "_tls",
         "_transport",
         "connection",
@@ -425,10 +425,10 @@ class Entrance(asyncio.Protocol, Generic[C]):
         handshakes: Handshakes,
         in_turn: Callable[..., None],
         connection: C,
-        door: Callable[[C, bytes], asyncio.Protocol],
+        make_protocol: Callable[[C, bytes], asyncio.Protocol],
     ) -> None:
         self._tls = tls
-        self._door = door
+        self._make_protocol = make_protocol
         self._handshakes = handshakes
         self._in_turn = in_turn
         self.connection = connection
@@ -467,9 +467,9 @@ class Entrance(asyncio.Protocol, Generic[C]):
         self._transport.close()
 
     def _hand_over(self, data: bytes) -> None:
-        """Picks the door by the client's first bytes, and hands the socket over to it."""
+        """Choose the protocol server by the client's first bytes, and hands the socket over to it."""
         assert self._transport is not None
-        protocol = self._door(self.connection, data)
+        protocol = self._make_protocol(self.connection, data)
         self._transport.set_protocol(protocol)
         protocol.data_received(data)
 
@@ -684,15 +684,15 @@ class Handshakes:
 # A client's protocol while the modules of its door are loaded in a thread: its bytes wait, and nobody else does.
 
 
-class Arrival(asyncio.Protocol):
+class LazyProtocol(asyncio.Protocol):
     """door: makes the client's protocol, once `loading` is done."""
 
     def __init__(
-        self, connection: Carrier, loading: asyncio.Future[None], door: Callable[[], asyncio.Protocol]
+        self, connection: ClientTransport, loading: asyncio.Future[None], make_protocol: Callable[[], asyncio.Protocol]
     ) -> None:
         self._connection = connection
         self._loading = loading
-        self._door = door
+        self._make_protocol = make_protocol
         self._kept = b""
         loading.add_done_callback(self._loaded)
 
@@ -709,7 +709,7 @@ class Arrival(asyncio.Protocol):
             connection.close()
             return
         connection.is_held = False
-        protocol = self._door()
+        protocol = self._make_protocol()
         connection.set_protocol(protocol)
         protocol.data_received(kept)
         if not connection.is_held:

@@ -628,7 +628,7 @@ _EXPECTED: Final = frozenset((20000, 30000, 40401, 40013, 40100))
 """Well, nothing to receive, a handle whose time is over; and what an account may not do, of which accounts tell."""
 
 
-class Callers:
+class GrpcClientStats:
     """`answers`: by method and code."""
 
     def __init__(self, clock: Clock) -> None:

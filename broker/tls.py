@@ -84,7 +84,7 @@ class Client(asyncio.Protocol):
 # A client's socket as any protocol server may use it, whichever made it: counted, charged and closed as all others.
 
 
-class Carrier(Session, Protocol):
+class ClientTransport(Session, Protocol):
     """`active_s` is when it was last read from or written to, `heard_s` when its client last sent something. `read_bytes`
     have come from the client. `is_held`: its requests wait."""
 

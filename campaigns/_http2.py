@@ -65,8 +65,8 @@ class Peer:
         self.socket = self.socket_type(port)
         connection = RemotingConnection(server)
         connection.connection_made(self.socket)
-        assert server.grpc_door is not None
-        self.protocol = server.grpc_door.protocol(connection)
+        assert server.grpc_server is not None
+        self.protocol = server.grpc_server.protocol(connection)
         self.last_id = -1
         self.send(GREETING)
 

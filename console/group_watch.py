@@ -17,7 +17,7 @@ import orjson
 
 from ..client.admin.admin_client import AdminClient, Event, Masters, Topic, are_broadcasting, changes, locked
 from ..client.errors import BrokerRefused, ConfigError, RocketletError
-from ..client.wire.connection import side_by_side
+from ..client.wire.connection import gather_limited
 from ..protocol.admin_bodies import GroupConnections, QueueProgress
 from ..protocol.bodies import GroupConfig
 from ..protocol.codes import ResponseCode
@@ -123,7 +123,7 @@ class GroupWatch:
         if are_broadcasting(connections):
             progress = {}
         try:
-            reports = await side_by_side(self._report, masters)
+            reports = await gather_limited(self._report, masters)
         except BrokerRefused as error:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
@@ -213,7 +213,7 @@ class GroupWatch:
         """Query what seldom changes: the topics that the group reads, and its settings."""
         names = {topic for member in self.look.members for topic in member.subscriptions}
         names |= {queue.topic for queue in self.look.progress}
-        found = await side_by_side(self._topic, sorted(name for name in names if not name.startswith("%")))
+        found = await gather_limited(self._topic, sorted(name for name in names if not name.startswith("%")))
         self.topics = {topic.name: topic for topic in found if topic is not None}
         self.config = await self._admin.group_configs(self.group, self.masters)
 

@@ -223,7 +223,7 @@ class WriteOptions:
 
 def stream_options(options: Mapping[str, str]) -> StreamOptions:
     """Parse options, whose names are case-insensitive. Raises ConfigError."""
-    given = Given(options, STREAM, _KINDS)
+    given = ParsedOptions(options, STREAM, _KINDS)
     membership = given.boolean("membership", True)
     read = _read_options(given, group_needed=membership)
     if membership and read.assigned:
@@ -274,7 +274,7 @@ def chosen(options: Mapping[str, str], found: StructType) -> tuple[str, ...]:
 
 def batch_options(options: Mapping[str, str]) -> BatchOptions:
     """Parse the options of `read`. Raises ConfigError."""
-    given = Given(options, BATCH, _KINDS)
+    given = ParsedOptions(options, BATCH, _KINDS)
     end = given.position("ending", "latest", ("latest", "committed"))
     read = _read_options(given, group_needed=False)
     if "committed" in (end.default, read.start.default) and not read.group:
@@ -284,7 +284,7 @@ def batch_options(options: Mapping[str, str]) -> BatchOptions:
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Parse the options of `write` and `writeStream`. Raises ConfigError."""
-    given = Given(options, WRITE, _KINDS)
+    given = ParsedOptions(options, WRITE, _KINDS)
     topic, illegal_rows_topic = given.get("topic") or None, given.get("illegalRowsTopic") or None
     for option, name in (("topic", topic), ("illegalRowsTopic", illegal_rows_topic)):
         if name is not None:
@@ -303,7 +303,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     )
 
 
-def _read_options(given: Given, *, group_needed: bool) -> ReadOptions:
+def _read_options(given: ParsedOptions, *, group_needed: bool) -> ReadOptions:
     group = given.required("group") if group_needed else given.get("group")
     if group:
         check("group", names.group_fault(group))
@@ -338,7 +338,7 @@ def _read_options(given: Given, *, group_needed: bool) -> ReadOptions:
     return read
 
 
-def _topics(given: Given) -> tuple[tuple[str, ...], str, frozenset[Queue]]:
+def _topics(given: ParsedOptions) -> tuple[tuple[str, ...], str, frozenset[Queue]]:
     both = [name for name in ("topic", "topicPattern", "assign") if given.has(name)]
     if len(both) > 1:
         raise ConfigError(f"the options {' and '.join(both)} are both given; choose one")
@@ -358,7 +358,7 @@ def _topics(given: Given) -> tuple[tuple[str, ...], str, frozenset[Queue]]:
     return topics, "", frozenset()
 
 
-def _connect(given: Given) -> Connect:
+def _connect(given: ParsedOptions) -> Connect:
     encoding = given.get("headerEncoding", "auto")
     if encoding not in ENCODINGS:
         raise ConfigError(f"the option headerEncoding is {encoding!r}; allowed: {CONNECTION['headerEncoding']}")
@@ -438,7 +438,7 @@ def _closest(name: str, spelled: Mapping[str, str]) -> str | None:
     return known[near[0]] if near else None
 
 
-class Given:
+class ParsedOptions:
     """Options that the user has set, with their names in the documented spelling."""
 
     def __init__(

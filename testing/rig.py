@@ -188,7 +188,7 @@ class Rig:
     @property
     def endpoint(self) -> str:
         """The address for clients of 5.x. Raises RuntimeError if this broker cannot serve them."""
-        if self._server is not None and self._server.grpc_door is None:
+        if self._server is not None and self._server.grpc_server is None:
             raise RuntimeError("clients of 5.x need protobuf here: pip install '.[pytest]'")
         return self.address
 

@@ -27,7 +27,7 @@ from ..messages.held_pulls import HeldPull
 from ..messages.topics import MessageChanges
 from ..runtime import Runtime, Timer
 from ..sessions import Reason, Refusal, Session
-from ..store.journals import Former, LeaseKey
+from ..store.journals import LeaseKey, PreviousRunLease
 from .history import History
 from .members import (
     ALONE,
@@ -186,7 +186,7 @@ class GroupQueue:
         self.reader_since_s = 0.0
         self.given_offset = 0
         self.has_committed = False
-        self.known_reader: Former | None = None
+        self.known_reader: PreviousRunLease | None = None
         self.lost_reader: str | None = None
         self.contest: Contest | None = None
 

@@ -15,7 +15,7 @@ from ...protocol.names import Queue
 from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, PLACE_BYTES, STANDSTILL_S
 from ..runtime import Job, Runtime
 from ..sessions import Session
-from ..store.journals import Change, Former, LeaseJournal, LeaseKey
+from ..store.journals import Change, LeaseJournal, LeaseKey, PreviousRunLease
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, QueueCounts, QueueLease
 from .history import History
 
@@ -363,7 +363,7 @@ class Locks:
     def _noting_ends(self, leases: Sequence[tuple[GroupQueue, QueueLease]]) -> Job[None]:
         for number, (queue, lease) in enumerate(leases, 1):
             if queue.lease is lease and lease.former_end == 0:  # else its owner has read the new topic already
-                self._ledger.ended_at(queue.place, Former(lease.client_id, lease.epoch, 0))
+                self._ledger.ended_at(queue.place, PreviousRunLease(lease.client_id, lease.epoch, 0))
             if number % LOOKS == 0:
                 self._ledger.write()
                 yield None
@@ -424,7 +424,7 @@ class Locks:
             return
         if known is None or known.client_id != client_id:
             self._known_count += known is None
-            queue.known_reader = reader = Former(client_id, self._next_epoch(), is_reader=True)
+            queue.known_reader = reader = PreviousRunLease(client_id, self._next_epoch(), is_reader=True)
             self._ledger.read_by(queue.place, client_id, reader.epoch)
             self._ledger.write()
 
@@ -535,7 +535,7 @@ class Locks:
         if lease.is_awaited:
             queue.group.awaited_readers -= 1
             if event == "reader back":
-                queue.known_reader = Former(lease.client_id, lease.epoch, is_reader=True)
+                queue.known_reader = PreviousRunLease(lease.client_id, lease.epoch, is_reader=True)
                 self._known_count += 1
             else:
                 self._ledger.freed(place, lease.epoch)

@@ -31,9 +31,9 @@ from ..config import (
     Limits,
 )
 from ..pops.deliveries import PopClient
-from ..sessions import Callers, Event, Question, Session
+from ..sessions import Event, GrpcClientStats, Question, Session
 from ..store.files import StoreFull
-from ..tls import Carrier
+from ..tls import ClientTransport
 from .schema import (
     OK_TEXT,
     Code,
@@ -67,12 +67,12 @@ class GrpcClient:
     one that is charged. `stream`: its telemetry stream while that is open. `topics`: that it has said it publishes to.
     `group`: of which it is a consumer."""
 
-    def __init__(self, client_id: str, connection: Carrier, account: str, told: Told) -> None:
+    def __init__(self, client_id: str, connection: ClientTransport, account: str, told: Told) -> None:
         self.number = next(_numbers)
         self.client_id = client_id
         self.account = account
         self.connection = connection
-        self.connections: dict[Session, Carrier] = {connection: connection}
+        self.connections: dict[Session, ClientTransport] = {connection: connection}
         self.stream: GrpcCall | None = None
         self.topics: tuple[str, ...] = ()
         self.group = ""
@@ -149,7 +149,7 @@ class GrpcClient:
     def abort(self) -> None:
         self.connection.abort()
 
-    def move(self, connection: Carrier) -> None:
+    def move(self, connection: ClientTransport) -> None:
         """Another connection is charged."""
         if not self.connection.is_closed:
             self.connection.charge(-self._charged_bytes)
@@ -320,13 +320,13 @@ class GrpcCall:
 
     def __init__(
         self,
-        session: Carrier,
+        session: ClientTransport,
         stream: Stream,
         method: Method,
         due_s: float | None,
         answers: ResponseWriter,
         flush_soon: Callable[[], None],
-        callers: Callers,
+        callers: GrpcClientStats,
         keep_answered: Callable[[int, Callable[[], None]], None],
     ) -> None:
         self.keep_answered = keep_answered
@@ -443,7 +443,7 @@ def set_status(status: Any, code: int = Code.OK, reason: str = OK_TEXT) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Hall:
+class HandlerContext:
     broker: BrokerController
     clients: GrpcClients
     acl: Acl | None
@@ -503,32 +503,36 @@ class Holding(NamedTuple):
 Making = Callable[[list[Holding]], Work[None]]
 
 
-def query_route(hall: Hall, call: GrpcCall, request: Any) -> Work[None] | Coroutine[Any, Any, Work[None]]:
+def query_route(context: HandlerContext, call: GrpcCall, request: Any) -> Work[None] | Coroutine[Any, Any, Work[None]]:
     name = topic_of(request.topic)
-    return _answer(hall, call, name, partial(_route, call, request))
+    return _answer(context, call, name, partial(_route, call, request))
 
 
-def query_assignment(hall: Hall, call: GrpcCall, request: Any) -> Work[None] | Coroutine[Any, Any, Work[None]]:
+def query_assignment(
+    context: HandlerContext, call: GrpcCall, request: Any
+) -> Work[None] | Coroutine[Any, Any, Work[None]]:
     """Every client of a group gets the same: of each broker one place that stands for all its queues, or in a group that
     takes messages in order each queue for itself."""
     name = topic_of(request.topic)
     group = group_of(request.group)
-    settings = hall.broker.group_configs.ensure(group)
+    settings = context.broker.group_configs.ensure(group)
     is_in_order = settings is not None and settings.consume_orderly
-    return _answer(hall, call, name, partial(_assignments, call, request, is_in_order))
+    return _answer(context, call, name, partial(_assignments, call, request, is_in_order))
 
 
-def _answer(hall: Hall, call: GrpcCall, name: str, make: Making) -> Work[None] | Coroutine[Any, Any, Work[None]]:
+def _answer(
+    context: HandlerContext, call: GrpcCall, name: str, make: Making
+) -> Work[None] | Coroutine[Any, Any, Work[None]]:
     """Answer in pieces, now or when a name server in another process has answered."""
-    servers, creates = hall.broker.name_servers, hall.may_publish(call, name)
+    servers, creates = context.broker.name_servers, context.may_publish(call, name)
     if servers.are_elsewhere:
-        return _answer_later(hall, name, creates, make)
+        return _answer_later(context, name, creates, make)
     route = servers.local.route(name) if servers.local is not None else None
-    return make(_holdings(hall, name, creates, route))
+    return make(_holdings(context, name, creates, route))
 
 
-async def _answer_later(hall: Hall, name: str, creates: bool, make: Making) -> Work[None]:
-    return make(_holdings(hall, name, creates, await hall.broker.name_servers.find_route(name)))
+async def _answer_later(context: HandlerContext, name: str, creates: bool, make: Making) -> Work[None]:
+    return make(_holdings(context, name, creates, await context.broker.name_servers.find_route(name)))
 
 
 def _route(call: GrpcCall, request: Any, holdings: list[Holding]) -> Work[None]:
@@ -584,13 +588,13 @@ def _in_pieces(
         call.session.charge(-kept_bytes)
 
 
-def _holdings(hall: Hall, name: str, creates: bool, route: Route | None) -> list[Holding]:
+def _holdings(context: HandlerContext, name: str, creates: bool, route: Route | None) -> list[Holding]:
     """This broker's first. creates: for who may send, as a send creates topics. Raises Fault if nobody has the topic, and it
     may not be created."""
-    broker = hall.broker
+    broker = context.broker
     own = broker.config.name
     others = [data for data in route.queues if data.broker_name != own] if route is not None else []
-    topic = broker.topics.get(name) or (_created(hall, name) if creates and not others else None)
+    topic = broker.topics.get(name) or (_created(context, name) if creates and not others else None)
     found: list[Holding] = []
     if topic is not None:
         queues = QueueData(own, topic.read_queues, topic.write_queues, topic.perm)
@@ -604,9 +608,9 @@ def _holdings(hall: Hall, name: str, creates: bool, route: Route | None) -> list
     return found
 
 
-def _created(hall: Hall, name: str) -> TopicConfig | None:
+def _created(context: HandlerContext, name: str) -> TopicConfig | None:
     """Clients ask for the route before they send, so a topic that a send may create is created here. Raises Fault."""
-    broker = hall.broker
+    broker = context.broker
     if name.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX)):
         return None
     try:

@@ -38,7 +38,7 @@ from ..pops.deliveries import AckStatus, Delivered, PopRequest, PopResult, Why
 from ..pops.pool import Receive
 from ..sessions import Event, OutcomeWanted, Refusal
 from ..store.files import StoreError
-from .clients import GrpcCall, GrpcClient, Hall, set_status
+from .clients import GrpcCall, GrpcClient, HandlerContext, set_status
 from .producing import asking, filling, set_ms
 from .schema import (
     AckMessageResponse,
@@ -85,18 +85,18 @@ _LATE: Final = frozenset((Why.TOO_MANY_WAIT, Why.PULLED, Why.FAILED))
 class GrpcReceive(Receive[GrpcCall]):
     """A ReceiveMessage. `given`: its messages while the client may still give the call up."""
 
-    __slots__ = ("_hall", "given")
+    __slots__ = ("_context", "given")
 
-    def __init__(self, hall: Hall, call: GrpcCall, request: PopRequest) -> None:
+    def __init__(self, context: HandlerContext, call: GrpcCall, request: PopRequest) -> None:
         super().__init__(request, call)
-        self._hall = hall
+        self._context = context
         self.given: tuple[Delivered, ...] = ()
 
     def begin(self) -> None:
         """Raises Refusal for a filter that cannot be parsed."""
         self.reply_to.on_abort(self.abort)
         try:
-            result = self._hall.broker.pops.receive(self)
+            result = self._context.broker.pops.receive(self)
         except (StoreError, OSError) as error:
             result = PopResult(Why.FAILED, fault=str(error))
         if result is not None:
@@ -109,30 +109,30 @@ class GrpcReceive(Receive[GrpcCall]):
             self._put_back(self.given)
 
     def _put_back(self, messages: tuple[Delivered, ...]) -> None:
-        self._hall.broker.pops.put_back(self.request.group, self.request.topic, messages)
+        self._context.broker.pops.put_back(self.request.group, self.request.topic, messages)
 
     def respond(self, result: PopResult) -> None:
         if self.reply_to.is_over:
             self._put_back(result.messages)
-        elif self.reply_to.is_late(self._hall.broker.clock.monotonic_s()):
+        elif self.reply_to.is_late(self._context.broker.clock.monotonic_s()):
             self._put_back(result.messages)
-            end(self._hall, self.reply_to, Code.MESSAGE_NOT_FOUND, "the client waits no longer")
+            end(self._context, self.reply_to, Code.MESSAGE_NOT_FOUND, "the client waits no longer")
         elif result.why in _LATE:
-            self._hall.broker.clock.call_later(RECEIVE_AGAIN_S, self._send, result)
+            self._context.broker.clock.call_later(RECEIVE_AGAIN_S, self._send, result)
         else:
             self._send(result)
 
     def fail(self, error: Exception) -> None:
         if isinstance(error, Refusal):
             fault = refused(error)
-            end(self._hall, self.reply_to, fault.code, str(fault))
+            end(self._context, self.reply_to, fault.code, str(fault))
         else:
             self.respond(PopResult(Why.FAILED, fault=str(error)))
 
     def _send(self, result: PopResult) -> None:
         call, code = self.reply_to, _RECEIVE_CODES[result.why]
         if not result.messages:
-            end(self._hall, call, code, result.fault or result.why.value)
+            end(self._context, call, code, result.fault or result.why.value)
             return
         wanted: list[tuple[Delivered, Record]] = []
         passed: list[Delivered] = []
@@ -147,12 +147,12 @@ class GrpcReceive(Receive[GrpcCall]):
             self._pass(passed)
         self.given = tuple(delivered for delivered, _ in wanted)
         if not wanted:
-            end(self._hall, call, Code.MESSAGE_NOT_FOUND, Why.NOTHING_NEW.value)
+            end(self._context, call, Code.MESSAGE_NOT_FOUND, Why.NOTHING_NEW.value)
             return
         _send_status(call, code, "OK")
         sending = self._sending(wanted)
         if is_compressed:
-            self._hall.broker.turns.do(sending)
+            self._context.broker.turns.do(sending)
         else:
             finish(sending)
 
@@ -174,7 +174,7 @@ class GrpcReceive(Receive[GrpcCall]):
                 return
             if size > MAX_POP_BYTES:
                 rest, self.given = self.given[number:], self.given[:number]
-                self._hall.broker.pops.put_back(self.request.group, self.request.topic, rest)
+                self._context.broker.pops.put_back(self.request.group, self.request.topic, rest)
                 break
             response = ReceiveMessageResponse()
             spent = inflater.spent_bytes
@@ -196,10 +196,10 @@ class GrpcReceive(Receive[GrpcCall]):
                 continue
             self.reply_to.send(response)
         if not self.reply_to.is_over:
-            _send_time(self._hall, self.reply_to)
+            _send_time(self._context, self.reply_to)
             if self.request.auto_renew and self.given:
                 times_ms = frozenset(delivered.pop_ms for delivered in self.given)
-                pops = self._hall.broker.pops
+                pops = self._context.broker.pops
                 self.reply_to.on_given_up(partial(pops.response_lost, self.request.client, times_ms))
 
     def _takes_bytes(self) -> float:
@@ -210,7 +210,7 @@ class GrpcReceive(Receive[GrpcCall]):
         """Dead-letter a message that the client cannot get. If that fails, the message is redelivered at its deadline."""
         request = self.request
         try:
-            self._hall.broker.pops.to_dead_letters(
+            self._context.broker.pops.to_dead_letters(
                 request.group, request.topic, delivered.handle, reason, lambda outcomes: None
             )
         except (StoreError, LimitExceeded) as error:
@@ -219,24 +219,24 @@ class GrpcReceive(Receive[GrpcCall]):
     def _pass(self, passed: list[Delivered]) -> None:
         """Their tags have the hash of one that was asked for, and are others."""
         handles = [delivered.handle for delivered in passed]
-        self._hall.broker.pops.ack(self.request.group, self.request.topic, handles, lambda outcomes: None)
+        self._context.broker.pops.ack(self.request.group, self.request.topic, handles, lambda outcomes: None)
 
 
-def receive_message(hall: Hall, call: GrpcCall, request: Any) -> None:
+def receive_message(context: HandlerContext, call: GrpcCall, request: Any) -> None:
     try:
-        _receive(hall, call, request)
+        _receive(context, call, request)
     except StatusError as fault:
-        end(hall, call, fault.code, str(fault))
+        end(context, call, fault.code, str(fault))
 
 
-def _receive(hall: Hall, call: GrpcCall, request: Any) -> None:
-    known = hall.clients.get(call.account, call.client_id)
+def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
+    known = context.clients.get(call.account, call.client_id)
     wait_ms = _wait_ms(call, request, known.request_timeout_s if known is not None else REQUEST_TIMEOUT_S)
     name, group = topic_of(request.message_queue.topic), group_of(request.group)
     call.namespace = request.message_queue.topic.resource_namespace
     invisible_ms = _invisible_ms(request)
     subscription = _subscription(name, request.filter_expression)
-    broker = hall.broker
+    broker = context.broker
     topic = broker.topics.get(name)
     if topic is None:
         raise StatusError(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
@@ -245,7 +245,7 @@ def _receive(hall: Hall, call: GrpcCall, request: Any) -> None:
         raise StatusError(Code.CONSUMER_GROUP_NOT_FOUND, f"the group {group} does not exist: create it first")
     if not topic.perm & PERM_READ or not settings.consume_enable:
         raise StatusError(Code.FORBIDDEN, f"the group {group} may not read {name} now")
-    client = hall.clients.hear(call)
+    client = context.clients.hear(call)
     client.group = group
     asked_id = request.message_queue.id
     queue_id = asked_id if 0 <= asked_id < topic.read_queues else None
@@ -264,10 +264,10 @@ def _receive(hall: Hall, call: GrpcCall, request: Any) -> None:
         session=client,
     )
     if request.batch_size <= 0:
-        end(hall, call, Code.MESSAGE_NOT_FOUND, "no messages were asked for")
+        end(context, call, Code.MESSAGE_NOT_FOUND, "no messages were asked for")
     else:
         try:
-            GrpcReceive(hall, call, wanted).begin()
+            GrpcReceive(context, call, wanted).begin()
         except Refusal as refusal:
             raise refused(refusal) from None
 
@@ -326,11 +326,11 @@ def _is_wanted(subscription: Subscription | None, record: Record) -> bool:
     return props.find(record.properties, props.TAGS) in subscription.tags
 
 
-def end(hall: Hall, call: GrpcCall, code: int, reason: str) -> None:
+def end(context: HandlerContext, call: GrpcCall, code: int, reason: str) -> None:
     """An answer without messages."""
     if not call.is_over:
         _send_status(call, code, reason)
-        _send_time(hall, call)
+        _send_time(context, call)
 
 
 def _send_status(call: GrpcCall, code: int, reason: str) -> None:
@@ -339,9 +339,9 @@ def _send_status(call: GrpcCall, code: int, reason: str) -> None:
     call.send(response)
 
 
-def _send_time(hall: Hall, call: GrpcCall) -> None:
+def _send_time(context: HandlerContext, call: GrpcCall) -> None:
     response = ReceiveMessageResponse()
-    set_ms(response.delivery_timestamp, hall.broker.clock.time_ms())
+    set_ms(response.delivery_timestamp, context.broker.clock.time_ms())
     call.send(response)
     call.end()
 
@@ -362,12 +362,12 @@ _ACK_CODES: Final = {
 }
 
 
-def ack_message(hall: Hall, call: GrpcCall, request: Any) -> None:
+def ack_message(context: HandlerContext, call: GrpcCall, request: Any) -> None:
     """Answers when it is on the disk."""
     group, topic = group_of(request.group), topic_of(request.topic)
     if not 0 < len(request.entries) <= MAX_ACKS:
         raise StatusError(Code.BAD_REQUEST, f"a call acknowledges 1 to {MAX_ACKS} messages, not {len(request.entries)}")
-    _heard(hall, call)
+    _heard(context, call)
 
     def answer(outcomes: Sequence[AckStatus]) -> None:
         response = AckMessageResponse()
@@ -383,19 +383,19 @@ def ack_message(hall: Hall, call: GrpcCall, request: Any) -> None:
         call.answer(response)
 
     handles = [entry.receipt_handle for entry in request.entries]
-    hall.broker.pops.ack(group, topic, handles, answer, takes_late=False)
+    context.broker.pops.ack(group, topic, handles, answer, takes_late=False)
 
 
-def _heard(hall: Hall, call: GrpcCall) -> None:
-    if hall.clients.is_heard(call):
-        hall.broker.pops.record_contact(call.client)
+def _heard(context: HandlerContext, call: GrpcCall) -> None:
+    if context.clients.is_heard(call):
+        context.broker.pops.record_contact(call.client)
 
 
-def change_invisible_duration(hall: Hall, call: GrpcCall, request: Any) -> Any:
+def change_invisible_duration(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
     group, topic = group_of(request.group), topic_of(request.topic)
     invisible_ms = _checked_invisible_ms(request, 0)
-    _heard(hall, call)
-    changed = hall.broker.pops.change(
+    _heard(context, call)
+    changed = context.broker.pops.change(
         group, topic, request.receipt_handle, invisible_ms, is_counted=not request.suspend, takes_late=False
     )
     response = ChangeInvisibleDurationResponse(receipt_handle=changed.handle)
@@ -403,7 +403,7 @@ def change_invisible_duration(hall: Hall, call: GrpcCall, request: Any) -> Any:
     return response
 
 
-def forward_to_dead_letters(hall: Hall, call: GrpcCall, request: Any) -> None:
+def forward_to_dead_letters(context: HandlerContext, call: GrpcCall, request: Any) -> None:
     group, topic = group_of(request.group), topic_of(request.topic)
     reason = f"its consumer {call.client_id[:100]} gave it up after {request.delivery_attempt} tries"
 
@@ -413,7 +413,7 @@ def forward_to_dead_letters(hall: Hall, call: GrpcCall, request: Any) -> None:
         call.answer(response)
 
     try:
-        hall.broker.pops.to_dead_letters(group, topic, request.receipt_handle, reason, answer)
+        context.broker.pops.to_dead_letters(group, topic, request.receipt_handle, reason, answer)
     except StoreError as error:
         raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from None
 
@@ -449,7 +449,7 @@ _LANGUAGES: Final = {
 }
 
 
-def telemetry(hall: Hall, call: GrpcCall, command: Any) -> None:
+def telemetry(context: HandlerContext, call: GrpcCall, command: Any) -> None:
     """Each command of the stream; None: the client has ended it."""
     if command is None:
         call.end()
@@ -457,7 +457,7 @@ def telemetry(hall: Hall, call: GrpcCall, command: Any) -> None:
     if command.WhichOneof("command") != "settings":
         return
     try:
-        answer = _settle(hall, call, command.settings)
+        answer = _settle(context, call, command.settings)
     except StatusError as fault:
         refused = TelemetryCommand()
         set_status(refused.status, fault.code, str(fault))
@@ -467,7 +467,7 @@ def telemetry(hall: Hall, call: GrpcCall, command: Any) -> None:
         call.send(answer)
 
 
-def _settle(hall: Hall, call: GrpcCall, settings: Any) -> Any:
+def _settle(context: HandlerContext, call: GrpcCall, settings: Any) -> Any:
     """Takes a client's settings; the answer. Raises Fault."""
     kind = settings.WhichOneof("pub_sub")
     if settings.client_type in _NAMES:
@@ -482,17 +482,17 @@ def _settle(hall: Hall, call: GrpcCall, settings: Any) -> Any:
     answer.settings.metric.on = False
     if kind == "publishing":
         topics = tuple(topic_of(topic) for topic in settings.publishing.topics)
-        client = hall.clients.hear(call)
+        client = context.clients.hear(call)
         call.namespace = next((topic.resource_namespace for topic in settings.publishing.topics), "")
-        _publish(hall, call, client, topics)
+        _publish(context, call, client, topics)
         _for_producer(answer.settings)
     else:
         group = group_of(settings.subscription.group)
         for entry in settings.subscription.subscriptions:
             topic_of(entry.topic)
-        client = hall.clients.hear(call)
+        client = context.clients.hear(call)
         client.group = group
-        _for_consumer(answer.settings, hall.broker.group_configs.ensure(group))
+        _for_consumer(answer.settings, context.broker.group_configs.ensure(group))
     client.stream = call
     if settings.HasField("request_timeout"):
         client.request_timeout_s = max(duration_ms(settings.request_timeout) / 1000, 0.0)
@@ -505,11 +505,11 @@ def _closed(client: GrpcClient, call: GrpcCall) -> None:
         client.stream = None
 
 
-def _publish(hall: Hall, call: GrpcCall, client: GrpcClient, topics: tuple[str, ...]) -> None:
+def _publish(context: HandlerContext, call: GrpcCall, client: GrpcClient, topics: tuple[str, ...]) -> None:
     """A producer may be asked for the outcome of transactions: its group is the topic. Raises Fault."""
     language = _LANGUAGES.get(call.text(b"x-mq-language"), Language.OTHER)
     try:
-        hall.broker.clients.heartbeat(client, client.client_id, topics, int(language), _VERSION, is_asked=False)
+        context.broker.clients.heartbeat(client, client.client_id, topics, int(language), _VERSION, is_asked=False)
     except LimitExceeded as error:
         raise StatusError(Code.TOO_MANY_REQUESTS, str(error)) from None
     client.topics = topics
@@ -538,16 +538,16 @@ def _for_consumer(settings: Any, group: GroupConfig | None) -> None:
         policy.customized_backoff.next.add().seconds = seconds
 
 
-def heartbeat(hall: Hall, call: GrpcCall, request: Any) -> Any:
+def heartbeat(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
     if request.client_type in (PUSH_CONSUMER, SIMPLE_CONSUMER):
         group = group_of(request.group)
-        hall.clients.hear(call).group = group
+        context.clients.hear(call).group = group
         _check_version(call)
-        hall.broker.pops.record_contact(call.client)
+        context.broker.pops.record_contact(call.client)
     elif request.client_type == PRODUCER:
-        client = hall.clients.hear(call)
+        client = context.clients.hear(call)
         if client.topics:
-            _publish(hall, call, client, client.topics)
+            _publish(context, call, client, client.topics)
     response = HeartbeatResponse()
     set_status(response.status)
     return response
@@ -564,9 +564,9 @@ def _check_version(call: GrpcCall) -> None:
         call.callers.note_outdated(f"{call.client_id[:MAX_NAMED_CHARS]} ({call.session.peer})", reason)
 
 
-def notify_termination(hall: Hall, call: GrpcCall, request: Any) -> Any:
-    if hall.clients.leave(call.account, call.client_id, call.session):
-        hall.broker.pops.client_gone(call.client)
+def notify_termination(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
+    if context.clients.leave(call.account, call.client_id, call.session):
+        context.broker.pops.client_gone(call.client)
     response = NotifyClientTerminationResponse()
     set_status(response.status)
     return response

@@ -40,7 +40,7 @@ from ..messages.appender import real_queue
 from ..messages.later import RecallFault, recalling
 from ..messages.sending import Placed
 from ..store.files import StoreError, StoreFull
-from .clients import GrpcCall, Hall, accepted_types, set_status
+from .clients import GrpcCall, HandlerContext, accepted_types, set_status
 from .schema import (
     Code,
     EndTransactionResponse,
@@ -67,9 +67,9 @@ _Answers = list[tuple[GrpcCall, Any]]
 class GrpcSends:
     """`staged`: calls with their answers, which are given when their messages are stored."""
 
-    def __init__(self, hall: Hall) -> None:
-        self._hall = hall
-        self._sending = hall.broker.sending
+    def __init__(self, context: HandlerContext) -> None:
+        self._context = context
+        self._sending = context.broker.sending
         self.staged: _Answers = []
 
     def stage(self, call: GrpcCall, request: Any) -> Work[None] | None:
@@ -78,7 +78,7 @@ class GrpcSends:
         Raises:
             Fault: The messages are refused, and nothing of the call is staged.
         """
-        broker = self._hall.broker
+        broker = self._context.broker
         if not request.messages or len(request.messages) > MAX_SEND_MESSAGES:
             raise StatusError(Code.MESSAGE_CORRUPTED, f"a call sends 1 to {MAX_SEND_MESSAGES} messages")
         name = topic_of(request.messages[0].topic)
@@ -122,7 +122,7 @@ class GrpcSends:
 
     def _topic(self, name: str, sent: list[AcceptedMessage]) -> TopicConfig:
         """Raises Fault."""
-        topic = self._hall.broker.topics.get(name)
+        topic = self._context.broker.topics.get(name)
         if topic is None:
             raise StatusError(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
         if not topic.perm & PERM_WRITE or not topic.write_queues:
@@ -140,7 +140,7 @@ class GrpcSends:
     def settle(self) -> None:
         """Stores the staged messages, and answers: with `--flush sync` when they are on the device."""
         staged, self.staged = self.staged, []
-        broker = self._hall.broker
+        broker = self._context.broker
         try:
             self._sending.commit()
         except Exception as error:
@@ -434,8 +434,8 @@ def _fill_properties(system: Any, found: dict[str, str], record: Record, namespa
         set_ms(system.delivery_timestamp, int(due))
     if group_key := found.get(SHARDING_KEY):
         system.message_group = group_key
-    if context := found.get(TRACE_CONTEXT):
-        system.trace_context = context
+    if trace_context := found.get(TRACE_CONTEXT):
+        system.trace_context = trace_context
     if origin := found.get(DEAD_TOPIC):
         system.dead_letter_queue.topic = names.without_namespace(origin, namespace)
         system.dead_letter_queue.message_id = found.get(DEAD_MESSAGE_ID, "")
@@ -469,7 +469,7 @@ _OUTCOMES = {_COMMIT: SYS_TRANSACTION_COMMIT, _ROLLBACK: SYS_TRANSACTION_ROLLBAC
 _is_id = re.compile(r"[0-9A-Fa-f]{32}", re.ASCII).fullmatch
 
 
-def end_transaction(hall: Hall, call: GrpcCall, request: Any) -> Any:
+def end_transaction(context: HandlerContext, call: GrpcCall, request: Any) -> Any:
     topic = topic_of(request.topic)
     if not request.transaction_id.strip():
         raise StatusError(Code.INVALID_TRANSACTION_ID, "the transaction has no id")
@@ -479,12 +479,12 @@ def end_transaction(hall: Hall, call: GrpcCall, request: Any) -> Any:
     if outcome is None:  # not known yet: it is asked for later
         return response
     position, offset = _place(request.transaction_id)
-    half = hall.broker.store.record_at(position)
+    half = context.broker.store.record_at(position)
     if half is not None and real_queue(half)[0] != topic:  # its producers' group may have the name of another topic
         raise StatusError(Code.INVALID_TRANSACTION_ID, f"the transaction is not one of the topic {topic}")
     header = EndTransaction(topic, offset, position, outcome, msg_id=request.message_id or None)
     try:
-        fault = hall.broker.transactions.end(header)
+        fault = context.broker.transactions.end(header)
     except StoreFull as error:
         raise StatusError(Code.INTERNAL_SERVER_ERROR, str(error)) from None
     if fault:
@@ -519,19 +519,19 @@ def asking(call: GrpcCall, half: Record) -> Work[None]:
 _CODES: Final = {RecallFault.ILLEGAL_HANDLE: Code.BAD_REQUEST, RecallFault.NOT_WAITING: Code.MESSAGE_NOT_FOUND}
 
 
-def recall_message(hall: Hall, call: GrpcCall, request: Any) -> None:
+def recall_message(context: HandlerContext, call: GrpcCall, request: Any) -> None:
     """Answers when it is kept that the message was taken back."""
     topic = topic_of(request.topic)
-    if hall.broker.topics.get(topic) is None:
+    if context.broker.topics.get(topic) is None:
         raise StatusError(Code.TOPIC_NOT_FOUND, f"No topic route info of {topic}")
     try:
-        hall.broker.recalls.join(call.session, _recall(hall, call, topic, request.recall_handle))
+        context.broker.recalls.join(call.session, _recall(context, call, topic, request.recall_handle))
     except LimitExceeded as error:
         raise StatusError(Code.TOO_MANY_REQUESTS, str(error)) from None
 
 
-def _recall(hall: Hall, call: GrpcCall, topic: str, handle: str) -> Work[None]:
-    broker = hall.broker
+def _recall(context: HandlerContext, call: GrpcCall, topic: str, handle: str) -> Work[None]:
+    broker = context.broker
     try:
         recall = yield from recalling(broker.timers, broker.config.name, topic, handle)
     except (StoreError, LimitExceeded) as error:

@@ -34,11 +34,11 @@ from ..config import (
     LimitExceeded,
 )
 from ..runtime import MACHINE
-from ..sessions import AddressShares, Callers, Refusal
+from ..sessions import AddressShares, GrpcClientStats, Refusal
 from ..store.files import StoreError
-from ..tls import Carrier
+from ..tls import ClientTransport
 from . import clients, consuming, producing, schema
-from .clients import GrpcCall, GrpcClient, GrpcClients, Hall, Method, set_status
+from .clients import GrpcCall, GrpcClient, GrpcClients, HandlerContext, Method, set_status
 from .consuming import tell
 from .producing import GrpcSends
 from .schema import SERVICE, Code, StatusError, has_control, refused
@@ -64,11 +64,11 @@ _NO_GRPC: Final = encode(
 class CallServer(Protocol):
     """Knows the methods, and serves the calls that were read. `callers`: hears of connections and answers."""
 
-    callers: Callers
+    callers: GrpcClientStats
 
     def now_s(self) -> float: ...
 
-    def turned_away(self, connection: Carrier, reason: str) -> None: ...
+    def turned_away(self, connection: ClientTransport, reason: str) -> None: ...
 
     def method_of(self, stream: Stream) -> Method:
         """Raises CallFault."""
@@ -83,8 +83,8 @@ class GrpcConnection(asyncio.Protocol):
     """`ready`: messages that are read and wait for their turn, each with its call, or work on one that has begun. None: the
     client sends no more of them."""
 
-    def __init__(self, door: CallServer, connection: Carrier) -> None:
-        self.door = door
+    def __init__(self, server: CallServer, connection: ClientTransport) -> None:
+        self.server = server
         self.connection = connection
         self.http2 = Http2()
         self.ready: Ready = deque()
@@ -93,10 +93,10 @@ class GrpcConnection(asyncio.Protocol):
         self._charged_bytes = 0
         self._is_serving = self._is_flush_due = self._is_in_line = False
         connection.on_farewell(self._say_goodbye)
-        door.callers.connections += 1
+        server.callers.connections += 1
 
     def data_received(self, data: bytes) -> None:
-        connection, now_s = self.connection, self.door.now_s()
+        connection, now_s = self.connection, self.server.now_s()
         connection.active_s = connection.heard_s = now_s
         connection.read_bytes += len(data)
         if self._is_in_line or not connection.may_serve:
@@ -125,7 +125,7 @@ class GrpcConnection(asyncio.Protocol):
                     self._give_up(stream_id)
                 data = b""
                 if self.ready and not connection.is_paused:
-                    self.door.serve(self.ready)
+                    self.server.serve(self.ready)
                 if not self._has_more:
                     return True
                 if time.perf_counter() > end_s:
@@ -160,10 +160,10 @@ class GrpcConnection(asyncio.Protocol):
 
     def _call_of(self, stream: Stream) -> GrpcCall:
         """Raises CallFault."""
-        method = self.door.method_of(stream)
+        method = self.server.method_of(stream)
         left_s = grpc.timeout_s(stream.fields.get(b"grpc-timeout"))
         due_s = None if left_s is None else self.connection.heard_s + left_s
-        answers, callers = self.http2.answers, self.door.callers
+        answers, callers = self.http2.answers, self.server.callers
         return GrpcCall(self.connection, stream, method, due_s, answers, self.flush_soon, callers, self._keep_answered)
 
     def _keep_answered(self, stream_id: int, given_up: Callable[[], None]) -> None:
@@ -288,7 +288,7 @@ class GrpcConnection(asyncio.Protocol):
     def _close(self) -> None:
         fault = self.http2.fault
         if fault is not None:
-            self.door.turned_away(self.connection, f"it broke a rule of HTTP/2: {fault}")
+            self.server.turned_away(self.connection, f"it broke a rule of HTTP/2: {fault}")
             if self.connection.is_news("http2_connection_closed"):
                 log.warning("http2_connection_closed", peer=self.connection.peer, reason=str(fault))
         self.connection.close()
@@ -306,7 +306,7 @@ class GrpcConnection(asyncio.Protocol):
         self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.door.callers.connections -= 1
+        self.server.callers.connections -= 1
         self.ready.clear()
         for stream in self.http2.lost():
             self._abort(stream)
@@ -318,7 +318,7 @@ class GrpcConnection(asyncio.Protocol):
 # ------------------------------------------------------------------------------
 # Takes the calls of one socket read to their handlers, and the answers back.
 #
-# As in the other door, sends are staged one by one and committed together: before any other call of the same read is
+# As in the other server, sends are staged one by one and committed together: before any other call of the same read is
 # looked at, and before anything is written. Every call is authorized before it is staged or handled.
 
 
@@ -329,7 +329,7 @@ ServeCalls = Callable[[Ready], None]
 
 
 class GrpcServer:
-    """The door of a broker, or of a name server alone, which serves no call and says so. tap: makes another function of the
+    """The server of a broker, or of a name server alone, which serves no call and says so. tap: makes another function of the
     one that serves calls."""
 
     def __init__(
@@ -337,22 +337,24 @@ class GrpcServer:
     ) -> None:
         self.serve = tap(self._serve_ready)
         self._acl = acl
-        self._hall: Hall | None = None
+        self._context: HandlerContext | None = None
         self._sends: GrpcSends | None = None
         self._methods: Mapping[bytes, Method] = {}
         self._answering = AddressShares(broker.limits.max_answering if broker is not None else 0)
-        self.callers = broker.callers if broker is not None else Callers(MACHINE)
+        self.callers = broker.callers if broker is not None else GrpcClientStats(MACHINE)
         self.now_s = MACHINE.monotonic_s
         if broker is not None:
-            self._hall = Hall(broker, GrpcClients(partial(tell, broker.turns.do), self._lost, broker.limits), acl)
-            self._sends = GrpcSends(self._hall)
+            self._context = HandlerContext(
+                broker, GrpcClients(partial(tell, broker.turns.do), self._lost, broker.limits), acl
+            )
+            self._sends = GrpcSends(self._context)
             self._methods = {f"/{SERVICE}/{name}".encode(): method for name, method in METHODS.items()}
             self.now_s = broker.clock.monotonic_s
 
     def _lost(self, client: GrpcClient, heard_s: float) -> None:
         """A client has said good-bye, or has lost a connection. After its last one it may come back."""
-        if self._hall is not None:
-            broker = self._hall.broker
+        if self._context is not None:
+            broker = self._context.broker
             if client.group:
                 broker.pops.connection_lost(client.pop_client, heard_s)
             if not client.connections:
@@ -361,14 +363,14 @@ class GrpcServer:
                     broker.clock.call_later(CLIENT_GONE_S, self._look_for, client)
 
     def _look_for(self, client: GrpcClient) -> None:
-        if self._hall is not None and self._hall.clients.get(client.account, client.client_id) is None:
-            self._hall.broker.pops.client_gone(client.pop_client)
+        if self._context is not None and self._context.clients.get(client.account, client.client_id) is None:
+            self._context.broker.pops.client_gone(client.pop_client)
 
-    def turned_away(self, connection: Carrier, reason: str) -> None:
-        if self._hall is not None:
-            self._hall.broker.note_turned_away(connection.address, reason)
+    def turned_away(self, connection: ClientTransport, reason: str) -> None:
+        if self._context is not None:
+            self._context.broker.note_turned_away(connection.address, reason)
 
-    def protocol(self, connection: Carrier) -> GrpcConnection:
+    def protocol(self, connection: ClientTransport) -> GrpcConnection:
         return GrpcConnection(self, connection)
 
     def method_of(self, stream: Stream) -> Method:
@@ -377,7 +379,7 @@ class GrpcServer:
         method = self._methods.get(path)
         if method is not None:
             return method
-        if self._hall is None:
+        if self._context is None:
             raise CallFault(Status.UNAVAILABLE, "this is a name server; give the client the address of a broker")
         raise CallFault(Status.UNIMPLEMENTED, f"{path[:100].decode(errors='replace')} is not served here")
 
@@ -404,7 +406,7 @@ class GrpcServer:
     def _serve(self, call: GrpcCall, message: bytes | None) -> Work[None] | None:
         """Serve the call; return the work that is left to be done in pieces."""
         method = call.method
-        assert self._hall is not None
+        assert self._context is not None
         try:
             request = None if message is None else method.request.FromString(message)
             if not call.client_id:
@@ -418,7 +420,7 @@ class GrpcServer:
             if method.name == SEND:
                 assert self._sends is not None
                 return self._sends.stage(call, request)
-            response = method.handler(self._hall, call, request)
+            response = method.handler(self._context, call, request)
             if isinstance(response, Generator):
                 return response
             if asyncio.iscoroutine(response):
@@ -448,18 +450,18 @@ class GrpcServer:
 
     def _answer_later(self, call: GrpcCall, response: Coroutine[Any, Any, Work[None]]) -> None:
         """Raises LimitExceeded."""
-        assert self._hall is not None
+        assert self._context is not None
         address = call.session.address
         if not self._answering.has_room(address):
             response.close()
             raise LimitExceeded(f"{self._answering.count} long requests are being answered; try again later")
         self._answering.take(address)
-        self._hall.broker.tasks.spawn(self._answer(call, response))
+        self._context.broker.tasks.spawn(self._answer(call, response))
 
     async def _answer(self, call: GrpcCall, response: Coroutine[Any, Any, Work[None]]) -> None:
-        assert self._hall is not None
+        assert self._context is not None
         try:
-            self._hall.broker.turns.do(self._going_on(call, await response), call.session.address)
+            self._context.broker.turns.do(self._going_on(call, await response), call.session.address)
         except Exception as error:
             self._fault(call, error)
         finally:
@@ -495,7 +497,7 @@ class GrpcServer:
 # Finds out who asks: `authorization: MQv2-HMAC-SHA1 Credential=<key>[/...], SignedHeaders=x-mq-date-time,
 # Signature=<hex>`.
 #
-# The accounts and their permissions are those of the other door. Clients sign the time that they state, which is
+# The accounts and their permissions are those of the other server. Clients sign the time that they state, which is
 # their own, in their own zone: nobody can tell whether it is old. Only TLS protects against somebody on the way.
 
 

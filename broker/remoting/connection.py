@@ -77,7 +77,7 @@ from ..config import (
 from ..groups.pulling import CheckedPull
 from ..messages.appender import real_queue
 from ..messages.transactions import CHECK_TIMES
-from ..runtime import Moment, OneATurn, Turns
+from ..runtime import Moment, OnePerIteration, Turns
 from ..sessions import (
     Answer,
     Event,
@@ -121,7 +121,7 @@ def _kept_bytes(frame: Frame) -> int:
 class Host(Protocol):
     """The server: knows its connections, and serves the frames that they read."""
 
-    behind: OneATurn
+    behind: OnePerIteration
     turns: Turns
     moment: Moment
     memory: Memory

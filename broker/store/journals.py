@@ -367,7 +367,7 @@ def boot_id() -> str:
     return ""
 
 
-class Former(NamedTuple):
+class PreviousRunLease(NamedTuple):
     """A lease of a run before. `end`: where its queue ended when a run began in which its owner has not pulled.
     `is_reader`: it is no lease; a foreign member read the queue."""
 
@@ -401,7 +401,7 @@ class LeaseJournal:
         self._freed: list[object] = []
         self._count = 0  # changes in the journal
         self._saved = 0  # leases in the file
-        self.leases: dict[LeaseKey, Former] = {}
+        self.leases: dict[LeaseKey, PreviousRunLease] = {}
         self.epoch = 0
         fault = self._read()
         is_unused = not fault and not disk.is_there(path) and not self._journal.lines
@@ -465,16 +465,16 @@ class LeaseJournal:
         match change:
             case [str(client_id), int(epoch)]:
                 if epoch > saved_epoch:
-                    self.leases[key] = Former(client_id, epoch)
+                    self.leases[key] = PreviousRunLease(client_id, epoch)
             case [str(client_id), int(epoch), True]:
                 if epoch > saved_epoch:
-                    self.leases[key] = Former(client_id, epoch, is_reader=True)
+                    self.leases[key] = PreviousRunLease(client_id, epoch, is_reader=True)
             case [int(epoch)]:
                 if key in self.leases and self.leases[key].epoch == epoch:
                     del self.leases[key]
             case [str(client_id), int(epoch), (int() | None) as end]:
                 if key in self.leases and self.leases[key].epoch == epoch:
-                    self.leases[key] = Former(client_id, epoch, end)
+                    self.leases[key] = PreviousRunLease(client_id, epoch, end)
             case _:
                 raise self._no_lease()
         self.epoch = max(self.epoch, epoch)
@@ -500,7 +500,7 @@ class LeaseJournal:
         """To be written soon. A later grant may be written first: it has another epoch."""
         self._freed.append([*key, epoch])
 
-    def ended_at(self, key: LeaseKey, former: Former) -> None:
+    def ended_at(self, key: LeaseKey, former: PreviousRunLease) -> None:
         """To be written before anything is appended to the queue."""
         self._changes.append([*key, former.client_id, former.epoch, former.end])
 

@@ -112,7 +112,7 @@ class Store:
         self.first_not_before = self._reader.first_not_before
         self.earliest_ms = self._reader.earliest_ms
         self.fault: str | None = None
-        self.room = Room(folder)
+        self.room = WriteAvailability(folder)
 
     # Opening and closing
 
@@ -637,7 +637,7 @@ def _call(action: Action) -> None:
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Room:
+class WriteAvailability:
     """`lack` is why the last write was refused, None if it was not; `refused` is how many were."""
 
     def __init__(self, folder: Path) -> None:

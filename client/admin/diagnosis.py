@@ -43,7 +43,7 @@ from ..config import (
 )
 from ..errors import ConnectionFailed, RequestTimeout, RocketletError
 from ..message import Message
-from ..wire.connection import side_by_side
+from ..wire.connection import gather_limited
 from .admin_client import AdminClient, Group, Masters, Topic, are_broadcasting, locked
 from .dead_letters import Marks, all_marks, dead_letters
 
@@ -97,19 +97,19 @@ async def diagnose(
     findings = await findings_of_brokers(admin, skews)
     if any(finding.kind in BROKERS_MISSING for finding in findings):
         return findings  # groups and topics cannot be judged by a part of their brokers
-    for topic in await side_by_side(admin.topic, await admin.topics()):
+    for topic in await gather_limited(admin.topic, await admin.topics()):
         findings += findings_of_topic(topic)
     masters = await admin.masters()
     configs = await admin.all_group_configs(masters)
     groups = [name for name in configs if not names.is_system_group(name)]
     examined.total = len(groups)
     watch = _Watch(admin, masters, configs, patience, skews, examined)
-    for found in await side_by_side(watch.findings, groups, WATCHED_AT_ONCE):
+    for found in await gather_limited(watch.findings, groups, WATCHED_AT_ONCE):
         findings += found
     there = set(await admin.topics(system=True))
     given_up = [name for name in groups if names.dlq_topic(name) in there]
     marks = await all_marks(admin) if given_up else {}
-    for found in await side_by_side(partial(_dead_letters, admin, marks), given_up):
+    for found in await gather_limited(partial(_dead_letters, admin, marks), given_up):
         findings += found
     return sorted(set(findings))
 
@@ -650,7 +650,7 @@ class Examiner:
         subscribed = {topic for told in connections.values() for topic in told.subscriptions}
         subscribed |= {topic for member in running.values() for topic in member.subscriptions}
         subscribed |= {queue.topic for queue in progress}
-        found = await side_by_side(self._topic, sorted(topic for topic in subscribed if not topic.startswith("%")))
+        found = await gather_limited(self._topic, sorted(topic for topic in subscribed if not topic.startswith("%")))
         topics = {topic.name: topic for topic in found if topic is not None}
         seen = Observed(
             Group(name, self.configs.get(name, {}), connections, before, locked(reports)),

@@ -14,7 +14,7 @@ from typing import Self
 from ..config import DEAD_LETTER_LEVEL
 from ..errors import ConfigError
 from ..message import Message
-from ..wire.connection import Home
+from ..wire.connection import LoopAffinity
 from .handling import DeliveryWatch, Outcome, Reject, RetryLater, SendBackFunction, Settled, check_has_level
 from .queues import ProcessQueue, Run
 
@@ -81,7 +81,7 @@ class Deliveries:
         self._dropped: deque[HeldRun] = deque()
         self._holding: dict[Message, HeldRun] = {}
         self.is_closed = False
-        self.home = Home()
+        self.home = LoopAffinity()
         self.home.begin()
 
     # Returning messages to the application

@@ -426,7 +426,7 @@ class Connections:
         self._open: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._opened_s: dict[str, float] = {}
-        self.home = Home()
+        self.home = LoopAffinity()
         self._is_closed = False
         self._all_closed = asyncio.Event()
 
@@ -676,7 +676,7 @@ if hasattr(os, "register_at_fork"):  # there is no fork on Windows
     os.register_at_fork(after_in_child=_forked)
 
 
-class Home:
+class LoopAffinity:
     """`begin` says that the client lives here from now on, `check` that it is used where it lives, if it has begun; `enter`
     is the one or the other. All raise ConfigError."""
 
@@ -757,7 +757,7 @@ async def finished(tasks: Set[asyncio.Task[Any]], timeout_s: float) -> None:
 R = TypeVar("R")
 
 
-async def side_by_side(ask: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = ASKED_AT_ONCE) -> list[R]:
+async def gather_limited(ask: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = ASKED_AT_ONCE) -> list[R]:
     """The answers, in the order of the items. The first that fails ends the others."""
     places = asyncio.Semaphore(at_once)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from ...client.admin.admin_client import AdminClient, are_broadcasting
 from ...client.errors import ConfigError
-from ...client.wire.connection import side_by_side
+from ...client.wire.connection import gather_limited
 from ...protocol.bodies import GroupConfig
 from ...protocol.names import counted
 from ..plumbing.administration import Commands, changing, confirmed, noun, verb
@@ -63,7 +63,7 @@ async def _list(options: argparse.Namespace, admin: AdminClient, output: Output)
         return {"group": name, "members": len(members), "topics": topics, "lag": lag}
 
     names = await admin.groups(system=options.system)
-    output.records(("group", "members", "topics", "lag"), await side_by_side(row, names))
+    output.records(("group", "members", "topics", "lag"), await gather_limited(row, names))
     if not names:
         output.text("there is no group yet: its first consumer makes one")
     return 0

@@ -12,7 +12,7 @@ import structlog
 from structlog.typing import EventDict, ExcInfo, WrappedLogger
 
 from .output import printable
-from .repeats import Repeats
+from .repeats import RepeatedEvents
 
 log = structlog.get_logger("rocketlet")
 
@@ -31,7 +31,7 @@ def configure(level: str = "info") -> None:
     """Logs go to stderr, so that stdout belongs to the commands' own output. Records of the client, asyncio and other
     libraries, which use the standard `logging`, look the same."""
     on_terminal = sys.stderr.isatty()
-    repeats = Repeats()
+    repeats = RepeatedEvents()
     context: list[structlog.typing.Processor] = [structlog.contextvars.merge_contextvars, _with_place]
     stamps: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,

@@ -15,7 +15,7 @@ from structlog.typing import EventDict, WrappedLogger
 from ..config import REPEAT_INTERVAL_S, REPEATS_KNOWN
 
 
-class Repeats:
+class RepeatedEvents:
     """Lines are alike if all of their fields are: two that differ in anything are both written."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:

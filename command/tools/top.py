@@ -12,7 +12,7 @@ from typing import Any
 from ...client.admin.admin_client import AdminClient, are_broadcasting
 from ...client.config import SHORT_LAG_S
 from ...client.errors import RocketletError
-from ...client.wire.connection import side_by_side
+from ...client.wire.connection import gather_limited
 from ..config import MAX_TOP_ROWS, TOP_INTERVAL_S
 from ..plumbing.administration import Commands, verb
 from ..plumbing.numbers import seconds, whole
@@ -76,8 +76,8 @@ async def _look(admin: AdminClient) -> TopSample:
         lag = sum(max(item.lag, 0) for item in progress.values())
         look.groups.append({"group": name, "members": len(members), "lag": lag})
 
-    await side_by_side(of_topic, await admin.topics())
-    await side_by_side(of_group, await admin.groups())
+    await gather_limited(of_topic, await admin.topics())
+    await gather_limited(of_group, await admin.groups())
     return look
 
 

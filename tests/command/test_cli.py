@@ -55,7 +55,7 @@ from rocketlet.broker.server import Listening, Server
 async def main():
     async with Server(Listening(), broker=None, routes=Routes()) as server:
         print([name for name in sys.modules if name.startswith(("google", "hpack", "rocketlet.broker.grpc"))])
-        print(server.grpc_door is not None)
+        print(server.grpc_server is not None)
 asyncio.run(main())
 """
     assert python(program).splitlines() == ["[]", "True"]

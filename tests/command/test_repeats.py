@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import structlog
-from rocketlet.command.plumbing.repeats import Repeats
+from rocketlet.command.plumbing.repeats import RepeatedEvents
 
 
 class Time:
@@ -19,7 +19,7 @@ class Time:
 
 def test_a_line_is_written_once_and_then_each_minute_with_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Time()
-    repeats = Repeats(clock.now_s)
+    repeats = RepeatedEvents(clock.now_s)
 
     def written(method: str = "warning", **fields: object) -> dict[str, object] | None:
         try:
@@ -44,7 +44,7 @@ def test_a_line_is_written_once_and_then_each_minute_with_a_count(monkeypatch: p
 
 
 def test_lines_of_logging_are_left_out_too() -> None:
-    repeats = Repeats(Time().now_s)
+    repeats = RepeatedEvents(Time().now_s)
 
     def record(**fields: object) -> logging.LogRecord:
         made = logging.LogRecord("rocketlet.cluster", logging.WARNING, "f", 1, "text", (), None)

@@ -122,7 +122,7 @@ async def test_clients_that_cannot_connect_and_calls_that_fail_are_named(
     assert (await samples(node))["rocketlet_grpc_connections", frozenset()] == 1
     with pytest.raises((ssl.SSLError, ConnectionError)):
         await dial(node.address, tls=ssl.create_default_context())
-    monkeypatch.setattr(node.server, "grpc_door", None)
+    monkeypatch.setattr(node.server, "grpc_server", None)
     refused = (await dial(node.address)).begin("QueryRoute")
     assert await refused.all() == []
     async with AdminClient(node.address) as admin:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from rocketlet.broker.config import LIMITS
-from rocketlet.broker.runtime import Line, Turns
+from rocketlet.broker.runtime import FairQueue, Turns
 from rocketlet.broker.store import index
 from rocketlet.protocol.bodies import Work
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -160,7 +160,7 @@ async def test_a_client_has_one_search_at_a_time_and_others_wait_in_line(
 
 async def test_clients_take_turns_with_their_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = Turns()
-    line = Line(turns, at_once=1, max_waiting=8)
+    line = FairQueue(turns, at_once=1, max_waiting=8)
     done: list[str] = []
 
     def work(name: str) -> Work[None]:

@@ -13,7 +13,7 @@ from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MOMENT_S, Limits
 from rocketlet.broker.groups.offsets import Watch
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.remoting.dispatch import BROKER_REQUESTS
-from rocketlet.broker.runtime import Moment, MovableClock, OneATurn, Runtime, Turns
+from rocketlet.broker.runtime import Moment, MovableClock, OnePerIteration, Runtime, Turns
 from rocketlet.protocol.bodies import (
     LOOKS,
     SLICE,
@@ -488,7 +488,7 @@ async def test_pulls_that_waited_for_their_reader_are_answered_in_turns(
 
 
 async def test_calls_that_wait_are_made_one_a_turn_in_order() -> None:
-    behind, made = OneATurn(), list[int]()
+    behind, made = OnePerIteration(), list[int]()
 
     def again() -> None:
         made.append(0)
@@ -503,7 +503,7 @@ async def test_calls_that_wait_are_made_one_a_turn_in_order() -> None:
 
 
 async def test_a_call_that_fails_does_not_stop_those_behind_it() -> None:
-    behind, made, faults = OneATurn(), list[int](), list[object]()
+    behind, made, faults = OnePerIteration(), list[int](), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
     behind.call(lambda: made.append(1 // 0))
     behind.call(lambda: made.append(1))

@@ -18,7 +18,7 @@ from rocketlet.broker import server as entrance_module
 from rocketlet.broker.config import MAX_TLS_FILE_BYTES, RELOAD_INTERVAL_S
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.runtime import Turns
-from rocketlet.broker.server import Entrance, Handshakes, Listening, Server
+from rocketlet.broker.server import Handshakes, Listening, Server, TlsDetector
 from rocketlet.broker.tls import Tls, TlsError, TlsFiles
 from rocketlet.client import Access, BrokerRefused, ConnectionFailed, Consumer, Producer
 from rocketlet.protocol.codes import RequestCode, ResponseCode
@@ -401,7 +401,7 @@ async def test_a_handshake_does_not_begin_on_a_connection_that_ends(certificates
     ends = Mock(spec=asyncio.Transport)
     ends.is_closing.return_value = True
     tls = Tls("permissive", certificates.files)
-    entrance = Entrance(tls, Handshakes(), Turns().call, Mock(peer="127.0.0.1:1"), Mock())
+    entrance = TlsDetector(tls, Handshakes(), Turns().call, Mock(peer="127.0.0.1:1"), Mock())
     entrance.connection_made(ends)
     await entrance.shake_hands(HELLO)
     assert tls.failed_handshakes == 1
