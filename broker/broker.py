@@ -43,6 +43,7 @@ from .messages.appender import Appender
 from .messages.filters import Filters
 from .messages.held_pulls import HeldPulls
 from .messages.later import Delays, Timers, tag_code_of
+from .messages.lite import LiteChanges, LiteTopics
 from .messages.sending import Retries, SendService
 from .messages.topics import Statistics, Topics
 from .messages.transactions import Transactions
@@ -132,6 +133,7 @@ class BrokerController:
         self.filters = Filters(runtime)
         self.held_pulls = HeldPulls(runtime)
         self.appender = appender = Appender(self.store, self.changes)
+        self.lites = LiteTopics(runtime, topics, self.store, self.changes)
         self.delays = Delays(runtime, folder / "delays.json", config.delay_levels_ms, topics, appender)
         self.timers = Timers(runtime, folder, topics, appender)
         path, time = folder / "transactions.json", self.retention_time
@@ -153,7 +155,7 @@ class BrokerController:
         self.flusher = Flusher(self.store, journals, self.device) if config.flush == "sync" else None
         self.retries = Retries(self.topics, self.appender, self.delays, groups, self.statistics)
         self.sending = SendService(
-            self.topics, self.appender, self.delays, self.transactions, self.retries, self.timers, config
+            self.topics, self.appender, self.delays, self.transactions, self.retries, self.timers, self.lites, config
         )
         return pop_frames
 
@@ -419,7 +421,7 @@ class BrokerController:
             log.error("save_failed", reason=str(error))
 
 
-class _Changes(GroupChanges):
+class _Changes(GroupChanges, LiteChanges):
     """Passes the facts that lower parts report to those above them, which are made later."""
 
     def __init__(self, broker: BrokerController) -> None:

@@ -158,6 +158,9 @@ SAMPLE_INTERVAL_S: Final = 10.0  # interval of the samples from which rates are 
 
 MAX_POP_MESSAGES: Final = 32  # messages of one pop, as at Apache's broker
 MAX_POP_BYTES: Final = 4 * 1024 * 1024  # message bytes of one pop response; it has at least one message
+MAX_LOST_LITE_OFFSETS: Final = (
+    100_000  # messages of a lite topic that are lost in a row; more count as a new lite topic
+)
 MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000  # maximum visibility timeout of a popped message, as at Apache's broker
 # a pop that arrives later than this after it was sent is answered empty, as by Apache's broker, because its client has
 # given up
@@ -369,6 +372,7 @@ class Limits:
     max_unfinished: int = 20_000  # unacknowledged deliveries of a group in one queue; further pops wait
     # unacknowledged deliveries of a group in all queues, about 350 bytes each; further pops wait
     max_unfinished_of_group: int = 200_000
+    max_lite_topics: int = 500_000  # lite topics of all parent topics, about 200 bytes each
     # unacknowledged deliveries of an ordered group in one queue, with messages that wait for them
     max_unfinished_in_order: int = 2000
     max_attempt_ids: int = 10_000  # pops of ordered groups whose batch is returned again to the same attempt id

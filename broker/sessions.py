@@ -421,6 +421,8 @@ class Reason(Enum):
     """It reads a queue that a member of the group has read, and has sent no heartbeat."""
     SUBSCRIPTION_NOT_LATEST = auto()
     """The client names a later version of its subscription than its last heartbeat."""
+    TOO_MANY_LITE_TOPICS = auto()
+    """The broker has as many lite topics as it may."""
     BUSY = auto()
     """Too much is under way; the same request may be served later."""
 

@@ -1107,7 +1107,7 @@ cdef int read_properties(View data, Send *send, Output text) except -1:
         unescape(data, field, text)
     else:
         text.put(part(data, field.at, field.size), field.size)
-    if find_text(text.start, text.size, b"DEL", 3) >= 0 or find_text(text.start, text.size, b"TRAN_MSG\1", 9) >= 0 or find_text(text.start, text.size, b"_SYS_MSG_PRIORITY_\1", 19) >= 0:
+    if find_text(text.start, text.size, b"DEL", 3) >= 0 or find_text(text.start, text.size, b"TRAN_MSG\1", 9) >= 0 or find_text(text.start, text.size, b"_SYS_MSG_PRIORITY_\1", 19) >= 0 or find_text(text.start, text.size, b"__LITE_TOPIC\1", 13) >= 0:
         return 0
     if send.is_batch:
         return find_text(text.start, text.size, b"TIMER_D", 7) < 0

@@ -32,7 +32,7 @@ from .config import (
     MAX_TABLE_BYTES,
     MAX_TOPIC_QUEUES,
 )
-from .names import Queue, Subscription, SubscriptionError, parse_subscription
+from .names import Queue, Subscription, SubscriptionError, parse_subscription, topic_fault
 
 # ------------------------------------------------------------------------------
 # JSON bodies are checked once, where they come in: msgspec checks their types, counts and lengths.
@@ -338,12 +338,21 @@ def queue_of(data: QueueShape) -> Queue:
 # Topics and routes
 
 MESSAGE_TYPE: Final = "message.type"
-MESSAGE_TYPES: Final = frozenset(("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED", "UNSPECIFIED"))
+MESSAGE_TYPES: Final = frozenset(("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED", "UNSPECIFIED"))
+LITE_EXPIRATION: Final = "lite.topic.expiration"
+NO_EXPIRATION: Final = -1
+MAX_LITE_EXPIRATION_MIN: Final = 43_200
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """`message_type`: 5.x's attribute `message.type`, which says what messages the topic is for; empty if nobody said."""
+    """A topic's settings at a broker.
+
+    Attributes:
+        message_type: 5.x's attribute `message.type`, which says what messages the topic is for; empty if nobody said.
+        lite_expiration_min: 5.5's attribute `lite.topic.expiration`: after how many minutes without a message a lite topic
+            of this parent topic is deleted; -1 for never.
+    """
 
     name: str
     read_queues: int = 8
@@ -353,6 +362,12 @@ class TopicConfig:
     sys_flag: int = 0
     order: bool = False
     message_type: str = ""
+    lite_expiration_min: int = NO_EXPIRATION
+
+    @property
+    def is_lite(self) -> bool:
+        """True if the topic is the parent of lite topics."""
+        return self.message_type == "LITE"
 
 
 class DataVersion(msgspec.Struct, frozen=True):
@@ -361,9 +376,11 @@ class DataVersion(msgspec.Struct, frozen=True):
 
 
 def topic_json(topic: TopicConfig) -> dict[str, Any]:
-    attributes = {"attributes": {MESSAGE_TYPE: topic.message_type}} if topic.message_type else {}
+    attributes = {MESSAGE_TYPE: topic.message_type} if topic.message_type else {}
+    if topic.lite_expiration_min != NO_EXPIRATION:
+        attributes[LITE_EXPIRATION] = str(topic.lite_expiration_min)
     return {
-        **attributes,
+        **({"attributes": attributes} if attributes else {}),
         "order": topic.order,
         "perm": topic.perm,
         "readQueueNums": topic.read_queues,
@@ -400,6 +417,7 @@ def topic_of(data: TopicShape) -> TopicConfig:
         data.topic_sys_flag,
         bool(data.order),
         _message_type(data.attributes),
+        _lite_expiration_min(data.attributes),
     )
 
 
@@ -408,16 +426,41 @@ def _message_type(attributes: Any) -> str:
     return found if isinstance(found, str) and found in MESSAGE_TYPES else ""
 
 
+def _lite_expiration_min(attributes: Any) -> int:
+    found = attributes.get(LITE_EXPIRATION) if isinstance(attributes, dict) else None
+    try:
+        return _minutes(str(found))
+    except BodyError:  # of another broker
+        return NO_EXPIRATION
+
+
+def _minutes(text: str) -> int:
+    """Raises BodyError."""
+    if text != str(NO_EXPIRATION) and not (
+        text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MAX_LITE_EXPIRATION_MIN
+    ):
+        raise BodyError(
+            f"{LITE_EXPIRATION}: got {text[:40]!r}; expected {NO_EXPIRATION} or 1 to {MAX_LITE_EXPIRATION_MIN} minutes"
+        )
+    return int(text)
+
+
 def altered_attributes(topic: TopicConfig, changes: str) -> TopicConfig:
     """The topic with the attributes that UPDATE_AND_CREATE_TOPIC changes: `+name=value` and `-name`, divided by commas.
-    Raises BodyError, for there is one attribute, `message.type`."""
+    Raises BodyError."""
     for change in filter(None, changes.split(",")):
         name, _, value = change[1:].partition("=")
-        if change[0] not in "+-" or name != MESSAGE_TYPE:
-            raise BodyError(f"the topic attribute {change[:100]!r} is not kept here; +{MESSAGE_TYPE}=NORMAL is")
-        if change[0] == "+" and value not in MESSAGE_TYPES:
+        is_set = change[0] == "+"
+        if change[0] not in "+-" or name not in (MESSAGE_TYPE, LITE_EXPIRATION):
+            raise BodyError(
+                f"the topic attribute {change[:100]!r} is not kept here; +{MESSAGE_TYPE}=NORMAL and +{LITE_EXPIRATION}=60 are"
+            )
+        if name == LITE_EXPIRATION:
+            topic = replace(topic, lite_expiration_min=_minutes(value) if is_set else NO_EXPIRATION)
+            continue
+        if is_set and value not in MESSAGE_TYPES:
             raise BodyError(f"the message type {value[:100]!r} is unknown; use {', '.join(sorted(MESSAGE_TYPES))}")
-        topic = replace(topic, message_type=value if change[0] == "+" else "")
+        topic = replace(topic, message_type=value if is_set else "")
     return topic
 
 
@@ -549,6 +592,87 @@ class GroupConfig(msgspec.Struct, frozen=True, rename="camel"):
     notify_enable: bool = wire(name="notifyConsumerIdsChangedEnable", default=True)
     strict: bool = False
     consume_orderly: bool = wire(name="consumeMessageOrderly", default=False)
+    attributes: dict[str, str] = {}
+
+    @property
+    def lite_topic(self) -> str:
+        """The parent topic whose lite topics the group consumes; empty for a group that is not a lite group."""
+        return self.attributes.get(LITE_BIND, "")
+
+    @property
+    def lite_is_exclusive(self) -> bool:
+        """True if only one client of the group may subscribe to a lite topic."""
+        return self.attributes.get(LITE_MODEL) == EXCLUSIVE
+
+    @property
+    def lite_is_wildcard(self) -> bool:
+        """True if clients of the group receive from every lite topic."""
+        return LITE_WILDCARD in self.attributes
+
+    @property
+    def lite_quota(self) -> int:
+        """How many lite topics a client of the group may subscribe to; -1 for any number."""
+        return int(self.attributes.get(LITE_QUOTA, DEFAULT_LITE_QUOTA))
+
+    def resets_lite(self, name: str) -> bool:
+        """Return True if the group's attribute of this name says that an offset goes back to 0."""
+        return self.attributes.get(name) == "true"
+
+
+# Attributes of groups, as Apache's SubscriptionGroupAttributes names them
+LITE_BIND: Final = "lite.bind.topic"
+LITE_MODEL: Final = "lite.sub.model"
+LITE_QUOTA: Final = "lite.sub.client.quota"
+LITE_EVENTS: Final = "lite.sub.client.max.event.cnt"  # kept and not used: no news are queued here
+LITE_RESET_EXCLUSIVE: Final = "lite.sub.reset.offset.exclusive"
+LITE_RESET_UNSUBSCRIBED: Final = "lite.sub.reset.offset.unsubscribe"
+LITE_WILDCARD: Final = "lite.sub.wildcard"
+PRIORITY_FACTOR: Final = "priority.factor"
+SHARED, EXCLUSIVE = "Shared", "Exclusive"
+DEFAULT_LITE_QUOTA: Final = 2000
+_MAX_COUNT: Final = 2**31 - 1
+_BOOLEANS: Final = ("true", "false")
+_COUNTS: Final = {LITE_QUOTA: (-1, _MAX_COUNT), LITE_EVENTS: (10, _MAX_COUNT), PRIORITY_FACTOR: (0, 100)}
+_WORDS: Final = {
+    LITE_MODEL: (SHARED, EXCLUSIVE),
+    LITE_RESET_EXCLUSIVE: _BOOLEANS,
+    LITE_RESET_UNSUBSCRIBED: _BOOLEANS,
+}
+
+
+def altered_group(group: GroupConfig, former: GroupConfig | None) -> GroupConfig:
+    """The group with the attributes that it had and the changes that a request names: `+name` or `name` sets an attribute,
+    `-name` removes it. Raises BodyError."""
+    attributes = dict(former.attributes) if former is not None else {}
+    for key, value in group.attributes.items():
+        name = key.lstrip("+-")
+        fault = _attribute_fault(name, value)
+        if key.startswith("-"):
+            attributes.pop(name, None)
+        elif fault:
+            raise BodyError(fault)
+        else:
+            attributes[name] = value
+    return msgspec.structs.replace(group, attributes=attributes)
+
+
+def _attribute_fault(name: str, value: str) -> str | None:
+    """Return what is wrong with a group's attribute."""
+    if name == LITE_BIND:
+        fault = topic_fault(value)
+        return f"{name}: {fault}" if fault else None
+    if name == LITE_WILDCARD:
+        return None
+    if name in _WORDS:
+        return None if value in _WORDS[name] else f"{name}: got {value[:40]!r}; expected {' or '.join(_WORDS[name])}"
+    if name not in _COUNTS:
+        known = ", ".join(sorted({LITE_BIND, LITE_WILDCARD, *_WORDS, *_COUNTS}))
+        return f"the group attribute {name[:100]!r} is unknown; use {known}"
+    least, most = _COUNTS[name]
+    digits = value.removeprefix("-")
+    if digits.isascii() and digits.isdecimal() and least <= int(value[:12]) <= most:
+        return None
+    return f"{name}: got {value[:40]!r}; expected {least} to {most}"
 
 
 def read_group(data: Any) -> GroupConfig:

@@ -28,6 +28,7 @@ RETRY_ROOM_BYTES: Final = 512  # property bytes that a sent message leaves free 
 SENT_PROPERTY_BYTES: Final = MAX_PROPERTY_BYTES - RETRY_ROOM_BYTES
 MAX_BATCH_ENTRIES: Final = 65_536  # messages of a batch
 MAX_KEPT_TAG_CHARS: Final = 64  # hashes of longer tags are not cached
+MAX_LITE_NAME_CHARS: Final = 64  # the name of a lite topic
 MAX_DECOMPRESSED_BYTES: Final = 64 * 1024 * 1024  # size of a decompressed body
 INFLATED_PIECE_BYTES: Final = 65_536  # bytes that are read or produced in one piece while a broker decompresses a body
 GZIP_MEMBER_BYTES: Final = 4096  # size counted for each member of a gzip body, in addition to its bytes

@@ -17,6 +17,7 @@ from .config import (
     MAX_EXPRESSION_TAGS,
     MAX_GROUP_CHARS,
     MAX_KEPT_TAG_CHARS,
+    MAX_LITE_NAME_CHARS,
     MAX_SUMMARY_CHARS,
     MAX_TOPIC_CHARS,
 )
@@ -27,6 +28,7 @@ from .config import (
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
+LMQ_PREFIX: Final = "%LMQ%$"
 DEFAULT_TOPIC: Final = "TBW102"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
@@ -85,6 +87,31 @@ def retry_topic(group: str) -> str:
 
 def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
+
+
+_is_lite_name = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_LITE_NAME_CHARS}}}\Z").match
+
+
+def lite_queue(parent: str, name: str) -> str:
+    """Return the name under which the offset of a group in a lite topic is kept, as at Apache's broker. It is not a topic."""
+    return f"{LMQ_PREFIX}{parent}${name}"
+
+
+def is_lite_queue(topic: str) -> bool:
+    return topic.startswith(LMQ_PREFIX)
+
+
+def parent_and_name(topic: str) -> tuple[str, str] | None:
+    """Return the parent topic and the lite topic of such a name; None if it is not one."""
+    parent, _, name = topic.removeprefix(LMQ_PREFIX).rpartition("$")
+    return (parent, name) if topic.startswith(LMQ_PREFIX) and parent and name else None
+
+
+def lite_name_fault(name: str) -> str | None:
+    """Return what is wrong with the name of a lite topic."""
+    if _is_lite_name(name):
+        return None
+    return f"lite topic: got {name[:100]!r}; expected 1 to {MAX_LITE_NAME_CHARS} of the characters A-Z a-z 0-9 _ -"
 
 
 def with_namespace(name: str, namespace: str) -> str:

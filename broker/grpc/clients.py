@@ -471,6 +471,7 @@ TYPES: Final = {
     "DELAY": (3,),
     "TRANSACTION": (4,),
     "PRIORITY": (6,),
+    "LITE": (5,),
     "MIXED": _ALL_TYPES,
     "UNSPECIFIED": _ALL_TYPES,
 }

@@ -194,8 +194,15 @@ def _refuse(staged: _Answers, reason: str) -> None:
 # Messages as these clients write them, and as they are stored: both doors share the topics.
 
 
-NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY = 1, 2, 3, 4, 6
-TYPE_NAMES: Final = {NORMAL: "NORMAL", FIFO: "FIFO", DELAY: "DELAY", TRANSACTION: "TRANSACTION", PRIORITY: "PRIORITY"}
+NORMAL, FIFO, DELAY, TRANSACTION, LITE, PRIORITY = 1, 2, 3, 4, 5, 6
+TYPE_NAMES: Final = {
+    NORMAL: "NORMAL",
+    FIFO: "FIFO",
+    DELAY: "DELAY",
+    TRANSACTION: "TRANSACTION",
+    LITE: "LITE",
+    PRIORITY: "PRIORITY",
+}
 
 SHARDING_KEY: Final = "__SHARDINGKEY"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
@@ -278,6 +285,8 @@ def checked(message: Any, topic: str, now_ms: int, max_delay_ms: int = MAX_TIMER
     kind = TRANSACTION if is_half else DELAY if TIMER_DELIVER_MS in found else FIFO if group_key else NORMAL
     if system.HasField("priority"):
         kind = _add_priority(found, system, kind)
+    if system.lite_topic:  # an empty one counts as none, as at Apache's proxy
+        kind = _add_lite_topic(found, system.lite_topic, kind)
     for name, value in ((TRACE_CONTEXT, system.trace_context), (BORN_HOST, system.born_host)):
         if value and len(value) <= MAX_CONTEXT_CHARS and not has_control(value):  # otherwise it is left out
             found[name] = value
@@ -349,6 +358,17 @@ def _add_priority(found: dict[str, str], system: Any, kind: int) -> int:
     return PRIORITY if kind == NORMAL else kind
 
 
+def _add_lite_topic(found: dict[str, str], name: str, kind: int) -> int:
+    if kind != NORMAL:
+        reason = f"a message has either a lite topic or is of the type {TYPE_NAMES[kind]}"
+        raise StatusError(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, reason)
+    fault = names.lite_name_fault(name)
+    if fault:
+        raise StatusError(Code.ILLEGAL_LITE_TOPIC, fault)
+    found[props.LITE_TOPIC] = name
+    return LITE
+
+
 def _group_key(found: dict[str, str], system: Any) -> str:
     """The key of a message group, which also becomes a user property, where 4.9's clients look for it."""
     if system.HasField("message_group"):
@@ -404,6 +424,8 @@ def filling(
     system.born_host = found.get(BORN_HOST) or _address(record.born_host)
     system.store_host = _address(record.store_host)
     system.queue_id, system.queue_offset = record.queue_id, record.queue_offset
+    if (lite_offset := found.get(props.LITE_OFFSET, "")).isdecimal() and system.lite_topic:
+        system.queue_offset = int(lite_offset[:18])
     system.delivery_attempt = attempt
     if handle:
         system.receipt_handle = handle
@@ -446,6 +468,10 @@ def _fill_properties(system: Any, found: dict[str, str], record: Record, namespa
     if is_urgent:
         system.priority = int(priority)
     kind = TRANSACTION if is_half else DELAY if is_timed else FIFO if group_key else NORMAL
+    lite_topic = found.get(props.LITE_TOPIC, "")
+    if lite_topic and not names.lite_name_fault(lite_topic):
+        system.lite_topic = lite_topic
+        kind = LITE if kind == NORMAL else kind
     system.message_type = PRIORITY if kind == NORMAL and is_urgent else kind
 
 

@@ -3,6 +3,7 @@
 topics        settings of topics, rates
 sending       SEND: checks, topic, queue; retries and dead letters
 appender      the only path into the store
+lite          lite topics: the index of their messages
 later         delay levels, delivery times, recalls
 transactions  half messages and their outcomes
 filters       SQL92 filters

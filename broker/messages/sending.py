@@ -33,6 +33,7 @@ from ..store.index import ConsumeQueue
 from .appender import Appender, property_bytes, with_real_queue
 from .later import MARK as TIME_MARK
 from .later import Delays, IllegalTime, Timers, handle_of, time_asked, waiting_text, without_time
+from .lite import LiteTopics, StagedLite
 from .topics import Statistics, Topics
 from .transactions import Transactions, half_properties
 
@@ -53,6 +54,7 @@ _TAGS_MARK: Final = props.TAGS + props.NAME_END
 _WAIT_MARK: Final = props.WAIT + props.NAME_END
 _TRANSACTION_MARK: Final = props.TRANSACTION + props.NAME_END
 _PRIORITY_MARK: Final = props.PRIORITY + props.NAME_END
+_LITE_MARK: Final = props.LITE_TOPIC + props.NAME_END
 
 
 # Of a body, of properties, of a batch in bytes and in messages, of a piece of a batch in both, of a header
@@ -84,6 +86,7 @@ class Placed(NamedTuple):
     delay_level: int = 0
     is_half: bool = False
     recall_handle: str | None = None
+    lite: StagedLite | None = None
 
 
 _PLACED_RUN: Final = Placed(-1, -1, -1)  # whose messages have their places in `EncodedSends`
@@ -113,9 +116,11 @@ class SendService:
         transactions: Transactions,
         retries: Retries,
         timers: Timers,
+        lites: LiteTopics,
         config: BrokerConfig,
     ) -> None:
         self._topics = topics
+        self._lites = lites
         self._store = appender.store
         self._appender = appender
         self._delays = delays
@@ -148,6 +153,7 @@ class SendService:
             placed = self._place(header, body, born_host, pieces)
         except BaseException:
             self._store.roll_back(kept)  # half a batch is no batch
+            self._lites.restage(item.lite for item in self.placed)
             raise
         self.placed.append(placed)
         return placed
@@ -212,12 +218,16 @@ class SendService:
         """Forgets messages staged since."""
         self._store.roll_back(mark[0])
         del self.placed[mark[1] :]
+        self._lites.restage(item.lite for item in self.placed)
 
     def commit(self) -> list[Placed]:
         """Stores everything that is staged, in order. If this raises, such as StoreFull, nothing of it is kept."""
         placed, self.placed = self.placed, []
         self._appender.commit()
-        for position, _, queue_offset, _, delay_level, is_half, _ in [item for item in placed if item[4] or item[5]]:
+        lites = [(item.lite, item.queue_offset) for item in placed if item.lite is not None]
+        if lites:
+            self._lites.append(lites)
+        for position, _, queue_offset, _, delay_level, is_half, _, _ in [item for item in placed if item[4] or item[5]]:
             if delay_level == TO_A_TIME:
                 self._timers.take()
             elif delay_level:
@@ -234,9 +244,12 @@ class SendService:
             return self._place_batch(header, body, born_host, queue_id, pieces)
         if len(body) > MAX_BODY_BYTES:
             raise too_large("message body", body)
-        text = header.properties
+        text, lite = header.properties, None
         if name[0] == "%" and name.startswith(names.RETRY_PREFIX):
             name, queue_id, text = self._retries.place_of(header, queue_id, text)
+        elif _LITE_MARK in text and props.find(text, props.LITE_TOPIC):
+            lite = self._lites.place(name, text, is_first=not self.placed)
+            queue_id, text = lite.queue_id, lite.text
         elif _PRIORITY_MARK in text:
             queue_id = self._queue_of_priority(name, text)
         is_half = _TRANSACTION_MARK in text and props.find(text, props.TRANSACTION) == "true"
@@ -260,7 +273,7 @@ class SendService:
             queue, body, property_bytes(text, limit), code, header.flag, header.sys_flag & ~SYS_TRANSACTION_MASK,
             header.born_timestamp, born_host, header.reconsume_times,
         )  # fmt: skip
-        return _new_tuple(Placed, (position, queue_id, offset, None, later.level, is_half, later.recall_handle))
+        return _new_tuple(Placed, (position, queue_id, offset, None, later.level, is_half, later.recall_handle, lite))
 
     def _queue_id(self, header: SendMessage) -> int:
         """The queue that a message goes to, of a topic that is made if it may be. A queue that was checked stays so until
@@ -275,6 +288,9 @@ class SendService:
                 Reason.ILLEGAL,
                 f"request queueId[{queue_id}] is illegal, {name} has {topic.write_queues} queues",
             )
+        if topic.is_lite:  # its queues are never among the checked ones, which the compiled module takes
+            self._lites.refuse_other(topic, "" if header.batch else header.properties)
+            return max(queue_id, 0)
         if queue_id < 0:
             # As SendMessageProcessor: a client may leave the choice to the broker.
             return random.randrange(topic.write_queues or 1)

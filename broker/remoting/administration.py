@@ -429,18 +429,19 @@ def update_group(broker: BrokerController, connection: RemotingConnection, frame
     fault = names.group_fault(group.name)
     if fault:
         return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-    broker.group_configs.put(group)
+    broker.group_configs.put(bodies.altered_group(group, broker.group_configs.get(group.name)))
     log.info("group_settings_changed", group=group.name)
     return answer(frame)
 
 
 def update_groups(broker: BrokerController, connection: RemotingConnection, frame: Frame) -> Work[Buffers]:
     """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, of 5.x's tools: changes all groups of the list, or none if one is refused."""
-    wanted = bodies.decode_groups(frame.body)
-    for group in wanted:
+    wanted: list[bodies.GroupConfig] = []
+    for group in bodies.decode_groups(frame.body):
         fault = names.group_fault(group.name)
         if fault:
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
+        wanted.append(bodies.altered_group(group, broker.group_configs.get(group.name)))
     for number, group in enumerate(wanted, 1):
         broker.group_configs.put(group)
         if number % SLICE == 0:
@@ -859,18 +860,27 @@ def create_topic(broker: BrokerController, connection: RemotingConnection, frame
     former = broker.topics.get(header.topic)
     if former is not None and header.if_missing:
         return answer(frame)
-    wanted = TopicConfig(
-        header.topic,
-        header.read_queue_nums,
-        header.write_queue_nums,
-        header.perm,
-        header.topic_filter_type,
-        header.topic_sys_flag,
-        message_type=former.message_type if former is not None else "",
+    wanted = _with_attributes(
+        TopicConfig(
+            header.topic,
+            header.read_queue_nums,
+            header.write_queue_nums,
+            header.perm,
+            header.topic_filter_type,
+            header.topic_sys_flag,
+        ),
+        former,
     )
     broker.topics.put(bodies.altered_attributes(wanted, header.attributes), broker.store.end)
     topics_log.info("topic_created", topic=header.topic, queues=header.write_queue_nums)
     return answer(frame)
+
+
+def _with_attributes(topic: TopicConfig, former: TopicConfig | None) -> TopicConfig:
+    """Return the topic with the attributes that it had."""
+    if former is None:
+        return topic
+    return replace(topic, message_type=former.message_type, lite_expiration_min=former.lite_expiration_min)
 
 
 def _new_topic_fault(broker: BrokerController, name: str) -> str | None:
@@ -887,9 +897,7 @@ def create_topics(broker: BrokerController, connection: RemotingConnection, fram
         fault = _new_topic_fault(broker, topic.name)
         if fault:
             return answer(frame, ResponseCode.SYSTEM_ERROR, remark=fault)
-        former = broker.topics.get(topic.name)
-        if former is not None:
-            topic = replace(topic, message_type=former.message_type)
+        topic = _with_attributes(topic, broker.topics.get(topic.name))
         wanted.append(bodies.altered_attributes(topic, changes))
         if number % SLICE == 0:
             yield
@@ -926,6 +934,7 @@ async def _delete_topics(broker: BrokerController, frame: Frame, wanted: list[st
 async def _delete_topic(broker: BrokerController, name: str) -> None:
     broker.topics.delete(name, broker.store.end)
     broker.offsets.topic_deleted(name)
+    broker.lites.topic_deleted(name)
     broker.pops.topic_deleted(name)
     broker.watch.topic_deleted(name)
     noting = broker.locks.topic_deleted(name)

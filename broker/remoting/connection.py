@@ -774,6 +774,7 @@ _CODES: Mapping[Reason, int] = {
     Reason.NOT_SUBSCRIBED: ResponseCode.SUBSCRIPTION_NOT_EXIST,
     Reason.UNKNOWN_MEMBER: ResponseCode.SUBSCRIPTION_NOT_EXIST,
     Reason.SUBSCRIPTION_NOT_LATEST: ResponseCode.SUBSCRIPTION_NOT_LATEST,
+    Reason.TOO_MANY_LITE_TOPICS: ResponseCode.LMQ_QUOTA_EXCEEDED,
     Reason.BUSY: ResponseCode.SYSTEM_BUSY,
 }
 

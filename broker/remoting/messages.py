@@ -130,7 +130,7 @@ class Sends:
             return [part for frame in awaited(staged) for part in not_stored(frame, remark)]
         out: Buffers = []
         host_hex = self._host_hex
-        for frame, (position, queue_id, queue_offset, positions, _, is_half, handle) in zip(
+        for frame, (position, queue_id, queue_offset, positions, _, is_half, handle, _) in zip(
             staged, placed, strict=True
         ):
             if not isinstance(frame, Frame):

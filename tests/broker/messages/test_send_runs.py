@@ -29,6 +29,7 @@ from ...conftest import Connect, Node, Nodes, Wire, create_topic
 from ...support.accounts import ACCOUNTS, AccountsFile, account, identified, tls_wire
 from ...support.certificates import Certificates
 from ...support.requests import SUBSCRIBED, SUSPEND, pull
+from ...support.topics import put
 
 pytestmark = pytest.mark.skipif(fast.MODULE == "pure", reason="needs the compiled module: make dev")
 KINDS = [JSON, ROCKETMQ, MSGPACK]
@@ -115,6 +116,8 @@ NEVER_TAKEN: dict[str, dict[str, Any]] = {
     "delayed": {"properties": "DELAY\x011"},
     "sent to a time": {"properties": "TIMER_DELAY_MS\x0110000"},
     "priority": {"properties": "_SYS_MSG_PRIORITY_\x013"},
+    "lite topic": {"properties": "__LITE_TOPIC\x01a"},
+    "message of a parent topic": {"topic": "parent", "properties": "__LITE_TOPIC\x01a"},
     "half message": {"properties": "TRAN_MSG\x01true\x02PGROUP\x01p"},
     "signed": {"more": {"AccessKey": "a"}},
     "response in another encoding": {"more": {"acceptEncoding": "MSGPACK"}},
@@ -127,6 +130,7 @@ NEVER_TAKEN: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("never", NEVER_TAKEN)
 async def test_a_send_that_needs_more_than_a_checked_queue_is_never_taken(node: Node, runs: Runs, never: str) -> None:
     node.broker.group_configs.put(GroupConfig("g"))
+    put(node, "parent", message_type="LITE")
     await runs.send()
     for _ in range(3):
         await runs.send(**NEVER_TAKEN[never])
@@ -318,7 +322,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Run
         yield runner, runner.run(make(tmp_path_factory.mktemp("pair")))
 
 
-NAMES = ("TAGS", "KEYS", "WAIT", "AWAIT", "DELAY", "TRAN_MSG", "_SYS_MSG_PRIORITY_", "a", "")
+NAMES = ("TAGS", "KEYS", "WAIT", "AWAIT", "DELAY", "TRAN_MSG", "_SYS_MSG_PRIORITY_", "__LITE_TOPIC", "a", "")
 ITEMS = st.sampled_from(NAMES) | st.text(max_size=5)
 TEXTS = st.lists(
     st.tuples(ITEMS, st.sampled_from(("\x01", "\x01", "")), st.text(max_size=8)).map("".join), max_size=5

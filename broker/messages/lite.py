@@ -1,0 +1,359 @@
+"""Lite topics (RIP-83) of parent topics: the index of their messages, rebuilt from the parents' queues at the start."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+from zlib import crc32
+
+import structlog
+
+from ...protocol import names
+from ...protocol import properties as props
+from ...protocol.bodies import SLICE, TopicConfig, Work
+from ...protocol.message import MessageError, offset_in, properties_in, split_records
+from ..config import BULK_PULL_BYTES, BULK_PULL_MESSAGES, MAX_LOST_LITE_OFFSETS
+from ..runtime import Runtime
+from ..sessions import Reason, Refusal
+from ..store.index import ConsumeQueue
+from ..store.store import Store
+from .topics import Topics
+
+log = structlog.get_logger("rocketlet.lite")
+
+
+# ------------------------------------------------------------------------------
+# A lite topic is an index over records of its parent topic, all in one queue of it. The records have the lite topic's name,
+# and the offset there, as properties that the broker sets (Apache's LMQ). So the index is nowhere on the disk: a start
+# builds it from the records that are left, and it agrees with the log after a crash and after retention.
+#
+# An idle lite topic takes less than 200 bytes. Up to 16 entries are packed in bytes, more are in an array.
+
+
+_LITE_MARK: Final = props.LITE_TOPIC + props.NAME_END
+_LOST: Final = -1  # the entry of a message that cannot be read
+_ENTRY_BYTES: Final = 8
+_PACKED_BYTES: Final = 16 * _ENTRY_BYTES
+
+
+class LiteTopic:
+    """The messages of a lite topic that are left: `begin` to `next` are their offsets. To deliveries it is a queue.
+
+    Attributes:
+        name: its name in the parent topic.
+        queue: the queue of the parent topic that has its messages.
+    """
+
+    __slots__ = ("_begin", "_entries", "name", "queue")
+
+    queue_id = 0
+
+    def __init__(self, name: str, queue: ConsumeQueue, begin: int = 0) -> None:
+        self.name = name
+        self.queue = queue
+        self._begin = begin
+        self._entries: bytes | array[int] = b""  # the offset of each message in the parent's queue
+
+    @property
+    def topic(self) -> str:
+        """The name under which offsets in this lite topic are kept."""
+        return names.lite_queue(self.queue.topic, self.name)
+
+    @property
+    def _count(self) -> int:
+        entries = self._entries
+        return len(entries) // _ENTRY_BYTES if isinstance(entries, bytes) else len(entries)
+
+    @property
+    def next(self) -> int:
+        return self._begin + self._count
+
+    @property
+    def begin(self) -> int:
+        """The offset of the first message that retention has not deleted."""
+        if self._entries and self._entry(0) < self.queue.begin:
+            self._trim()
+        return self._begin
+
+    def _entry(self, index: int) -> int:
+        entries = self._entries
+        if isinstance(entries, bytes):
+            at = index * _ENTRY_BYTES
+            return int.from_bytes(entries[at : at + _ENTRY_BYTES], "big", signed=True)
+        return entries[index]
+
+    def _trim(self) -> None:
+        """Remove entries of messages that retention has deleted."""
+        first, count = 0, self._count
+        while first < count and self._entry(first) < self.queue.begin:
+            first += 1
+        self._entries = self._entries[first * (_ENTRY_BYTES if isinstance(self._entries, bytes) else 1) :]
+        self._begin += first
+
+    def append(self, parent_offset: int) -> None:
+        """Add a message, by its offset in the parent's queue."""
+        entries = self._entries
+        if isinstance(entries, bytes):
+            if len(entries) < _PACKED_BYTES:
+                self._entries = entries + parent_offset.to_bytes(_ENTRY_BYTES, "big", signed=True)
+                return
+            entries = self._entries = array("q", map(self._entry, range(self._count)))
+        entries.append(parent_offset)
+
+    def lose_until(self, offset: int) -> None:
+        """The messages from `next` to an offset cannot be read."""
+        while self.next < offset:
+            self.append(_LOST)
+
+    def parent_offset(self, offset: int) -> int | None:
+        """Return where a message is in the parent's queue; None if it is lost or not here."""
+        index = offset - self._begin
+        found = self._entry(index) if 0 <= index < self._count else _LOST
+        return found if found >= self.queue.begin else None
+
+    @property
+    def last_parent_offset(self) -> int | None:
+        """The offset of the newest message in the parent's queue; None without one."""
+        return self.parent_offset(self.next - 1)
+
+
+class LiteChanges:
+    """The facts that lite topics report to the parts above them. The broker overrides what it needs."""
+
+    def lite_appended(self, lites: list[LiteTopic]) -> None:
+        """Lite topics got messages."""
+
+
+class StagedLite(NamedTuple):
+    """A message of a lite topic that is staged: where it goes, and its properties."""
+
+    parent: str
+    name: str
+    queue_id: int
+    offset: int
+    text: str
+
+
+class LiteTopics:
+    """Every lite topic of the broker.
+
+    Args:
+        changes: is notified of lite topics that got messages.
+    """
+
+    def __init__(self, runtime: Runtime, topics: Topics, store: Store, changes: LiteChanges) -> None:
+        self._limits = runtime.limits
+        self._topics = topics
+        self._store = store
+        self._changes = changes
+        # By parent topic and name. Of a parent topic, the lite topic that got a message longest ago is the first.
+        self._parents: dict[str, dict[str, LiteTopic]] = {}
+        self._staged: dict[tuple[str, str], int] = {}  # the next offset of lite topics with staged messages
+        self.count = 0
+        for topic in topics:
+            if topic.is_lite:
+                self.of(topic.name)
+
+    # Finding
+
+    def of(self, parent: str) -> dict[str, LiteTopic]:
+        """Return the lite topics of a parent topic by name."""
+        found = self._parents.get(parent)
+        if found is None:
+            found = self._parents[parent] = {}
+            for item in self._indexed(parent):
+                found[item.name] = item
+            self.count += len(found)
+        return found
+
+    def get(self, parent: str, name: str) -> LiteTopic | None:
+        return self.of(parent).get(name) if self.is_parent(parent) else None
+
+    def find(self, topic: str) -> LiteTopic | None:
+        """Return the lite topic by the name under which its offsets are kept."""
+        found = names.parent_and_name(topic)
+        return self.get(*found) if found is not None else None
+
+    def is_parent(self, name: str) -> bool:
+        topic = self._topics.get(name)
+        return topic is not None and topic.is_lite
+
+    @property
+    def parents(self) -> list[str]:
+        return [topic.name for topic in self._topics if topic.is_lite]
+
+    # Building
+
+    def _indexed(self, parent: str) -> list[LiteTopic]:
+        """Build the index of a parent topic from its records. Return the lite topics by the place of their last message."""
+        found: dict[str, LiteTopic] = {}
+        for queue_id in range(self._topics.all_queues_of(parent)):
+            queue = self._store.queues.get((parent, queue_id))
+            if queue is not None:
+                of_queue: dict[str, LiteTopic] = {}
+                for name, offset, parent_offset in self._records(parent, queue):
+                    _add(of_queue, name, queue, offset, parent_offset)
+                for name, item in of_queue.items():
+                    former = found.get(name)
+                    if former is None or _last_position(former) < _last_position(item):
+                        found[name] = item
+        return sorted(found.values(), key=_last_position)
+
+    def _records(self, parent: str, queue: ConsumeQueue) -> Iterator[tuple[str, int, int]]:
+        """Yield the name, the offset in the lite topic and the offset in the queue of the messages of a queue."""
+        position, mark = queue.begin, _LITE_MARK.encode()
+        while position < queue.next:
+            fetched = self._store.fetch(queue, position, BULK_PULL_MESSAGES, max_bytes=BULK_PULL_BYTES)
+            position = fetched.next_offset
+            for record in split_records(b"".join(fetched.pieces)):
+                if mark not in record:
+                    continue
+                try:
+                    text = properties_in(record)
+                except MessageError:
+                    continue
+                name, offset = props.find(text, props.LITE_TOPIC) or "", props.find(text, props.LITE_OFFSET) or ""
+                is_own = props.find(text, props.LITE_QUEUE) == names.lite_queue(parent, name)
+                if is_own and names.lite_name_fault(name) is None and offset.isdecimal() and len(offset) < 19:
+                    yield name, int(offset), offset_in(record)
+
+    # Sending
+
+    def refuse_other(self, topic: TopicConfig, text: str) -> None:
+        """Raises Refusal for a message without a lite topic in a parent topic, because no lite group would receive it."""
+        if _LITE_MARK not in text:
+            reason = f"the topic {topic.name} takes LITE messages; give the message a lite topic"
+            raise Refusal(Reason.ILLEGAL_MESSAGE, reason)
+
+    def place(self, parent: str, text: str, *, is_first: bool) -> StagedLite:
+        """Return the place of a message in its lite topic, which becomes one with the first message.
+
+        Args:
+            parent: the topic to which the message is sent.
+            text: the properties of the message.
+            is_first: True if nothing else is staged.
+
+        Raises:
+            Refusal: The topic is not a parent topic, the name is illegal, or there are too many lite topics.
+        """
+        name = props.find(text, props.LITE_TOPIC) or ""
+        topic = self._topics.get(parent)
+        if topic is None or not topic.is_lite:
+            hint = f"create one with `rocketlet topics create {parent[:100]} --lite`"
+            raise Refusal(Reason.ILLEGAL_MESSAGE, f"the topic {parent} has no lite topics; {hint}")
+        fault = names.lite_name_fault(name)
+        if fault:
+            raise Refusal(Reason.ILLEGAL_MESSAGE, fault)
+        for other in (props.DELAY, props.TIMER_DELIVER_MS, props.TIMER_DELAY_MS, props.TIMER_DELAY_SEC, props.PRIORITY):
+            if other + props.NAME_END in text and props.find(text, other):
+                raise Refusal(Reason.ILLEGAL_MESSAGE, f"a message of a lite topic cannot have the property {other}")
+        if props.find(text, props.TRANSACTION) == "true":
+            raise Refusal(Reason.ILLEGAL_MESSAGE, "a message of a lite topic cannot be transactional")
+        if is_first:
+            self._staged.clear()
+        key = parent, name
+        known = self.of(parent).get(name)
+        if known is None and key not in self._staged and self.count + len(self._staged) >= self._limits.max_lite_topics:
+            reason = (
+                f"this broker has {self._limits.max_lite_topics} lite topics; set an expiration for their parent topics"
+            )
+            raise Refusal(Reason.TOO_MANY_LITE_TOPICS, reason)
+        offset = self._staged.get(key)
+        if offset is None:
+            offset = known.next if known is not None else 0
+        self._staged[key] = offset + 1
+        for own, value in ((props.LITE_QUEUE, names.lite_queue(parent, name)), (props.LITE_OFFSET, str(offset))):
+            text = props.appended(props.without(text, own), own, value)
+        queue_id = known.queue.queue_id if known is not None else crc32(name.encode()) % max(topic.write_queues, 1)
+        return StagedLite(parent, name, queue_id, offset, text)
+
+    def restage(self, staged: Iterable[StagedLite | None]) -> None:
+        """Some staged messages were taken back, and these are left."""
+        self._staged.clear()
+        for item in staged:
+            if item is not None:
+                self._staged[item.parent, item.name] = item.offset + 1
+
+    def append(self, committed: Iterable[tuple[StagedLite, int]]) -> None:
+        """Add messages that are in the log, each with its offset in the parent's queue, and wake their readers."""
+        touched: dict[LiteTopic, None] = {}
+        for staged, parent_offset in committed:
+            of_parent = self.of(staged.parent)
+            found = of_parent.pop(staged.name, None)
+            if found is None:
+                found = LiteTopic(staged.name, self._store.queue(staged.parent, staged.queue_id))
+                self.count += 1
+            if found.next == staged.offset:  # else the index was built just now, from this message as well
+                found.append(parent_offset)
+            of_parent[staged.name] = found  # now the last one
+            touched[found] = None
+        self._staged.clear()
+        self._changes.lite_appended(list(touched))
+
+    # Reading
+
+    def record(self, lite: LiteTopic, offset: int) -> bytes | None:
+        """Return a message's record; None if it is damaged or retention has deleted it."""
+        parent_offset = lite.parent_offset(offset)
+        if parent_offset is None or parent_offset >= lite.queue.next:
+            return None
+        fetched = self._store.fetch(lite.queue, parent_offset, 1)
+        return b"".join(fetched.pieces) if fetched.messages else None
+
+    def stored_ms(self, lite: LiteTopic, offset: int) -> int:
+        """Return when a message was stored, or 0 if it is lost."""
+        parent_offset = lite.parent_offset(offset)
+        return 0 if parent_offset is None else self._store.store_time_ms(lite.queue, parent_offset)
+
+    def last_ms(self, lite: LiteTopic) -> int:
+        """Return when the newest message was stored, or 0 if none is left."""
+        return self.stored_ms(lite, lite.next - 1)
+
+    def first_not_before(self, lite: LiteTopic, time_ms: int) -> int:
+        """Return the offset of the first message that was stored at that time or later."""
+        low, high = lite.begin, lite.next
+        while low < high:
+            middle = (low + high) // 2
+            if self.stored_ms(lite, middle) < time_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    # The end
+
+    def delete(self, lite: LiteTopic) -> None:
+        """Delete a lite topic. Its next message has offset 0."""
+        of_parent = self._parents.get(lite.queue.topic, {})
+        if of_parent.get(lite.name) is lite:
+            del of_parent[lite.name]
+            self.count -= 1
+
+    def topic_deleted(self, parent: str) -> None:
+        self.count -= len(self._parents.pop(parent, ()))
+
+    def emptied(self, parent: str) -> Work[list[LiteTopic]]:
+        """Return the lite topics of which retention has deleted all messages."""
+        found: list[LiteTopic] = []
+        for number, item in enumerate(list(self.of(parent).values()), 1):
+            if item.begin == item.next:
+                found.append(item)
+            if number % SLICE == 0:
+                yield
+        return found
+
+
+def _add(found: dict[str, LiteTopic], name: str, queue: ConsumeQueue, offset: int, parent_offset: int) -> None:
+    item = found.get(name)
+    # A lite topic that was deleted and sent to again starts at 0 again.
+    if item is None or offset < item.next or offset - item.next > MAX_LOST_LITE_OFFSETS:
+        item = found[name] = LiteTopic(name, queue, offset)
+    item.lose_until(offset)
+    item.append(parent_offset)
+
+
+def _last_position(item: LiteTopic) -> int:
+    """Return the commit log position of the newest message."""
+    last = item.last_parent_offset
+    return item.queue.entry(last)[0] if last is not None else -1

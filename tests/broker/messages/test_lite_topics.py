@@ -1,0 +1,263 @@
+"""Lite topics: sends to them, and the index of their messages, which agrees with the log after whatever happened to it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rocketlet.broker.broker import BrokerController
+from rocketlet.broker.config import BrokerConfig, Limits
+from rocketlet.broker.runtime import MovableClock
+from rocketlet.broker.sessions import Reason, Refusal
+from rocketlet.broker.store.files import Damaged
+from rocketlet.protocol import properties as props
+from rocketlet.protocol.bodies import TopicConfig
+from rocketlet.protocol.headers import SendMessage
+from rocketlet.protocol.message import Record, decode_record
+from rocketlet.protocol.names import lite_queue
+
+PARENT = "CHAT"
+HOST = bytes(8)
+Found = dict[str, list[tuple[int, bytes]]]  # offset and body of the messages of each lite topic
+
+
+class Opened:
+    """A broker on a folder, without a server."""
+
+    def __init__(self, folder: Path, **limits: Any) -> None:
+        config = BrokerConfig(data_dir=folder, address="127.0.0.1:1", segment_bytes=4000, retain_hours=1)
+        self.clock = MovableClock(stands=True)
+        self.broker = BrokerController(config, None, self.clock, limits=Limits(**limits))
+
+    def put_parent(self, **settings: Any) -> None:
+        self.broker.topics.put(TopicConfig(PARENT, 4, 4, message_type="LITE", **settings), self.broker.store.end)
+
+    def stage(self, name: str, body: bytes = b"x", topic: str = PARENT, more: str = "", queue_id: int = 0) -> None:
+        text = "\x02".join(filter(None, (f"{props.LITE_TOPIC}\x01{name}" if name else "", more)))
+        header = SendMessage("p", topic, "TBW102", 4, queue_id, 0, 1, 0, text)
+        self.broker.sending.stage(header, body, HOST)
+
+    def send(self, *names: str) -> None:
+        for name in names:
+            self.stage(name, b"%d" % self.broker.store.end)
+        self.broker.sending.commit()
+
+    def copy(self, target: Path) -> Path:
+        """The folder as it is left if the process is killed now."""
+        shutil.copytree(self.broker.config.data_dir, target)
+        return target
+
+    def close(self) -> None:
+        self.broker.store.close()
+
+    def by_index(self) -> Found:
+        """What the index has."""
+        found: Found = {}
+        for name, lite in self.broker.lites.of(PARENT).items():
+            records = [(offset, self.broker.lites.record(lite, offset)) for offset in range(lite.begin, lite.next)]
+            found[name] = [(offset, decode_record(record).body) for offset, record in records if record is not None]
+        return {name: messages for name, messages in found.items() if messages}
+
+    def by_records(self) -> Found:
+        """What the records say that are left in the log."""
+        store = self.broker.store
+        queues = [queue for (topic, _), queue in store.queues.items() if topic == PARENT]
+        records: list[Record] = []
+        for queue in queues:
+            for offset in range(queue.begin, queue.next):
+                with suppress(Damaged):  # the end of the log was cut off
+                    records.append(store.message(queue, offset))
+        found: Found = {}
+        for record in sorted(records, key=lambda record: record.physical_offset):
+            name = props.find(record.properties, props.LITE_TOPIC)
+            assert name, record
+            assert props.find(record.properties, props.LITE_QUEUE) == lite_queue(PARENT, name)
+            offset = int(props.find(record.properties, props.LITE_OFFSET) or "")
+            messages = found.setdefault(name, [])
+            if messages and offset == 0:  # it was deleted, and sent to again
+                messages.clear()
+            messages.append((offset, record.body))
+        return found
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opened:
+    found = Opened(tmp_path / "data")
+    found.put_parent()
+    return found
+
+
+def test_lite_topic_has_its_messages_in_order_with_offsets_of_its_own(opened: Opened) -> None:
+    opened.send("a", "b", "a")
+    opened.send("a")
+    found = opened.by_index()
+    assert {name: [offset for offset, _ in messages] for name, messages in found.items()} == {"a": [0, 1, 2], "b": [0]}
+    assert found == opened.by_records()
+
+
+def test_name_of_an_offset_is_no_topic_queue_or_file(opened: Opened, tmp_path: Path) -> None:
+    opened.send("a", "b")
+    opened.broker.persist()
+    assert [topic.name for topic in opened.broker.topics if "LMQ" in topic.name] == []
+    assert [key for key in opened.broker.store.queues if "LMQ" in key[0]] == []
+    assert [path for path in tmp_path.rglob("*") if "LMQ" in path.name] == []
+
+
+def test_messages_taken_back_before_they_are_stored_leave_no_gap(opened: Opened) -> None:
+    opened.send("a")
+    mark = opened.broker.sending.mark()
+    opened.stage("a", b"taken back")
+    opened.stage("new", b"taken back")
+    opened.broker.sending.undo(mark)
+    opened.stage("a", b"kept")
+    with pytest.raises(Refusal):
+        opened.stage("a", b"no", more="DELAY\x011")
+    opened.stage("a", b"kept, too")
+    opened.broker.sending.commit()
+    found = opened.by_index()
+    assert [offset for offset, _ in found["a"]] == [0, 1, 2]
+    assert "new" not in found
+    assert found == opened.by_records()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_index_is_the_same_after_a_restart(opened: Opened, tmp_path: Path, is_clean: bool) -> None:
+    opened.send("a", "b", "a", "c")
+    folder = opened.broker.config.data_dir
+    if is_clean:
+        opened.broker.persist(closes=True)
+    folder = opened.copy(tmp_path / "copy")
+    again = Opened(folder)
+    assert again.by_index() == opened.by_index() == again.by_records()
+    again.send("a", "d")
+    assert [offset for offset, _ in again.by_index()["a"]] == [0, 1, 2]
+    again.close()
+
+
+def test_forged_properties_are_replaced(opened: Opened) -> None:
+    forged = f"{props.LITE_QUEUE}\x01%LMQ%$other$x\x02{props.LITE_OFFSET}\x0177"
+    opened.stage("a", more=forged)
+    opened.broker.sending.commit()
+    assert [offset for offset, _ in opened.by_records()["a"]] == [0]
+    assert opened.by_index() == opened.by_records()
+
+
+def test_properties_of_another_topic_are_no_index_when_it_becomes_a_parent(tmp_path: Path) -> None:
+    opened = Opened(tmp_path / "data")
+    opened.broker.topics.put(TopicConfig("plain", 1, 1), 0)
+    forged = f"{props.LITE_QUEUE}\x01%LMQ%$plain$x\x02{props.LITE_OFFSET}\x01999999999999"
+    opened.stage("", topic="plain", more=forged)
+    opened.broker.sending.commit()
+    opened.broker.topics.put(TopicConfig("plain", 1, 1, message_type="LITE"), opened.broker.store.end)
+    assert opened.broker.lites.of("plain") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "topic", "more", "text"),
+    [
+        ("", PARENT, "", "takes LITE messages"),
+        ("a", "plain", "", "has no lite topics"),
+        ("a b", PARENT, "", "lite topic: got 'a b'"),
+        ("x" * 65, PARENT, "", "expected 1 to 64"),
+        ("a", PARENT, "DELAY\x013", "DELAY"),
+        ("a", PARENT, "TIMER_DELAY_MS\x0199", "TIMER_DELAY_MS"),
+        ("a", PARENT, "_SYS_MSG_PRIORITY_\x011", "PRIORITY"),
+        ("a", PARENT, "TRAN_MSG\x01true\x02PGROUP\x01p", "transactional"),
+    ],
+)
+def test_message_that_contradicts_lite_topics_is_refused(
+    opened: Opened, name: str, topic: str, more: str, text: str
+) -> None:
+    opened.broker.topics.put(TopicConfig("plain", 4, 4), 0)
+    with pytest.raises(Refusal, match=text) as refused:
+        opened.stage(name, topic=topic, more=more)
+    assert refused.value.reason is Reason.ILLEGAL_MESSAGE
+    opened.broker.sending.commit()
+    assert opened.by_records() == {}
+
+
+def test_batch_is_refused_in_a_parent_topic(opened: Opened) -> None:
+    header = SendMessage("p", PARENT, "TBW102", 4, 0, 0, 1, 0, f"{props.LITE_TOPIC}\x01a", batch=True)
+    with pytest.raises(Refusal, match="LITE"):
+        opened.broker.sending.stage(header, b"\0" * 20, HOST)
+
+
+def test_broker_takes_as_many_lite_topics_as_its_limit(tmp_path: Path) -> None:
+    opened = Opened(tmp_path / "data", max_lite_topics=3)
+    opened.put_parent()
+    opened.send("a", "b")
+    opened.stage("c")
+    with pytest.raises(Refusal, match="3 lite topics") as refused:
+        opened.stage("d")
+    assert refused.value.reason is Reason.TOO_MANY_LITE_TOPICS
+    opened.stage("a")
+    opened.broker.sending.commit()
+    assert sorted(opened.by_index()) == ["a", "b", "c"]
+
+
+def test_lite_topic_stays_in_its_queue_when_the_parent_gets_more(opened: Opened) -> None:
+    opened.send("a", "a")
+    before = opened.broker.lites.of(PARENT)["a"].queue
+    opened.broker.topics.put(TopicConfig(PARENT, 16, 16, message_type="LITE"), opened.broker.store.end)
+    opened.send("a")
+    assert opened.broker.lites.of(PARENT)["a"].queue is before
+    assert opened.by_index() == opened.by_records()
+
+
+def test_deleted_parent_takes_its_lite_topics_along(opened: Opened) -> None:
+    opened.send("a", "b")
+    opened.broker.topics.delete(PARENT, opened.broker.store.end)
+    opened.broker.store.delete_topic(PARENT)
+    opened.broker.lites.topic_deleted(PARENT)
+    assert opened.broker.lites.count == 0
+    opened.put_parent()
+    opened.send("a")
+    assert [offset for offset, _ in opened.by_index()["a"]] == [0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_index_agrees_with_the_log_whatever_happened(tmp_path: Path, seed: int) -> None:
+    """Random sends, deletions, retention, clean stops, kills and torn tails."""
+    choose = random.Random(seed)
+    opened = Opened(tmp_path / "0")
+    opened.put_parent()
+    opened.send("s0")
+    for step in range(1, 40):
+        event = choose.choice(("send", "send", "send", "undo", "delete", "retain", "stop", "kill", "tear"))
+        if event == "send":
+            opened.send(*(f"s{choose.randrange(12)}" for _ in range(choose.randrange(1, 40))))
+        elif event == "undo":
+            mark = opened.broker.sending.mark()
+            opened.stage("s1")
+            opened.broker.sending.undo(mark)
+        elif event == "delete" and (lites := list(opened.broker.lites.of(PARENT).values())):
+            deleted = choose.choice(lites)
+            opened.broker.lites.delete(deleted)
+            opened.send(deleted.name)
+        elif event == "retain":
+            opened.clock.advance(2 * 3600)
+            await opened.broker.expire_segments()
+        elif event in ("stop", "kill", "tear"):
+            if event == "stop":
+                opened.broker.persist(closes=True)
+            before, folder = opened.by_index(), opened.copy(tmp_path / str(step))
+            if event == "tear":
+                last = max((folder / "commitlog").iterdir())
+                with open(last, "r+b") as file:
+                    file.truncate(max(last.stat().st_size - choose.randrange(1, 400), 0))
+            opened.close()
+            opened = Opened(folder)
+            if event != "tear":
+                assert opened.by_index() == before
+        assert opened.by_index() == opened.by_records()
+    opened.close()
+
+
+def test_entries_of_a_long_lite_topic_are_those_of_a_short_one(opened: Opened) -> None:
+    opened.send(*("a" for _ in range(100)), "b")
+    assert [offset for offset, _ in opened.by_index()["a"]] == list(range(100))
+    assert opened.by_index() == opened.by_records()
