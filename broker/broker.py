@@ -92,9 +92,11 @@ class BrokerController:
         pop_frames = self._read_groups(config)
         self._make_members(config)
         self.pops = self._make_pops(config.name, pop_frames)
-        self.commits = Commits(self.topics, self.store, self.groups, self.offsets, self.locks, self.draining, self.pops)
+        self.commits = Commits(
+            self.runtime, self.topics, self.store, self.groups, self.offsets, self.locks, self.draining, self.pops
+        )
         self.pulling = self._make_pulling()
-        self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups, self.pops.popped)
+        self.progress = GroupProgress(config.name, self.topics, self.store, self.offsets, self.groups)
         self.registration = self._make_registration()
 
         self._saving_locks: Timer | None = None
@@ -164,7 +166,7 @@ class BrokerController:
         self.refusals = Refusals(clock)
         self.repeats = RedeliveryCauses(clock)
         self.locks = self._make_locks(folder / "locks.json")
-        self.watch = Watch(self.runtime, self.groups, self.locks, self.history, self.topics, self._is_apart)
+        self.watch = Watch(self.runtime, self.groups, self.locks, self.history, self.topics)
         self.draining = self._make_draining()
         self.guard = ReaderGuard(self.runtime, self.groups, self.watch, self.offsets, self.held_pulls)
         self.notifications = Notifications(self.runtime, self.groups, self.group_configs, self.history, self.draining)
@@ -172,6 +174,7 @@ class BrokerController:
 
     def _make_pulling(self) -> Pulling:
         return Pulling(
+            self.runtime,
             self.settings,
             self.topics,
             self.appender,
@@ -200,9 +203,7 @@ class BrokerController:
             self.history,
             path,
             self.topics,
-            is_held_back=self._is_draining,
-            is_anothers=self._is_anothers,
-            end_of=self._end_of,
+            self.store.queues,
         )
 
     def _make_draining(self) -> Draining:
@@ -211,8 +212,8 @@ class BrokerController:
             self.groups,
             self.watch,
             self.held_pulls,
-            find_route=self.name_servers.find_route,
-            say=self.peers.say,
+            routes=self.name_servers,
+            peers=self.peers,
             repeats=self.repeats,
         )
 
@@ -248,20 +249,6 @@ class BrokerController:
     def config(self) -> BrokerConfig:
         """The settings in force."""
         return self.settings.now
-
-    def _is_draining(self, group: ConsumerGroup, topic: str, queue_id: int) -> bool:
-        """Whether nobody may have the queue for its own now."""
-        return self.draining.is_draining(group, topic, queue_id) or self.pops.is_apart(group.name, topic)
-
-    def _is_apart(self, group: str, topic: str) -> bool:
-        return self.pops.is_apart(group, topic)
-
-    def _is_anothers(self, group: ConsumerGroup, connection: Session, topic: str, queue_id: int) -> bool:
-        return self.draining.allotment.is_anothers(group, connection, topic, queue_id)
-
-    def _end_of(self, topic: str, queue_id: int) -> int:
-        queue = self.store.queues.get((topic, queue_id))
-        return queue.next if queue else 0
 
     # Life
 
@@ -445,6 +432,15 @@ class _Changes(GroupChanges, LiteChanges):
 
     def lease_freed(self, group: ConsumerGroup, waiter: Session) -> None:
         waiter.tell(GroupChanged(group.name))
+
+    def queue_refused(self, group: ConsumerGroup, key: QueueKey) -> None:
+        self._broker.draining.allotment.queue_refused(group, *key)
+
+    def owners_moved(self, group: ConsumerGroup) -> None:
+        self._broker.draining.changed(group)
+
+    def peer_away(self, group: ConsumerGroup) -> None:
+        self._broker.draining.peers_changed(group)
 
     def leases_changed(self) -> None:
         self._broker.save_leases_soon()

@@ -252,7 +252,7 @@ class Attack:
         pops = self._broker.pops
         if pops.waiting:
             self._outcome.fault(f"{name}: {pops.waiting} receives wait for nobody")
-        in_hands = sum(item.in_hand for pool in pops.pools.values() for item in pool.queues.values())
+        in_hands = sum(item.in_hand for pool in pops.pools for item in pool.queues.values())
         if in_hands:
             self._outcome.fault(f"{name}: {in_hands} messages stay in the hands of a client that has gone")
 

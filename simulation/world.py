@@ -623,10 +623,11 @@ class World:
         group = broker.groups.get(GROUP) if broker is not None else None
         if broker is None or group is None:
             return False
-        allotment = broker.draining.allotment
         owner = group.owner_of(queue.topic, queue.queue_id)
         mine = [at for at, found in group.foreign.items() if found.client_id == member.client_id]
-        return owner != member.client_id and any(allotment.is_bound(group, at, queue.topic) for at in mine)
+        return owner != member.client_id and any(
+            group.is_bound(at, queue.topic, broker.clock.monotonic_s()) for at in mine
+        )
 
     def _balance_fault(self) -> str | None:
         for topic in self.topics:

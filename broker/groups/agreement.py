@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from hashlib import blake2b
+from typing import Protocol
 
 from ...protocol.bodies import Route, Work
 from ...protocol.config import MAX_AGREED_LISTS
@@ -15,11 +16,17 @@ from ...protocol.headers import AgreeOnMembers
 from ...protocol.names import RETRY_PREFIX
 from ..config import LIMITS, PROGRESS_S, Limits
 from ..runtime import Clock
-from .group import ConsumerGroup
+from .group import ConsumerGroup, GroupChanges
 from .members import MemberList
 from .stages import NO_PEERS, NOBODY, GivenElsewhere, Lists, Others, PeerBroker, PeerSync, SyncEvent
 
-Say = Callable[[str, str, Callable[[], Word | None], Callable[[bool], None]], None]
+
+class PeerLinks(Protocol):
+    """Sends messages to peer brokers."""
+
+    def say(self, address: str, group: str, make: Callable[[], Word | None], failed: Callable[[bool], None]) -> None:
+        """Send what `make` returns to a broker, and call `failed(is_for_good)` if it cannot be reached or refuses."""
+        ...
 
 
 class Agreement:
@@ -28,25 +35,24 @@ class Agreement:
     Args:
         broker_name: this broker's name.
         clock: the source of time.
-        say: `say(address, group, make, failed)` sends what `make` returns to a broker, and calls `failed(is_for_good)` if
-            that broker cannot be reached or refuses.
-        on_away: called with a group if a broker is not waited for any more.
+        peers: the connections to peers.
+        changes: gets the groups of peers that are not waited for any more.
     """
 
     def __init__(
         self,
         broker_name: str,
         clock: Clock,
-        say: Say,
-        on_away: Callable[[ConsumerGroup], None],
+        peers: PeerLinks,
+        changes: GroupChanges,
         limits: Limits = LIMITS,
     ) -> None:
         self._limits = limits
         self.list_wait_s = limits.list_wait_s
         self._broker_name = broker_name
         self._clock = clock
-        self._say = say
-        self._on_away = on_away
+        self._peers = peers
+        self._changes = changes
         self.synced: set[ConsumerGroup] = set()  # the groups with peers
         self._strangers: dict[str, None] = {}  # brokers that do not know the request
         self._number = clock.time_ms()  # above those of a run before
@@ -197,7 +203,7 @@ class Agreement:
     def _speak(self, group: ConsumerGroup) -> None:
         for name, peer in group.sync.peers.items():
             if name not in self._strangers:
-                self._say(
+                self._peers.say(
                     peer.address, group.name, partial(self._word, group, name), partial(self._failed, group, name)
                 )
 
@@ -243,4 +249,4 @@ class Agreement:
             peer = other.sync.peers.get(broker_name)
             if peer is not None and not peer.is_away:
                 peer.is_away = True
-                self._on_away(other)
+                self._changes.peer_away(other)

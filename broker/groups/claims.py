@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
 from ...protocol.allocation import AVG, TopicQueues
 from ...protocol.bodies import Route, Work
@@ -32,105 +33,48 @@ from .stages import NOBODY, Drain, Others, QueueKey
 Routes = dict[str, Route]  # by topic
 
 
+class RouteFinder(Protocol):
+    """Finds the queues of a topic on all brokers."""
+
+    async def find_route(self, topic: str) -> Route | None:
+        """Return the route of a topic; None if no name server knows it."""
+        ...
+
+
 class Allotment:
     """The owners of queues in groups with foreign members, and the members that claim other queues than they own.
 
     Args:
-        find_route: returns which queues a topic has on all brokers, because members divide them all.
-        on_moved: called with a group whose members are bound, if its queues have other owners though no member came or
-            left.
+        routes: finds which queues a topic has on all brokers, because members divide them all.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        groups: ConsumerGroups,
-        find_route: Callable[[str], Awaitable[Route | None]],
-        *,
-        on_moved: Callable[[ConsumerGroup], None],
-    ) -> None:
-        limits = self._limits = runtime.limits
-        self.drained_wait_s = limits.drained_wait_s
+    def __init__(self, runtime: Runtime, groups: ConsumerGroups, routes: RouteFinder) -> None:
+        self._limits = runtime.limits
         self._broker_name = groups.broker_name
         self._groups = groups
-        self._find_route = find_route
+        self._find_route = routes.find_route
         self._tasks, self._turns, self._clock = runtime.tasks, runtime.turns, runtime.clock
-        self._on_moved = on_moved
         self._lists: OrderedDict[MemberList, ConsumerGroup] = OrderedDict()  # oldest first
         self._id_count = 0  # in all lists
         self.queue_count = 0  # queues with owners, in all groups, including those that are being found
 
     # Questions
 
-    def is_bound(self, group: ConsumerGroup, connection: Session, topic: str) -> bool:
-        """Return True if a foreign member claims more queues of a topic than it owns."""
-        issued = group.issued_to(connection)
-        if issued is ALONE or (issued is None and group.is_uneven):  # it may have requested it before a restart
-            return True
-        if group.is_uneven and topic.startswith(RETRY_PREFIX):  # its subscribers do not know each other
-            return True
-        since_s = group.bound_since_s.get(connection)
-        if since_s is None:
-            return False
-        for_s = RELOOK_S if self.is_mid_rebalance(group, connection) else self.drained_wait_s
-        return self._clock.monotonic_s() < since_s + for_s
-
-    def is_mid_rebalance(self, group: ConsumerGroup, connection: Session) -> bool:
-        """Return True if a member may read queues of some topic by an earlier list. It requests the list once for each of its
-        topics, one after the other, and then drops queues of that topic."""
-        member = group.foreign.get(connection)
-        if member is None:
-            return False
-        topics = sum(1 for topic in member.subscriptions if group.owners.get(topic))
-        issued = group.issued.get(connection)
-        return (issued.times if issued is not None else 0) < topics
-
-    def may_bind(self, group: ConsumerGroup, connection: Session) -> bool:
-        """Return True if a member claims more queues than it owns, now or after some time."""
-        if not group.has_bound_members or not group.members:
-            return False
-        return group.is_uneven or group.is_alone(connection) or connection in group.bound_since_s
-
-    def late(self, group: ConsumerGroup, losing: Iterable[set[Session]], reading: Container[Session]) -> list[Session]:
-        """Return the members that lose queues and by their list read them: they have not requested it since.
-
-        Args:
-            group: their group.
-            losing: the sessions that lose queues.
-            reading: the sessions that pull what they lose, and may have requested the list for other topics only.
-        """
-        sessions = dict.fromkeys(session for those in losing for session in those if session in group.foreign)
-        return [session for session in sessions if self._is_late(group, session, is_reading=session in reading)]
-
-    def _is_late(self, group: ConsumerGroup, session: Session, *, is_reading: bool) -> bool:
-        members = group.issued_to(session)
-        if members is None:
-            return False
-        return members is not group.list_for(session) or (is_reading and self.is_mid_rebalance(group, session))
-
     def is_anothers(self, group: ConsumerGroup, connection: Session, topic: str, queue_id: int) -> bool:
-        """Return True if a foreign member claims a queue of another owner. Finds the owners of a topic that is new or has
-        grown."""
-        member = group.foreign.get(connection) if group.has_bound_members else None
-        if member is None or not self.is_bound(group, connection, topic):
+        """Like the group's, and find the owners of a topic that is new or has grown."""
+        if not group.is_anothers(connection, topic, queue_id, self._clock.monotonic_s()):
             return False
-        owner = group.owner_of(topic, queue_id)
-        if owner is None and group.is_uneven:
+        if group.owner_of(topic, queue_id) is None:
             self.find_owners(group)
-            return True
-        return owner not in (None, member.client_id)
+        return True
 
-    def is_bystander(self, group: ConsumerGroup, connection: Session, topic: str, queue_id: int) -> bool:
-        """Return True if a foreign member claims a queue of another owner, and has no message of it in its handlers."""
-        return self.is_anothers(group, connection, topic, queue_id) and (
-            group.queue(topic, queue_id).reader is not connection
-        )
-
-    def is_new_reader(self, group: ConsumerGroup, connection: Session, topic: str, queue_id: int) -> bool:
-        """Return True if a foreign member begins to read a queue that it has claimed for long, from an offset of then."""
-        if not group.has_bound_members or connection not in group.foreign:
-            return False
-        return self.is_bound(group, connection, topic) and group.queue(topic, queue_id).reader is not connection
+    def queue_refused(self, group: ConsumerGroup, topic: str, queue_id: int) -> None:
+        """A member was refused a queue. Find the owners again if nobody owns it, or if its reader does."""
+        drain = group.drain
+        if drain is not None and (drain.is_finding or drain.has((topic, queue_id))):
+            return  # the drain finds them
+        if group.owner_of(topic, queue_id) is None or group.is_read_by_its_owner(topic, queue_id):
+            self.find_owners(group)
 
     # Member lists
 
@@ -262,7 +206,7 @@ class Allotment:
         if group.change != change:
             return
         if group.is_uneven and found != former:  # its readers are drained of what moves
-            self._on_moved(group)
+            self._groups.changes.owners_moved(group)
         else:
             self._set_owners(group, found)
 

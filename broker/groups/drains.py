@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
 from ...protocol.allocation import STICKY
-from ...protocol.bodies import SLICE, Route, TopicConfig, Work
+from ...protocol.bodies import SLICE, TopicConfig, Work
 from ...protocol.group_bodies import AgreedMembers, Place
 from ...protocol.headers import AgreeOnMembers, PullMessage
 from ..config import (
@@ -24,8 +24,8 @@ from ..config import (
 from ..messages.held_pulls import HeldPulls, Until
 from ..runtime import Clock, Runtime
 from ..sessions import GroupChanged, Recent, Session
-from .agreement import Agreement, Say
-from .claims import Allotment, Moves, QueueMoves, Routes
+from .agreement import Agreement, PeerLinks
+from .claims import Allotment, Moves, QueueMoves, RouteFinder, Routes
 from .group import ConsumerGroup, ConsumerGroups
 from .history import History
 from .members import ALONE, MemberList
@@ -61,8 +61,8 @@ class Draining:
     """Finds the queues that foreign members will lose, and notifies these members when they are done with them.
 
     Args:
-        find_route: returns which queues a topic has on all brokers, because members divide them all.
-        say: sends a word to another broker.
+        routes: finds which queues a topic has on all brokers, because members divide them all.
+        peers: the connections to peer brokers.
         repeats: counts the drains that were given up.
     """
 
@@ -73,8 +73,8 @@ class Draining:
         watch: Watch,
         held_pulls: HeldPulls,
         *,
-        find_route: Callable[[str], Awaitable[Route | None]],
-        say: Say,
+        routes: RouteFinder,
+        peers: PeerLinks,
         repeats: RedeliveryCauses,
     ) -> None:
         limits = self._limits = runtime.limits
@@ -84,32 +84,21 @@ class Draining:
         self._tasks, self._turns, self._clock = runtime.tasks, runtime.turns, runtime.clock
         self._repeats = repeats
         self._change = 0  # the last number, in any group; none is used again, even if its group is deleted
-        self.allotment = Allotment(runtime, groups, find_route, on_moved=self.changed)
-        self.agreement = Agreement(groups.broker_name, self._clock, say, self._peers_changed, limits)
+        self.allotment = Allotment(runtime, groups, routes)
+        self.agreement = Agreement(groups.broker_name, self._clock, peers, groups.changes, limits)
         self._moves = Moves(groups.broker_name, self.allotment, self.agreement, limits)
-        self.notices = Notices(groups, watch, self.allotment, self.agreement, self._clock)
+        self.notices = Notices(runtime, groups, watch, self.allotment, self.agreement)
 
     # Questions
 
     def is_moving(self, group: ConsumerGroup, session: Session) -> bool:
         """Return True if pulls of the group depend on what moves now, which changes from one pull to the next."""
-        return group.drain is not None or self.allotment.may_bind(group, session)
+        return group.drain is not None or group.may_bind(session)
 
     def is_pending(self, name: str) -> bool:
         """Return True if foreign members of a group do not know of a change yet."""
         group = self._groups.get(name)
         return group is not None and group.is_draining
-
-    def is_draining(self, group: ConsumerGroup, topic: str, queue_id: int) -> bool:
-        """Return True if no other member may have the queue yet. Finds the owners again if the one of the last change reads
-        it."""
-        drain = group.drain
-        if drain is not None and (drain.is_finding or drain.has((topic, queue_id))):
-            return True
-        if group.is_read_by_its_owner(topic, queue_id):
-            self.allotment.find_owners(group)
-            return True
-        return False
 
     def holds_back(self, group: ConsumerGroup, connection: Session, header: PullMessage) -> bool:
         """Return True if this pull is to get nothing, because its queue moves away from its member. Record what the pull says
@@ -165,9 +154,9 @@ class Draining:
         drain = group.drain
         if drain is not None and not drain.is_over and group.sync.agrees(header.broker_name):
             drain.record_progress(self._until_s())
-        self._peers_changed(group)
+        self.peers_changed(group)
 
-    def _peers_changed(self, group: ConsumerGroup) -> None:
+    def peers_changed(self, group: ConsumerGroup) -> None:
         """A peer has made progress, or cannot be reached."""
         drain = group.drain
         if drain is not None and not drain.is_over:
@@ -352,17 +341,18 @@ class Notices:
 
     def __init__(
         self,
+        runtime: Runtime,
         groups: ConsumerGroups,
         watch: Watch,
         allotment: Allotment,
         agreement: Agreement,
-        clock: Clock,
     ) -> None:
+        self._drained_wait_s = runtime.limits.drained_wait_s
         self._notify = groups.changes.members_outdated
         self._watch = watch
         self._allotment = allotment
         self._agreement = agreement
-        self._clock = clock
+        self._clock = clock = runtime.clock
         self._knows_all_s = clock.monotonic_s() + KNOWN_AFTER_S
 
     def keep_back(self, group: ConsumerGroup, session: Session) -> bool:
@@ -484,19 +474,19 @@ class Notices:
         """A reader that was notified drops its queues soon; one that allocates in another way resumes a moment later."""
         drain.is_long = False
         group.settled_ids = frozenset(group.client_ids())
-        wait_s = self._allotment.drained_wait_s
+        wait_s = self._drained_wait_s
         drain.set_timer(self._clock.call_later(wait_s, self._end_drain, group, drain, TOLD_AGAIN))
 
     def _end_drain(self, group: ConsumerGroup, drain: Drain, times: int) -> None:
         """Members have dropped the queues that they lose by now, unless they were not reached, or only in the midst of their
         rebalance: those are notified again."""
-        reading = drain.reading(self._clock.monotonic_s() - self._allotment.drained_wait_s + DROPPED_AFTER_S)
-        late = self._allotment.late(group, drain.moving.values(), reading)
+        reading = drain.reading(self._clock.monotonic_s() - self._drained_wait_s + DROPPED_AFTER_S)
+        late = group.late(drain.moving.values(), reading)
         if not late or not times:
             group.drain = None
             drain.end()
             return
-        wait_s = self._allotment.drained_wait_s
+        wait_s = self._drained_wait_s
         drain.set_timer(self._clock.call_later(wait_s, self._end_drain, group, drain, times - 1))
         self._notify(group, late)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
@@ -13,12 +13,13 @@ import structlog
 from ...protocol.allocation import STICKY
 from ...protocol.bodies import LOOKS, ConsumerData, GroupConfig, Work, finish
 from ...protocol.group_bodies import BrokerShare
-from ...protocol.names import Subscription, sorted_ids
+from ...protocol.names import RETRY_PREFIX, Subscription, sorted_ids
 from ..config import (
     HANDOVER_LEASE_S,
     LIMITS,
     LOCK_LEASE_S,
     MAX_NAMED_MEMBERS,
+    RELOOK_S,
     REPORT_AGAIN_S,
     LimitExceeded,
     Limits,
@@ -231,6 +232,43 @@ class GroupQueue:
 
 
 # ------------------------------------------------------------------------------
+# What a group knows of the clients that pop: `broker/pops` is above this package.
+
+
+class PoppedQueue(Protocol):
+    """A queue that clients pop. lag_offset: as many messages after it as are not finished. committed: the lowest that is
+    not. in_hand: how many were popped and are not finished; it takes a look at each."""
+
+    @property
+    def lag_offset(self) -> int: ...
+
+    @property
+    def committed(self) -> int: ...
+
+    @property
+    def in_hand(self) -> int: ...
+
+
+class GroupPool(Protocol):
+    """The pool of a topic that clients of a group pop.
+
+    Attributes:
+        owned: the queues that the pool may serve; None if they are all of the topic.
+        queues: the queues that were popped.
+    """
+
+    @property
+    def owned(self) -> Collection[int] | None: ...
+
+    @property
+    def queues(self) -> Mapping[int, PoppedQueue]: ...
+
+    def is_used(self, now_s: float) -> bool:
+        """Return True if clients pop the topic now, or have unfinished messages of it."""
+        ...
+
+
+# ------------------------------------------------------------------------------
 # The members of each consumer group, and their subscriptions.
 #
 # Apache's broker keeps one table of subscriptions per group, which every heartbeat overwrites, so that members with
@@ -273,6 +311,9 @@ class ConsumerGroup:
         is_check_due: True if the members will be checked for disagreements soon.
         logged: an interval of time, and how many disagreements of the group were logged in it.
         unread: the queues that no member reads.
+        pools: the pools of the clients that pop, by topic.
+        unfinished: how many popped messages are not finished.
+        redelivered: how many popped messages were redeliveries, since the start.
         is_uneven: True if foreign members subscribe to different topics, so that they claim more queues than they own.
     """
 
@@ -304,12 +345,15 @@ class ConsumerGroup:
         "offsets",
         "owners",
         "owners_found_s",
+        "pools",
         "queues",
+        "redelivered",
         "reported",
         "settings",
         "settled_ids",
         "sync",
         "topics",
+        "unfinished",
         "unread",
     )
 
@@ -339,6 +383,9 @@ class ConsumerGroup:
         self.is_check_due = False
         self.logged = (0, 0)
         self.unread: dict[QueueKey, Unread] = _NONE
+        self.pools: dict[str, GroupPool] = _NONE
+        self.unfinished = 0
+        self.redelivered = 0
         self.is_uneven = False
         self._of_shape: dict[Shape, dict[Session, None]] = _NONE
         self._newest: dict[str, Subscription | None] = _NONE
@@ -375,7 +422,7 @@ class ConsumerGroup:
     @property
     def is_unused(self) -> bool:
         """True if nothing is known of the group that a new object would not have."""
-        return not (self.members or self.queues or self.offsets or self.settings)
+        return not (self.members or self.queues or self.offsets or self.settings or self.pools)
 
     def offset(self, topic: str, queue_id: int) -> int | None:
         """Return the committed offset of a queue."""
@@ -392,6 +439,74 @@ class ConsumerGroup:
         issued = self.issued.get(session)
         return issued is not None and issued.members is ALONE
 
+    # Foreign members that claim other queues than they own (`Allotment` in claims.py)
+
+    def is_bound(self, connection: Session, topic: str, now_s: float) -> bool:
+        """Return True if a foreign member claims more queues of a topic than it owns."""
+        issued = self.issued_to(connection)
+        if issued is ALONE or (issued is None and self.is_uneven):  # it may have requested it before a restart
+            return True
+        if self.is_uneven and topic.startswith(RETRY_PREFIX):  # its subscribers do not know each other
+            return True
+        since_s = self.bound_since_s.get(connection)
+        if since_s is None:
+            return False
+        return now_s < since_s + (RELOOK_S if self.is_mid_rebalance(connection) else self._limits.drained_wait_s)
+
+    def is_mid_rebalance(self, connection: Session) -> bool:
+        """Return True if a member may read queues of some topic by an earlier list. It requests the list once for each of its
+        topics, one after the other, and then drops queues of that topic."""
+        member = self.foreign.get(connection)
+        if member is None:
+            return False
+        topics = sum(1 for topic in member.subscriptions if self.owners.get(topic))
+        issued = self.issued.get(connection)
+        return (issued.times if issued is not None else 0) < topics
+
+    def may_bind(self, connection: Session) -> bool:
+        """Return True if a member claims more queues than it owns, now or after some time."""
+        if not self.has_bound_members or not self.members:
+            return False
+        return self.is_uneven or self.is_alone(connection) or connection in self.bound_since_s
+
+    def is_anothers(self, connection: Session, topic: str, queue_id: int, now_s: float) -> bool:
+        """Return True if a foreign member claims a queue of another owner."""
+        member = self.foreign.get(connection) if self.has_bound_members else None
+        if member is None or not self.is_bound(connection, topic, now_s):
+            return False
+        owner = self.owner_of(topic, queue_id)
+        return self.is_uneven if owner is None else owner != member.client_id
+
+    def is_bystander(self, connection: Session, topic: str, queue_id: int, now_s: float) -> bool:
+        """Return True if a foreign member claims a queue of another owner, and has no message of it in its handlers."""
+        return self.is_anothers(connection, topic, queue_id, now_s) and (
+            self.queue(topic, queue_id).reader is not connection
+        )
+
+    def is_new_reader(self, connection: Session, topic: str, queue_id: int, now_s: float) -> bool:
+        """Return True if a foreign member begins to read a queue that it has claimed for long, from an offset of then."""
+        if not self.has_bound_members or connection not in self.foreign:
+            return False
+        return self.is_bound(connection, topic, now_s) and self.queue(topic, queue_id).reader is not connection
+
+    def late(self, losing: Iterable[set[Session]], reading: Container[Session]) -> list[Session]:
+        """Return the members that lose queues and by their list read them: they have not requested it since.
+
+        Args:
+            losing: the sessions that lose queues.
+            reading: the sessions that pull what they lose, and may have requested the list for other topics only.
+        """
+        sessions = dict.fromkeys(session for those in losing for session in those if session in self.foreign)
+        return [session for session in sessions if self._is_late(session, is_reading=session in reading)]
+
+    def _is_late(self, session: Session, *, is_reading: bool) -> bool:
+        members = self.issued_to(session)
+        if members is None:
+            return False
+        return members is not self.list_for(session) or (is_reading and self.is_mid_rebalance(session))
+
+    # Owners
+
     def owner_of(self, topic: str, queue_id: int) -> str | None:
         """Return the client id of a queue's owner by the last change."""
         owners = self.owners.get(topic, ())
@@ -403,6 +518,24 @@ class ConsumerGroup:
         reader = self.queue(topic, queue_id).reader
         member = self.foreign.get(reader) if reader is not None else None
         return member is not None and member.client_id == self.owner_of(topic, queue_id)
+
+    def is_drained(self, topic: str, queue_id: int) -> bool:
+        """Return True if no other member may have the queue yet, because a foreign one reads it or may read it."""
+        drain = self.drain
+        if drain is not None and (drain.is_finding or drain.has((topic, queue_id))):
+            return True
+        return self.is_read_by_its_owner(topic, queue_id)
+
+    def is_held_back(self, topic: str, queue_id: int, now_s: float) -> bool:
+        """Return True if no member may lock the queue yet, because a foreign member or the clients that pop read it."""
+        if (self.foreign or self.drain is not None) and self.is_drained(topic, queue_id):
+            return True
+        return bool(self.pools) and self.is_apart(topic, now_s)
+
+    def is_apart(self, topic: str, now_s: float) -> bool:
+        """Return True if clients pop the topic and no member pulls it."""
+        pool = self.pools.get(topic)
+        return pool is not None and pool.owned is None and pool.is_used(now_s)
 
     @property
     def is_draining(self) -> bool:
@@ -657,6 +790,15 @@ class GroupChanges(MessageChanges):
     def lease_freed(self, group: ConsumerGroup, waiter: Session) -> None:
         """A queue that a member waited for is free."""
 
+    def queue_refused(self, group: ConsumerGroup, key: QueueKey) -> None:
+        """A member was refused a queue because a foreign one reads or owns it."""
+
+    def owners_moved(self, group: ConsumerGroup) -> None:
+        """Queues have other owners though no member came or left."""
+
+    def peer_away(self, group: ConsumerGroup) -> None:
+        """A peer broker of the group is not waited for any more."""
+
     def leases_changed(self) -> None:
         """Leases, or offsets of queues that were handed over, must be saved soon."""
 
@@ -797,6 +939,17 @@ class ConsumerGroups:
             self._forget_topic(group, topic)
         self.release(group)
 
+    def add_pool(self, group: ConsumerGroup, topic: str, pool: GroupPool) -> None:
+        """Clients begin to pop a topic."""
+        if group.pools is _NONE:
+            group.pools = {}
+        group.pools[topic] = pool
+
+    def remove_pool(self, group: ConsumerGroup, topic: str) -> None:
+        """Delete the pool of a topic, and the group if nothing is left of it."""
+        del group.pools[topic]
+        self.release(group)
+
     def of_topic(self, topic: str) -> list[ConsumerGroup]:
         """The groups that have anything of a topic."""
         return list(self._of_topic.get(topic, ()))
@@ -811,6 +964,12 @@ class ConsumerGroups:
         del groups[group]
         if not groups:
             del self._of_topic[topic]
+
+    def popped_queues(self, name: str, topic: str) -> Mapping[int, PoppedQueue]:
+        """Return the queues of a topic that a group has popped, by queue id."""
+        group = self._groups.get(name)
+        pool = group.pools.get(topic) if group is not None else None
+        return dict(pool.queues) if pool is not None else {}
 
     def members_of(self, name: str) -> Mapping[Session, Member]:
         """The members of a group by session; none if there is no such group."""

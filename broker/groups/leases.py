@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -15,9 +15,11 @@ from ...protocol.names import Queue
 from ..config import HANDOVER_LEASE_S, LEASE_SWEEP_S, PLACE_BYTES, STANDSTILL_S
 from ..runtime import Job, Runtime
 from ..sessions import Session
+from ..store.index import ConsumeQueue
 from ..store.journals import Change, LeaseJournal, LeaseKey, PreviousRunLease
 from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, QueueCounts, QueueLease
 from .history import History
+from .stages import QueueKey
 
 log = structlog.get_logger("rocketlet.groups")
 
@@ -63,10 +65,8 @@ class Locks:
     """Grants, renews and ends the leases of all groups. `refused` counts locks beyond the limits.
 
     Args:
-        is_held_back: True if no member may lock the queue of a group, topic and queue id yet.
-        is_anothers: True if a foreign member claims a queue that belongs to another member (group, session, topic, queue id).
         topics: the number of queues of a topic; other queues are not locked.
-        end_of: the end offset of a topic's queue.
+        queues: the queues in the store.
     """
 
     def __init__(
@@ -76,10 +76,7 @@ class Locks:
         history: History,
         path: Path,
         topics: QueueCounts,
-        *,
-        is_held_back: Callable[[ConsumerGroup, str, int], bool],
-        is_anothers: Callable[[ConsumerGroup, Session, str, int], bool],
-        end_of: Callable[[str, int], int],
+        queues: Mapping[QueueKey, ConsumeQueue],
     ) -> None:
         limits = self._limits = runtime.limits
         self._path = path
@@ -89,8 +86,6 @@ class Locks:
         self._left: dict[Session, dict[str, None]] = {}  # the groups that foreign members have left
         self._generation = runtime.generation
         self._changes = groups.changes
-        self._is_held_back = is_held_back
-        self._is_anothers = is_anothers
         self._queues_of = topics.queues_of
         self._has_moved = self._has_changed = False
         self._count = 0  # leases
@@ -109,7 +104,8 @@ class Locks:
         self._is_closed = False
         self.is_restarted = ledger.epoch > 0
         for (name, topic, queue_id), former in ledger.leases.items():
-            end = end_of(topic, queue_id)
+            found = queues.get((topic, queue_id))
+            end = found.next if found is not None else 0
             if not former.is_reader and (former.end is None or end < former.end):
                 former = former._replace(end=end)
                 ledger.ended_at((name, topic, queue_id), former)
@@ -200,9 +196,14 @@ class Locks:
             return None  # a renewal takes nothing anew: its sender must first release the queue
         if self._is_closed or (now_s < self._held_until_s and not has_had):
             return None  # another member may have a lease that this run does not know
-        if request.handover and not has_had and self._is_held_back(group, topic, queue_id):
-            return None  # a foreign member still handles messages of it; the group is notified when it does not
-        if not request.handover and self._is_anothers(group, connection, topic, queue_id):
+        is_kept = (
+            # a foreign member still handles messages of it; the group is notified when it does not
+            not has_had and group.is_held_back(topic, queue_id, now_s)
+            if request.handover
+            else group.is_anothers(connection, topic, queue_id, now_s)
+        )
+        if is_kept:
+            self._changes.queue_refused(group, key)
             return None
         if not 0 <= queue_id < self._queues_of(topic) or not self._has_room(connection, group, queue, lease):
             return None

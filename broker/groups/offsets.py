@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import orjson
 import structlog
@@ -23,7 +23,7 @@ from ..store.files import StoreFull, read_state, replace_state
 from ..store.index import ConsumeQueue
 from ..store.journals import Journal
 from ..store.store import Store
-from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, QueueCounts, TopicOffsets, Unread
+from .group import NO_QUEUE, ConsumerGroup, ConsumerGroups, GroupQueue, PoppedQueue, QueueCounts, TopicOffsets, Unread
 from .history import History
 from .leases import Locks
 from .members import Member
@@ -300,20 +300,6 @@ class Offsets:
 # How far groups have come, as administration and metrics show it. A group without members has lag, too.
 
 
-class Popped(Protocol):
-    """A queue that clients pop. lag_offset: as many messages lie behind it as are not finished. committed: the lowest that
-    is not. in_hand: how many were popped and are not finished; it takes a look at each."""
-
-    @property
-    def lag_offset(self) -> int: ...
-
-    @property
-    def committed(self) -> int: ...
-
-    @property
-    def in_hand(self) -> int: ...
-
-
 class Lag(NamedTuple):
     """Messages that a group has not committed. since_ms: when the oldest of them was stored; None without one. in_hand: how
     many of them clients have popped."""
@@ -324,9 +310,8 @@ class Lag(NamedTuple):
 
 
 class GroupProgress:
-    """popped: for a topic that the group pops, the queues by id. Messages that are finished do not count as lag, nor do those
-    that retention has deleted. `lost`: how many messages retention deleted before a group had committed them, since the
-    start, by group and topic."""
+    """Messages that are finished do not count as lag, nor do those that retention has deleted. `lost`: how many messages
+    retention deleted before a group had committed them, since the start, by group and topic."""
 
     def __init__(
         self,
@@ -335,18 +320,16 @@ class GroupProgress:
         store: Store,
         offsets: Offsets,
         groups: ConsumerGroups,
-        popped: Callable[[str, str], Mapping[int, Popped]],
     ) -> None:
         self._broker_name = broker_name
         self._topics = topics
         self._store = store
         self._offsets = offsets
         self._groups = groups
-        self._popped = popped
         self._losers: set[ConsumerGroup] = set()  # groups that have lost messages
 
     def _offset(
-        self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: Popped | None
+        self, group: str, topic: str, queue_id: int, queue: ConsumeQueue | None, popped: PoppedQueue | None
     ) -> tuple[int, int]:
         """The offset at which the group goes on in a queue, and how many messages were deleted before it had committed
         them."""
@@ -366,7 +349,7 @@ class GroupProgress:
 
     def of(self, group: str, topic: str) -> Iterator[tuple[Queue, QueueProgress]]:
         """How far a group is in the queues of a topic that the broker has. Each costs a read of the disk."""
-        popped = self._popped(group, topic)
+        popped = self._groups.popped_queues(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
             queue = self._store.queues.get((topic, queue_id))
             end, of_queue = queue.next if queue else 0, popped.get(queue_id)
@@ -382,7 +365,7 @@ class GroupProgress:
         """Like `of`, in lists. Without `times` it reads nothing."""
         found = ProgressColumns(topic, self._broker_name, [], [], [], [], [], [])
         found.unreadable.extend((queue_id, at.next, offset) for queue_id, at, offset in self._unreadable(group, topic))
-        queues, popped = self._store.queues, self._popped(group, topic)
+        queues, popped = self._store.queues, self._groups.popped_queues(group, topic)
         for queue_id in range(self._topics.queues_of(topic)):
             queue, of_queue = queues.get((topic, queue_id)), popped.get(queue_id)
             offset, lost = self._offset(group, topic, queue_id, queue, of_queue)
@@ -406,7 +389,7 @@ class GroupProgress:
 
     def lag(self, group: str, topic: str) -> Work[Lag]:
         messages, in_hand, oldest_ms = 0, 0, None
-        popped = self._popped(group, topic)
+        popped = self._groups.popped_queues(group, topic)
         for number, queue_id in enumerate(range(self._topics.queues_of(topic)), 1):
             queue, of_queue = self._store.queues.get((topic, queue_id)), popped.get(queue_id)
             offset, _ = self._offset(group, topic, queue_id, queue, of_queue)
@@ -478,11 +461,7 @@ class GroupProgress:
 
 
 class Watch:
-    """Records readers. `double_readers` counts the times that a queue was read by two members.
-
-    Args:
-        is_popped: True if a group's members share a topic's messages, so that no queue has a reader.
-    """
+    """Records readers. `double_readers` counts the times that a queue was read by two members."""
 
     def __init__(
         self,
@@ -491,7 +470,6 @@ class Watch:
         locks: Locks,
         history: History,
         topics: QueueCounts,
-        is_popped: Callable[[str, str], bool] = lambda group, topic: False,
     ) -> None:
         self._limits = runtime.limits
         self._groups = groups
@@ -499,7 +477,6 @@ class Watch:
         self._history = history
         self._queues_of = topics.queues_of
         self._clock = runtime.clock
-        self._is_popped = is_popped
         # The queues of which a connection is the reader, or the previous one.
         self._queues: dict[Session, dict[GroupQueue, None]] = {}
         self._due_s = float("-inf")
@@ -616,7 +593,7 @@ class Watch:
         for group in self._groups:
             unread: dict[QueueKey, Unread] = {}
             for topic in () if group.is_broadcasting else sorted(group.topics):
-                if self._is_popped(group.name, topic):
+                if group.is_apart(topic, now_s):  # no queue of it has a reader
                     continue
                 for queue_id in range(self._queues_of(topic)):
                     key, queue = (topic, queue_id), group.queue(topic, queue_id)

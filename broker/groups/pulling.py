@@ -46,7 +46,7 @@ from ..messages.filters import Filter, Filters
 from ..messages.held_pulls import HeldPull, HeldPulls, Until
 from ..messages.topics import Statistics, Topics
 from ..pops.pops import Pops
-from ..runtime import LiveConfig
+from ..runtime import LiveConfig, Runtime
 from ..sessions import Answer, Clients, ForwardedRequest, Reason, Refusal, RunningWanted, Session, subscription_bytes
 from ..store.files import StoreError, StoreFull
 from ..store.index import ConsumeQueue
@@ -127,6 +127,7 @@ class Pull(NamedTuple):
 class Pulling:
     def __init__(
         self,
+        runtime: Runtime,
         settings: LiveConfig,
         topics: Topics,
         appender: Appender,
@@ -144,6 +145,7 @@ class Pulling:
         pops: Pops,
         commits: Commits,
     ) -> None:
+        self._clock = runtime.clock
         self._settings = settings
         self._topics = topics
         self._appender = appender
@@ -344,7 +346,7 @@ class Pulling:
             # Without a heartbeat, only a push consumer pulls without a subscription; others may read from any offset.
             is_push = member.is_foreign if member is not None else not header.sys_flag & codes.PULL_SUBSCRIPTION
             return committed if is_push else None
-        return committed if self._draining.allotment.is_new_reader(group, session, *place[1:]) else None
+        return committed if group.is_new_reader(session, *place[1:], self._clock.monotonic_s()) else None
 
     def _set_back_to(self, session: Session, header: PullMessage, group_queue: GroupQueue) -> int | None:
         """Where a member goes back to that was ahead when the end of the queue was lost: its offset would be right again as
@@ -664,6 +666,7 @@ class CheckedPulls:
 class Commits:
     def __init__(
         self,
+        runtime: Runtime,
         topics: Topics,
         store: Store,
         groups: ConsumerGroups,
@@ -672,6 +675,7 @@ class Commits:
         draining: Draining,
         pops: Pops,
     ) -> None:
+        self._clock = runtime.clock
         self._groups = groups
         self._pops = pops
         self._locks = locks
@@ -701,8 +705,7 @@ class Commits:
         if not may_be_tool and not is_member and queue.lease is not None:
             self._locks.renew_awaited(queue, session)
         fault = queue.commit_fault(session, key, epoch) if queue.lease is not None or epoch is not None else None
-        allotment = self._draining.allotment
-        if fault is None and group.has_bound_members and allotment.is_bystander(group, session, *key):
+        if fault is None and group.has_bound_members and group.is_bystander(session, *key, self._clock.monotonic_s()):
             return f"{topic}:{queue_id} is another's; this member does not read it"
         goes_back = fault is None and offset < (group.offset(topic, queue_id) or 0)
         if goes_back and (session in group.foreign or not (is_member or may_be_tool)):

@@ -13,6 +13,7 @@ from ...protocol.bodies import ConsumerData, Route
 from ...protocol.group_bodies import POP, SHARED_OWNER, LockRequest
 from ...protocol.names import Queue, Subscription
 from ..config import POOL_LEAVE_S, POOL_POLL_INTERVAL_S
+from ..groups.claims import RouteFinder
 from ..groups.group import ConsumerGroup, ConsumerGroups
 from ..groups.history import History
 from ..groups.leases import Locks
@@ -23,7 +24,7 @@ from ..messages.topics import Topics
 from ..runtime import Clock, Runtime, Timer
 from ..sessions import Event, Question, Reports, Session
 from .deliveries import DeliveryState, PopClient, PopRequest
-from .pool import Pool, Pools, PopGroup
+from .pool import Pool, Pools
 
 log = structlog.get_logger("rocketlet.pops")
 
@@ -46,12 +47,6 @@ log = structlog.get_logger("rocketlet.pops")
 
 
 _STRATEGIES: dict[str, Strategy] = {item.name: item for item in (AVG, AVG_BY_CIRCLE, CONSISTENT_HASH)}
-
-
-class RouteFinder(Protocol):
-    """Finds the queues of a topic on all brokers."""
-
-    async def find_route(self, topic: str) -> Route | None: ...
 
 
 class PoolOwner(Protocol):
@@ -121,7 +116,7 @@ class Division:
         self._tasks, self._clock = runtime.tasks, runtime.clock
         self._pools = pools
         self._owner = owner
-        self._divided: dict[PopGroup, Divided] = {}
+        self._divided: dict[ConsumerGroup, Divided] = {}
         self._is_stopped = False
 
     def adopt(self) -> None:
@@ -144,9 +139,9 @@ class Division:
 
     def _divided_of(self, pool: Pool) -> Divided:
         """Return the divided group of a pool, made if this is its first pool."""
-        divided = self._divided.get(pool.pop_group)
+        divided = self._divided.get(pool.of)
         if divided is None:
-            divided = self._divided[pool.pop_group] = Divided(self, pool.group)
+            divided = self._divided[pool.of] = Divided(self, pool.group)
         divided.pools[pool] = None
         return divided
 
@@ -197,20 +192,19 @@ class Division:
 
     def changed(self, group: ConsumerGroup) -> None:
         """Members or their topics have changed. The pool leases its queues before any member is notified of that."""
-        pop_group = self._pools.groups.get(group.name)
-        if pop_group is None:
+        if not group.pools:
             return
         now_s = self._clock.monotonic_s()
-        for pool in list(pop_group.pools):
+        for pool in self._pools.of_group(group.name):
             if pool.owned is None and pool.is_used(now_s) and self._is_pulled(group.name, pool.topic):
                 self._divide(pool)
-        divided = self._divided.get(pop_group)
+        divided = self._divided.get(group)
         if divided is not None:
             self.check_soon(divided)
 
     def progressed(self, pool: Pool) -> None:
         """A message of a pool is finished, or its invisible time is over: a queue that leaves may be free now."""
-        divided = self._divided.get(pool.pop_group)
+        divided = self._divided.get(pool.of)
         if divided is not None and pool in divided.pools:
             self._release_free(divided, pool)
 
@@ -505,14 +499,14 @@ class Division:
         pool.member_ids.clear()
         for client in clients:
             self._remove_member(divided, pool, client)
-        if not divided.pools and self._divided.get(pool.pop_group) is divided:
+        if not divided.pools and self._divided.get(pool.of) is divided:
             if divided.timer is not None:
                 divided.timer.cancel()
-            del self._divided[pool.pop_group]
+            del self._divided[pool.of]
 
     def pool_deleted(self, pool: Pool) -> None:
         """The group or topic of a pool is deleted, and the pool with it."""
-        divided = self._divided.get(pool.pop_group)
+        divided = self._divided.get(pool.of)
         if divided is not None and pool.owned is not None:
             self._unlease(divided, pool, pool.epochs)
             self._end(divided, pool)

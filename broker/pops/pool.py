@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import structlog
 
@@ -25,6 +25,7 @@ from ..config import (
     SCAN_WORDS,
     Limits,
 )
+from ..groups.group import ConsumerGroup, ConsumerGroups
 from ..groups.offsets import Offsets
 from ..messages.appender import Appender
 from ..messages.topics import Topics
@@ -217,7 +218,7 @@ class QueueDeliveries:
         )  # fmt: skip
         delivery.turn(Event.FORGET)
         del self.unfinished[delivery.offset]
-        self.pool.pop_group.unfinished -= 1
+        self.pool.of.unfinished -= 1
         if self.is_in_order:
             self._order.remove(delivery)
             self._free_first(delivery.key)
@@ -283,7 +284,7 @@ class QueueDeliveries:
         """Keep deliveries of a group in order at their positions, including those that cannot be popped now."""
         for delivery in looked:
             self.unfinished[delivery.offset] = delivery
-            self.pool.pop_group.unfinished += 1
+            self.pool.of.unfinished += 1
             self._order.add(delivery)
 
     def peek(self, wanted: int) -> list[Delivered]:
@@ -297,14 +298,14 @@ class QueueDeliveries:
 
     def deliver(self, taken: Sequence[TakenDelivery], request: PopRequest, now_s: float, now_ms: int) -> list[Delivery]:
         """Put taken messages in flight. All get one pop time, which none of them had before. Returns their deliveries."""
-        unfinished, pop_group = self.unfinished, self.pool.pop_group
+        unfinished, group = self.unfinished, self.pool.of
         pop_ms = max(now_ms, self.floor_ms)
         before = len(unfinished)
         for delivery, _ in taken:
             if delivery.pop_ms >= pop_ms:
                 pop_ms = delivery.pop_ms + 1
             unfinished[delivery.offset] = delivery  # a redelivered one keeps its position
-        pop_group.unfinished += len(unfinished) - before
+        group.unfinished += len(unfinished) - before
         client, deadline_s = request.client, now_s + request.invisible_ms / 1000
         delivered: list[Delivery] = []
         for delivery, _ in taken:
@@ -312,7 +313,7 @@ class QueueDeliveries:
                 delivery.attempts = max(delivery.attempts, 1)
             else:
                 delivery.attempts += 1
-                pop_group.redelivered += delivery.attempts > 1
+                group.redelivered += delivery.attempts > 1
             delivery.turn(Event.POP)
             delivery.pop_ms = pop_ms
             delivery.client, delivery.deadline_s, delivery.since_s = client, deadline_s, now_s
@@ -345,12 +346,12 @@ class QueueDeliveries:
     def finish(self, deliveries: Iterable[Delivery]) -> None:
         """Finish deliveries whose acknowledgement is on the disk, except those that were popped again since."""
         if not self.is_in_order:
-            unfinished, pop_group = self.unfinished, self.pool.pop_group
+            unfinished, group = self.unfinished, self.pool.of
             for delivery in deliveries:
                 if delivery.state is DeliveryState.ACKNOWLEDGED:
                     delivery.turn(Event.FINISH)
                     del unfinished[delivery.offset]
-                    pop_group.unfinished -= 1
+                    group.unfinished -= 1
             return
         for key in dict.fromkeys(delivery.key for delivery in deliveries):
             for delivery in self._order.done(key):
@@ -361,7 +362,7 @@ class QueueDeliveries:
         if delivery.state is DeliveryState.ACKNOWLEDGED:
             delivery.turn(Event.FINISH)
             del self.unfinished[delivery.offset]
-            self.pool.pop_group.unfinished -= 1
+            self.pool.of.unfinished -= 1
 
     def restart(self, offset: int, now_ms: int) -> None:
         """Continue from another offset. Handles from before become void."""
@@ -375,7 +376,7 @@ class QueueDeliveries:
         for delivery in self.unfinished.values():
             self.floor_ms = max(self.floor_ms, delivery.pop_ms + 1)
             delivery.turn(Event.FORGET)
-        self.pool.pop_group.unfinished -= len(self.unfinished)
+        self.pool.of.unfinished -= len(self.unfinished)
         self.unfinished.clear()
         self._visible.clear()
         self.fresh_behind.clear()
@@ -427,7 +428,7 @@ class QueueDeliveries:
             delivery.deadline_s = to_monotonic_s(found.deadline_ms)
             delivery.since_s = to_monotonic_s(found.pop_ms)
             self._free(delivery)
-        self.pool.pop_group.unfinished += len(self.unfinished)
+        self.pool.of.unfinished += len(self.unfinished)
 
     # Reports
 
@@ -551,10 +552,10 @@ class Pool:
         member_ids: the member id of each client in a divided pool.
     """
 
-    def __init__(self, pools: Pools, pop_group: PopGroup, topic: str) -> None:
+    def __init__(self, pools: Pools, of: ConsumerGroup, topic: str) -> None:
         self._pools = pools
-        self.pop_group = pop_group
-        self.group = pop_group.name
+        self.of = of
+        self.group = of.name
         self.topic = topic
         self.queues: dict[int, QueueDeliveries] = {}
         self.ready: OrderedDict[int, None] = OrderedDict()
@@ -739,24 +740,6 @@ class Pool:
 # The pools of all groups, found by group, topic, client and session.
 
 
-class PopGroup:
-    """What a group's pools share.
-
-    Attributes:
-        pools: the pools in the order in which they were made.
-        unfinished: how many deliveries are not finished.
-        redelivered: how many deliveries were redeliveries, since the start.
-    """
-
-    __slots__ = ("name", "pools", "redelivered", "unfinished")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.pools: dict[Pool, None] = {}
-        self.unfinished = 0
-        self.redelivered = 0
-
-
 class PoppingClient:
     """What is kept of a client in all pools, until none of it is left.
 
@@ -784,24 +767,28 @@ class Pools:
     """Every pool, and the clients of all pools.
 
     Attributes:
-        all: the pools by group and topic.
-        groups: every group that has popped since the start, by name.
+        all: the pools; a group has its own by topic.
         by_topic: the pools of each topic.
         clients: clients with a pool, a receive that waits, or a message that is extended.
         receives: how many receives wait, by the address of their client.
     """
 
     def __init__(
-        self, runtime: Runtime, broker_name: str, topics: Topics, appender: Appender, offsets: Offsets
+        self,
+        runtime: Runtime,
+        broker_name: str,
+        topics: Topics,
+        appender: Appender,
+        groups: ConsumerGroups,
+        offsets: Offsets,
     ) -> None:
         self._limits = runtime.limits
         self._broker_name = broker_name
         self._clock: Clock = runtime.clock
-        self._topics, self._offsets = topics, offsets
+        self._topics, self._groups, self._offsets = topics, groups, offsets
         self._store = appender.store
         self._last_number = 0
-        self.all: dict[tuple[str, str], Pool] = {}
-        self.groups: dict[str, PopGroup] = {}
+        self.all: dict[Pool, None] = {}
         self.by_topic: dict[str, dict[Pool, None]] = {}
         self.clients: dict[PopClient, PoppingClient] = {}
         self._by_request: OrderedDict[PoolClient, None] = OrderedDict()  # the one that asked longest ago first
@@ -813,11 +800,12 @@ class Pools:
     # Making
 
     def find(self, group: str, topic: str) -> Pool | None:
-        return self.all.get((group, topic))
+        of = self._groups.get(group)
+        return cast("Pool | None", of.pools.get(topic)) if of is not None else None
 
     def get_or_make(self, request: PopRequest) -> Pool:
         """Return the pool of a receive. Raises LimitExceeded if the group has too many offsets."""
-        pool = self.all.get((request.group, request.topic))
+        pool = self.find(request.group, request.topic)
         if pool is None:
             starts = list(self._starts(request))
             for queue, offset in starts:
@@ -828,11 +816,10 @@ class Pools:
         return pool
 
     def make(self, group: str, topic: str) -> Pool:
-        pop_group = self.groups.get(group)
-        if pop_group is None:
-            pop_group = self.groups[group] = PopGroup(group)
-        pool = self.all[group, topic] = Pool(self, pop_group, topic)
-        pop_group.pools[pool] = None
+        of = self._groups.obtain(group)
+        pool = Pool(self, of, topic)
+        self.all[pool] = None
+        self._groups.add_pool(of, topic, pool)
         self.by_topic.setdefault(topic, {})[pool] = None
         self._unused[pool] = None
         return pool
@@ -910,13 +897,13 @@ class Pools:
                     "offset_set_back", group=group, topic=topic, queue=queue_id, offset=item.next, end=queue.next,
                     hint="it was beyond the end of the queue",
                 )  # fmt: skip
-            pool = self.all.get((group, topic)) or self.make(group, topic)
+            pool = self.find(group, topic) or self.make(group, topic)
             deliveries = self._deliveries(pool, queue, 0)
             deliveries.adopt(item, to_monotonic_s)
             deliveries.reported = deliveries.committed
             self._offsets.put(group, topic, queue_id, deliveries.committed)
             yield deliveries
-        for pool in self.all.values():
+        for pool in self.all:
             self.make_ready(pool)
 
     # Clients
@@ -1041,7 +1028,7 @@ class Pools:
         handle = decode_handle(text)
         if handle is None:
             return AckStatus.UNREADABLE
-        pool = self.all.get((group, topic))
+        pool = self.find(group, topic)
         deliveries = pool.queues.get(handle.queue_id) if pool is not None and handle.mark == TOPIC_MARK else None
         if handle.broker_name != self._broker_name or deliveries is None or handle.offset >= deliveries.next:
             return AckStatus.UNKNOWN
@@ -1053,7 +1040,7 @@ class Pools:
         return deliveries, delivery
 
     def deliveries(self) -> Iterator[QueueDeliveries]:
-        for pool in list(self.all.values()):
+        for pool in list(self.all):
             yield from list(pool.queues.values())
 
     def has_some(self, pool: Pool, request: PopRequest) -> bool:
@@ -1104,24 +1091,26 @@ class Pools:
         return len(self._unused) > self._limits.max_unused_pools
 
     def of_group(self, group: str) -> list[Pool]:
-        pop_group = self.groups.get(group)
-        return list(pop_group.pools) if pop_group is not None else []
+        of = self._groups.get(group)
+        return cast("list[Pool]", list(of.pools.values())) if of is not None else []
 
     def remove(self, pool: Pool) -> None:
         """Remove a pool that nobody pops any more, or whose group or topic is deleted."""
         for client in list(pool.clients.values()):
             self._remove(client)
         self._unused.pop(pool, None)
-        del self.all[pool.group, pool.topic]
-        del pool.pop_group.pools[pool]
+        del self.all[pool]
         of_topic = self.by_topic[pool.topic]
         del of_topic[pool]
         if not of_topic:
             del self.by_topic[pool.topic]
+        self._groups.remove_pool(pool.of, pool.topic)
 
     def group_deleted(self, group: str) -> None:
-        """Forget the figures of a group whose pools are removed."""
-        self.groups.pop(group, None)
+        """Reset the figures of a group whose pools are removed, and whose members may stay."""
+        of = self._groups.get(group)
+        if of is not None:
+            of.redelivered = 0
 
     # Reports
 
@@ -1134,11 +1123,6 @@ class Pools:
         """Return True if a queue's messages are popped."""
         pool = self.find(group, topic)
         return pool is not None and pool.serves(queue_id)
-
-    def popped(self, group: str, topic: str) -> dict[int, QueueDeliveries]:
-        """Return the deliveries by queue id, for queues that were popped."""
-        pool = self.find(group, topic)
-        return dict(pool.queues) if pool is not None else {}
 
     def numbers(self, group: str, topic: str) -> dict[int, PopNumbers]:
         """Return the figures by queue id, for queues that were popped. Of the others the committed offset says all."""
@@ -1155,13 +1139,13 @@ class Pools:
 
     def unfinished(self, group: str) -> int:
         """Return how many deliveries of a group are not finished."""
-        pop_group = self.groups.get(group)
-        return pop_group.unfinished if pop_group is not None else 0
+        of = self._groups.get(group)
+        return of.unfinished if of is not None else 0
 
     def redelivered(self, group: str) -> int:
         """Return how many deliveries of a group were redeliveries, since the start."""
-        pop_group = self.groups.get(group)
-        return pop_group.redelivered if pop_group is not None else 0
+        of = self._groups.get(group)
+        return of.redelivered if of is not None else 0
 
     def topics_of(self, group: str) -> list[str]:
         """Return the topics that a group pops."""

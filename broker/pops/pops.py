@@ -29,6 +29,7 @@ from ..config import (
     STANDSTILL_S,
     LimitExceeded,
 )
+from ..groups.claims import RouteFinder
 from ..groups.group import ConsumerGroups
 from ..groups.history import History
 from ..groups.leases import Locks
@@ -57,7 +58,7 @@ from .deliveries import (
     Why,
     encode_handle,
 )
-from .division import Division, RouteFinder
+from .division import Division
 from .journal import PopJournal
 from .pool import Pool, Pools, QueueDeliveries, Receive, TakenDelivery
 
@@ -117,7 +118,7 @@ class Pops:
         self._deadlines = Deadlines(clock, self)
         self._attempts: OrderedDict[Attempt, list[GivenDelivery]] = OrderedDict()
         self._journal = PopJournal(frames, topics, clock)
-        self._pools = Pools(runtime, broker_name, topics, appender, offsets)
+        self._pools = Pools(runtime, broker_name, topics, appender, groups, offsets)
         self.pools = self._pools.all  # empty as long as no client pops, which is all that pulls then have to check
         self.clients = self._pools.clients_of
         self.unfinished, self.redelivered = self._pools.unfinished, self._pools.redelivered
@@ -125,7 +126,6 @@ class Pops:
         self.serves = self._pools.serves
         self.waits = self._pools.waits
         self.peek = self._pools.peek
-        self.popped = self._pools.popped
         self.numbers, self.full = self._pools.numbers, self._pools.full
         self.record_contact = self._pools.record_contact
         self._find = self._pools.delivery
@@ -182,7 +182,7 @@ class Pops:
                 return None
             receive.request = request = replace(request, matches=matches)
         now_s = self._clock.monotonic_s()
-        pool = self._pools.all.get((request.group, request.topic))
+        pool = self._pools.find(request.group, request.topic)
         if pool is None or pool.owned is not None or not pool.is_used(now_s):
             fault = self._admit(request, pool, now_s)
             if fault is not None:
@@ -242,7 +242,7 @@ class Pops:
             if deliveries.is_in_order is not is_in_order:
                 deliveries.set_order(is_in_order)
             before = deliveries.next
-            allowed = self._limits.max_unfinished_of_group - pool.pop_group.unfinished
+            allowed = self._limits.max_unfinished_of_group - pool.of.unfinished
             taken = deliveries.take(request, wanted - len(found), room, allowed)
             if taken:
                 room -= self._deliver(deliveries, taken, request, now_ms, found)
@@ -775,7 +775,7 @@ class Pops:
     # Reports
 
     def _waiting(self) -> list[Receive[Any]]:
-        return [receive for pool in self._pools.all.values() for receive in pool.waiting()]
+        return [receive for pool in self._pools.all for receive in pool.waiting()]
 
     @property
     def waiting(self) -> int:

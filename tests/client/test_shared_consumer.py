@@ -89,7 +89,8 @@ async def test_a_message_is_extended_as_long_as_its_handler_runs(node: Node, wir
         await fill(node, 1)
         await eventually(lambda: bool(inbox.messages))
         async with SharedConsumer(node.address, "g", "t", inbox):
-            (deliveries,) = node.broker.pops.pools["g", "t"].queues.values()
+            (pool,) = node.broker.pops.pools
+            (deliveries,) = pool.queues.values()
             (delivery,) = deliveries.unfinished.values()
             first_s = delivery.deadline_s
             await eventually(lambda: delivery.deadline_s > first_s + 1.0)

@@ -11,6 +11,8 @@ from rocketlet.broker.runtime import MovableClock
 from rocketlet.protocol.group_bodies import AgreedMembers, Word
 from rocketlet.protocol.headers import AgreeOnMembers
 
+from .locks import Changes
+
 
 class Said:
     """An agreement of broker-a: its words to broker-b, and the answers."""
@@ -19,11 +21,12 @@ class Said:
         self.clock = MovableClock(stands=True)
         self.group = ConsumerGroup("g")
         self.away: list[str] = []
-        self.agreement = Agreement("broker-a", self.clock, self._say, lambda group: self.away.append(group.name))
+        changes = Changes(away=lambda group: self.away.append(group.name))
+        self.agreement = Agreement("broker-a", self.clock, self, changes)
         self._make: Callable[[], Word | None] = lambda: None
         self.failed: Callable[[bool], None] = lambda is_for_good: None
 
-    def _say(self, address: str, group: str, make: Callable[[], Word | None], failed: Callable[[bool], None]) -> None:
+    def say(self, address: str, group: str, make: Callable[[], Word | None], failed: Callable[[bool], None]) -> None:
         self._make, self.failed = make, failed
 
     def found(self, digest: str, *waiting: str) -> None:

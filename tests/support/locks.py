@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from rocketlet.broker.config import LIMITS, Limits
 from rocketlet.broker.groups.group import ConsumerGroup, ConsumerGroups, GroupChanges
@@ -13,6 +15,8 @@ from rocketlet.broker.groups.stages import QueueKey
 from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.broker.sessions import Session
 from rocketlet.broker.store.index import ConsumeQueue
+from rocketlet.protocol.bodies import Route
+from rocketlet.protocol.group_bodies import Word
 
 
 class Counts:
@@ -34,9 +38,11 @@ class Changes(GroupChanges):
         leases: Callable[[], None] = lambda: None,
         released: Callable[[QueueKey, Session | None], None] = lambda key, reader: None,
         appended: Callable[[list[ConsumeQueue]], None] = lambda queues: None,
+        moved: Callable[[ConsumerGroup], None] = lambda group: None,
+        away: Callable[[ConsumerGroup], None] = lambda group: None,
     ) -> None:
         self._members, self._outdated, self._freed, self._leases = members, outdated, freed, leases
-        self._released, self._appended = released, appended
+        self._released, self._appended, self._moved, self._away = released, appended, moved, away
 
     def members_changed(self, group: ConsumerGroup) -> None:
         self._members(group)
@@ -50,11 +56,39 @@ class Changes(GroupChanges):
     def leases_changed(self) -> None:
         self._leases()
 
+    def owners_moved(self, group: ConsumerGroup) -> None:
+        self._moved(group)
+
+    def peer_away(self, group: ConsumerGroup) -> None:
+        self._away(group)
+
     def appended(self, queues: list[ConsumeQueue]) -> None:
         self._appended(queues)
 
     def queue_released(self, group: ConsumerGroup, key: QueueKey, reader: Session | None) -> None:
         self._released(key, reader)
+
+
+def queues_until(end: int) -> Any:
+    """A store's queues, each of which ends here."""
+    return SimpleNamespace(get=lambda key: SimpleNamespace(next=end))
+
+
+class Routes:
+    """Finds routes by a function; without one, no name server knows a topic."""
+
+    def __init__(self, find: Callable[[str], Route | None] = lambda topic: None) -> None:
+        self._find = find
+
+    async def find_route(self, topic: str) -> Route | None:
+        return self._find(topic)
+
+
+class Peers:
+    """No peer is reached."""
+
+    def say(self, address: str, group: str, make: Callable[[], Word | None], failed: Callable[[bool], None]) -> None:
+        pass
 
 
 def make_groups(
@@ -86,9 +120,7 @@ def make_locks(
         history,
         folder / "locks.json",
         Counts(8),
-        is_held_back=lambda group, topic, queue_id: False,
-        is_anothers=lambda group, connection, topic, queue_id: False,
-        end_of=lambda topic, queue_id: end,
+        queues_until(end),
     )
 
 

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from rocketlet.broker.config import LIMITS, Limits
 from rocketlet.broker.groups.agreement import Agreement
-from rocketlet.broker.groups.group import ConsumerGroup
+from rocketlet.broker.groups.group import ConsumerGroup, GroupChanges
 from rocketlet.broker.groups.members import Member
 from rocketlet.broker.groups.stages import Others
 from rocketlet.broker.remoting.connection import RemotingConnection
@@ -24,6 +24,7 @@ from rocketlet.protocol.headers import AgreeOnMembers
 from rocketlet.protocol.names import Subscription
 
 from ...conftest import PATIENCE_S, Node, eventually
+from ...support.locks import Peers
 
 
 class Peer:
@@ -107,7 +108,7 @@ async def test_while_as_many_are_asked_others_count_as_unreachable(node: Node, p
 
 
 def agreement(limits: Limits = LIMITS) -> Agreement:
-    return Agreement("broker-a", MovableClock(stands=True), lambda *_: None, lambda _: None, limits)
+    return Agreement("broker-a", MovableClock(stands=True), Peers(), GroupChanges(), limits)
 
 
 def test_brokers_that_do_not_know_the_request_are_forgotten_beyond_a_number() -> None:

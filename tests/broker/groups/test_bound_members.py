@@ -21,7 +21,7 @@ from rocketlet.protocol.bodies import BrokerData, ConsumerData, QueueData, Route
 from rocketlet.protocol.names import Subscription, retry_topic
 
 from ...conftest import peer
-from ...support.locks import Counts, make_groups, make_locks
+from ...support.locks import Changes, Counts, Routes, make_groups, make_locks
 
 RETRIES = retry_topic("g")
 
@@ -36,14 +36,13 @@ class World:
         self.queues = {"t": 4, "u": 2}
         self.spawned: list[Any] = []
         self.moved: list[str] = []
-        self.groups = make_groups(runtime, history, 4)
+        self.groups = make_groups(runtime, history, 4, Changes(moved=lambda group: self.moved.append(group.name)))
         locks = make_locks(folder, clock, groups=self.groups)
         self.watch = Watch(runtime, self.groups, locks, history, Counts(4))
         self.allotment = Allotment(
             runtime,
             self.groups,
-            self._route,
-            on_moved=lambda group: self.moved.append(group.name),
+            Routes(lambda topic: self.route(topic) if topic in self.queues else None),
         )
 
     def spawn(self, work: Any) -> None:
@@ -63,9 +62,6 @@ class World:
         queues = (QueueData("a", self.queues[topic], self.queues[topic], 6),)
         return Route(queues, (BrokerData("a", {0: "127.0.0.1:1"}, "c"),))
 
-    async def _route(self, topic: str) -> Route | None:
-        return self.route(topic) if topic in self.queues else None
-
     def joins(self, client_id: str, *topics: str, strategy: str | None = None) -> RemotingConnection:
         session = peer()
         data = ConsumerData("g", subscriptions=tuple(map(Subscription, (*topics, RETRIES))), strategy=strategy)
@@ -83,7 +79,7 @@ class World:
         return members
 
     def is_bound(self, session: RemotingConnection, topic: str = "t") -> bool:
-        return self.allotment.is_bound(self.group, session, topic)
+        return self.group.is_bound(session, topic, self.clock.monotonic_s())
 
     def is_anothers(self, session: RemotingConnection, queue_id: int = 0, topic: str = "t") -> bool:
         return self.allotment.is_anothers(self.group, session, topic, queue_id)
@@ -97,18 +93,18 @@ def world(tmp_path: Path) -> World:
 def test_a_member_that_was_notified_of_itself_alone_is_bound_and_for_a_while_after_that(world: World) -> None:
     one, two = world.joins("c1", "t"), world.joins("c2", "t")
     assert not world.is_bound(one)
-    assert not world.allotment.may_bind(world.group, one)
+    assert not world.group.may_bind(one)
     world.gives(one, ALONE)
     world.allotment.put(world.group, {"t": ["c1"] * 4})
     assert (world.is_bound(one), world.is_bound(two)) == (True, False)
     assert (world.group.is_alone(one), world.group.is_alone(two)) == (True, False)
     assert (
-        world.allotment.may_bind(world.group, one),
-        world.allotment.may_bind(world.group, two),
+        world.group.may_bind(one),
+        world.group.may_bind(two),
     ) == (True, False)
     world.gives(one, MemberList(["c1", "c2"]))
-    assert (world.is_bound(one), world.allotment.may_bind(world.group, one)) == (True, True)
-    world.clock.advance(world.allotment.drained_wait_s - 0.1)
+    assert (world.is_bound(one), world.group.may_bind(one)) == (True, True)
+    world.clock.advance(world.limits.drained_wait_s - 0.1)
     assert world.is_bound(one)
     world.clock.advance(0.1)
     assert not world.is_bound(one)
@@ -119,13 +115,13 @@ def test_a_member_that_has_asked_for_some_topics_only_is_bound_for_longer(world:
     world.allotment.put(world.group, {"t": ["c1"] * 4, "u": ["c1"] * 2})
     world.gives(one, ALONE)
     members = world.gives(one, MemberList(["c1"]))
-    assert world.allotment.is_mid_rebalance(world.group, one)
+    assert world.group.is_mid_rebalance(one)
     world.clock.advance(RELOOK_S - 0.1)
     assert world.is_bound(one)
     world.gives(one, members)
-    assert not world.allotment.is_mid_rebalance(world.group, one)
+    assert not world.group.is_mid_rebalance(one)
     assert not world.is_bound(one)
-    assert not world.allotment.is_mid_rebalance(world.group, peer())
+    assert not world.group.is_mid_rebalance(peer())
 
 
 def test_members_of_unequal_topics_are_bound_that_may_have_asked_before(world: World) -> None:
@@ -137,8 +133,8 @@ def test_members_of_unequal_topics_are_bound_that_may_have_asked_before(world: W
     assert world.is_bound(one)
     assert not world.is_bound(two)
     assert world.is_bound(two, RETRIES), "members share it that know nothing of each other"
-    assert world.allotment.may_bind(world.group, two)
-    assert not world.allotment.may_bind(world.groups.obtain("h"), two)
+    assert world.group.may_bind(two)
+    assert not world.groups.obtain("h").may_bind(two)
 
 
 def test_a_bound_member_gets_its_own_only(world: World) -> None:
@@ -212,16 +208,17 @@ def test_a_reader_is_distinguished_from_a_bystander(world: World) -> None:
     one, two = world.joins("c1", "t"), world.joins("c2", "t")
     world.allotment.put(world.group, {"t": ["c1", "c2"]})
     world.gives(one, ALONE)
-    assert world.allotment.is_bystander(world.group, one, "t", 1)
-    assert world.allotment.is_new_reader(world.group, one, "t", 0)
-    assert not world.allotment.is_new_reader(world.group, two, "t", 0), "it is not bound"
-    assert not world.allotment.is_new_reader(world.groups.obtain("h"), one, "t", 0)
-    assert not world.allotment.is_new_reader(world.group, peer(), "t", 0)
+    now_s = world.clock.monotonic_s()
+    assert world.group.is_bystander(one, "t", 1, now_s)
+    assert world.group.is_new_reader(one, "t", 0, now_s)
+    assert not world.group.is_new_reader(two, "t", 0, now_s), "it is not bound"
+    assert not world.groups.obtain("h").is_new_reader(one, "t", 0, now_s)
+    assert not world.group.is_new_reader(peer(), "t", 0, now_s)
     for number in range(2):
         world.watch.record_pull(one, world.groups.obtain("g"), ("t", number))
-    assert not world.allotment.is_bystander(world.group, one, "t", 1), "it has messages of it in its handlers"
-    assert not world.allotment.is_bystander(world.group, one, "t", 0)
-    assert not world.allotment.is_new_reader(world.group, one, "t", 0)
+    assert not world.group.is_bystander(one, "t", 1, now_s), "it has messages of it in its handlers"
+    assert not world.group.is_bystander(one, "t", 0, now_s)
+    assert not world.group.is_new_reader(one, "t", 0, now_s)
     assert [world.groups.obtain("g").is_read_by_its_owner("t", number) for number in range(3)] == [True, False, False]
     assert not world.groups.obtain("h").is_read_by_its_owner("t", 0)
 
@@ -232,13 +229,13 @@ def test_members_that_lose_queues_and_have_not_asked_since_are_late(world: World
     world.gives(one, MemberList(["c0"]))
     world.gives(two, world.group.list_for(two))
     losing: list[set[Session]] = [{one, two}, {two, three, peer()}]
-    assert world.allotment.late(world.group, losing, ()) == [one]
-    assert sorted(world.allotment.late(world.group, losing, [one, two, three]), key=lambda item: item.number) == [
+    assert world.group.late(losing, ()) == [one]
+    assert sorted(world.group.late(losing, [one, two, three]), key=lambda item: item.number) == [
         one,
         two,
     ], "the second has asked for one of its topics"
     world.gives(two, world.group.list_for(two))
-    assert world.allotment.late(world.group, losing, [one, two, three]) == [one]
+    assert world.group.late(losing, [one, two, three]) == [one]
 
 
 def test_of_those_that_are_gone_nothing_is_kept(world: World) -> None:

@@ -25,7 +25,7 @@ async def test_a_reader_ends_before_the_next_one_is_notified(node: Node, wire: W
     await reading(node, wire)
     two = await connect(node.address)
     await join(two, "c2")
-    await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1))
+    await eventually(lambda: node.broker.groups.obtain("g").is_drained("t", 1))
     assert await members(two) == ["c1", "c2"], "the newcomer loses nothing, and is told at once"
     assert await members(wire) == ["c1"], "the reader continues with the list that it had"
     waits = two.send(RequestCode.PULL_MESSAGE, pull(queue=1, offset=0, flags=FLAGS))
@@ -71,7 +71,7 @@ async def test_one_of_ours_gets_the_lock_when_the_foreign_reader_has_ended(
     await reading(node, wire)
     ours = await connect(node.address)
     await join(ours, "c2", strategy="AVG")
-    await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1))
+    await eventually(lambda: node.broker.groups.obtain("g").is_drained("t", 1))
     assert not await locks(ours, "c2", 1)
     await wire.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS | 0x1, commit_offset=1))
     assert await locks(ours, "c2", 1)
@@ -141,10 +141,10 @@ async def test_a_reader_that_dies_while_it_is_drained_holds_nothing_up(
     await reading(node, wire)
     ours = await connect(node.address)
     await join(ours, "c2", strategy="AVG")
-    await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1))
+    await eventually(lambda: node.broker.groups.obtain("g").is_drained("t", 1))
     await wire.close()
     await eventually(lambda: len(node.broker.groups.get("g").members) == 1)  # type: ignore[union-attr]
-    assert not node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1)
+    assert not node.broker.groups.obtain("g").is_drained("t", 1)
 
 
 async def test_a_foreign_member_continues_where_the_last_owner_of_a_lease_came(
@@ -184,7 +184,7 @@ async def queue_1_moved(node: Node, wire: Wire, connect: Connect) -> Wire:
     assert await members(wire) == ["c1"]
     two = await connect(node.address)
     await join(two, "c2")
-    await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1))
+    await eventually(lambda: node.broker.groups.obtain("g").is_drained("t", 1))
     await handled(wire, 1, 1)
     await wire.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     assert await members(wire) == ["c1", "c2"]
@@ -198,7 +198,7 @@ async def test_who_reads_a_queue_follows_from_the_list_that_each_was_given(
     two, three = await queue_1_moved(node, wire, connect), await connect(node.address)
     assert await members(two) == ["c1", "c2"]
     await join(three, "c0")  # c0 gets queue 0, c1 queue 1, c2 nothing: both queues move
-    await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 0))
+    await eventually(lambda: node.broker.groups.obtain("g").is_drained("t", 0))
     await eventually(lambda: not drain_of(node.broker).is_finding)
     drain = drain_of(node.broker)
     group = node.broker.groups.get("g")
@@ -266,8 +266,7 @@ async def test_a_queue_that_its_reader_has_dropped_is_not_waited_for(
         for queue in (1,) if dropped else (0, 1):
             answered = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=queue, offset=1, flags=FLAGS))
             assert answered.code == ResponseCode.PULL_NOT_FOUND
-    draining = node.broker.draining
-    assert [draining.is_draining(node.broker.groups.obtain("g"), "t", queue) for queue in range(2)] == [
+    assert [node.broker.groups.obtain("g").is_drained("t", queue) for queue in range(2)] == [
         not dropped,
         True,
     ]
@@ -289,7 +288,7 @@ async def test_a_further_change_does_not_forget_who_still_handles_what_moves(
     assert await members(two) == ["c1", "c2"], "it is notified that the queue is its own"
     await join(three, "c3")  # and gets no queue
     await eventually(lambda: members_of(node) == 3 and not drain_of(node.broker).is_finding)
-    assert node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1), "c1 still handles messages of it"
+    assert node.broker.groups.obtain("g").is_drained("t", 1), "c1 still handles messages of it"
 
 
 async def test_nobody_is_notified_while_it_is_not_known_what_a_further_change_moves(
@@ -401,7 +400,7 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
     three = await connect(node.address)
     await join(three, "c0")  # 4 queues: 0 and 1 to c0, 2 to c1, 3 to c2
     await eventually(lambda: not drain_of(node.broker).is_finding)
-    assert node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 2)
+    assert node.broker.groups.obtain("g").is_drained("t", 2)
     await handled(two, 2, 1)
     assert sorted(await members(two)) == ["c0", "c1", "c2"], "told"
     assert await members(wire) == ["c1", "c2"], "not told: its handlers run"
@@ -409,7 +408,7 @@ async def test_a_change_comes_in_steps(node: Node, wire: Wire, connect: Connect)
     assert await members(wire) == ["c1", "c2"]
     await handled(wire, 1, 1)
     assert sorted(await members(wire)) == ["c0", "c1", "c2"]
-    assert not node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 0)
+    assert not node.broker.groups.obtain("g").is_drained("t", 0)
 
 
 async def test_rebalanced_tells_the_truth_of_members_that_lock_nothing(

@@ -22,7 +22,7 @@ from rocketlet.protocol.headers import AgreeOnMembers, PullMessage
 from rocketlet.protocol.names import Subscription
 
 from ...conftest import peer
-from ...support.locks import Changes, Counts, make_groups, make_locks
+from ...support.locks import Changes, Counts, Peers, Routes, make_groups, make_locks
 
 QUEUES = 4
 FLAGS = 0x1 | 0x2 | 0x4
@@ -65,6 +65,8 @@ class World:
         self.repeats = RedeliveryCauses(clock)
         changes = Changes(
             members=lambda group: self.draining.changed(group),
+            moved=lambda group: self.draining.changed(group),
+            away=lambda group: self.draining.peers_changed(group),
             outdated=lambda sessions: self.told.extend(sessions),  # type: ignore[arg-type]
             released=lambda place, session: self.drained.append((place[1], session)),  # type: ignore[arg-type]
         )
@@ -78,12 +80,12 @@ class World:
             self.groups,
             self.watch,
             pulls,
-            find_route=self._route,
-            say=lambda *about: None,
+            routes=Routes(self._route),
+            peers=Peers(),
             repeats=self.repeats,
         )
 
-    async def _route(self, topic: str) -> Route | None:
+    def _route(self, topic: str) -> Route | None:
         queues = (QueueData("a", QUEUES, QUEUES, 6),)
         return Route(queues, (BrokerData("a", {0: "127.0.0.1:1"}, "c"),)) if topic == "t" else None
 
@@ -164,11 +166,11 @@ async def test_queues_that_move_are_drained_before_their_reader_is_notified(worl
     one = await reader(world)
     two = world.comes("c2")
     assert world.draining.is_pending("g")
-    assert world.draining.is_draining(world.group, "t", 0), "it is not known yet what moves"
+    assert world.group.is_drained("t", 0), "it is not known yet what moves"
     assert world.is_kept_back(one)
     assert world.is_kept_back(two)
     await world.found()
-    assert [world.draining.is_draining(world.group, "t", number) for number in (2, 3)] == [True, True]
+    assert [world.group.is_drained("t", number) for number in (2, 3)] == [True, True]
     assert not world.is_held_back(one, 0)
     assert world.is_held_back(one, 2)
     assert world.draining.is_gated(world.groups.obtain("g"), two, ("t", 2))
@@ -179,8 +181,8 @@ async def test_queues_that_move_are_drained_before_their_reader_is_notified(worl
     assert world.drained == [(2, one)]
     assert world.groups.queue("g", "t", 2).reader is None
     assert (
-        world.draining.is_draining(world.group, "t", 2),
-        world.draining.is_draining(world.group, "t", 3),
+        world.group.is_drained("t", 2),
+        world.group.is_drained("t", 3),
     ) == (False, True)
     assert world.is_held_back(one, 2), "it gets nothing of it until it has dropped it"
     assert one not in world.told
@@ -211,7 +213,7 @@ async def test_a_reader_that_stands_is_asked_and_given_up(world: World) -> None:
     world.clock.passes(half_s)
     assert not world.draining.is_pending("g")
     assert (world.repeats.undrained, one in world.told) == (2, True)
-    assert not world.draining.is_draining(world.group, "t", 2)
+    assert not world.group.is_drained("t", 2)
 
 
 async def test_a_broker_that_was_suspended_waits_for_readers_as_long_as_it_would_have(world: World) -> None:
@@ -320,7 +322,7 @@ async def test_a_reader_may_be_done_while_it_is_not_known_what_a_further_change_
         assert world.is_held_back(one, number, committed=5) == (number >= QUEUES // 2)
     assert world.drained == [(2, one), (3, one)], "the next reader continues from there"
     await world.found()
-    assert not world.draining.is_draining(world.group, "t", 2)
+    assert not world.group.is_drained("t", 2)
 
 
 async def test_without_foreign_members_nothing_is_drained(world: World) -> None:
@@ -329,7 +331,7 @@ async def test_without_foreign_members_nothing_is_drained(world: World) -> None:
     assert world.draining.is_pending("g")
     world.groups.drop(one)
     assert not world.draining.is_pending("g")
-    assert not world.draining.is_draining(world.group, "t", 0)
+    assert not world.group.is_drained("t", 0)
     assert world.groups.obtain("g").issued_to(one) is None
     world.clock.passes(world.limits.drain_max_s)
     world.groups.drop(ours)

@@ -22,7 +22,7 @@ from rocketlet.protocol.names import Queue
 from campaigns.frames import Peer
 
 from ...conftest import Node, peer
-from ...support.locks import make_groups
+from ...support.locks import Routes, make_groups
 from ...support.topics import put
 from ...support.turns import heartbeat_of, pieces
 
@@ -103,14 +103,10 @@ class Lists:
         self.g, self.h = groups.obtain("g"), groups.obtain("h")
         self.g.begin_membership()
         self.h.begin_membership()
-        self.allotment = Allotment(runtime, groups, _no_route, on_moved=lambda group: None)
+        self.allotment = Allotment(runtime, groups, Routes())
 
     def issue(self, group: ConsumerGroup, connection: RemotingConnection, client_id: str, *ids: str) -> None:
         self.allotment.issue(group, connection, client_id, MemberList(list(ids)))
-
-
-async def _no_route(topic: str) -> None:
-    return None
 
 
 def ids(group: ConsumerGroup, connection: RemotingConnection) -> list[str] | None:

@@ -16,14 +16,15 @@ from rocketlet.broker.config import (
 )
 from rocketlet.broker.groups.history import History
 from rocketlet.broker.groups.leases import Locks
+from rocketlet.broker.groups.stages import Drain, DrainStage
 from rocketlet.broker.runtime import MovableClock, Runtime, run
 from rocketlet.broker.sessions import Session
-from rocketlet.protocol.bodies import LOOKS, finish
+from rocketlet.protocol.bodies import LOOKS, ConsumerData, GroupConfig, finish
 from rocketlet.protocol.group_bodies import LockRequest
-from rocketlet.protocol.names import Queue
+from rocketlet.protocol.names import Queue, Subscription
 
 from ...conftest import peer
-from ...support.locks import Changes, Counts, make_groups
+from ...support.locks import Changes, Counts, make_groups, queues_until
 
 QUEUES = [Queue("t", "a", number) for number in range(3)]
 FIRST = QUEUES[0]
@@ -38,8 +39,6 @@ class Table:
         self.told: list[Session] = []
         self.told_groups: set[str] = set()
         self.changes = 0
-        self.held_back: set[int] = set()
-        self.anothers: set[int] = set()
         self.generation = runtime.generation
         self.locks = Locks(
             runtime,
@@ -47,10 +46,24 @@ class Table:
             self.history,
             folder / "locks.json",
             Counts(QUEUE_COUNT),
-            is_held_back=lambda group, topic, queue_id: queue_id in self.held_back,
-            is_anothers=lambda group, session, topic, queue_id: queue_id in self.anothers,
-            end_of=lambda topic, queue_id: end,
+            queues_until(end),
         )
+
+    def drain(self, queue_id: int) -> None:
+        """A foreign member loses the queue, and still handles messages of it."""
+        group = self.locks.groups.obtain("g")
+        group.settings = GroupConfig("g")
+        group.drain = Drain(0.0, waiting={peer(): {("t", queue_id)}}, stage=DrainStage.DRAINING)
+
+    def reader_without_owned_queues(self) -> Session:
+        """A foreign member that claims all queues; the first one belongs to another member."""
+        session = peer()
+        data = ConsumerData("g", subscriptions=(Subscription("t"),))
+        self.locks.groups.heartbeat(session, "c1", data, 0, 0)
+        group = self.locks.groups.obtain("g")
+        group.has_bound_members = group.is_uneven = True
+        group.owners = {"t": ["c2"]}
+        return session
 
     def _freed(self, session: Session, group: str) -> None:
         self.told.append(session)
@@ -160,7 +173,7 @@ def test_a_copy_of_a_client_waits_until_the_other_one_is_gone(table: Table) -> N
 
 def test_what_is_held_back_only_its_reader_gets(table: Table) -> None:
     one = peer()
-    table.held_back.add(0)
+    table.drain(0)
     assert table.lock("c1", one) == {}
     assert table.lock("c2", peer(), handover=False)
     table.locks.end("g", "t", 0)
@@ -168,8 +181,8 @@ def test_what_is_held_back_only_its_reader_gets(table: Table) -> None:
 
 
 def test_a_foreign_member_gets_nothing_that_is_another_s(table: Table) -> None:
-    table.anothers.add(0)
-    assert table.lock("c1", peer(), handover=False) == {}
+    one = table.reader_without_owned_queues()
+    assert table.lock("c1", one, handover=False) == {}
     assert table.lock("c2", peer())
 
 

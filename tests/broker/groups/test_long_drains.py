@@ -62,7 +62,7 @@ async def test_a_queue_moves_though_its_next_reader_is_drained_of_others(
     late = await wire.call(RequestCode.PULL_MESSAGE, pull(queue=0, offset=1, flags=FLAGS))
     assert late.code == ResponseCode.PULL_NOT_FOUND
     for queue in (0, 1):
-        assert node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", queue), "its handlers run"
+        assert node.broker.groups.obtain("g").is_drained("t", queue), "its handlers run"
         await handled(wire, queue, 1)
     assert sorted(await members(wire)) == ["c0", "c1", "c2"], "it is notified of all when it has handled what it loses"
     parked = pull(queue=3, flags=FLAGS, suspend_timeout_millis=1)
@@ -87,7 +87,7 @@ async def test_a_reader_that_progresses_for_very_long_holds_up_its_own_queue_onl
         node.clock.advance(LIMITS.drain_limit_s / 4)
     assert sorted(place for places in drain.waiting.values() for place in places) == [("t", 3)]
     await handled(two, 3, 1)
-    assert not draining.is_draining(node.broker.groups.obtain("g"), "t", 3)
+    assert not node.broker.groups.obtain("g").is_drained("t", 3)
 
 
 async def test_a_reader_that_is_busy_with_a_queue_that_it_keeps_is_waited_for(
@@ -104,9 +104,9 @@ async def test_a_reader_that_is_busy_with_a_queue_that_it_keeps_is_waited_for(
     assert (await two.answer(held)).code == ResponseCode.PULL_NOT_FOUND, "it is asked how far it is"
     await handled(two, 3, 1)
     node.clock.advance(LIMITS.drain_limit_s / 2)
-    assert node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 2), "its handlers run"
+    assert node.broker.groups.obtain("g").is_drained("t", 2), "its handlers run"
     node.clock.advance(LIMITS.drain_limit_s / 2)
-    assert not node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 2)
+    assert not node.broker.groups.obtain("g").is_drained("t", 2)
 
 
 async def test_a_reader_that_stands_is_not_waited_for_because_another_one_continues(
@@ -119,8 +119,8 @@ async def test_a_reader_that_stands_is_not_waited_for_because_another_one_contin
     for _ in range(9):
         draining.record_progress(node.broker.groups.obtain("g"), one)
         node.clock.advance(LIMITS.drain_limit_s / 4)
-    assert draining.is_draining(node.broker.groups.obtain("g"), "t", 0)
-    assert not draining.is_draining(node.broker.groups.obtain("g"), "t", 2)
+    assert node.broker.groups.obtain("g").is_drained("t", 0)
+    assert not node.broker.groups.obtain("g").is_drained("t", 2)
 
 
 async def test_routes_that_take_long_to_find_are_waited_for(
@@ -152,7 +152,7 @@ async def test_a_pull_of_who_has_left_does_not_count_as_the_next_readers(
     assert await members(wire) == ["c1"]
     two = await connect(node.address)
     await join(two, "c2")
-    await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1))
+    await eventually(lambda: node.broker.groups.obtain("g").is_drained("t", 1))
     gated = two.send(RequestCode.PULL_MESSAGE, pull(queue=1, offset=0, flags=FLAGS))
     await eventually(lambda: bool(drain_of(node.broker).gated))
     await two.call(RequestCode.UNREGISTER_CLIENT, {"clientID": "c2", "consumerGroup": "g"})

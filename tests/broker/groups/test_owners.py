@@ -9,7 +9,7 @@ from rocketlet.broker.runtime import MovableClock, Runtime
 from rocketlet.protocol.allocation import TopicQueues
 from rocketlet.protocol.bodies import BrokerData, QueueData, Route
 
-from ...support.locks import make_groups
+from ...support.locks import Routes, make_groups
 
 
 class World:
@@ -17,11 +17,7 @@ class World:
         runtime = Runtime(MovableClock(stands=True), limits)
         groups = make_groups(runtime, History(runtime))
         self.group = groups.obtain("g")
-        self.allotment = Allotment(runtime, groups, _no_route, on_moved=lambda group: None)
-
-
-async def _no_route(topic: str) -> None:
-    return None
+        self.allotment = Allotment(runtime, groups, Routes())
 
 
 def test_owners_are_known_by_topic_and_queue() -> None:

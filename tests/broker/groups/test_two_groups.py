@@ -29,7 +29,7 @@ async def test_a_held_pull_of_another_group_says_nothing_of_this_one(node: Node,
     await eventually(lambda: len(node.broker.held_pulls.of(connection)) == 2)
     await join(await connect(node.address), "c2")
     assert (await wire.answer(busy)).code == ResponseCode.PULL_NOT_FOUND
-    assert node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1), "its handlers run"
+    assert node.broker.groups.obtain("g").is_drained("t", 1), "its handlers run"
     assert await members(wire) == ["c1"]
     await send(wire, b"later", queue=1)
     assert [record.body for record in decode_records((await wire.answer(held)).body)] == [b"later"], "it was held on"
@@ -59,16 +59,16 @@ async def test_a_connection_that_replaces_another_reads_on_for_it(node: Node, wi
     assert await members(again) == ["c1"]
     two = await connect(node.address)
     await join(two, "c2")
-    await eventually(lambda: node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1))
+    await eventually(lambda: node.broker.groups.obtain("g").is_drained("t", 1))
     await wire.close()
     await eventually(lambda: len(group_of(node).members) == 2)
-    assert node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1), "its handlers run"
+    assert node.broker.groups.obtain("g").is_drained("t", 1), "its handlers run"
     await send(two, b"later", queue=1)
     busy = await again.call(RequestCode.PULL_MESSAGE, pull(queue=1, offset=1, flags=FLAGS))
     assert busy.code == ResponseCode.PULL_NOT_FOUND, "nothing new while its handlers run"
     handled = pull(queue=1, offset=1, flags=FLAGS | 0x1, commit_offset=1)
     assert (await again.call(RequestCode.PULL_MESSAGE, handled)).code == ResponseCode.PULL_NOT_FOUND
-    await eventually(lambda: not node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t", 1))
+    await eventually(lambda: not node.broker.groups.obtain("g").is_drained("t", 1))
     assert await members(again) == ["c1", "c2"]
 
 

@@ -152,11 +152,11 @@ async def test_a_reader_ends_before_the_next_one_gets_anything(group: Group) -> 
     """b and c continue claiming what they claim: nobody has to be notified of the change."""
     assert await gets(group.both, "t2", 1) == [b"m"]
     await joins(group.ours, "a", "t0", "t2", strategy="AVG")  # t2: 0 and 1 to a, 2 to b, 3 to c
-    await eventually(lambda: group.node.broker.draining.is_draining(group.node.broker.groups.obtain("g"), "t2", 1))
+    await eventually(lambda: group.node.broker.groups.obtain("g").is_drained("t2", 1))
     await send(group.admin, b"later", topic="t2", queue=1)
     assert await gets(group.both, "t2", 1, offset=1) == []
     await group.both.call(RequestCode.PULL_MESSAGE, pull("t2", queue=1, offset=1, flags=COMMITS, commit_offset=1))
-    assert not group.node.broker.draining.is_draining(group.node.broker.groups.obtain("g"), "t2", 1)
+    assert not group.node.broker.groups.obtain("g").is_drained("t2", 1)
     assert await gets(group.both, "t2", 1, offset=1) == []
     assert group.node.broker.offsets.get("g", "t2", 1) == 1
 
@@ -245,4 +245,4 @@ async def test_nobody_is_drained_of_a_topic_that_it_does_not_subscribe_to(
     await joins(await connect(node.address), "b", "t0", "t2")
     await eventually(lambda: is_settled(node, 3))
     assert [place for place in drain_of(node.broker).moving if place[0] == "t0"] == []
-    assert not node.broker.draining.is_draining(node.broker.groups.obtain("g"), "t0", 3)
+    assert not node.broker.groups.obtain("g").is_drained("t0", 3)

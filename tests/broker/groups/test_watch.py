@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,6 @@ class World:
         self.clock = clock = MovableClock(stands=True)
         runtime = Runtime(clock, Limits(**limits))
         self.history = History(runtime)
-        self.popped: set[str] = set()
         self.groups = make_groups(runtime, self.history, QUEUES)
         self.locks = make_locks(folder, clock, groups=self.groups)
         self.watch = Watch(
@@ -36,7 +36,6 @@ class World:
             self.locks,
             self.history,
             Counts(QUEUES),
-            lambda group, topic: topic in self.popped,
         )
 
     def joins(self, *topics: str, strategy: str | None = None, model: str = "CLUSTERING") -> RemotingConnection:
@@ -192,7 +191,8 @@ def test_what_a_reader_was_given_and_committed_ends_with_the_reader(world: World
 
 def test_a_queue_that_nobody_reads_is_named_once_after_a_while(world: World) -> None:
     one = world.joins("t", "u", "v")
-    world.popped.add("v")
+    pool: Any = SimpleNamespace(owned=None, is_used=lambda now_s: True)
+    world.groups.add_pool(world.groups.obtain("g"), "v", pool)
     world.pulls(one, 0)
     world.locks.lock(LockRequest("c", "g", (Queue("u", "a", 2),)), one)
     assert world.looks() == 0

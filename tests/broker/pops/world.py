@@ -29,7 +29,7 @@ from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.message import decode_record, encode_host
 from rocketlet.protocol.names import Queue, Subscription, tag_code
 
-from ...support.locks import Changes
+from ...support.locks import Changes, queues_until
 from ...support.stores import open_store
 
 HOST = encode_host("127.0.0.1", 1)
@@ -125,8 +125,7 @@ class World:
         self.pops: Pops | None = None
         self.locks = Locks(
             runtime, self.members, history, folder / "locks.json", self.topics,
-            is_held_back=lambda group, topic, _: self.state.is_apart(group.name, topic),
-            is_anothers=lambda *_: False, end_of=lambda *_: 0,
+            queues_until(0),
         )  # fmt: skip
         watch = Watch(runtime, self.members, self.locks, history, self.topics)
         self.pops = Pops(
