@@ -1,4 +1,4 @@
-"""The cluster as a client sees it: routes of topics, connections to brokers, and the start and stop of a client."""
+"""A client's view of the cluster: routes of topics, connections to brokers; and the start and stop of a client."""
 
 from __future__ import annotations
 
@@ -42,17 +42,23 @@ log = get_logger("rocketlet.cluster")
 
 
 # ------------------------------------------------------------------------------
-# A cluster as one client sees it: name servers, the routes of topics, connections to brokers.
+# One client's view of a cluster: name servers, the routes of topics, connections to brokers.
 
 
 T = TypeVar("T")
 
-Answer = Callable[[Connection, Frame], None]
-Told = Callable[[str], None]
+RequestHandler = Callable[[Connection, Frame], None]
+Listener = Callable[[str], None]
 
 
 class ClusterView:
-    """One client's view of a cluster. It is made before the parts that use it, which then `listen` and `answer`."""
+    """One client's view of a cluster: the routes of its topics, and connections to name servers and brokers.
+
+    It is created before the parts of the client, which then register with `listen` and `answer`.
+
+    Attributes:
+        keeps_brokers: True if brokers that disappear from a route are kept in it for a while, as group members need.
+    """
 
     def __init__(
         self,
@@ -65,19 +71,19 @@ class ClusterView:
         self.client_name = client_name
         self.limits = limits
         self._name_servers = parse_addresses(name_server)
-        # As NettyRemotingClient: clients that are configured alike do not all ask the first one.
+        # Shuffled as by NettyRemotingClient, so that equally configured clients do not all use the first name server.
         random.shuffle(self._name_servers)
-        self._unreached_s: dict[str, float] = {}  # when name servers could not be reached
+        self._unreached_s: dict[str, float] = {}  # by name server: the loop's time of the last failed connection
         self._routes: dict[str, Route] = {}
         self._masters: dict[str, str] = {}
         self.keeps_brokers = False
         self._missing_s: dict[tuple[str, str], float] = {}
         self._refresher: asyncio.Task[None] | None = None
         self._unreached = asyncio.Event()
-        self._unrefreshed: set[str] = set()  # topics whose route could not be looked up the last time
-        self._answers: dict[int, Answer] = {}
-        self._on_change: list[Told] = []
-        self._on_lost: list[Told] = []
+        self._unrefreshed: set[str] = set()  # topics whose last lookup of the route failed
+        self._answers: dict[int, RequestHandler] = {}
+        self._on_change: list[Listener] = []
+        self._on_lost: list[Listener] = []
         self._connections = Connections(
             access or Access(),
             self._on_request,
@@ -88,7 +94,7 @@ class ClusterView:
         self.check_home = self._connections.home.check
 
     def start(self) -> None:
-        """Raises ConfigError in a process that was forked after this was made."""
+        """Start refreshing routes. Raises ConfigError in a process that was forked after this object was created."""
         self._connections.home.begin()
         self._refresher = asyncio.create_task(self._refresh_all(), name="routes")
 
@@ -108,18 +114,22 @@ class ClusterView:
             connection.respond(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
     def _lost(self, connection: Connection) -> None:
-        for told in self._on_lost:
-            told(connection.address)
+        for listener in self._on_lost:
+            listener(connection.address)
 
-    # Those who use it
+    # Registration
 
-    def answer(self, code: int, answer: Answer) -> None:
-        """From now on `answer(connection, frame)` is called for brokers' requests with this code."""
+    def answer(self, code: int, answer: RequestHandler) -> None:
+        """Register `answer(connection, frame)` as the handler of brokers' requests with this code."""
         self._answers[code] = answer
 
-    def listen(self, *, on_change: Told | None = None, on_lost: Told | None = None) -> None:
-        """From now on `on_change(topic)` is called when a route has changed, and `on_lost(address)` when a connection has
-        ended."""
+    def listen(self, *, on_change: Listener | None = None, on_lost: Listener | None = None) -> None:
+        """Register listeners.
+
+        Args:
+            on_change: `on_change(topic)` is called when the route of a topic has changed.
+            on_lost: `on_lost(address)` is called when a connection has ended.
+        """
         if on_change is not None:
             self._on_change.append(on_change)
         if on_lost is not None:
@@ -128,9 +138,14 @@ class ClusterView:
     # Name servers
 
     async def ask_name_server(self, code: int, ext: Ext | None = None, *, unknown: int | None = None) -> Frame:
-        """The answer of the first name server that can be reached, the one that worked last tried first. A refusal with the
-        code `unknown` counts only if the others give no answer either: a name server that has just started does not know all
-        brokers yet. Raises RocketletError."""
+        """Return the response of the first name server that can be reached, starting with the one that was used last.
+
+        Raises BrokerRefused if a name server responds with an error code, and ConnectionFailed if none can be reached.
+
+        Args:
+            unknown: an error code after which the other name servers are queried, too, because a name server that has just
+                started does not know all brokers yet. It is raised if none of them responds with success.
+        """
         failures: list[str] = []
         refusal: BrokerRefused | None = None
         loop = asyncio.get_running_loop()
@@ -139,7 +154,7 @@ class ClusterView:
                 refusal is not None
                 and loop.time() < self._unreached_s.get(address, -math.inf) + self.limits.route_interval_s
             ):
-                continue  # the first answer does not wait for a name server that is away
+                continue  # do not delay the response by a name server that was unreachable recently
             try:
                 connection = await self._connections.get(address)
                 answer = await connection.request(code, ext or {})
@@ -157,7 +172,7 @@ class ClusterView:
         raise refusal or ConnectionFailed(f"no name server can be reached: {'; '.join(failures)}")
 
     async def tell_name_servers(self, code: int, ext: Ext) -> None:
-        """Tells every name server that can be reached; it is enough if one takes it. Raises RocketletError."""
+        """Send a request to every name server. Raises RocketletError if none of them carries it out."""
         failures: list[RocketletError] = []
         for address in list(self._name_servers):
             try:
@@ -170,11 +185,11 @@ class ClusterView:
     # Routes
 
     def route(self, topic: str) -> Route | None:
-        """The route as last seen."""
+        """Return the last known route; None if none is known."""
         return self._routes.get(topic)
 
     async def find_route(self, topic: str) -> Route | None:
-        """The route as it is now; None if no name server knows one. Raises RocketletError."""
+        """Query the route. Return None if no name server knows the topic. Raises RocketletError."""
         ext = {**write(TopicName(topic)), "acceptStandardJsonOnly": "true"}
         unknown = ResponseCode.TOPIC_NOT_EXIST
         try:
@@ -193,14 +208,16 @@ class ClusterView:
             if 0 in broker.addresses:
                 self._masters[broker.name] = broker.addresses[0]
         if changed:
-            for told in self._on_change:
-                told(topic)
+            for listener in self._on_change:
+                listener(topic)
         return route
 
     def _with_living(self, topic: str, route: Route) -> Route:
-        """Return the route for a member of a group, with the brokers that were in it before. A broker that restarts is
-        missing for a moment, and a name server that has just started does not know all brokers. Neither may take queues from
-        their owners, so brokers that are missing are kept for a minute."""
+        """For a member of a group, return the route together with brokers that disappeared from it recently.
+
+        A broker that restarts is missing for a moment, and a name server that has just started does not know all brokers
+        yet. Neither must cause queues to be reassigned, so a missing broker is kept for `route_timeout_s`.
+        """
         if not self.keeps_brokers:
             return route
         named = set()
@@ -227,8 +244,8 @@ class ClusterView:
         return replace(route, queues=route.queues + queues, brokers=route.brokers + tuple(kept))
 
     async def _refresh_all(self) -> None:
-        """Refreshes routes at the interval, and every second while a broker cannot be reached: it may be back at another
-        address."""
+        """Refresh all routes every `route_interval_s`, and already after `route_retry_s` if a connection to a broker has
+        failed, because the broker may be back at another address."""
         while True:
             await asyncio.sleep(self.limits.route_retry_s)
             with suppress(TimeoutError):
@@ -242,32 +259,40 @@ class ClusterView:
         try:
             await self.find_route(topic)
         except (ConnectionFailed, BrokerRefused, AnswerUnreadable) as error:
-            if topic not in self._unrefreshed:  # not each second
+            if topic not in self._unrefreshed:  # log only the first of consecutive failures
                 log.warning("route_not_refreshed", topic=topic, reason=str(error))
             self._unrefreshed.add(topic)
         else:
             self._unrefreshed.discard(topic)
 
     async def route_to_publish(self, topic: str, default_queues: int) -> list[Queue]:
-        """The queues that may be sent to; those that the broker would make if the topic is new. Raises TopicNotFound."""
+        """Return the writable queues of a topic. If the topic does not exist, return those that brokers will create.
+
+        Raises TopicNotFound if there are none, and RocketletError if no name server responds.
+
+        Args:
+            default_queues: the maximum number of queues of a new topic on each broker.
+        """
         route = self.route(topic) or await self.find_route(topic)
         if route is not None:
             queues = publish_queues(topic, route)
         else:
-            # MQClientInstance.updateTopicRouteInfoFromNameServer: the queues that the broker will make, by the
-            # template's number or ours.
+            # As MQClientInstance.updateTopicRouteInfoFromNameServer: a broker creates as many queues as the template topic
+            # has, but at most `default_queues`.
             template = await self.find_route(names.DEFAULT_TOPIC)
             queues = publish_queues(topic, template, default_queues) if template is not None else []
         if not queues:
             raise TopicNotFound(
-                f"the topic {topic} has no queue that may be sent to, and brokers do not create topics; "
-                "create it, or check that its brokers are running"
+                f"the topic {topic} does not exist or has no writable queue, and brokers do not create topics "
+                "automatically; create it, or check that its brokers are running"
             )
         return queues
 
     async def ensure_topic(self, topic: str) -> None:
-        """Creates a topic that does not exist, if brokers create topics automatically. Returns when its route is known.
-        Raises TopicNotFound, and RocketletError if no server can be asked."""
+        """Create a topic that does not exist, if brokers create topics automatically. Return when its route is known.
+
+        Raises TopicNotFound if the topic cannot be created, and RocketletError if no server responds.
+        """
         if self.route(topic) is not None or await self.find_route(topic) is not None:
             return
         template = await self.find_route(names.DEFAULT_TOPIC)
@@ -294,59 +319,59 @@ class ClusterView:
     # Brokers
 
     async def find_masters(self) -> None:
-        """Asks for the addresses of all brokers that the name server knows. Raises RocketletError."""
+        """Query the addresses of all brokers that the name server knows, and remember them. Raises RocketletError."""
         answer = await self.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
         for broker in body_of(answer, bodies.decode_cluster):
             if 0 in broker.addresses:
                 self._masters[broker.name] = broker.addresses[0]
 
     def known_masters(self) -> list[str]:
-        """The names of all brokers whose address was heard."""
+        """Return the names of all brokers whose address is known."""
         return list(self._masters)
 
     def master(self, broker_name: str) -> str | None:
         return self._masters.get(broker_name)
 
     def masters(self) -> dict[str, str]:
-        """Return address by broker name, of all brokers in the routes of the client's topics."""
+        """Return the addresses of all masters in the routes of the client's topics, by broker name."""
         found: dict[str, str] = {}
         for topic, route in self._routes.items():
-            # The template is on every broker of the cluster: its route would lead a member to brokers that it does not need.
+            # The template topic is on every broker of the cluster, so its route has brokers that a member does not need.
             for broker in route.brokers if topic != names.DEFAULT_TOPIC else ():
                 if 0 in broker.addresses:
                     found[broker.name] = broker.addresses[0]
         return found
 
     def connected(self, broker_name: str) -> Connection | None:
-        """The open connection to a broker, if there is one."""
+        """Return the open connection to a broker, or None."""
         address = self._masters.get(broker_name)
         return None if address is None else self._connections.find(address)
 
     async def broker(self, broker_name: str) -> Connection:
-        """The connection to a broker. Raises ConnectionFailed."""
+        """Return the connection to a broker, opened if necessary. Raises ConnectionFailed."""
         address = self._masters.get(broker_name)
         if address is None:
-            raise ConnectionFailed(f"the address of the broker {broker_name} is not known")
+            raise ConnectionFailed(f"the address of the broker {broker_name} is unknown")
         return await self.connection(address)
 
     async def connection(self, address: str) -> Connection:
-        """The connection to a broker's address. Raises ConnectionFailed."""
+        """Return the connection to a broker's address, opened if necessary. Raises ConnectionFailed."""
         try:
             return await self._connections.get(address)
         except ConnectionFailed:
-            self._doubt_routes()
+            self._unreached.set()  # refresh the routes, because the broker may have another address now
             raise
-
-    def _doubt_routes(self) -> None:
-        """A broker cannot be reached: it may have another address by now."""
-        self._unreached.set()
 
     def is_connected(self, address: str) -> bool:
         return self._connections.find(address) is not None
 
 
 def publish_queues(topic: str, route: Route, limit: int | None = None) -> list[Queue]:
-    """The queues of the brokers that have a master and allow writing. `limit`: of a topic that is not made yet."""
+    """Return the writable queues of all brokers that have a master.
+
+    Args:
+        limit: the maximum number of queues on each broker, for a topic that does not exist yet.
+    """
     with_master = {broker.name for broker in route.brokers if 0 in broker.addresses}
     return [
         Queue(topic, data.broker_name, number)
@@ -357,7 +382,7 @@ def publish_queues(topic: str, route: Route, limit: int | None = None) -> list[Q
 
 
 def parts(queues: Sequence[Queue], most: int) -> list[list[Queue]]:
-    """Splits queues into parts for requests that lock, renew or commit them."""
+    """Split queues into lists of up to `most`, for requests that lock, renew or commit them."""
     return [list(queues[first : first + most]) for first in range(0, len(queues), most)]
 
 
@@ -373,11 +398,16 @@ def by_broker(queues: Iterable[Queue]) -> dict[str, list[Queue]]:
 
 
 async def stored_since(connection: Connection, queue: Queue, time_ms: int) -> int:
-    """Return the offset of the first message stored at a time or later (ms since the epoch); the queue's end without one.
+    """Return the offset of the first message that was stored at `time_ms` or later; the end of the queue if there is none.
 
-    A broker names the nearest message (SEARCH_OFFSET_BY_TIMESTAMP), which may be the one before. Where several messages have
-    exactly that time, it names any of them, and at a time after the newest message, it names that. So this looks for the
-    boundary from there on, in steps that double. Raises RocketletError.
+    A broker returns the nearest message (SEARCH_OFFSET_BY_TIMESTAMP), which may be the one before `time_ms`, any of several
+    messages with exactly that store time, or the newest message for a later time. This therefore searches for the boundary
+    from the returned offset, first in steps that double, then by bisection.
+
+    Args:
+        time_ms: a time in ms since the epoch.
+
+    Raises RocketletError.
     """
     header = write(SearchOffset(queue.topic, queue.queue_id, time_ms))
     answer = await connection.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, timeout_s=OFFSET_TIMEOUT_S)
@@ -385,16 +415,16 @@ async def stored_since(connection: Connection, queue: Queue, time_ms: int) -> in
     stored_ms = await _stored_ms(connection, queue, offset)
     is_before = stored_ms is not None and stored_ms < time_ms
     step = 1 if is_before else -1
-    low = high = offset  # the boundary is between them: `low` is before the time, `high` is not
+    low = high = offset  # the result is after `low` and at most `high`
     while True:
         at = max(offset + step, 0)
         if at == offset:
             return high
         stored_ms = await _stored_ms(connection, queue, at)
-        if is_before and (stored_ms is None or stored_ms >= time_ms):  # a message beyond the end is not there
+        if is_before and (stored_ms is None or stored_ms >= time_ms):  # None means that the queue ends before `at`
             high = at
             break
-        if not is_before and (stored_ms is None or stored_ms < time_ms):  # a message before the first one has expired
+        if not is_before and (stored_ms is None or stored_ms < time_ms):  # None means that the message has expired
             low = at
             break
         low = high = offset = at
@@ -408,7 +438,7 @@ async def stored_since(connection: Connection, queue: Queue, time_ms: int) -> in
 
 
 async def _stored_ms(connection: Connection, queue: Queue, offset: int) -> int | None:
-    """When the message at an offset was stored; None if there is none."""
+    """Return the store time of the message at an offset in ms since the epoch; None if there is no such message."""
     pull = pull_header(TOOLS_GROUP, queue, offset, 1, Subscription(queue.topic))
     answer = await connection.ask(RequestCode.PULL_MESSAGE, pull, timeout_s=OFFSET_TIMEOUT_S)
     for record in body_of(answer, decode_records):
@@ -418,22 +448,22 @@ async def _stored_ms(connection: Connection, queue: Queue, offset: int) -> int |
 
 
 # ------------------------------------------------------------------------------
-# The name that a client gives itself.
+# Client ids.
 
 
 _instances = count()
 
 
 def new_client_id(name: str | None = None) -> str:
-    """`address@pid#number`: unlike every other client's on this host. With a name `name#random`, because two processes may be
-    given the same one."""
+    """Return a unique client id: `address@pid#number`, or `name#random` for a given name, which several processes may
+    share."""
     if name is not None:
         return f"{name}#{secrets.token_hex(4)}"
     return f"{local_address()}@{os.getpid()}#{time.time_ns() + next(_instances)}"
 
 
 # ------------------------------------------------------------------------------
-# The header of a pull that stands alone: it brings its own filter.
+# The header of a single pull.
 
 
 def pull_header(
@@ -446,10 +476,14 @@ def pull_header(
     max_bytes: int | None = None,
     identity: str | None = None,
 ) -> Ext:
-    """A PULL_MESSAGE that brings its own filter, waits for nothing and commits nothing.
+    """Return the header of a PULL_MESSAGE that has its own filter, is not held by the broker, and commits nothing.
 
-    max_bytes: how much the answer may hold, for more than a pull holds usually. identity: the topic's (`protocol.extents`);
-    another topic of the name is not read. Apache's brokers know neither."""
+    Args:
+        max_bytes: the maximum size of the response, if it is to exceed the broker's usual maximum.
+        identity: the identity of the topic (`protocol.extents`). The broker rejects the pull if the topic was recreated.
+
+    Apache's brokers ignore `max_bytes` and `identity`.
+    """
     return write(
         PullMessage(
             group or TOOLS_GROUP,
@@ -470,28 +504,32 @@ def pull_header(
 
 
 # ------------------------------------------------------------------------------
-# The life of a producer or consumer: it starts once and ends once.
+# The lifecycle of a producer or consumer: it starts once and stops once.
 #
 #     NEW -- start --> RUNNING -- stop --> STOPPED
 #                         |
 #                         +-- start raises --> FAILED
 #
-# It can be used at once: it is RUNNING while it still joins its group.
+# A consumer is RUNNING already while it joins its group.
 
 
 class Stage(Enum):
     NEW = auto()
-    """Made, and not started."""
+    """Created, and not started."""
     RUNNING = auto()
     """Started, and not stopped."""
     FAILED = auto()
-    """Could not be started."""
+    """The start failed."""
     STOPPED = auto()
     """Stopped, or stopping."""
 
 
 class Lifecycle(ABC):
-    """`_idle_reason`: why it does nothing; empty while it runs."""
+    """Start and stop of a producer or consumer.
+
+    Attributes:
+        _idle_reason: the reason why the client is not running; empty while it is running.
+    """
 
     _noun: ClassVar[str] = "consumer"
 
@@ -509,38 +547,44 @@ class Lifecycle(ABC):
         await self.stop()
 
     async def start(self) -> None:
-        """Starts it. A consumer receives messages that are sent from now on.
+        """Start the client. The group of a consumer gets all messages that are sent after this returns.
 
-        Raises ConnectionFailed if no name server can be reached, BrokerRefused if a broker refuses this member or its
-        filters, and ConfigError the second time.
+        Raises:
+            ConnectionFailed: no name server can be reached.
+            BrokerRefused: a broker rejected the consumer or its filters.
+            ConfigError: the client was started before.
         """
         if self._stage is not Stage.NEW:
-            reason = self._idle_reason if self._stage is Stage.FAILED else "has been started before; make another one"
+            reason = self._idle_reason if self._stage is Stage.FAILED else "has been started before; create a new one"
             raise ConfigError(f"this {self._noun} {reason}")
         self._cluster.start()
         self._stage, self._idle_reason = Stage.RUNNING, ""
         try:
             await self._begin()
         except BaseException as error:
-            self._stage, self._idle_reason = Stage.FAILED, f"could not be started ({error}); make another one"
-            if isinstance(error, GeneratorExit):  # a coroutine that is thrown away can wait for nothing
+            self._stage, self._idle_reason = Stage.FAILED, f"could not be started ({error}); create a new one"
+            if isinstance(error, GeneratorExit):  # a coroutine that is being closed must not await anything
                 self._undo_later()
             else:
                 await self._undo()
             raise
 
     def _undo_later(self) -> None:
-        with suppress(RuntimeError):  # the loop is gone, and its tasks with it
+        with suppress(RuntimeError):  # the loop is closed, which has ended its tasks
             self._undoing = asyncio.get_running_loop().create_task(self._undo(), name="undo")
 
     async def stop(self) -> None:
-        """Lets running handlers and checks finish, says what they did, and leaves. Harmless if it does not run. Raises
-        ConfigError in another event loop, and in a handler, which cannot wait for its own end."""
+        """Stop the client: wait for running handlers and transaction checks, commit or report their results, and
+        unregister.
+
+        Do nothing if the client is not running. Raises ConfigError in another event loop, and when a handler calls it,
+        because stopping waits for the handler.
+        """
         if self._stage is not Stage.RUNNING:
             return
         self.check_stop()
         self._cluster.check_home()
-        self._stage, self._idle_reason = Stage.STOPPED, "has been stopped; make another one"
+        self._stage, self._idle_reason = Stage.STOPPED, "has been stopped; create a new one"
         await self._end()
 
     @abstractmethod
@@ -548,22 +592,22 @@ class Lifecycle(ABC):
 
     @abstractmethod
     async def _undo(self) -> None:
-        """Ends what a start that failed has begun."""
+        """Clean up after a failed start."""
 
     @abstractmethod
     async def _end(self) -> None: ...
 
     @property
     def has_ended(self) -> bool:
-        """Whether it does nothing any more: it was stopped, or could not be started."""
+        """True if the client was stopped, or its start failed."""
         return self._stage in (Stage.STOPPED, Stage.FAILED)
 
     def check_stop(self) -> None:
-        """Raises ConfigError where `stop` would wait for its own caller, as in a handler."""
+        """Raise ConfigError where `stop` would wait for its own caller, as in a handler."""
         return
 
     def _check_running(self) -> None:
-        """Raises ConfigError. A client that nobody started would leave its connections open for ever."""
+        """Raise ConfigError if the client is not running. Without a start and stop, its connections would stay open."""
         if self._idle_reason:
             raise ConfigError(f"this {self._noun} {self._idle_reason}")
         self._cluster.check_home()

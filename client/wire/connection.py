@@ -59,21 +59,32 @@ log = get_logger("rocketlet.connection")
 # ------------------------------------------------------------------------------
 # One socket to a name server or broker, and the set of them.
 #
-# Requests written within one turn of the event loop leave in one write. An answer finds its request by number;
-# requests without an answer in time are swept. Unless told otherwise, the connection opens in JSON, asks for
-# MessagePack in each request, and switches when the peer has answered in it: an Apache peer never does.
+# All requests of one event-loop iteration leave in one write. A response is matched to its request by its number
+# (`opaque`). A periodic sweep ends requests whose timeout has passed. Unless `Access.encoding` says otherwise, the
+# connection starts with JSON headers, offers MessagePack in each request, and switches to it when the peer has responded
+# in it, which Apache's servers never do.
 
 
 _PYTHON = int(Language.PYTHON)
-_JOINED_BYTES = 16_384  # larger data is not copied into one piece
+_JOINED_BYTES = 16_384  # larger data is written without copying it into one buffer
 
 Answered = Callable[[Frame | Exception], None]
 OnRequest = Callable[["Connection", Frame], None]
 
 
 class Connection(asyncio.Protocol):
-    """`call` answers by a callback, `request` by a future that raises for error codes. It `is_writable` while the peer takes
-    more bytes."""
+    """One connection to a name server or broker.
+
+    `call` passes the response to a callback, `ask` returns a future of it, and `request` returns a future that raises for
+    error codes.
+
+    Args:
+        on_request: called with requests that the peer sends.
+        on_lost: called when the connection has ended.
+
+    Attributes:
+        is_writable: False while the transport's write buffer is full.
+    """
 
     def __init__(
         self,
@@ -99,17 +110,16 @@ class Connection(asyncio.Protocol):
         self._pending: dict[int, tuple[Answered, float, int]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_due_s = 0.0
-        self._stood_s = 0.0
-        self._was_heard = (
-            True  # the peer, since `_heard_s`; it is looked at now and then, so that reading costs nothing
-        )
-        self._heard_s = 0.0
-        self._out: list[bytes] = []
-        self._answered_out = self._out
-        self._answered_bytes = 0  # its size
+        self._blocked_s = 0.0  # the total time for which the loop was blocked or the process suspended
+        # True if data arrived since `_received_s`. The sweep reads the clock, so that receiving data does not need to.
+        self._has_received = True
+        self._received_s = 0.0
+        self._out: list[bytes] = []  # what this event-loop iteration is to write
+        self._responses_out = self._out  # the iteration whose responses `_responses_bytes` counts
+        self._responses_bytes = 0
         self._is_flush_due = False
         self._before_flush: deque[Callable[[], None]] = deque()
-        self._has_ended = False  # nothing is written any more
+        self._has_ended = False  # True once nothing may be written any more
         self.is_writable = True
         self._writable = asyncio.Event()
         self._writable.set()
@@ -117,22 +127,26 @@ class Connection(asyncio.Protocol):
 
     @property
     def speaks_msgpack(self) -> bool:
-        """Whether the peer is Rocketlet's; known after the first answer."""
+        """True if the peer is a Rocketlet server, which is known after its first response."""
         return self._serialize_type == MSGPACK
 
     def running_s(self) -> float:
-        """The loop's time without its standstills, by which requests are timed."""
-        return self.loop.time() - self._stood_s
+        """Return the loop's time minus the time for which it was blocked. Request timeouts are measured by it."""
+        return self.loop.time() - self._blocked_s
 
     # Requests
 
     def call(self, code: int, ext: Ext, body: bytes, answered: Answered, due_s: float) -> None:
-        """Sends a request; `answered` gets the response, whatever its code, or ConnectionFailed, or RequestTimeout once
-        `running_s` is `due_s`.
+        """Send a request.
 
-        Raises ConfigError for a number that no request can hold."""
+        Args:
+            answered: called with the response, whatever its code, or with ConnectionFailed or RequestTimeout.
+            due_s: the time of `running_s` at which the request times out.
+
+        Raises ConfigError if a header field is a number of more than 64 bits.
+        """
         if not self.is_open or len(self._pending) >= self._max_in_flight:
-            reason = "is closed" if not self.is_open else f"has {self._max_in_flight} requests in flight"
+            reason = "is closed" if not self.is_open else f"has {self._max_in_flight} requests in flight (the maximum)"
             self.loop.call_soon(answered, ConnectionFailed(f"the connection to {self.address} {reason}"))
             return
         self._opaque = opaque = (self._opaque + 1) & 0x7FFFFFFF
@@ -148,7 +162,7 @@ class Connection(asyncio.Protocol):
             else:
                 out.append(self._encoded(code, opaque, ext, body))
         except OverflowError:
-            raise ConfigError(f"{request_name(code)}: a number is larger than 64 bits") from None
+            raise ConfigError(f"{request_name(code)}: a number has more than 64 bits; use a smaller one") from None
         self._pending[opaque] = (answered, due_s, code)
         if self._sweep is None:
             self._sweep_later()
@@ -165,7 +179,8 @@ class Connection(asyncio.Protocol):
     def ask(
         self, code: int, ext: Ext, body: bytes = b"", timeout_s: float = REQUEST_TIMEOUT_S
     ) -> asyncio.Future[Frame]:
-        """The response, whatever its code. The future raises ConnectionFailed or RequestTimeout."""
+        """Send a request. Return a future of the response, whatever its code; it raises ConnectionFailed or
+        RequestTimeout."""
         future: asyncio.Future[Frame] = self.loop.create_future()
         self.call(code, ext, body, partial(_settle, future), self.running_s() + timeout_s)
         return future
@@ -173,7 +188,10 @@ class Connection(asyncio.Protocol):
     def request(
         self, code: int, ext: Ext, body: bytes = b"", timeout_s: float = REQUEST_TIMEOUT_S
     ) -> asyncio.Future[Frame]:
-        """The successful response. The future raises BrokerRefused, ConnectionFailed or RequestTimeout."""
+        """Send a request. Return a future of the successful response.
+
+        The future raises BrokerRefused for an error code, ConnectionFailed or RequestTimeout.
+        """
         future: asyncio.Future[Frame] = self.loop.create_future()
         self.call(code, ext, body, partial(self._resolve, future, code), self.running_s() + timeout_s)
         return future
@@ -184,7 +202,7 @@ class Connection(asyncio.Protocol):
         _settle(future, answer)
 
     def oneway(self, code: int, ext: Ext, body: bytes = b"") -> None:
-        """Sends a request that has no answer. Raises ConnectionFailed if the connection is closed."""
+        """Send a request that gets no response. Raises ConnectionFailed if the connection is closed."""
         if not self.is_open:
             raise ConnectionFailed(f"the connection to {self.address} is closed")
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
@@ -192,29 +210,34 @@ class Connection(asyncio.Protocol):
 
     @property
     def unwritten(self) -> int:
-        """How many requests and answers this turn of the loop has not written yet."""
+        """The number of buffers that this event-loop iteration has not written yet."""
         return len(self._out)
 
     def respond(self, request: Frame, code: int = 0, body: bytes = b"", remark: str | None = None) -> None:
-        """Answers a request of the broker."""
+        """Send the response to a request of the broker. Close the connection if the broker leaves too many bytes of
+        responses unread."""
         answer = Frame(code, request.opaque, {}, body, RESPONSE_FLAG, remark, serialize_type=request.serialize_type)
         data = encode(answer)
-        if self._answered_out is not self._out:  # another turn
-            self._answered_out, self._answered_bytes = self._out, 0
-        self._answered_bytes += len(data)
+        if self._responses_out is not self._out:  # a new event-loop iteration
+            self._responses_out, self._responses_bytes = self._out, 0
+        self._responses_bytes += len(data)
         unread = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        if self._answered_bytes + unread > self._limits.max_unread_bytes:
-            log.warning("connection_closed_unread", peer=self.address, hint="the broker asks, and does not read")
+        if self._responses_bytes + unread > self._limits.max_unread_bytes:
+            log.warning(
+                "connection_closed_unread",
+                peer=self.address,
+                hint="the broker sends requests and does not read the responses",
+            )
             self.abort()
             return
         self._send(data)
 
     async def writable(self) -> None:
-        """Returns when the peer takes more bytes, or the connection is gone."""
+        """Wait until the transport accepts more bytes or the connection has ended."""
         await self._writable.wait()
 
     def when_writable(self, action: Callable[[], None]) -> None:
-        """Calls `action` once, as soon as the peer takes more bytes or the connection is gone."""
+        """Call `action` once, as soon as the transport accepts more bytes or the connection has ended."""
         self._when_writable.append(action)
 
     def _send(self, data: bytes) -> None:
@@ -227,7 +250,7 @@ class Connection(asyncio.Protocol):
         self.loop.call_soon(self._flush)
 
     def before_flush(self, action: Callable[[], None]) -> None:
-        """Calls `action` at the end of this turn of the loop, before its requests are written; it may add some."""
+        """Call `action` at the end of this event-loop iteration, before its requests are written. It may add requests."""
         if not self._is_flush_due:
             self._flush_soon()
         self._before_flush.append(action)
@@ -236,13 +259,13 @@ class Connection(asyncio.Protocol):
         try:
             while self._before_flush:
                 self._before_flush.popleft()()
-        finally:  # else nothing would be written any more
+        finally:  # after an exception, later writes must still be flushed
             self._is_flush_due = False
             if self._out:
                 self.write_now()
 
     def write_now(self) -> None:
-        """Writes what this turn has asked for so far."""
+        """Write the requests of this event-loop iteration without waiting for its end."""
         out, self._out = self._out, []
         if not out or self._has_ended or self._transport is None or self._transport.is_closing():
             return
@@ -255,31 +278,35 @@ class Connection(asyncio.Protocol):
 
     def _sweep_later(self) -> None:
         now_s = self.loop.time()
-        if self._was_heard:
-            self._was_heard, self._heard_s = False, now_s - self._stood_s
+        if self._has_received:
+            self._has_received, self._received_s = False, now_s - self._blocked_s
         self._sweep_due_s = now_s + self._limits.deadline_sweep_s
         self._sweep = self.loop.call_later(self._limits.deadline_sweep_s, self._sweep_deadlines)
 
     def _sweep_deadlines(self) -> None:
         now_s = self.loop.time()
-        # Time for which this process stood still is nobody's delay. A loop runs its timers before it reads, so answers that
-        # came meanwhile wait in the socket.
+        # Time for which the loop was blocked does not count: it runs timers before it reads, so responses that arrived
+        # meanwhile are still in the socket.
         late_s = now_s - self._sweep_due_s
         if late_s > self._limits.deadline_sweep_s:
-            self._stood_s += late_s
-        self._give_up(now_s - self._stood_s)
+            self._blocked_s += late_s
+        self._time_out(now_s - self._blocked_s)
         self._sweep = None
         if self._pending and self.is_open:
             self._sweep_later()
 
-    def _give_up(self, now_s: float) -> None:
-        """Ends requests that were not answered in time, by the time that this process ran."""
+    def _time_out(self, now_s: float) -> None:
+        """Fail requests whose timeout has passed. Close the connection if it has received nothing for too long.
+
+        Args:
+            now_s: the time of `running_s`.
+        """
         late = [item for item in self._pending.items() if item[1][1] <= now_s]
         for opaque, (answered, _, code) in late:
             del self._pending[opaque]
-            answered(RequestTimeout(f"{request_name(code)} was not answered in time by {self.address}"))
-        silent_s = now_s - self._heard_s
-        if late and silent_s > self._limits.silent_s and not self._was_heard:
+            answered(RequestTimeout(f"{self.address} did not respond to {request_name(code)} in time"))
+        silent_s = now_s - self._received_s
+        if late and silent_s > self._limits.silent_s and not self._has_received:
             log.warning(
                 "connection_silent", peer=self.address, seconds=round(silent_s, 1), hint="the client reconnects"
             )
@@ -294,7 +321,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self.is_open:
             return
-        self._was_heard = True
+        self._has_received = True
         try:
             frames = self._reader.feed(data)
         except FrameError as error:
@@ -305,7 +332,7 @@ class Connection(asyncio.Protocol):
             _, opaque, _, _, flag, _, _, _, serialize_type = frame
             if not flag & RESPONSE_FLAG:
                 self._on_request(self, frame)
-                if not self.is_open:  # it asked too much
+                if not self.is_open:  # the response to this request has closed the connection
                     return
                 continue
             if serialize_type == MSGPACK != self._serialize_type:
@@ -316,11 +343,15 @@ class Connection(asyncio.Protocol):
             if waiting is not None:
                 waiting[0](frame)
         if not self._is_flush_due:
-            self._flush_soon()  # behind all callers that the answers wake: their requests leave in the turn in which they run
+            # The callers that these responses wake run before this flush, so their next requests leave in the same write.
+            self._flush_soon()
 
     def _identify(self) -> None:
-        """With TLS, proves once to a Rocketlet broker whose connection this is; the proof is worth nothing elsewhere. Other
-        servers get signatures as before."""
+        """With TLS, authenticate the connection once at a Rocketlet broker, so that requests need no signature of their
+        own.
+
+        The proof is bound to this TLS connection, so it is useless on another one. Requests to other servers stay signed.
+        """
         tls = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
         binding = tls.get_channel_binding("tls-unique") if tls is not None else None
         if binding:
@@ -345,17 +376,20 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         if self._sweep is not None:
             self._sweep.cancel()
-        self._on_lost(self)  # first, so that callers that wait for an answer find things as they are
+        self._on_lost(self)  # before the callbacks below, so that they see the connection as lost
         self.resume_writing()
         pending, self._pending = self._pending, {}
         for answered, _, code in pending.values():
-            answered(ConnectionFailed(f"{self.address} closed the connection before it answered {request_name(code)}"))
+            answered(
+                ConnectionFailed(f"{self.address} closed the connection before it responded to {request_name(code)}")
+            )
 
     def close(self) -> None:
-        """Ends our side, and reads on until the peer hangs up; then asyncio closes. `abort` does not wait for that.
+        """Close the sending side, and keep reading until the peer closes the connection. `abort` does not wait for that.
 
-        A socket that is closed while answers come resets the connection (RFC 1122, 4.2.2.13). A peer that writes then gives
-        it up, and unread bytes are lost: an unlock, for which nobody waits."""
+        Closing a socket while responses arrive would reset the connection (RFC 1122, 4.2.2.13). The peer could then discard
+        bytes that it has not read yet, such as an unlock request whose response nobody waits for.
+        """
         self.is_open = False
         if self._out:
             self._flush()
@@ -364,43 +398,42 @@ class Connection(asyncio.Protocol):
             return
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        else:  # TLS: asyncio says goodbye, and waits for the peer's
+        else:  # with TLS, asyncio sends close_notify and waits for that of the peer
             self._transport.close()
 
     def abort(self) -> None:
-        """Closes at once, whatever has not left yet."""
+        """Close the connection immediately and discard what is not written yet."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
 
 
 _OTHER_HOST: Final = "if a broker gives this address, start it with --advertise and a name of its certificate"
-_CURES: Final = {9: "check both clocks", 10: "renew it", 62: _OTHER_HOST, 64: _OTHER_HOST}  # OpenSSL's X509_V_ERR_*
+_HINTS: Final = {9: "check both clocks", 10: "renew it", 62: _OTHER_HOST, 64: _OTHER_HOST}  # by OpenSSL's X509_V_ERR_*
 
 
 def _reason(error: Exception, context: ssl.SSLContext | None) -> str:
-    """Why no connection was made, in words that say what to look at."""
+    """Return why a connection could not be opened, with a hint for the user."""
     text = str(error)
-    if (
-        f"[Errno {errno.ECONNREFUSED}]" in text
-    ):  # in the text, because a name with several addresses has one error for all
+    # The text is checked, because a host name with several addresses raises one error for all of them.
+    if f"[Errno {errno.ECONNREFUSED}]" in text:
         return "nothing listens there; start the server, or correct the address"
     if isinstance(error, socket.gaierror):
         return "the host name is not known; correct it"
     if isinstance(error, ssl.SSLCertVerificationError):
-        cure = _CURES.get(error.verify_code, "name who signed it (ca_file, --tls-ca)")
-        return f"its certificate is not trusted: {error.verify_message}; {cure}"
-    return f"{text}; does it take TLS?" if context and _is_no_tls(error) else text
+        hint = _HINTS.get(error.verify_code, "give the authority that signed it (ca_file, --tls-ca)")
+        return f"its certificate is not trusted: {error.verify_message}; {hint}"
+    return f"{text}; check that the server supports TLS" if context and _is_no_tls(error) else text
 
 
 def _is_no_tls(error: Exception) -> bool:
-    """Whether a handshake ended as it does with a peer that speaks plain text only: by an alert, or by a hang-up."""
+    """Return True if a TLS handshake failed as it does with a peer without TLS: by an alert, or because the peer closed."""
     refused = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLCertVerificationError)
     return refused or isinstance(error, ConnectionResetError | ConnectionAbortedError)
 
 
 def _settle(future: asyncio.Future[Frame], answer: Frame | Exception) -> None:
-    if future.done():  # its caller was cancelled
+    if future.done():  # its caller cancelled it
         return
     if isinstance(answer, Exception):
         future.set_exception(answer)
@@ -409,7 +442,7 @@ def _settle(future: asyncio.Future[Frame], answer: Frame | Exception) -> None:
 
 
 class Connections:
-    """The open connections by address; each is opened when it is first asked for."""
+    """The open connections by address. Each is opened when it is first needed."""
 
     def __init__(
         self,
@@ -431,11 +464,14 @@ class Connections:
         self._all_closed = asyncio.Event()
 
     def find(self, address: str) -> Connection | None:
-        """The open connection, if there is one."""
+        """Return the open connection, or None."""
         return self._open.get(address)
 
     async def get(self, address: str) -> Connection:
-        """The open connection, opened if need be. Raises ConnectionFailed, and ConfigError away from home."""
+        """Return the connection, opened if necessary.
+
+        Raises ConnectionFailed, and ConfigError in another event loop or process than the client's.
+        """
         self.home.enter()
         connection = self._open.get(address)
         if connection is not None:
@@ -457,8 +493,8 @@ class Connections:
             raise ConnectionFailed("the client is closed")
         host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
-        # A load balancer whose server is away takes each connection and hangs up; the end of one is a reason to open the
-        # next.
+        # A load balancer without a server accepts connections and closes them immediately. Without this pause, the client
+        # would reopen them in a busy loop.
         due_s = self._opened_s.get(address, -math.inf) + self._limits.reconnect_s
         await asyncio.sleep(max(due_s - loop.time(), 0.0))
         try:
@@ -470,11 +506,11 @@ class Connections:
                     ssl=self._ssl,
                 )
         except TimeoutError:
-            raise ConnectionFailed(f"{address} did not accept a connection in {CONNECT_TIMEOUT_S} s") from None
-        except (OSError, ValueError, OverflowError) as error:  # OverflowError: of a port that is none
+            raise ConnectionFailed(f"{address} did not accept a connection within {CONNECT_TIMEOUT_S} s") from None
+        except (OSError, ValueError, OverflowError) as error:  # OverflowError for a port over 65535
             raise ConnectionFailed(f"cannot connect to {address}: {_reason(error, self._ssl)}") from None
         self._opened_s[address] = loop.time()
-        if not connection.is_open:  # kept, it would never be replaced: its end was told before it was known here
+        if not connection.is_open:  # `_lost` was called before this, so nothing would remove it from `_open`
             raise ConnectionFailed(f"{address} closed the connection immediately")
         self._open[address] = connection
         return connection
@@ -499,7 +535,7 @@ class Connections:
                 with suppress(TimeoutError):
                     async with running_timeout(self._limits.close_timeout_s):
                         await self._all_closed.wait()
-        finally:  # also if cancelled
+        finally:  # even if cancelled
             for connection in list(self._open.values()):
                 connection.abort()
         if self._open:
@@ -507,7 +543,7 @@ class Connections:
 
 
 # ------------------------------------------------------------------------------
-# Opens a client's sockets and proves its account: TLS, Apache's ACL, the encoding of headers.
+# A client's credentials and connection settings: TLS, signatures of Apache's ACL, the encoding of headers.
 
 
 Encoding = Literal["auto", "json", "rocketmq"]
@@ -516,16 +552,17 @@ ENCODINGS: Final[Mapping[str, int]] = {"auto": JSON, "json": JSON, "rocketmq": R
 
 @dataclass(frozen=True)
 class Access:
-    """A client's account, and its settings of TLS. The same value serves Producer, Consumer and AdminClient.
+    """The account and TLS settings of a client. Producer, Consumer and AdminClient use the same class.
 
-    - `access_key`, `secret_key`, `security_token`: sign every request with them (as AclClientRPCHook of Apache's client).
-    - `tls`: encrypt connections.
-    - `ca_file`: the certificate authorities to trust, a PEM file. Default: the system's.
-    - `verify_tls`: False accepts any certificate.
-    - `cert_file`, `key_file`: this client's own certificate, for servers that ask for one.
-    - `encoding`: of headers. `auto` is JSON, and MessagePack with Rocketlet's brokers.
+    - `access_key`, `secret_key`, `security_token`: the account that signs every request, as Apache's AclClientRPCHook does.
+    - `tls`: True to encrypt connections.
+    - `ca_file`: PEM file of the certificate authorities to trust. Default: those of the system.
+    - `verify_tls`: False to accept any certificate of the server.
+    - `cert_file`, `key_file`: PEM files of this client's own certificate and its key, for servers that require one.
+    - `encoding`: encoding of headers. "auto" is JSON, or MessagePack with Rocketlet's brokers.
 
-    Raises ConfigError for values that contradict each other, and for files that cannot be read.
+    Raises ConfigError for conflicting values. Files are read when a client is created with these settings, which raises
+    ConfigError for files that cannot be read.
     """
 
     access_key: str = ""
@@ -540,16 +577,16 @@ class Access:
 
     def __post_init__(self) -> None:
         if bool(self.access_key) != bool(self.secret_key):
-            raise ConfigError("access_key and secret_key are given together, or neither is: one of them is missing")
+            raise ConfigError("access_key, secret_key: only one of them is given; give both or neither")
         if self.encoding not in ENCODINGS:
-            raise ConfigError(f"encoding is {self.encoding!r}; allowed: {', '.join(ENCODINGS)}")
+            raise ConfigError(f"encoding: expected one of {', '.join(ENCODINGS)}, got {self.encoding!r}")
         if not self.tls and (self.ca_file or self.cert_file or self.key_file):
-            raise ConfigError("certificates are given, but tls is off; set tls as well")
+            raise ConfigError("tls: certificates are given, but TLS is off; turn it on")
         if self.key_file and not self.cert_file:
-            raise ConfigError("key_file is given, cert_file is not")
+            raise ConfigError("key_file: a key without a certificate; give cert_file, too")
 
     def __getstate__(self) -> dict[str, object]:
-        """Leaves out the parts that belong to this process."""
+        """Leave out cached objects that cannot be pickled, so that Access can be sent to other processes."""
         return {name: value for name, value in self.__dict__.items() if name not in ("ssl_context", "_signer")}
 
     @property
@@ -558,13 +595,13 @@ class Access:
 
     @cached_property
     def ssl_context(self) -> ssl.SSLContext | None:
-        """The settings of TLS; None without TLS. Raises ConfigError."""
+        """The TLS context; None without TLS. Raises ConfigError if a file cannot be used."""
         if not self.tls:
             return None
         for name in ("ca_file", "cert_file", "key_file"):
             path = getattr(self, name)
             if path and not os.access(path, os.R_OK):
-                raise ConfigError(f"the TLS files cannot be used: {name} {path} is not there, or may not be read")
+                raise ConfigError(f"the TLS files cannot be used: {name}: {path} does not exist or is not readable")
         try:
             for path in filter(None, (self.ca_file, self.cert_file, self.key_file)):
                 check_file(path, MAX_TLS_FILE_BYTES)
@@ -583,7 +620,7 @@ class Access:
         return Signer(self.secret_key)
 
     def signed(self, ext: Ext, body: bytes) -> Ext:
-        """The header fields with the access key and the signature over them and the body."""
+        """Return the header fields together with the access key and the signature of fields and body."""
         fields = {**ext, ACCESS_KEY: self.access_key}
         if self.security_token:
             fields[SECURITY_TOKEN] = self.security_token
@@ -592,12 +629,12 @@ class Access:
 
 
 def _refuse_password() -> str:
-    """OpenSSL would ask for it on the terminal, and the program would stand."""
+    """Raise ConfigError for an encrypted key. Otherwise OpenSSL would prompt for the password and block the program."""
     raise ConfigError("the TLS key is encrypted; decrypt it with `openssl pkey -in KEY -out PLAIN_KEY`")
 
 
 # ------------------------------------------------------------------------------
-# Reads servers' answers. An unreadable one raises an error of the client's tree, like every other failure.
+# Decodes servers' responses. A response that cannot be decoded raises a RocketletError, like every other failure.
 
 
 T = TypeVar("T")
@@ -605,7 +642,7 @@ H = TypeVar("H", bound=tuple[Any, ...])
 
 
 def body_of(answer: Frame, decode: Callable[[bytes], T]) -> T:
-    """Raises AnswerUnreadable."""
+    """Decode the body of a response. Raises AnswerUnreadable."""
     try:
         return decode(answer.body)
     except (BodyError, MessageError) as error:
@@ -613,27 +650,30 @@ def body_of(answer: Frame, decode: Callable[[bytes], T]) -> T:
 
 
 def header_of(answer: Frame, kind: type[H]) -> H:
-    """Raises AnswerUnreadable."""
+    """Decode the header of a response. Raises AnswerUnreadable."""
     try:
         return read(kind, answer.ext)
     except HeaderError as error:
-        raise AnswerUnreadable(f"the answer cannot be read: {error}") from error
+        raise AnswerUnreadable(f"the response cannot be decoded: {error}") from error
 
 
 # ------------------------------------------------------------------------------
-# A timeout that counts the time for which the event loop runs.
+# A timeout that counts only the time for which the event loop runs.
 #
-# A loop runs its timers before it reads its sockets. When the process stood still (a handler blocked, the machine was
-# overloaded), a plain timeout would end requests whose answers wait in the socket.
+# A loop runs its timers before it reads its sockets. After the loop was blocked (by a handler, or on an overloaded
+# machine), a plain timeout would therefore fail requests whose responses are already in the socket.
 
 
-_LONGEST_S: Final = 1e9  # stands for an endless one
+_LONGEST_S: Final = 1e9  # replaces an infinite timeout, which has no number of ticks
 
 
 @asynccontextmanager
 async def running_timeout(timeout_s: float) -> AsyncIterator[None]:
-    """Like `asyncio.timeout`, but in ticks: one that comes late counts as one. At least two, with a look at the sockets
-    between."""
+    """Return a context manager like `asyncio.timeout`, which does not count time for which the loop was blocked.
+
+    It counts ticks, and a late tick counts as one. There are at least two ticks, so that the loop reads its sockets between
+    them.
+    """
     loop = asyncio.get_running_loop()
     timeout_s = min(timeout_s, _LONGEST_S)
     left = max(2, math.ceil(timeout_s / TIMEOUT_TICK_S))
@@ -657,28 +697,33 @@ async def running_timeout(timeout_s: float) -> AsyncIterator[None]:
 
 
 # ------------------------------------------------------------------------------
-# A client's home: the process that made it, and the event loop that it was started in.
+# The process in which a client was created and the event loop in which it was started. It may be used only there.
 #
-# Its sockets, timers and futures belong to both. Used from elsewhere it would wait for ever, or lose answers; and
-# members that were made before a fork would all have one client id, by which brokers tell who owns a queue.
+# A client's sockets, timers and futures belong to that process and loop. In another one, the client could wait forever or
+# lose responses. Besides, members that were created before a fork would have the same client id, by which brokers identify
+# the owner of a queue.
 
 
 _process = object()
-"""Another one in each process: to compare it asks nobody, and before Python 3.12 `get_running_loop` asks the kernel."""
+"""A new object in each process, so a fork is detected by identity, without a system call. Before Python 3.12
+`get_running_loop` needs one."""
 
 
-def _forked() -> None:
+def _renew_process() -> None:
     global _process
     _process = object()
 
 
 if hasattr(os, "register_at_fork"):  # there is no fork on Windows
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_renew_process)
 
 
 class LoopAffinity:
-    """`begin` says that the client lives here from now on, `check` that it is used where it lives, if it has begun; `enter`
-    is the one or the other. All raise ConfigError."""
+    """Binds a client to a process and an event loop.
+
+    `begin` binds it to the running loop. `check` verifies that a client which is bound is used in its loop. `enter` does
+    either. All of them raise ConfigError in another process, and `check` and `enter` in another loop.
+    """
 
     __slots__ = ("_loop", "_pid", "_process", "_thread")
 
@@ -690,7 +735,7 @@ class LoopAffinity:
 
     def begin(self) -> None:
         if os.getpid() != self._pid:
-            raise self._elsewhere()
+            raise self._error()
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
 
@@ -703,34 +748,35 @@ class LoopAffinity:
     def check(self) -> None:
         loop = self._loop
         if loop is None or (loop.is_running() and get_ident() == self._thread and self._process is _process):
-            return  # a thread runs one loop at a time
+            return  # a thread runs one loop at a time, so the thread's id identifies the running loop
         if asyncio.get_running_loop() is not loop:
-            raise self._elsewhere()
+            raise self._error()
 
     def call_soon(self, action: Callable[[], object]) -> None:
-        """Calls from any thread. Does nothing once the loop is closed, or in a fork."""
+        """Schedule a call in the client's loop, from any thread. Do nothing once the loop is closed, or in a forked
+        process."""
         if self._loop is not None and self._process is _process:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(action)
 
-    def _elsewhere(self) -> ConfigError:
+    def _error(self) -> ConfigError:
         if os.getpid() != self._pid:
             return ConfigError(
-                f"this client was made in process {self._pid} and is used in {os.getpid()}; "
-                "make one in each process, after the fork"
+                f"this client was created in process {self._pid} and is used in process {os.getpid()}; "
+                "create a client in each process, after the fork"
             )
         return ConfigError(
-            "this client was started in another event loop; make one in each loop, or reach the other by "
+            "this client was started in another event loop; create a client in each loop, or call it with "
             "asyncio.run_coroutine_threadsafe"
         )
 
 
 # ------------------------------------------------------------------------------
-# How tasks in the background end.
+# The end of background tasks.
 
 
 async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels tasks; returns when they have ended, whatever they raised."""
+    """Cancel tasks and wait until they have ended. Ignore their exceptions."""
     ending = list(tasks)
     for task in ending:
         task.cancel()
@@ -738,32 +784,37 @@ async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def finished(tasks: Set[asyncio.Task[Any]], timeout_s: float) -> None:
-    """Waits for tasks, and cancels what takes longer. They run code of the user, which may call this and wait for it: so not
-    for the task that calls this."""
+    """Wait up to `timeout_s` for tasks, then cancel those that are still running.
+
+    The tasks run user code, which may itself call this function, so the calling task is not waited for.
+    """
     others = tasks - {asyncio.current_task()}
     if not others:
         return
     try:
         await asyncio.wait(others, timeout=timeout_s)
-    finally:  # also when this is cancelled
+    finally:  # even if this is cancelled
         for task in others:
             task.cancel()
 
 
 # ------------------------------------------------------------------------------
-# Many questions, some of them at once.
+# Many requests, of which a limited number are in flight.
 
 
 R = TypeVar("R")
 
 
-async def gather_limited(ask: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = ASKED_AT_ONCE) -> list[R]:
-    """The answers, in the order of the items. The first that fails ends the others."""
-    places = asyncio.Semaphore(at_once)
+async def gather_limited(call: Callable[[T], Awaitable[R]], items: Iterable[T], limit: int = ASKED_AT_ONCE) -> list[R]:
+    """Call a function for each item, with at most `limit` calls concurrently. Return the results in the order of the items.
+
+    The first exception is raised and cancels the other calls.
+    """
+    slots = asyncio.Semaphore(limit)
 
     async def one(item: T) -> R:
-        async with places:
-            return await ask(item)
+        async with slots:
+            return await call(item)
 
     tasks = [asyncio.create_task(one(item)) for item in items]
     try:

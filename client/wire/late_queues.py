@@ -1,7 +1,7 @@
-"""Where a member that begins at the latest message reads queues that it did not see when it joined.
+"""The start offsets of queues that a member with `start="last"` did not see when it joined.
 
-Such a queue is new, or its broker was away. A new one is read from its start. In the other one, messages that were stored
-before the member joined are older than the place where its group begins.
+Such a queue is new, or its broker was unreachable. A new queue is read from offset 0. In a queue of an unreachable
+broker, the group starts at the first message that was stored after the member joined.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ log = get_logger("rocketlet.offsets")
 
 
 class LateQueues:
+    """The start offsets of queues that appear after a member has joined."""
+
     def __init__(self, cluster: ClusterView) -> None:
         self._cluster = cluster
         self._joined_s = clock_s()
-        self._brokers: frozenset[str] = frozenset()  # that were there
+        self._brokers: frozenset[str] = frozenset()  # the names of brokers that were known when the member joined
 
     async def join(self) -> None:
-        """The member joins: notes the time, and the brokers that are there."""
+        """Record the time at which the member joins, and the brokers that the name server knows then."""
         self._joined_s = clock_s()
         try:
             await self._cluster.find_masters()
@@ -37,11 +39,12 @@ class LateQueues:
         self._brokers = frozenset(self._cluster.known_masters())
 
     def miss(self, broker_name: str) -> None:
-        """A broker that should be there does not answer."""
+        """Record that a broker did not respond when the member joined."""
         self._brokers -= {broker_name}
 
     def was_there(self, broker_name: str) -> bool:
-        """True if the broker was there when the member joined, so that a queue which it did not have is new."""
+        """Return True if the broker was available when the member joined, so that a queue which it did not have then is
+        new."""
         return broker_name in self._brokers
 
     async def begin_offset(self, connection: Connection, queue: Queue) -> int:
@@ -50,14 +53,17 @@ class LateQueues:
 
 
 async def time_before(connection: Connection, seconds: float) -> int:
-    """Return the time of so many seconds ago, in ms since the epoch: by the clock by which a Rocketlet broker stores
-    messages, or by ours where the broker does not tell. Raises RocketletError."""
+    """Return the time that was `seconds` ago, in ms since the epoch.
+
+    It is measured by the clock with which a Rocketlet broker stores messages, or by this client's clock if the broker
+    does not return the time of its clock. Raises RocketletError.
+    """
     try:
         answer = await connection.request(
             RequestCode.GET_QUEUE_OFFSETS, write(OptionalGroup()), encode_topics(()), timeout_s=OFFSET_TIMEOUT_S
         )
         now_ms = header_of(answer, BrokerTimes).now_ms or _now_ms()
-    except BrokerRefused:  # Apache's know no such request
+    except BrokerRefused:  # Apache's brokers do not support this request
         now_ms = _now_ms()
     return now_ms - int(seconds * 1000)
 

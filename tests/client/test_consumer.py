@@ -260,7 +260,7 @@ async def test_a_consumer_is_started_once_and_stopped_at_any_time(node: Node, to
     await consumer.stop()
     await consumer.stop()
     assert not node.broker.groups.members_of("g")
-    with pytest.raises(ConfigError, match="started before; make another one"):
+    with pytest.raises(ConfigError, match="started before; create a new one"):
         await consumer.start()
     with pytest.raises(ConfigError, match="started before"):
         async with consumer:

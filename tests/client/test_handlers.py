@@ -375,7 +375,7 @@ async def test_a_handler_that_stops_its_consumer_gets_an_error_and_the_consumer_
         await producer.send("t", b"x")
         await eventually(lambda: len(errors) == 1)
         assert isinstance(errors[0], ConfigError)
-        assert "cannot wait for its own end" in str(errors[0])
+        assert "cannot stop its own consumer" in str(errors[0])
         stops[0] = lambda: asyncio.wait_for(
             consumer.stop(), PATIENCE_S
         )  # from a task of its own it cannot be recognised

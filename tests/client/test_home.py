@@ -70,7 +70,9 @@ async def test_what_was_made_before_a_fork_is_not_started_after_it(node: Node, m
     with monkeypatch.context() as child:
         child.setattr(os, "getpid", lambda: 4711)
         for start in (consumer.start, producer.start):
-            with pytest.raises(ConfigError, match="is used in 4711; make one in each process, after the fork"):
+            with pytest.raises(
+                ConfigError, match="is used in process 4711; create a client in each process, after the fork"
+            ):
                 await start()
     async with producer:
         pass

@@ -199,7 +199,7 @@ async def test_a_producer_is_started_once_and_stopped_at_any_time(node: Node) ->
     await producer.send("t", b"x")
     await producer.stop()
     await producer.stop()
-    with pytest.raises(ConfigError, match="started before; make another one"):
+    with pytest.raises(ConfigError, match="started before; create a new one"):
         await producer.start()
 
 

@@ -138,7 +138,7 @@ async def test_a_consumer_that_could_not_be_started_hands_nothing_out() -> None:
         with pytest.raises(BrokerRefused):
             await starting
         for call in (waiting, member.receive(), member.start(), member.assigned()):
-            with pytest.raises(ConfigError, match=r"could not be started \(HEART_BEAT .*not you.*\); make another one"):
+            with pytest.raises(ConfigError, match=r"could not be started \(HEART_BEAT .*not you.*\); create a new one"):
                 await asyncio.wait_for(call, PATIENCE_S)
         await member.stop()
 

@@ -198,7 +198,7 @@ async def test_a_handler_that_stops_its_consumer_gets_an_error(node: Node, wire:
             assert told.wait(PATIENCE_S)
         return str(errors[0])
 
-    assert "cannot wait for its own end" in await in_thread(script)
+    assert "cannot stop its own consumer" in await in_thread(script)
 
 
 async def test_the_loop_outlives_what_user_code_raises_in_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -275,7 +275,7 @@ async def test_a_script_ends_whatever_it_left_open_and_a_forked_child_makes_its_
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     said, complained = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert said.decode().splitlines() == [
-        " make one in each process, after the fork",
+        " create a client in each process, after the fork",
         "ok",
         "t",
         "stopped at exit",

@@ -81,9 +81,12 @@ def offset_of_queue(number: int) -> str:
         ({"failOnDataLoss": "maybe"}, "allowed: true or false"),
         ({"membership": "no"}, "allowed: true or false"),
         ({"headerEncoding": "xml"}, "allowed: auto, json or rocketmq"),
-        ({"accessKey": "k"}, "accessKey and secretKey are given together"),
-        ({"tls": "true", "tlsCaFile": "/nowhere/ca.pem"}, "tlsCaFile /nowhere/ca.pem is not there, or may not be read"),
-        ({"tlsCaFile": "/ca.pem"}, "tls is off"),
+        ({"accessKey": "k"}, "accessKey, secretKey: only one of them is given"),
+        (
+            {"tls": "true", "tlsCaFile": "/nowhere/ca.pem"},
+            "tlsCaFile: /nowhere/ca.pem does not exist or is not readable",
+        ),
+        ({"tlsCaFile": "/ca.pem"}, "but TLS is off"),
         ({"maxRows": "5"}, "option maxRows is unknown.*maxRowsPerTrigger"),
         (
             {"startingoffset": "latest"},

@@ -156,7 +156,7 @@ async def test_enforced_tls_tells_plain_clients_what_to_do(
 async def test_a_tls_client_at_a_plain_port_gets_the_reason(node: Node, certificates: Certificates) -> None:
     with capture_logs() as logs:
         for _ in range(3):
-            with pytest.raises(ConnectionFailed, match="does it take TLS"):
+            with pytest.raises(ConnectionFailed, match="check that the server supports TLS"):
                 async with Producer(node.address, access=access(certificates)):
                     pass
     (entry,) = [entry for entry in logs if entry["event"] == "tls_client_refused"]
@@ -167,7 +167,7 @@ async def test_a_tls_client_at_a_plain_port_gets_the_reason(node: Node, certific
     ("host", "ca_file", "cure"),
     [
         ("broker.example", "ca.pem", "start it with --advertise and a name of its certificate"),
-        ("127.0.0.1", None, "name who signed it"),
+        ("127.0.0.1", None, "give the authority that signed it"),
     ],
 )
 async def test_a_certificate_that_does_not_fit_is_reported_with_its_cure(
