@@ -297,7 +297,7 @@ class FairQueue:
         """Raises LimitExceeded if too much of this client waits."""
         line = self._waiting.get(client)
         if self._is_stopped or (line is not None and len(line) >= self._max_waiting):
-            raise LimitExceeded(f"{self._max_waiting} requests such as this one wait already; try again later")
+            raise LimitExceeded(f"{self._max_waiting} requests such as this one wait already; retry later")
         self._waiting.setdefault(client, deque()).append(work)
         self._begin()
 

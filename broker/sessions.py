@@ -358,11 +358,9 @@ class Clients:
         of which it is asked. Raises LimitExceeded if one of the two has too many questions: clients that never answer take
         nobody else's places."""
         if len(self._asked.get(session, ())) >= self._limits.max_asked:
-            raise LimitExceeded(f"the client has not answered {self._limits.max_asked} requests yet; try again later")
+            raise LimitExceeded(f"the client has not answered {self._limits.max_asked} requests yet; retry later")
         if self._asking[by] >= self._limits.max_asked:
-            raise LimitExceeded(
-                f"{self._limits.max_asked} requests of this client are waiting for others; try again later"
-            )
+            raise LimitExceeded(f"{self._limits.max_asked} requests of this client are waiting for others; retry later")
         number = next(self._numbers) & MAX_NUMBER
         key = (session, number)
         timer = self._clock.call_later(CLIENT_ANSWER_S, self._settle, key, None)

@@ -139,7 +139,7 @@ class Draining:
         waiting = drain.gated.setdefault(place, [])
         if len(waiting) >= self._limits.max_gated:
             waiting_for = f"the former reader of {place[0]}:{place[1]}"
-            raise LimitExceeded(f"{self._limits.max_gated} pulls wait for {waiting_for}; try again")
+            raise LimitExceeded(f"{self._limits.max_gated} pulls wait for {waiting_for}; retry")
         waiting.append(go_on)
 
     def on_peer_update(self, header: AgreeOnMembers, members: AgreedMembers) -> None:

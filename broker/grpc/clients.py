@@ -50,11 +50,11 @@ log = structlog.get_logger("rocketlet.grpc")
 
 
 # ------------------------------------------------------------------------------
-# The clients that this door has heard of, by their accounts and ids, and the stream on which the broker tells them
-# things.
+# The gRPC clients that have open connections, by account and client id, each with the Telemetry stream on which the
+# broker sends it commands.
 #
-# A client says what it is in its settings, on a stream that stays open (Telemetry). Nothing depends on them: some
-# clients send theirs again only five minutes after a restart of the broker.
+# A client sends its settings on that stream. The broker serves a client without them, because some clients resend their
+# settings only five minutes after a restart of the broker.
 
 
 _numbers = itertools.count(1)
@@ -63,9 +63,15 @@ _Key = tuple[str, str]  # account, client id
 
 
 class GrpcClient:
-    """A session of this door: a client id, its account, and the connections on which it is heard. `connection`: of these the
-    one that is charged. `stream`: its telemetry stream while that is open. `topics`: that it has said it publishes to.
-    `group`: of which it is a consumer."""
+    """A gRPC client: one client id of one account, on one or more connections.
+
+    Attributes:
+        connections: The connections on which the client has sent calls.
+        connection: The one of them whose memory account the client is charged to.
+        stream: The Telemetry stream; None unless it is open.
+        topics: The topics to which the client publishes, from its settings.
+        group: The consumer group of the client; empty for a producer.
+    """
 
     def __init__(self, client_id: str, connection: ClientTransport, account: str, told: Told) -> None:
         self.number = next(_numbers)
@@ -89,7 +95,7 @@ class GrpcClient:
 
     @property
     def pop_client(self) -> PopClient:
-        """The client as the shared state knows it."""
+        """The key of this client in the pop pools, which are shared with the remoting server."""
         return PopClient(self.client_id, account_id=(self.account, self.client_id))
 
     @property
@@ -121,14 +127,14 @@ class GrpcClient:
         return self._is_gone or self.connection.is_closed
 
     def tell(self, event: Event) -> None:
-        """Tells the client an event on its stream; without a stream, does nothing."""
+        """Send the event on the client's Telemetry stream. Without an open stream, nothing is sent."""
         self._told(self, event)
 
     def ask(self, number: int, question: Question) -> None:
-        """These clients cannot be asked, so the question gets no answer."""
+        """Do nothing: the gRPC protocol has no request from broker to client, so the question times out."""
 
     def charge(self, size: int) -> None:
-        """Nothing once the client is gone: then it has been given back what it was charged."""
+        """Charge memory to the client's connection. Ignored once the client is gone: its charges were refunded then."""
         if not self._is_gone:
             self._charged_bytes += size
             self.connection.charge(size)
@@ -150,7 +156,7 @@ class GrpcClient:
         self.connection.abort()
 
     def move(self, connection: ClientTransport) -> None:
-        """Another connection is charged."""
+        """Charge another of the client's connections from now on."""
         if not self.connection.is_closed:
             self.connection.charge(-self._charged_bytes)
         self.connection = connection
@@ -165,8 +171,13 @@ class GrpcClient:
 
 
 class GrpcClients:
-    """`told` writes an event on a client's stream; `lost` is called for each client that has lost a connection, on which it
-    was last heard then; after the last one it has no `connections`."""
+    """The gRPC clients of a broker.
+
+    Args:
+        told: Writes an event on a client's Telemetry stream.
+        lost: Called for each client of a closed connection, with the time of the last data on it (monotonic, in seconds).
+            A client whose last connection closed has no `connections` left.
+    """
 
     def __init__(self, told: Told, lost: Callable[[GrpcClient, float], None], limits: Limits = LIMITS) -> None:
         self._limits = limits
@@ -182,8 +193,10 @@ class GrpcClients:
         return self._clients.get((account, client_id))
 
     def hear(self, call: GrpcCall) -> GrpcClient:
-        """The client, which is there as long as one of its connections. Clients of two accounts that go by one id are two.
-        Raises Fault if the client's address or connection has too many."""
+        """Return the client of a call; register it if it is new. Equal client ids of two accounts are two clients.
+
+        Raises StatusError if the limit on clients is reached for the connection or the address.
+        """
         connection = call.session
         client = self._clients.get((call.account, call.client_id))
         if client is None or connection not in client.connections:
@@ -195,11 +208,11 @@ class GrpcClients:
         return client
 
     def is_heard(self, call: GrpcCall) -> bool:
-        """Whether its client is known."""
+        """True if the client of the call is registered."""
         return (call.account, call.client_id) in self._clients
 
     def _take(self, client: GrpcClient | None, call: GrpcCall) -> GrpcClient:
-        """A client that is new to the connection."""
+        """Register a client on a connection. Raises LimitExceeded."""
         key, connection = (call.account, call.client_id), call.session
         ids = self._of_connection.get(connection)
         if ids is not None and len(ids) >= self._limits.max_grpc_ids:
@@ -217,9 +230,11 @@ class GrpcClients:
         return client
 
     def _make_room(self, newcomer: Session) -> bool:
-        """Forgets clients of the address that has most of them, of its connection that goes by most ids: those that called
-        longest ago. False if the newcomer's address or connection would then have more. A client that is forgotten is known
-        again by its next call."""
+        """Remove clients of the address that has most, on its connection with most client ids, least recently active first.
+
+        Returns False, and removes nothing, if the newcomer's address or connection would then have more than that one.
+        A removed client is registered again by its next call.
+        """
         sums: Counter[str] = Counter()
         for connection, ids in self._of_connection.items():
             sums[connection.address] += len(ids)
@@ -248,8 +263,7 @@ class GrpcClients:
         self._of_connection.pop(connection, None)
 
     def leave(self, account: str, client_id: str, connection: Session) -> bool:
-        """A client is not heard on a connection any more. Whether it is gone: nobody says good-bye for others, which are
-        heard on connections of their own."""
+        """Detach a client from a closed connection. Return True if that was its last one, so that the client is gone."""
         key = (account, client_id)
         client = self._clients.get(key)
         if client is None or client.connections.pop(connection, None) is None:
@@ -266,15 +280,20 @@ class GrpcClients:
 
 
 # ------------------------------------------------------------------------------
-# One call: its request, its client, and its answer.
+# One call: its request, its client, and its response.
 
 
 Needs = Callable[[Any], list[Need]]
 
 
 class Method(NamedTuple):
-    """`needs`: the permissions that a request needs. `is_stream`: its answer may be several messages. `is_open`: its
-    requests may be several, too, and each is handled as it comes."""
+    """A gRPC method that the broker serves.
+
+    Attributes:
+        needs: Returns the permissions that a request needs.
+        is_stream: True if the response may have several messages.
+        is_open: True if the client may send several messages; each is handled when it arrives.
+    """
 
     name: str
     request: Any
@@ -286,7 +305,7 @@ class Method(NamedTuple):
 
 
 class ResponseWriter(Protocol):
-    """Takes an answer to a client."""
+    """The HTTP/2 side of a response."""
 
     def send_headers(self, stream: Stream, block: bytes) -> None: ...
 
@@ -296,10 +315,17 @@ class ResponseWriter(Protocol):
 
 
 class GrpcCall:
-    """`account`: the access key of the account that asks; empty without one. `session`: the client's connection. `aborted` is
-    called if the call is over before it was answered; `due_s`: when its client gives up, in the loop's time. `answers`: the
-    way to the client, in which the test kit may stand. `callers`: hears of answers. `namespace`: that of the topics in
-    messages for the client. `keep_answered`: calls a function if the client gives the call up after it was answered."""
+    """One gRPC call.
+
+    Attributes:
+        account: The access key that the call was authenticated with; empty without one.
+        session: The client's connection.
+        due_s: The client's deadline in the loop's time, in seconds; None without one.
+        answers: Writes the response. The test kit may replace it.
+        callers: Counts responses for metrics and `doctor`.
+        namespace: The resource namespace of the topics in messages for the client.
+        keep_answered: Registers a function that is called if the client cancels the call after the response was written.
+    """
 
     __slots__ = (
         "_aborted",
@@ -352,7 +378,7 @@ class GrpcCall:
         return self.stream.is_answer_ended
 
     def text(self, name: bytes) -> str:
-        """A header field; empty without it."""
+        """Return a request header; empty if it is missing."""
         value = self.stream.fields.get(name)
         return "" if value is None else value.decode("utf-8", "replace")
 
@@ -362,17 +388,17 @@ class GrpcCall:
 
     @property
     def client(self) -> PopClient:
-        """The client whose call this is, as the shared state knows it."""
+        """The key of the calling client in the pop pools."""
         client_id = self.client_id
         return PopClient(client_id, account_id=(self.account, client_id))
 
     def answer(self, response: Any) -> None:
-        """The only message of an answer."""
+        """Send the only message of a response, and end it."""
         self.send(response)
         self.end()
 
     def refuse(self, code: int, reason: str) -> None:
-        """An answer that has a status only."""
+        """Send a response that has only a status."""
         response = self.method.response()
         set_status(response.status, code, reason)
         self.answer(response)
@@ -384,7 +410,7 @@ class GrpcCall:
             self.flush_soon()
 
     def send(self, message: Any) -> None:
-        if not self._has_begun:  # its first message has the status
+        if not self._has_begun:  # the first message carries the status
             self._note(message.status)
         self.begin()
         self.answers.send_data(self.stream, grpc.encode_message(message.SerializeToString()))
@@ -395,7 +421,7 @@ class GrpcCall:
         self.callers.answered(self.method.name, status.code, status.message, client)
 
     def answering(self, status: Any, parts: list[bytes]) -> Work[None]:
-        """Send the only message of an answer, whose parts are encoded messages that its client merges."""
+        """Send the only message of a response in parts. The parts are encoded messages, which protobuf merges into one."""
         self._note(status)
         self.begin()
         self.answers.send_data(self.stream, grpc.message_head(sum(map(len, parts))))
@@ -408,19 +434,19 @@ class GrpcCall:
         self.end()
 
     def on_abort(self, action: Callable[[], None]) -> None:
-        """Calls `action` if the client gives the call up."""
+        """Call `action` if the client cancels the call before its response was written."""
         self._aborted = action
 
     def on_given_up(self, action: Callable[[], None]) -> None:
-        """Call `action` if the client gives the call up after it was answered."""
+        """Call `action` if the client cancels the call after its response was written."""
         self.keep_answered(self.stream.id, action)
 
     def is_late(self, now_s: float) -> bool:
-        """True if the client does not wait for the answer any more."""
+        """True if the client's deadline has passed."""
         return self.due_s is not None and now_s >= self.due_s
 
     def abort(self) -> None:
-        """The client has given the call up."""
+        """Handle the cancellation of the call."""
         if self._aborted is not None:
             self._aborted()
 
@@ -439,7 +465,7 @@ def set_status(status: Any, code: int = Code.OK, reason: str = OK_TEXT) -> None:
 
 
 # ------------------------------------------------------------------------------
-# The state that every handler needs.
+# The state that every handler gets.
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,15 +475,15 @@ class HandlerContext:
     acl: Acl | None
 
     def may_publish(self, call: GrpcCall, topic: str) -> bool:
-        """Whether the account of a call that was authorized may send to a topic."""
+        """True if the account of an authorized call may publish to a topic."""
         return self.acl is None or self.acl.may_publish(call.session, topic)
 
 
 # ------------------------------------------------------------------------------
 # QueryRoute and QueryAssignment: where a topic's queues are.
 #
-# A client is told the address by which it has reached this broker. Apache's proxy answers the one that it was
-# configured with: where that is a container's, clients outside connect to themselves.
+# A route has the address by which the client reached this broker. Apache's proxy returns its configured address, which
+# clients outside of a container's network cannot reach.
 
 
 _NONE, _READ, _WRITE, _READ_WRITE = 1, 2, 3, 4
@@ -487,14 +513,14 @@ def announced_types(topic: TopicConfig) -> tuple[int, ...]:
 
 
 def accepted_types(topic: TopicConfig) -> tuple[int, ...]:
-    """A topic that nobody gave a type takes all: those of 4.9 never had one."""
+    """Return the message types that a topic accepts. A topic without a type accepts all, because topics of 4.9 have none."""
     if topic.message_type in ("", "UNSPECIFIED"):
         return (*_ALL_TYPES, *TYPES["PRIORITY"])
     return TYPES[topic.message_type]
 
 
 class Holding(NamedTuple):
-    """The queues of a topic that one broker has. `address`: empty for this one, which is where the client has reached it."""
+    """The queues of a topic on one broker. `address` is empty for this broker: the client already reached it."""
 
     queues: QueueData
     address: str
@@ -512,8 +538,10 @@ def query_route(context: HandlerContext, call: GrpcCall, request: Any) -> Work[N
 def query_assignment(
     context: HandlerContext, call: GrpcCall, request: Any
 ) -> Work[None] | Coroutine[Any, Any, Work[None]]:
-    """Every client of a group gets the same: of each broker one place that stands for all its queues, or in a group that
-    takes messages in order each queue for itself."""
+    """Return the same assignment to every client of a group.
+
+    It has one entry for each broker, which stands for all of its queues; in an ordered group, an entry for each queue.
+    """
     name = topic_of(request.topic)
     group = group_of(request.group)
     settings = context.broker.group_configs.ensure(group)
@@ -524,7 +552,7 @@ def query_assignment(
 def _answer(
     context: HandlerContext, call: GrpcCall, name: str, make: Making
 ) -> Work[None] | Coroutine[Any, Any, Work[None]]:
-    """Answer in pieces, now or when a name server in another process has answered."""
+    """Return the work that sends the response in pieces, if necessary after a request to a name server in another process."""
     servers, creates = context.broker.name_servers, context.may_publish(call, name)
     if servers.are_elsewhere:
         return _answer_later(context, name, creates, make)
@@ -568,8 +596,11 @@ def _assignments(call: GrpcCall, request: Any, is_in_order: bool, holdings: list
 def _in_pieces(
     call: GrpcCall, response: Any, queues: list[tuple[Any, QueueData, range]], add: Callable[[Any, Any], None]
 ) -> Work[None]:
-    """Answer with queues, each like its pattern but for its id and permission. An answer may have thousands of them, each
-    with the client's endpoints: it is encoded in parts, and counts for its client until they are sent."""
+    """Send a response with queues, which are copies of a pattern with their own id and permission.
+
+    A response may have thousands of queues, each with the client's endpoints. It is therefore encoded in parts, and charged
+    to the client until it is sent.
+    """
     parts = [response.SerializeToString()]
     kept_bytes = 0
     try:
@@ -590,8 +621,13 @@ def _in_pieces(
 
 
 def _holdings(context: HandlerContext, name: str, creates: bool, route: Route | None) -> list[Holding]:
-    """This broker's first. creates: for who may send, as a send creates topics. Raises Fault if nobody has the topic, and it
-    may not be created."""
+    """Return the queues of a topic by broker, this broker first.
+
+    Args:
+        creates: True if a missing topic may be created, because the account may publish and a send would create it.
+
+    Raises StatusError if no broker has the topic and it may not be created.
+    """
     broker = context.broker
     own = broker.config.name
     others = [data for data in route.queues if data.broker_name != own] if route is not None else []
@@ -610,7 +646,10 @@ def _holdings(context: HandlerContext, name: str, creates: bool, route: Route | 
 
 
 def _created(context: HandlerContext, name: str) -> TopicConfig | None:
-    """Clients ask for the route before they send, so a topic that a send may create is created here. Raises Fault."""
+    """Create a topic. Clients request the route before they send, so the topic that a send would create is created here.
+
+    Raises StatusError.
+    """
     broker = context.broker
     if name.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX)):
         return None
@@ -621,7 +660,7 @@ def _created(context: HandlerContext, name: str) -> TopicConfig | None:
 
 
 def _pattern(call: GrpcCall, request: Any, holding: Holding) -> Any:
-    """A queue of the answer. Raises Fault for what would make each of them long."""
+    """Return a queue of the response without id and permission. Raises StatusError for endpoints that are too long."""
     if request.endpoints.ByteSize() > MAX_ENDPOINTS_BYTES:
         raise StatusError(Code.ILLEGAL_ACCESS_POINT, f"the endpoints have more than {MAX_ENDPOINTS_BYTES} bytes")
     queue = MessageQueue()
@@ -631,14 +670,14 @@ def _pattern(call: GrpcCall, request: Any, holding: Holding) -> Any:
         endpoints = endpoints_of(holding.address)
     elif request.endpoints.addresses:
         endpoints = request.endpoints
-    else:  # the client's target, as far as can be seen from here
+    else:  # the address that the client dialed, as far as its request shows it
         endpoints = endpoints_of(call.text(b":authority") or call.session.reached)
     queue.broker.endpoints.CopyFrom(endpoints)
     return queue
 
 
 def endpoints_of(address: str) -> Any:
-    """The endpoints of `host:port`."""
+    """Return the endpoints of `host:port`."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     endpoints = Endpoints()

@@ -60,8 +60,8 @@ log = structlog.get_logger("rocketlet.grpc")
 
 
 # ------------------------------------------------------------------------------
-# ReceiveMessage. The response is a stream: a status, the messages, the time. Messages of a response that its client does not
-# take are put back.
+# ReceiveMessage. The response is a stream: a status, the messages, the delivery time. If the client cancels the call, its
+# messages become available again.
 
 
 _TAG = 1
@@ -77,13 +77,13 @@ _RECEIVE_CODES: Final = {
     Why.FAILED: Code.INTERNAL_SERVER_ERROR,
 }
 _SMALL_CLIENTS: Final = frozenset(("HTTP", "NODE_JS", "DOTNET", "DOT_NET", "RUST"))
-"""Languages whose clients leave gRPC's own limit of 4 MiB as it is. Node's calls itself HTTP."""
+"""Languages whose clients keep gRPC's default limit of 4 MiB for a message. Node's client calls itself HTTP."""
 _LATE: Final = frozenset((Why.TOO_MANY_WAIT, Why.PULLED, Why.FAILED))
-"""Clients ask again at once, so they are answered after a while."""
+"""Results after which clients retry immediately, so the response is delayed."""
 
 
 class GrpcReceive(Receive[GrpcCall]):
-    """A ReceiveMessage. `given`: its messages while the client may still give the call up."""
+    """A ReceiveMessage call. `given` has the delivered messages for as long as the client may still cancel the call."""
 
     __slots__ = ("_context", "given")
 
@@ -93,7 +93,7 @@ class GrpcReceive(Receive[GrpcCall]):
         self.given: tuple[Delivered, ...] = ()
 
     def begin(self) -> None:
-        """Raises Refusal for a filter that cannot be parsed."""
+        """Pop messages, or wait for some. Raises Refusal for a filter that cannot be parsed."""
         self.reply_to.on_abort(self.abort)
         try:
             result = self._context.broker.pops.receive(self)
@@ -103,7 +103,7 @@ class GrpcReceive(Receive[GrpcCall]):
             self.respond(result)
 
     def abort(self) -> None:
-        """The call has ended, so its client does not get the messages."""
+        """Stop waiting, and put messages back that the client did not get before it cancelled the call."""
         self.cancel()
         if self.given:
             self._put_back(self.given)
@@ -166,11 +166,11 @@ class GrpcReceive(Receive[GrpcCall]):
         return found
 
     def _sending(self, wanted: list[tuple[Delivered, Record]]) -> Work[None]:
-        """Send the messages of an answer, decompressed in pieces. Beyond the bytes that an answer may have, decompressed
-        or lost in the attempt, they go back."""
+        """Send the messages of a response, decompressed in pieces. Messages beyond the size limit of a response, which counts
+        failed decompressions, too, are put back."""
         size, takes, inflater = 0, self._takes_bytes(), Inflater()
         for number, (delivered, record) in enumerate(wanted):
-            if self.reply_to.is_over:  # all of them have gone back
+            if self.reply_to.is_over:  # `abort` has put all messages back
                 return
             if size > MAX_POP_BYTES:
                 rest, self.given = self.given[number:], self.given[:number]
@@ -181,7 +181,7 @@ class GrpcReceive(Receive[GrpcCall]):
             try:
                 attempt, namespace = delivered.attempt, self.reply_to.namespace
                 yield from filling(response.message, record, inflater, attempt, namespace, delivered.handle)
-            except Exception as error:  # one message must not keep the others from their client
+            except Exception as error:  # the other messages of the response are still sent
                 log.exception("message_not_written", group=self.request.group, topic=self.request.topic)
                 self._give_up(delivered, f"it cannot be written for clients of gRPC: {type(error).__name__}: {error}")
                 continue
@@ -203,11 +203,12 @@ class GrpcReceive(Receive[GrpcCall]):
                 self.reply_to.on_given_up(partial(pops.response_lost, self.request.client, times_ms))
 
     def _takes_bytes(self) -> float:
-        """The largest message that the client takes. A larger one would end its call, with all others, again and again."""
+        """Return the size of the largest message that the client accepts. A larger one would fail each of its receives."""
         return SMALL_CLIENT_BYTES if self.reply_to.text(b"x-mq-language").upper() in _SMALL_CLIENTS else math.inf
 
     def _give_up(self, delivered: Delivered, reason: str) -> None:
-        """Dead-letter a message that the client cannot get. If that fails, the message is redelivered at its deadline."""
+        """Dead-letter a message that the client cannot receive. If that fails, the message is redelivered when its visibility
+        timeout expires."""
         request = self.request
         try:
             self._context.broker.pops.to_dead_letters(
@@ -217,7 +218,7 @@ class GrpcReceive(Receive[GrpcCall]):
             log.error("dead_letter_failed", group=request.group, topic=request.topic, reason=str(error))
 
     def _pass(self, passed: list[Delivered]) -> None:
-        """Their tags have the hash of one that was asked for, and are others."""
+        """Acknowledge messages whose tag only has the same hash as a subscribed tag."""
         handles = [delivered.handle for delivered in passed]
         self._context.broker.pops.ack(self.request.group, self.request.topic, handles, lambda outcomes: None)
 
@@ -257,7 +258,7 @@ def _receive(context: HandlerContext, call: GrpcCall, request: Any) -> None:
         invisible_ms,
         wait_ms,
         queue_id,
-        False,  # Apache's proxy pops any queue of the broker, in ordered groups, too
+        False,  # like Apache's proxy, even in ordered groups
         request.auto_renew,
         subscription,
         attempt_id=request.attempt_id[:MAX_ATTEMPT_CHARS] or None,
@@ -294,7 +295,7 @@ def _invisible_ms(request: Any) -> int:
 
 
 def _checked_invisible_ms(request: Any, minimum_ms: int) -> int:
-    """Raises Fault with the text that Apache's proxy sends, because clients look for it."""
+    """Return the visibility timeout. Raises StatusError with the text of Apache's proxy, which clients search for."""
     found = duration_ms(request.invisible_duration)
     if found < minimum_ms:
         raise StatusError(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too small. min is {minimum_ms}")
@@ -309,7 +310,7 @@ def duration_ms(duration: Any) -> int:
 
 
 def _subscription(topic: str, expression: Any) -> Subscription | None:
-    """Return the filter; None takes all messages. Raises Fault."""
+    """Return the filter; None for all messages. Raises StatusError for an invalid expression."""
     kind = TAG if expression.type in (0, _TAG) else SQL92
     try:
         found = parse_subscription(topic, expression.expression, kind=kind)
@@ -327,7 +328,7 @@ def _is_wanted(subscription: Subscription | None, record: Record) -> bool:
 
 
 def end(context: HandlerContext, call: GrpcCall, code: int, reason: str) -> None:
-    """An answer without messages."""
+    """End a receive without messages."""
     if not call.is_over:
         _send_status(call, code, reason)
         _send_time(context, call)
@@ -347,7 +348,7 @@ def _send_time(context: HandlerContext, call: GrpcCall) -> None:
 
 
 # ------------------------------------------------------------------------------
-# A client's word on messages in its hands: done, later, or given up.
+# What clients do with messages in flight: acknowledge, change the visibility timeout, or dead-letter them.
 
 
 _ACK_CODES: Final = {
@@ -363,7 +364,7 @@ _ACK_CODES: Final = {
 
 
 def ack_message(context: HandlerContext, call: GrpcCall, request: Any) -> None:
-    """Answers when it is on the disk."""
+    """Acknowledge messages. The response is sent when the acknowledgements are on the disk."""
     group, topic = group_of(request.group), topic_of(request.topic)
     if not 0 < len(request.entries) <= MAX_ACKS:
         raise StatusError(Code.BAD_REQUEST, f"a call acknowledges 1 to {MAX_ACKS} messages, not {len(request.entries)}")
@@ -405,7 +406,7 @@ def change_invisible_duration(context: HandlerContext, call: GrpcCall, request: 
 
 def forward_to_dead_letters(context: HandlerContext, call: GrpcCall, request: Any) -> None:
     group, topic = group_of(request.group), topic_of(request.topic)
-    reason = f"its consumer {call.client_id[:100]} gave it up after {request.delivery_attempt} tries"
+    reason = f"its consumer {call.client_id[:100]} gave up after {request.delivery_attempt} attempts"
 
     def answer(outcomes: Sequence[AckStatus]) -> None:
         response = ForwardMessageToDeadLetterQueueResponse()
@@ -423,22 +424,22 @@ def _text(outcome: AckStatus) -> str:
 
 
 # ------------------------------------------------------------------------------
-# The life of a client: settings on a stream that stays open (Telemetry), Heartbeat, NotifyClientTermination.
+# The lifecycle of a client: settings on a stream that stays open (Telemetry), Heartbeat, NotifyClientTermination.
 #
-# Settings are answered in every case, and at once: clients wait for them at their start, some without an end. They
-# need every field: the Java client fails without a policy, producers without the exponential kind; the Python client
-# looks at `metric`.
+# Settings get a response immediately in every case, because clients wait for it at their start, some without a timeout.
+# The response needs every field: the Java client fails without a retry policy, producers without an exponential one, and
+# the Python client reads `metric`.
 
 
 PRODUCER, PUSH_CONSUMER, SIMPLE_CONSUMER = 1, 2, 3
-_NODE: Final = frozenset(("HTTP", "NODE_JS"))  # as Node's client calls itself
+_NODE: Final = frozenset(("HTTP", "NODE_JS"))  # the names that Node's client sends
 _NODE_READS_BACKOFFS: Final = (1, 0, 8)  # its first release that reads a list of backoffs
 _is_version: Final = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})", re.ASCII).match
 _NAMES: Final = {4: "PULL_CONSUMER", 5: "LITE_PUSH_CONSUMER", 6: "LITE_SIMPLE_CONSUMER"}
 # Redeliveries wait as Apache's do: 1 to 30 s, 1 to 10 min, 20 and 30 min, 1 and 2 h
 _BACKOFF_S: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
 _SEND_ATTEMPTS: Final = 3
-_VERSION: Final = 401  # as which tools show these clients: V5_0_0
+_VERSION: Final = 401  # V5_0_0, which tools show for these clients
 _LANGUAGES: Final = {
     "JAVA": Language.JAVA,
     "CPP": Language.CPP,
@@ -450,7 +451,7 @@ _LANGUAGES: Final = {
 
 
 def telemetry(context: HandlerContext, call: GrpcCall, command: Any) -> None:
-    """Each command of the stream; None: the client has ended it."""
+    """Handle a command of the stream; None if the client has ended the stream."""
     if command is None:
         call.end()
         return
@@ -468,7 +469,7 @@ def telemetry(context: HandlerContext, call: GrpcCall, command: Any) -> None:
 
 
 def _settle(context: HandlerContext, call: GrpcCall, settings: Any) -> Any:
-    """Takes a client's settings; the answer. Raises Fault."""
+    """Apply a client's settings, and return the response. Raises StatusError."""
     kind = settings.WhichOneof("pub_sub")
     if settings.client_type in _NAMES:
         named = f"{_NAMES[settings.client_type]} of {call.text(b'x-mq-language')} {call.text(b'x-mq-client-version')}"
@@ -506,7 +507,7 @@ def _closed(client: GrpcClient, call: GrpcCall) -> None:
 
 
 def _publish(context: HandlerContext, call: GrpcCall, client: GrpcClient, topics: tuple[str, ...]) -> None:
-    """A producer may be asked for the outcome of transactions: its group is the topic. Raises Fault."""
+    """Register a producer, so that its transactions can be checked. Its producer group is the topic. Raises StatusError."""
     language = _LANGUAGES.get(call.text(b"x-mq-language"), Language.OTHER)
     try:
         context.broker.clients.heartbeat(client, client.client_id, topics, int(language), _VERSION, is_asked=False)
@@ -573,7 +574,7 @@ def notify_termination(context: HandlerContext, call: GrpcCall, request: Any) ->
 
 
 def tell(do: Callable[[Work[None]], object], client: GrpcClient, event: Event) -> None:
-    """Tells a client of an event. Only producers hear something: of half messages whose outcome is not known."""
+    """Send an event on a client's Telemetry stream. The only event is a check of a half message, for producers."""
     call = client.stream
     if call is not None and not call.is_over and isinstance(event, OutcomeWanted):
         do(asking(call, event.half))

@@ -65,7 +65,7 @@ _Answers = list[tuple[GrpcCall, Any]]
 
 
 class GrpcSends:
-    """`staged`: calls with their answers, which are given when their messages are stored."""
+    """The SendMessage calls of one socket read. `staged` has their responses, which are sent when the messages are stored."""
 
     def __init__(self, context: HandlerContext) -> None:
         self._context = context
@@ -73,10 +73,10 @@ class GrpcSends:
         self.staged: _Answers = []
 
     def stage(self, call: GrpcCall, request: Any) -> Work[None] | None:
-        """Stage the call's messages, or return the work that does so because their bodies are to be decompressed first.
+        """Stage the call's messages. If bodies must be decompressed first, return the work that does both.
 
         Raises:
-            Fault: The messages are refused, and nothing of the call is staged.
+            StatusError: The messages are refused, and nothing of the call is staged.
         """
         broker = self._context.broker
         if not request.messages or len(request.messages) > MAX_SEND_MESSAGES:
@@ -94,8 +94,11 @@ class GrpcSends:
         return None
 
     def _decompressing(self, call: GrpcCall, name: str, sent: list[AcceptedMessage]) -> Work[None]:
-        """A body of 4 KB may inflate to 4 MiB, and one that is damaged takes as long: the bodies of a call may have as many
-        bytes, decompressed, as a call that is not compressed."""
+        """Decompress the bodies in pieces, then stage the messages.
+
+        A body of 4 KB may inflate to 4 MiB. All bodies of a call together may therefore inflate to the size that an
+        uncompressed call may have.
+        """
         inflater = Inflater(MAX_CALL_BYTES)
         for number, item in enumerate(sent):
             if is_gzip(item):
@@ -121,7 +124,7 @@ class GrpcSends:
         self.staged.append((call, response))
 
     def _topic(self, name: str, sent: list[AcceptedMessage]) -> TopicConfig:
-        """Raises Fault."""
+        """Return the topic. Raises StatusError if it does not exist, cannot be written, or has another message type."""
         topic = self._context.broker.topics.get(name)
         if topic is None:
             raise StatusError(Code.TOPIC_NOT_FOUND, f"No topic route info of {name}: create the topic first")
@@ -138,7 +141,7 @@ class GrpcSends:
         return topic
 
     def settle(self) -> None:
-        """Stores the staged messages, and answers: with `--flush sync` when they are on the device."""
+        """Store the staged messages and send the responses, with `--flush sync` after the messages are on the device."""
         staged, self.staged = self.staged, []
         broker = self._context.broker
         try:
@@ -154,7 +157,7 @@ class GrpcSends:
 
 
 def _queue_of(topic: TopicConfig, sent: AcceptedMessage, count: int) -> int:
-    """All messages of a group go to one queue."""
+    """Return the queue of a message: the same one for all messages of a message group, otherwise a random one."""
     if sent.group_key and count == 1:
         return zlib.crc32(sent.group_key.encode()) % topic.write_queues
     return random.randrange(topic.write_queues)
@@ -176,7 +179,7 @@ def _add_entry(response: Any, sent: AcceptedMessage, placed: Placed) -> None:
 
 
 def transaction_id(placed: Placed) -> str:
-    """The id by which a half message is found. Clients do not look into it."""
+    """Return the id by which a half message is found. It is opaque to clients."""
     return f"{placed.position:016X}{placed.queue_offset:016X}"
 
 
@@ -191,7 +194,7 @@ def _refuse(staged: _Answers, reason: str) -> None:
 
 
 # ------------------------------------------------------------------------------
-# Messages as these clients write them, and as they are stored: both doors share the topics.
+# Conversion between gRPC messages and stored records, which remoting clients read and write, too.
 
 
 NORMAL, FIFO, DELAY, TRANSACTION, LITE, PRIORITY = 1, 2, 3, 4, 5, 6
@@ -215,7 +218,7 @@ DEAD_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 _MD5, _IDENTITY, GZIP = 2, 1, 2
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
-# No user may set them. Apache's MessageConst.STRING_HASH_SET.
+# Property names that users may not set: Apache's MessageConst.STRING_HASH_SET.
 RESERVED: Final = frozenset(
     "TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET "
     "BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES "
@@ -225,8 +228,8 @@ RESERVED: Final = frozenset(
     "TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC "
     "DLQ_ORIGIN_MESSAGE_ID __CRC32# _SYS_MSG_PRIORITY_ __LITE_TOPIC ORIGIN_GROUP".split()
 )
-# Set by brokers, or shown in fields of their own. As from Apache's proxy, clients see the message group and the
-# transaction id among the user properties, too.
+# Properties that are not returned as user properties. As with Apache's proxy, the message group and the transaction id are
+# returned as user properties although they have fields of their own.
 _HIDDEN: Final = RESERVED | {
     CHECK_IMMUNITY,
     TRACE_CONTEXT,
@@ -237,8 +240,8 @@ _HIDDEN: Final = RESERVED | {
 
 
 class AcceptedMessage(NamedTuple):
-    """A message that may be stored. `kind`: one of the four types; `group_key`: its message group, or empty. A body in
-    gzip is still as it was sent."""
+    """A message that passed the checks. `kind` is its message type, `group_key` its message group or empty. A gzip body is
+    not decompressed yet."""
 
     message_id: str
     properties: str
@@ -253,10 +256,10 @@ class AcceptedMessage(NamedTuple):
 
 
 def checked(message: Any, topic: str, now_ms: int, max_delay_ms: int = MAX_TIMER_DELAY_MS) -> AcceptedMessage:
-    """Check a message in the order of Apache's proxy, and return what is stored.
+    """Check a message in the order of Apache's proxy, and return what to store.
 
     Raises:
-        Fault: The first check that fails.
+        StatusError: The first check that fails.
     """
     system = message.system_properties
     body = message.body
@@ -288,7 +291,7 @@ def checked(message: Any, topic: str, now_ms: int, max_delay_ms: int = MAX_TIMER
     if system.lite_topic:  # an empty one counts as none, as at Apache's proxy
         kind = _add_lite_topic(found, system.lite_topic, kind)
     for name, value in ((TRACE_CONTEXT, system.trace_context), (BORN_HOST, system.born_host)):
-        if value and len(value) <= MAX_CONTEXT_CHARS and not has_control(value):  # otherwise it is left out
+        if value and len(value) <= MAX_CONTEXT_CHARS and not has_control(value):  # otherwise the value is dropped
             found[name] = value
     sys_flag = SYS_COMPRESSED | SYS_COMPRESSION_ZLIB if system.body_encoding == GZIP else 0
     born = system.born_timestamp
@@ -348,7 +351,7 @@ def _delivery_ms(system: Any, now_ms: int, max_delay_ms: int) -> int:
 
 
 def _add_priority(found: dict[str, str], system: Any, kind: int) -> int:
-    """Return the type of a message with a priority, which delivery times and transactions keep theirs beside."""
+    """Add the priority; return the message type, which stays DELAY or TRANSACTION for messages of those types."""
     if system.priority < 0:
         raise StatusError(Code.BAD_REQUEST, f"priority: got {system.priority}; expected 0 or more")
     if kind == FIFO:
@@ -370,7 +373,7 @@ def _add_lite_topic(found: dict[str, str], name: str, kind: int) -> int:
 
 
 def _group_key(found: dict[str, str], system: Any) -> str:
-    """The key of a message group, which also becomes a user property, where 4.9's clients look for it."""
+    """Return the message group, and store it as the property where clients of 4.9 look for it; empty without a group."""
     if system.HasField("message_group"):
         key: str = system.message_group
         if not key.strip() or has_control(key) or len(key.encode()) > MAX_GROUP_KEY_BYTES:
@@ -385,11 +388,11 @@ def is_gzip(sent: AcceptedMessage) -> bool:
 
 
 def decompressing(sent: AcceptedMessage, inflater: Inflater) -> Work[AcceptedMessage]:
-    """Return the message with its body decompressed, because 4.9's consumers read zlib and not gzip. One that cannot be
-    read stays as it is.
+    """Return the message with its body decompressed, because consumers of 4.9 read zlib but not gzip. A body that cannot be
+    decompressed is kept as it was sent.
 
     Raises:
-        SpentTooMuch: The messages of the call need too much work.
+        SpentTooMuch: The bodies of the call inflate to more than the limit.
     """
     try:
         body = yield from inflater.inflating_gzip(sent.body, MAX_BODY_BYTES)
@@ -404,8 +407,13 @@ def decompressing(sent: AcceptedMessage, inflater: Inflater) -> Work[AcceptedMes
 def filling(
     message: Any, record: Record, inflater: Inflater, attempt: int, namespace: str, handle: str = ""
 ) -> Work[None]:
-    """Fill the message that a client of a namespace gets from a record, which it acknowledges by `handle`. A compressed
-    body takes several pieces."""
+    """Fill in the message that a client receives from a record. A compressed body is decompressed in pieces.
+
+    Args:
+        attempt: The delivery attempt, from 1.
+        namespace: The client's namespace, which topic names are returned without.
+        handle: The receipt handle with which the client acknowledges the message.
+    """
     found = props.decode(record.properties)
     topic = record.topic
     if topic.startswith(names.RETRY_PREFIX):
@@ -432,7 +440,7 @@ def filling(
 
 
 def _filling_body(message: Any, system: Any, record: Record, inflater: Inflater) -> Work[None]:
-    """Fills in the decompressed body: some clients can undo no compression, others only one kind."""
+    """Fill in the decompressed body, because no compression is supported by all clients."""
     body, encoding = record.body, _IDENTITY
     if record.sys_flag & SYS_COMPRESSED:
         try:
@@ -476,7 +484,7 @@ def _fill_properties(system: Any, found: dict[str, str], record: Record, namespa
 
 
 def set_ms(timestamp: Any, time_ms: int) -> None:
-    """Any client may store any number as a time, and protobuf's libraries raise beyond the year 9999."""
+    """Set a timestamp from milliseconds, clamped: clients may store any number, and protobuf fails beyond the year 9999."""
     time_ms = min(max(time_ms, 0), MAX_TIMESTAMP_MS)
     timestamp.seconds, timestamp.nanos = time_ms // 1000, time_ms % 1000 * 1_000_000
 
@@ -487,7 +495,7 @@ def _address(host: bytes) -> str:
 
 
 # ------------------------------------------------------------------------------
-# EndTransaction, and the broker's question when it does not come.
+# EndTransaction, and the broker's check of half messages without one.
 
 
 _UNKNOWN, _COMMIT, _ROLLBACK = 0, 1, 2
@@ -502,11 +510,11 @@ def end_transaction(context: HandlerContext, call: GrpcCall, request: Any) -> An
     outcome = _OUTCOMES.get(request.resolution)
     response = EndTransactionResponse()
     set_status(response.status)
-    if outcome is None:  # not known yet: it is asked for later
+    if outcome is None:  # the producer does not know the outcome yet; the broker checks later
         return response
     position, offset = _place(request.transaction_id)
     half = context.broker.store.record_at(position)
-    if half is not None and real_queue(half)[0] != topic:  # its producers' group may have the name of another topic
+    if half is not None and real_queue(half)[0] != topic:  # permissions are those of the named topic
         raise StatusError(Code.INVALID_TRANSACTION_ID, f"the transaction is not one of the topic {topic}")
     header = EndTransaction(topic, offset, position, outcome, msg_id=request.message_id or None)
     try:
@@ -519,8 +527,8 @@ def end_transaction(context: HandlerContext, call: GrpcCall, request: Any) -> An
 
 
 def _place(transaction_id: str) -> tuple[int, int]:
-    """Position in the log, and offset in the half queue."""
-    if not _is_id(transaction_id):  # int() would take signs, blanks and underscores, too
+    """Return the position in the log and the offset in the half queue. Raises StatusError."""
+    if not _is_id(transaction_id):  # int() accepts signs, blanks and underscores, too
         raise StatusError(Code.INVALID_TRANSACTION_ID, "the transaction's id was not given by this broker")
     position, offset = int(transaction_id[:16], 16), int(transaction_id[16:], 16)
     if max(position, offset) >= 1 << 63:
@@ -529,7 +537,7 @@ def _place(transaction_id: str) -> tuple[int, int]:
 
 
 def asking(call: GrpcCall, half: Record) -> Work[None]:
-    """Ask a producer on its stream for the outcome of a half message."""
+    """Send a producer the command to check the outcome of a half message, on its Telemetry stream."""
     command = TelemetryCommand()
     asked = command.recover_orphaned_transaction_command
     yield from filling(asked.message, half, Inflater(), 1, call.namespace)
@@ -539,14 +547,14 @@ def asking(call: GrpcCall, half: Record) -> Work[None]:
 
 
 # ------------------------------------------------------------------------------
-# RecallMessage: a producer takes a message back that waits for its time.
+# RecallMessage: a producer cancels a timed message before its delivery.
 
 
 _CODES: Final = {RecallFault.ILLEGAL_HANDLE: Code.BAD_REQUEST, RecallFault.NOT_WAITING: Code.MESSAGE_NOT_FOUND}
 
 
 def recall_message(context: HandlerContext, call: GrpcCall, request: Any) -> None:
-    """Answers when it is kept that the message was taken back."""
+    """Recall a timed message. The response is sent when the recall is on the device, with `--flush sync`."""
     topic = topic_of(request.topic)
     if context.broker.topics.get(topic) is None:
         raise StatusError(Code.TOPIC_NOT_FOUND, f"No topic route info of {topic}")
@@ -570,5 +578,5 @@ def _recall(context: HandlerContext, call: GrpcCall, topic: str, handle: str) ->
     set_status(response.status)
     broker.when_kept(
         lambda: call.answer(response),
-        lambda: call.refuse(Code.INTERNAL_SERVER_ERROR, "it is not known whether this is kept"),
+        lambda: call.refuse(Code.INTERNAL_SERVER_ERROR, "it is unknown whether the recall is on the disk"),
     )

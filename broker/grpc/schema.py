@@ -16,11 +16,11 @@ from ..access import Need, Permission, group, topic
 from ..sessions import Reason, Refusal
 
 # ------------------------------------------------------------------------------
-# The messages of package apache.rocketmq.v2, made from `service.binpb`.
+# The messages of package apache.rocketmq.v2, loaded from `service.binpb`.
 #
-# They live in a pool of their own: the official Python client registers messages of the same names in protobuf's
-# default pool, and a test may run a broker in the process of its client. Their types are made when they are loaded,
-# so mypy knows them as Any.
+# They have a descriptor pool of their own, because the official Python client registers messages of the same names in
+# protobuf's default pool, and a test may run a broker in the process of its client. The classes are created at import, so
+# mypy sees them as Any.
 
 
 PACKAGE: Final = "apache.rocketmq.v2"
@@ -77,7 +77,7 @@ TelemetryCommand = _class("TelemetryCommand")
 
 
 # ------------------------------------------------------------------------------
-# The status codes of answers. The numbers are RocketMQ's; clients decide by them whether to try again.
+# The status codes of responses. The numbers are RocketMQ's; clients decide by them whether to retry.
 
 
 class Code(IntEnum):
@@ -122,7 +122,7 @@ class Code(IntEnum):
 
 
 class StatusError(Exception):
-    """A call that is answered with this code and text."""
+    """Refuses a call with a status code and a text."""
 
     def __init__(self, code: Code, reason: str) -> None:
         super().__init__(reason)
@@ -145,7 +145,7 @@ _REASONS: Final[Mapping[Reason, Code]] = {
 
 
 def refused(refusal: Refusal) -> StatusError:
-    """A refusal of the state, in this door's terms."""
+    """Return the gRPC status error for a refusal, which both protocol servers share."""
     return StatusError(_REASONS[refusal.reason], str(refusal))
 
 
@@ -153,7 +153,7 @@ OK_TEXT: Final = "OK"
 
 
 # ------------------------------------------------------------------------------
-# The permissions that each request needs, with the words of the accounts' rules.
+# The permissions that each request needs, as `plain_acl.yml` names them.
 
 
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
@@ -184,14 +184,14 @@ def is_of_group(request: Any) -> list[Need]:
 
 
 def check_count(settings: Any) -> None:
-    """Raises Fault for more topics than a client can have."""
+    """Raise StatusError if the settings name more topics than a client may have."""
     count = max(len(settings.publishing.topics), len(settings.subscription.subscriptions))
     if count > MAX_SUBSCRIPTIONS:
         raise StatusError(Code.BAD_REQUEST, f"the settings name {count} topics; {MAX_SUBSCRIPTIONS} are allowed")
 
 
 def settles(command: Any) -> list[Need]:
-    """The needs of telemetry: each topic that a producer names, or a consumer's group with each of its topics."""
+    """Return the permissions for a Telemetry command: a producer's topics, or a consumer's group and topics."""
     settings = command.settings
     check_count(settings)
     found = [topic(full_name(resource), PUB) for resource in settings.publishing.topics]
@@ -202,8 +202,8 @@ def settles(command: Any) -> list[Need]:
 
 
 # ------------------------------------------------------------------------------
-# Names in requests, checked. A resource of the namespace `teamA` is named `teamA%name` everywhere in the broker, so that two
-# namespaces share nothing. Answers have the names without it, as the client gave them.
+# Checks of names. A resource of the namespace `teamA` is named `teamA%name` everywhere in the broker, so that two namespaces
+# share nothing. Responses have the names without the namespace, as the client wrote them.
 
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]").search
@@ -215,7 +215,7 @@ def full_name(resource: Any) -> str:
 
 
 def topic_of(resource: Any) -> str:
-    """Return the topic's name with its namespace. Raises Fault."""
+    """Return the topic's name with its namespace. Raises StatusError for an invalid name or a system topic."""
     name = full_name(resource)
     fault = _namespace_fault(resource) or names.topic_fault(resource.name) or names.topic_fault(name)
     if fault:
@@ -227,7 +227,7 @@ def topic_of(resource: Any) -> str:
 
 
 def group_of(resource: Any) -> str:
-    """Return the group's name with its namespace. Raises Fault."""
+    """Return the group's name with its namespace. Raises StatusError for an invalid name or a system group."""
     name = full_name(resource)
     fault = _namespace_fault(resource) or names.group_fault(resource.name) or names.group_fault(name)
     if fault:
@@ -239,17 +239,17 @@ def group_of(resource: Any) -> str:
 
 
 def _namespace_fault(resource: Any) -> str | None:
-    """A percent sign would let two namespaces have one name."""
+    """Return an error for a namespace with a percent sign, with which two namespaces could form the same name."""
     return "the namespace has a percent sign" if "%" in resource.resource_namespace else None
 
 
 def set_resource(resource: Any, name: str, namespace: str) -> None:
-    """Fill in a topic for a client of this namespace."""
+    """Fill in a topic's name as a client of this namespace knows it."""
     resource.name = names.without_namespace(name, namespace)
     if resource.name != name:
         resource.resource_namespace = namespace
 
 
 def has_control(text: str) -> bool:
-    """Whether a text has characters that end a property, or are none that anybody means."""
+    """True if a text has control characters. Two of them separate properties in records."""
     return _CONTROL(text) is not None

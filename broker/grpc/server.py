@@ -47,10 +47,10 @@ log = structlog.get_logger("rocketlet.grpc")
 
 
 # ------------------------------------------------------------------------------
-# One client's socket, once it has turned out to speak HTTP/2.
+# One client's socket, once its first bytes were an HTTP/2 preface.
 #
-# The socket's `Connection` stays: it is counted, charged and closed as every other one. This stands before it as the
-# socket's protocol, reads calls, and writes through it.
+# The socket's `RemotingConnection` stays: it is counted, charged and closed like all others. `GrpcConnection` replaces it as
+# the socket's asyncio protocol, reads calls, and writes through it.
 
 
 Ready = deque[tuple[GrpcCall, bytes | Work[None] | None]]
@@ -62,7 +62,7 @@ _NO_GRPC: Final = encode(
 
 
 class CallServer(Protocol):
-    """Knows the methods, and serves the calls that were read. `callers`: hears of connections and answers."""
+    """Looks up methods and serves calls. `callers` counts connections and responses."""
 
     callers: GrpcClientStats
 
@@ -71,24 +71,25 @@ class CallServer(Protocol):
     def turned_away(self, connection: ClientTransport, reason: str) -> None: ...
 
     def method_of(self, stream: Stream) -> Method:
-        """Raises CallFault."""
+        """Return the method of a request. Raises CallFault if it is unknown."""
         ...
 
     def serve(self, ready: Ready) -> None:
-        """Serves as many calls as the time of a turn allows."""
+        """Serve as many calls as the time slice of one turn allows."""
         ...
 
 
 class GrpcConnection(asyncio.Protocol):
-    """`ready`: messages that are read and wait for their turn, each with its call, or work on one that has begun. None: the
-    client sends no more of them."""
+    """A client's HTTP/2 connection. `ready` has, by call, messages that are not served yet and work that has begun; None as a
+    message means that the client sends no more of them."""
 
     def __init__(self, server: CallServer, connection: ClientTransport) -> None:
         self.server = server
         self.connection = connection
         self.http2 = Http2()
         self.ready: Ready = deque()
-        self._answered: dict[int, Callable[[], None]] = {}  # calls that were answered, by stream, the oldest first
+        # By stream, oldest first: what to call if the client cancels a call that was answered
+        self._answered: dict[int, Callable[[], None]] = {}
         self._unfinished_bytes = 0
         self._charged_bytes = 0
         self._is_serving = self._is_flush_due = self._is_in_line = False
@@ -109,7 +110,7 @@ class GrpcConnection(asyncio.Protocol):
         connection.note_served(time.perf_counter() - began_s)
 
     def _serve_some(self, data: bytes, end_s: float) -> bool:
-        """Reads and serves calls until the time is over. Whether that was all, or no more are served for now."""
+        """Read and serve calls until `end_s`. Return False if the time was over before all were served."""
         connection = self.connection
         self._is_serving = True
         try:
@@ -130,7 +131,7 @@ class GrpcConnection(asyncio.Protocol):
                     return True
                 if time.perf_counter() > end_s:
                     return False
-        except Exception:  # a defect of ours: the client that met it connects again, nobody else notices
+        except Exception:  # a defect of the broker: only this client notices, and reconnects
             log.exception("connection_closed_requests_failed", peer=connection.peer)
             connection.abort()
         finally:
@@ -140,7 +141,7 @@ class GrpcConnection(asyncio.Protocol):
 
     @property
     def _has_more(self) -> bool:
-        """Whether something is to be read or served. To be read, it waits for a client that does not read."""
+        """True if there is input to read or serve. Input of a client that does not read its responses waits."""
         is_waiting = bool(self.ready) or self.http2.is_behind
         return is_waiting and not (self.connection.is_paused or self.connection.is_closed)
 
@@ -149,7 +150,7 @@ class GrpcConnection(asyncio.Protocol):
     def _open(self, stream: Stream) -> None:
         fields = stream.fields
         if not grpc.is_grpc(fields.get(b"content-type", b"")):
-            return  # answered at its end
+            return  # the error is sent when the request has ended
         try:
             stream.call = call = self._call_of(stream)
         except CallFault as fault:
@@ -167,7 +168,7 @@ class GrpcConnection(asyncio.Protocol):
         return GrpcCall(self.connection, stream, method, due_s, answers, self.flush_soon, callers, self._keep_answered)
 
     def _keep_answered(self, stream_id: int, given_up: Callable[[], None]) -> None:
-        """Call `given_up` if the client gives the call up after it was answered."""
+        """Call `given_up` if the client cancels the call after its response was written."""
         self._answered[stream_id] = given_up
         self.connection.charge(ANSWERED_BYTES)
         if len(self._answered) > KEPT_RECEIVES:
@@ -229,7 +230,7 @@ class GrpcConnection(asyncio.Protocol):
         answers.send_end(stream, b"")
 
     def _abort(self, stream: Stream) -> None:
-        """The client has given a call up, or it was at fault."""
+        """Handle a call that the client cancelled, or that broke the protocol."""
         call, stream.call = stream.call, None
         if isinstance(call, GrpcCall):
             self._forget(call)
@@ -238,7 +239,7 @@ class GrpcConnection(asyncio.Protocol):
     # Turns
 
     def go_on(self) -> None:
-        """Has what waits served in the client's turn. No more is read meanwhile."""
+        """Serve the remaining input in the turn of the client's address. Reading is paused until then."""
         connection = self.connection
         if self._is_in_line or connection.is_closed:
             return
@@ -260,7 +261,7 @@ class GrpcConnection(asyncio.Protocol):
     # Writing
 
     def flush_soon(self) -> None:
-        """Has the added answers written. Those of one turn are one write."""
+        """Write the added responses in this iteration of the event loop, all in one write."""
         if not (self._is_serving or self._is_flush_due):
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush_due)
@@ -316,10 +317,10 @@ class GrpcConnection(asyncio.Protocol):
 
 
 # ------------------------------------------------------------------------------
-# Takes the calls of one socket read to their handlers, and the answers back.
+# Passes the calls of one socket read to their handlers.
 #
-# As in the other server, sends are staged one by one and committed together: before any other call of the same read is
-# looked at, and before anything is written. Every call is authorized before it is staged or handled.
+# As in the remoting server, sends are staged one by one and committed together, before any other call of the same read is
+# handled and before a response is written. Every call is authorized before it is staged or handled.
 
 
 _CLIENT_FAULTS = (LimitExceeded, StoreError, OverflowError)
@@ -329,8 +330,11 @@ ServeCalls = Callable[[Ready], None]
 
 
 class GrpcServer:
-    """The server of a broker, or of a name server alone, which serves no call and says so. tap: makes another function of the
-    one that serves calls."""
+    """The gRPC server of a broker, or of a process that is only a name server and refuses all calls.
+
+    Args:
+        tap: Wraps the function that serves calls; the test kit uses it.
+    """
 
     def __init__(
         self, broker: BrokerController | None, acl: Acl | None, tap: Callable[[ServeCalls], ServeCalls]
@@ -352,7 +356,7 @@ class GrpcServer:
             self.now_s = broker.clock.monotonic_s
 
     def _lost(self, client: GrpcClient, heard_s: float) -> None:
-        """A client has said good-bye, or has lost a connection. After its last one it may come back."""
+        """Handle a client that terminated or lost a connection. Without any, it has CLIENT_GONE_S to reconnect."""
         if self._context is not None:
             broker = self._context.broker
             if client.group:
@@ -399,7 +403,7 @@ class GrpcServer:
                     ready.appendleft((call, work))
                 if time.perf_counter() > end_s:
                     return
-        finally:  # staged messages belong to this read
+        finally:  # messages that were staged in this read are committed with it
             if sends.staged:
                 sends.settle()
 
@@ -454,7 +458,7 @@ class GrpcServer:
         address = call.session.address
         if not self._answering.has_room(address):
             response.close()
-            raise LimitExceeded(f"{self._answering.count} long requests are being answered; try again later")
+            raise LimitExceeded(f"{self._answering.count} long requests are being answered; retry later")
         self._answering.take(address)
         self._context.broker.tasks.spawn(self._answer(call, response))
 
@@ -468,7 +472,7 @@ class GrpcServer:
             self._answering.give_back(call.session.address)
 
     def _fault(self, call: GrpcCall, error: Exception) -> None:
-        """The answer to a call that cannot be served: the client's fault, a full disk's, or a defect of ours."""
+        """Refuse a call because of an error of the client, of the disk, or of the broker itself."""
         name = call.method.name
         if isinstance(error, DecodeError):
             call.end(Status.INTERNAL, f"the {name} message cannot be decoded")
@@ -494,15 +498,15 @@ class GrpcServer:
 
 
 # ------------------------------------------------------------------------------
-# Finds out who asks: `authorization: MQv2-HMAC-SHA1 Credential=<key>[/...], SignedHeaders=x-mq-date-time,
+# Authentication: `authorization: MQv2-HMAC-SHA1 Credential=<key>[/...], SignedHeaders=x-mq-date-time,
 # Signature=<hex>`.
 #
-# The accounts and their permissions are those of the other server. Clients sign the time that they state, which is
-# their own, in their own zone: nobody can tell whether it is old. Only TLS protects against somebody on the way.
+# Accounts and permissions are shared with the remoting server. A client signs only the time in its header, which is its own
+# clock in its own time zone, so a replayed header cannot be detected. Only TLS protects against a man in the middle.
 
 
 def authorize(acl: Acl, call: GrpcCall, request: Any) -> None:
-    """Raises Fault."""
+    """Authenticate a call and check its permissions. Raises StatusError."""
     fields = _credentials(call.text(b"authorization"))
     access_key = fields.get("Credential", "").partition("/")[0]
     try:
@@ -522,22 +526,21 @@ def _has_signed(call: GrpcCall, shown: str, signer: Signer) -> bool:
 
 
 def _credentials(text: str) -> dict[str, str]:
-    """The pairs behind the name of the algorithm."""
+    """Return the name=value pairs after the name of the algorithm."""
     _, _, pairs = text.partition(" ")
     return dict(pair.strip().partition("=")[::2] for pair in pairs.split(","))
 
 
 # ------------------------------------------------------------------------------
-# Every method that is served, with its handler and the permissions that it needs.
-#
-# Another method is another line here, and one in docs/compatibility.md.
+# The table of methods: each with its handler and the permissions that it needs. A new method also gets a line in
+# docs/compatibility.md.
 
 
 SEND: Final = "SendMessage"
 
 
 def _staged(*_: object) -> None:
-    """SendMessage has no handler: it is staged (`sends.Sends`)."""
+    """SendMessage has no handler, because `GrpcSends` stages it."""
     raise AssertionError("a send is staged")
 
 

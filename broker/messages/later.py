@@ -514,7 +514,7 @@ class Timers:
             return False
         if len(self._recalled) >= self._limits.max_recalled:
             most = self._limits.max_recalled
-            raise LimitExceeded(f"{most} messages were recalled whose time has not come; try again later")
+            raise LimitExceeded(f"{most} messages were recalled whose time has not come; retry later")
         self.journal.append([due_of(key), topic, unique_key, self.queue.next])
         self._recalled[due_of(key), topic, unique_key] = self.queue.next
         return True

@@ -365,7 +365,7 @@ class Dispatch:
         if reply is None or isinstance(reply, list) or self._answering.has_room(connection.address):
             return reply
         reply.close()
-        raise LimitExceeded(f"{self._answering.count} long requests are being answered; try again later")
+        raise LimitExceeded(f"{self._answering.count} long requests are being answered; retry later")
 
     def _handle_synced(self, flusher: Flusher, connection: RemotingConnection, frame: Frame, handler: Handler) -> Reply:
         """Handles a request with `--flush sync`: if it stored something, its answer waits until that is on the device."""

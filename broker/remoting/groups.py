@@ -271,7 +271,7 @@ def lock(broker: BrokerController, connection: RemotingConnection, frame: Frame)
     # A queue taken anew: with its offset a member can begin without another request.
     if not request.handover or request.epochs:
         # Apache's clients take queues that are not in the answer for locked by another, and ask again.
-        remark = "this broker keeps no more locks; try again later" if broker.locks.refused > refused else None
+        remark = "this broker keeps no more locks; retry later" if broker.locks.refused > refused else None
         return answer(frame, body=group_bodies.encode_locked(epochs), remark=remark)
     found = {queue: broker.offsets.get(request.group, queue.topic, queue.queue_id) for queue in epochs}
     offsets = {queue: offset for queue, offset in found.items() if offset is not None}

@@ -168,7 +168,7 @@ async def test_a_topic_of_another_broker_is_not_created_here(nodes: Nodes, conne
 async def test_routes_that_wait_for_a_name_server_have_a_limit(nodes: Nodes, connect: Connect, dial: Dial) -> None:
     two = await two_brokers(nodes, connect, Limits(max_answering=0))
     answer = await (await dial(two.b.address)).call("QueryRoute", route("t"))
-    assert (answer.status.code, "try again" in answer.status.message) == (50001, True)
+    assert (answer.status.code, "retry" in answer.status.message) == (50001, True)
 
 
 # Settings

@@ -27,7 +27,7 @@ async def test_long_requests_are_limited_with_flush_sync_too(nodes: Nodes) -> No
     peer = Peer(node.server, 1)
     peer.send(encode(Frame(Code.GET_ALL_TOPIC_CONFIG, 1)))
     (refused,) = peer.received()
-    assert (refused.code, "try again later" in (refused.remark or "")) == (1, True)
+    assert (refused.code, "retry later" in (refused.remark or "")) == (1, True)
     peer.hang_up()
 
 
@@ -40,7 +40,7 @@ async def test_a_topic_whose_deletion_is_refused_is_still_there(nodes: Nodes, co
     node = await nodes.start(limits=Limits(max_answering=0))
     wire = await connect(node.address)
     refused = await wire.call(Code.DELETE_TOPIC_IN_BROKER, {"topic": "t"})
-    assert (refused.code, "try again later" in (refused.remark or "")) == (1, True)
+    assert (refused.code, "retry later" in (refused.remark or "")) == (1, True)
     assert node.broker.topics.get("t") is not None
     await node.stop()
     node = await nodes.start()

@@ -182,7 +182,7 @@ async def test_more_long_requests_than_can_be_answered_are_refused(
     for peer in peers:
         peer.send(encode(Frame(Code.GET_TOPIC_STATS_INFO, 1, {"topic": "large"})))
     (refused,) = peers[2].received()
-    assert (refused.code, "try again later" in (refused.remark or "")) == (1, True)
+    assert (refused.code, "retry later" in (refused.remark or "")) == (1, True)
     monkeypatch.undo()
     await large.broker.turns.done()
     assert [peer.received()[0].code for peer in peers[:2]] == [0, 0]
