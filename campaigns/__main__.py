@@ -1,14 +1,15 @@
 """`python -m campaigns NAME [--seconds N | --count N] [--seed S] [--first] [--json]`; exits with 1 if it found a fault.
 
-A campaign is a function `(limit, seed, folder) -> Outcome`. With `--json` the last line is an
-object with `campaign`, `tried`, `faults` (how many) and whatever the campaign measured.
-How far it is, and each new fault, it says on standard error. Brokers and clients in this process log nothing: thousands meet
-what they should report.
+A campaign is a function of a limit, a seed, an empty folder and an outcome. With `--json` the last line is an object with
+`campaign`, `tried`, `faults` (their number) and what the campaign measured. Progress and each new fault are printed to
+standard error. Brokers and clients in this process do not log, because thousands of attempts cause the events that they
+should report; a campaign that counts errors in the log as faults sees them.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import random
@@ -16,48 +17,57 @@ import sys
 import tempfile
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
+import uvloop
 
 from .common import Limit, Outcome
 
-NAMES = {  # tries by default
-    "access": 10_000,
-    "calls": 20_000,
-    "chaos": 200,
-    "cost": 20_000,
-    "descriptors": 20,
-    "disk": 500,
-    "exhaustion": 12,
-    "faults": 100,
-    "files": 1000,
-    "floods": 300,
-    "forge": 300,
-    "frames": 20_000,
-    "incidents": 12,
-    "kill": 20,
-    "pop": 20,
-    "power": 1000,
-    "sends": 5000,
-    "stalls": 28,
-}
-IN_MODULE = {  # the others are in a module of their own
-    **dict.fromkeys(("disk", "files", "power"), "crash"),
-    **dict.fromkeys(("descriptors", "kill", "pop"), "kill"),
+
+class Campaign(NamedTuple):
+    """A function of a module, its tries by default, and True if errors in the log are faults."""
+
+    module: str
+    tries: int
+    watches_log: bool = False
+
+
+CAMPAIGNS = {
+    "access": Campaign("fuzz", 10_000),
+    "calls": Campaign("fuzz", 20_000, watches_log=True),
+    "chaos": Campaign("chaos", 200),
+    "cost": Campaign("cost", 20_000, watches_log=True),
+    "descriptors": Campaign("processes", 20),
+    "disk": Campaign("crash", 500),
+    "exhaustion": Campaign("exhaustion", 20),
+    "faults": Campaign("faults", 100),
+    "files": Campaign("crash", 1000),
+    "floods": Campaign("floods", 300, watches_log=True),
+    "forge": Campaign("forge", 300),
+    "frames": Campaign("fuzz", 20_000, watches_log=True),
+    "incidents": Campaign("incidents", 12),
+    "kill": Campaign("processes", 20),
+    "pop": Campaign("crash", 1000),
+    "power": Campaign("crash", 1000),
+    "sends": Campaign("sends", 5000),
 }
 
 
 def main() -> int:
     options = _options()
-    module = import_module(f".{IN_MODULE.get(options.name, options.name)}", __package__)
-    run = getattr(module, options.name if options.name in IN_MODULE else "run")
-    count = options.count if options.count or options.seconds else NAMES[options.name]
+    campaign, outcome = CAMPAIGNS[options.name], Outcome()
+    count = options.count if options.count or options.seconds else campaign.tries
+    limit = Limit(outcome, count, options.seconds, options.only, ends_at_fault=options.first)
     print(f"{options.name}: seed {options.seed}", flush=True)
     logging.disable(logging.CRITICAL)
-    structlog.configure(processors=[lambda *_: ""], logger_factory=structlog.ReturnLoggerFactory())
+    processor = outcome.log_processor if campaign.watches_log else lambda *_: ""
+    structlog.configure(processors=[processor], logger_factory=structlog.ReturnLoggerFactory())
+    run = getattr(import_module(f".{campaign.module}", __package__), options.name)
     with tempfile.TemporaryDirectory() as folder:
-        limit = Limit(count, options.seconds, options.only, ends_at_fault=options.first)
-        outcome: Outcome = run(limit, options.seed, Path(folder))
+        work = run(limit, options.seed, Path(folder), outcome)
+        if asyncio.iscoroutine(work):
+            uvloop.run(work)
     for fault, times in sorted(outcome.faults.items(), key=lambda item: -item[1]):
         print(f"{times:8d}  {fault}")
     faults = sum(outcome.faults.values())
@@ -69,7 +79,7 @@ def main() -> int:
 
 
 def last_line(name: str, seed: int, outcome: Outcome) -> str:
-    """In ASCII: what a figure quotes of a frame may be a line's end to who reads it."""
+    """Return the result in ASCII, because a frame that is quoted may contain what a reader takes for the end of a line."""
     faults = sum(outcome.faults.values())
     found = {"campaign": name, "tried": outcome.tried, "faults": faults, "seed": seed}
     return json.dumps(found | outcome.figures)
@@ -77,15 +87,13 @@ def last_line(name: str, seed: int, outcome: Outcome) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m campaigns")
-    parser.add_argument("name", choices=sorted(NAMES))
+    parser.add_argument("name", choices=sorted(CAMPAIGNS))
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--seconds", type=float)
     length.add_argument("--count", type=int)
-    parser.add_argument(
-        "--seed", type=int, default=random.randrange(1 << 32), help="what a found fault is found again by"
-    )
-    parser.add_argument("--only", help="of `faults` one patch, of `exhaustion` one attack")
-    parser.add_argument("--first", action="store_true", help="end with the first fault")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="seed that finds a fault again")
+    parser.add_argument("--only", help="one patch of `faults`, one attack of `exhaustion`, one incident of `incidents`")
+    parser.add_argument("--first", action="store_true", help="end at the first fault")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     return parser.parse_args()
 

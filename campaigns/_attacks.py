@@ -19,10 +19,9 @@ from rocketlet.broker.grpc import schema
 from rocketlet.protocol import http2
 from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, FrameReader, encode
-from rocketlet.protocol.grpc import encode_message
 from rocketlet.protocol.headers import CreateTopic, PullMessage, write
 
-from ._http2 import GREETING, head_block
+from .peers import GREETING, MAX_FRAME_BYTES, call_frames, head_block
 
 MIB = 1 << 20
 TOPIC = "attacked"
@@ -79,8 +78,8 @@ async def asked(address: str, requests: list[Frame]) -> dict[str, Any]:
     try:
         await asking.ask(requests)
     except (OSError, TimeoutError) as error:
-        return {"answers": asking.codes, "ended": repr(error)}
-    return {"answers": asking.codes}
+        return {"responses": asking.codes, "ended": repr(error)}
+    return {"responses": asking.codes}
 
 
 async def connections(address: str, size: int) -> dict[str, Any]:
@@ -208,7 +207,7 @@ async def requests(address: str, size: int) -> dict[str, Any]:
     asking = Asking(await connect(address))
     for _ in range(size // 10_000):
         await asking.ask([found] * 10_000)
-    return {"answers": asking.codes}
+    return {"responses": asking.codes}
 
 
 async def registrations(address: str, size: int) -> dict[str, Any]:
@@ -228,7 +227,7 @@ async def registrations(address: str, size: int) -> dict[str, Any]:
 
 
 async def replies(address: str, size: int) -> dict[str, Any]:
-    """Replies to a client that never answers. `harmed`: who is not served because of it."""
+    """Replies to a client that never answers. `unserved`: clients that are not served because of it."""
     silent, waiting = await connect(address), await connect(address)
     HELD.extend((silent, waiting))
     for name, streams in (("silent", silent), ("waiting", waiting)):
@@ -249,7 +248,7 @@ async def replies(address: str, size: int) -> dict[str, Any]:
             pushed = [frame.code for frame in frames.feed(await waiting[0].read(MIB))]
     return {
         "replies": size,
-        "harmed": [] if pushed == [Code.PUSH_REPLY_MESSAGE_TO_CLIENT] else ["who waits for a reply"],
+        "unserved": [] if pushed == [Code.PUSH_REPLY_MESSAGE_TO_CLIENT] else ["a client that waits for a reply"],
     }
 
 
@@ -282,21 +281,18 @@ async def tag_expressions(address: str, size: int) -> dict[str, Any]:
                 auto_renew=True,
             )
             request.long_polling_timeout.FromSeconds(20)
-            data = encode_message(request.SerializeToString())
+            client_id = b"x-mq-client-id", b"tags-%d" % number
             with contextlib.suppress(OSError):
-                stream_id = 2 * (number - first) + 1
-                writer.write(_opening(stream_id, "ReceiveMessage", f"tags-{number}"))
-                for begin in range(0, len(data), 16_384):
-                    is_end = begin + 16_384 >= len(data)
-                    flags = http2.END_STREAM if is_end else 0
-                    writer.write(http2.encode(http2.DATA, flags, stream_id, data[begin : begin + 16_384]))
+                writer.write(call_frames(2 * (number - first) + 1, "ReceiveMessage", request, client_id))
                 await writer.drain()
     await asyncio.sleep(1)
     return {"receives": size, "closed": sum(reader.at_eof() for reader, _ in HELD)}
 
 
 def _opening(stream_id: int, method: str, client_id: str) -> bytes:
-    return http2.headers_frames(stream_id, head_block(method, (b"x-mq-client-id", client_id.encode())), False, 16_384)
+    return http2.headers_frames(
+        stream_id, head_block(method, (b"x-mq-client-id", client_id.encode())), False, MAX_FRAME_BYTES
+    )
 
 
 def _tiny_frames(stream_id: int, count: int) -> bytes:

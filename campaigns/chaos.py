@@ -1,21 +1,24 @@
-"""Members come, go, are killed, stand still and are cut off, brokers stop, move, are killed and stand still, while messages
-flow.
+"""Members come, go, are killed, freeze and are cut off, brokers stop, move, are killed and freeze, while messages flow.
 
-All are processes of their own, on two brokers. A member is cut off by stopping the proxy (`rocketlet dump`) between it and
-the brokers: its sockets stay open and silent. With CHAOS_JAVA=1 unmodified Java members come and go, too; with CHAOS_POPS=1
-some members pop; with CHAOS_PYTHON=FOLDER, where pip has put rocketmq-python-client, some are that client, and with
-CHAOS_GO=PROGRAM, built in tests/interop/five/go, some are Go's.
+All are processes, on two brokers. A member is cut off by freezing the proxy (`rocketlet dump`) between it and the brokers:
+its sockets stay open and silent. With CHAOS_JAVA=1 unmodified Java members come and go, too; with CHAOS_POPS=1 some members
+pop; with CHAOS_PYTHON=FOLDER, where pip has put rocketmq-python-client, some are that client, and with CHAOS_GO=PROGRAM,
+built in tests/interop/five/go, some are Go's.
 
-A fault is: an acknowledged message that nobody has handled in the end, a message that a Rocketlet member begins under an
-epoch that is over, because another member has begun one of the queue under a later one, a message that two members handle at
-one time (unless a client of Apache's stood still shortly before, which is excused), and anything else that is not over
-240 s after the last event. Every 5 s it then says what it waits for. `in_two_hands` counts by what had happened before.
+A fault is: an acknowledged message that is not handled in the end, a message that a Rocketlet member starts to handle under
+an old epoch, after another member has started one of the queue under a later one, a message that two members handle at one
+time, and anything else that is not over 240 s after the last event. Every 5 s it then prints what it waits for.
+
+Apache's clients handle all that they have when they resume after a freeze, whichever member has received it meanwhile, so a
+message that two members handle shortly after a freeze of such a client is no fault. `handled_twice_after` counts them all, by
+what had happened before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import signal
@@ -25,40 +28,39 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-import uvloop
 from rocketlet.client import AdminClient, Producer, RocketletError
-from rocketlet.demo.processes import Child
+from rocketlet.demo.processes import Child, ServerProcess
 from rocketlet.testing.ports import free_port
 
 from bench.peers import compiled, java_options
 
-from ._overlaps import BROKER_AWAY, BROKER_STOOD, CHANGED, STOOD, Overlaps
 from .common import PROGRESS_S, Limit, Outcome
-from .kill import BrokerProcess
 
-SHORT_COUNT = 10  # up to so many events nobody stands still for longer than a lease lasts
+SHORT_COUNT = 10  # up to so many events nothing freezes for longer than a lease lasts
 TOPIC, GROUP = "t", "g"
 PEER = Path(__file__).parents[1] / "tests/interop/five/python/peer.py"
 QUEUES = 6
 RATE = 60.0
 MEMBERS = (2, 6)
 PAUSE_S = (0.3, 3.0)
-STANDS_S = (1.0, 4.0, 12.0, 25.0)
+FREEZES_S = (1.0, 4.0, 12.0, 25.0)
 READY_S = 120.0
-SHORT_MS = 900.0  # a handler that takes longer may have stood still
-PATIENCE_S = 240.0  # until everything is over; foreign messages in retry come after a minute
+SHORT_MS = 900.0  # a handler that takes longer may have been frozen
+END_S = 240.0  # until everything is over; foreign messages in retry are redelivered after a minute
+EXCUSED_MS = 30_000.0  # Apache's clients send a heartbeat after this (heartbeatBrokerInterval)
+FROZEN, BROKER_FROZEN, BROKER_AWAY, CHANGED = "a foreign freeze", "a frozen broker", "a broker's absence", "a change"
 
 
 class Member:
     """A consumer process, perhaps behind a proxy of its own."""
 
     kind = "pulls"
-    heeds_time = True
-    """Whether it begins nothing that became another's while it stood still: Apache's clients handle all they have."""
+    checks_leases = True
+    """False if it handles messages that another member received while it was frozen."""
 
     def __init__(self, name: str, world: World) -> None:
         self.name = name
-        self.is_busy = False  # it stands still, or is about to end
+        self.is_busy = False  # it is frozen, or is about to end
         self._world = world
         self._child: Child | None = None
         self.proxy: Child | None = None
@@ -72,17 +74,8 @@ class Member:
     async def start(self, *, behind_proxy: bool) -> None:
         address = self._world.name_server
         if behind_proxy:
-            dump = (
-                sys.executable,
-                "-m",
-                "rocketlet.command.cli",
-                "dump",
-                "0",
-                "--to",
-                address,
-                "--only",
-                "UNREGISTER_CLIENT",
-            )
+            program = (sys.executable, "-m", "rocketlet.command.cli", "dump")
+            dump = (*program, "0", "--to", address, "--only", "UNREGISTER_CLIENT")
             self.proxy = await Child.start(dump, self._log("-proxy"))
             leads = await self.proxy.wait_for()  # give clients 127.0.0.1:PORT; it leads to ...
             address = leads.split(";")[0].split()[-1]
@@ -114,17 +107,17 @@ class Member:
     def __str__(self) -> str:
         return f"{self.name} ({type(self).__name__})"
 
-    def signal(self, number: int) -> None:
+    @property
+    def child(self) -> Child:
         assert self._child is not None
-        self._child.signal(number)
+        return self._child
 
     async def leave(self) -> None:
-        assert self._child is not None
-        await self._child.close()
+        await self.child.close()
         await self._end()
 
     async def kill(self) -> None:
-        self.signal(signal.SIGKILL)
+        self.child.kill()
         await self._end()
 
     @property
@@ -132,13 +125,12 @@ class Member:
         return any(child and child.exit_status is None for child in (self._child, self.proxy))
 
     async def _end(self) -> None:
-        assert self._child is not None
         assert self._reader is not None
-        await self._child.wait(PATIENCE_S)
+        await self.child.wait(END_S)
         await self._reader
         if self.proxy is not None:
             self.proxy.kill()
-            await self.proxy.wait(PATIENCE_S)
+            await self.proxy.wait(END_S)
 
 
 class PoppingMember(Member):
@@ -146,9 +138,9 @@ class PoppingMember(Member):
 
 
 class PythonMember(Member):
-    """The official Python client of 5.x, which pops. It needs the route of the broker that it is given."""
+    """The official Python client of 5.x, which pops. It needs the route of its broker."""
 
-    heeds_time = False
+    checks_leases = False
 
     async def start(self, *, behind_proxy: bool) -> None:
         options = f"endpoint={self._world.name_server}", f"topic={TOPIC}", f"group={GROUP}", "spans=1"
@@ -169,9 +161,9 @@ class GoMember(PythonMember):
 
 
 class JavaMember(Member):
-    """Apache's client of 4.9. It pulls, and what it has read it handles after its queue has gone to another."""
+    """Apache's client of 4.9. It handles the messages that it has pulled even if its queue has another owner by then."""
 
-    heeds_time = False
+    checks_leases = False
 
     async def start(self, *, behind_proxy: bool) -> None:
         program = (
@@ -191,28 +183,28 @@ class JavaMember(Member):
 class World:
     """The brokers, the members, and what they have done."""
 
-    def __init__(self, folder: Path, chance: random.Random, outcome: Outcome, stands_s: tuple[float, ...]) -> None:
+    def __init__(self, folder: Path, chance: random.Random, outcome: Outcome, freezes_s: tuple[float, ...]) -> None:
         self.folder = folder
         self.chance = chance
         self.outcome = outcome
-        self.stands_s = stands_s
+        self.freezes_s = freezes_s
         ports = free_port(), free_port()
         self.name_server = f"127.0.0.1:{ports[0]}"
         options = ("--queues", str(QUEUES), "--log-level", "error")
         second = ("--name", "broker-b", "--nameserver", self.name_server)
         self.brokers = [
-            BrokerProcess(folder / "a", ports[0], "--name", "broker-a", *options),
-            BrokerProcess(folder / "b", ports[1], *second, *options, command="broker"),
+            ServerProcess(folder / "a", ports[0], "--name", "broker-a", *options),
+            ServerProcess(folder / "b", ports[1], *second, *options, command="broker"),
         ]
-        self.standing: set[int] = set()
+        self.is_broker_away = False
         self.members: list[Member] = []
         self.started: list[Member] = []
         self.sent: set[str] = set()
         self.handled: Counter[str] = Counter()
-        self.overlaps = Overlaps()
-        self._names = 0
-        self._began: dict[str, tuple[int, str, float]] = {}  # the latest epoch of a queue, whose, and since when
+        self.handled_twice_after: Counter[str] = Counter()
+        self._began: dict[str, tuple[int, str, float]] = {}  # the latest epoch of a queue, its member, and its start
         self._spans: dict[str, list[tuple[Member, float, float]]] = {}  # when handlers ran, by message
+        self._happened: list[tuple[str, str, list[float]]] = []  # causes, names, start and end
         self._tasks: set[asyncio.Task[None]] = set()
 
     def began(self, member: str, queue: str, epoch: int, body: str, begin_ms: float) -> None:
@@ -225,41 +217,47 @@ class World:
                 self.outcome.fault("two members have one epoch")
             self._began[queue] = (epoch, member, min(begin_ms, latest[2]))
         elif begin_ms > latest[2]:
-            self.outcome.fault("a member begins a message under an epoch that is over")
+            self.outcome.fault("a member starts to handle a message under an old epoch")
             late_ms = begin_ms - latest[2]
-            print(
-                f"{member} begins {body} of {queue} under {epoch}, {late_ms:.0f} ms after {latest[1]} under {latest[0]}"
-            )
+            print(f"{member}: {body} of {queue} under {epoch}, {late_ms:.0f} ms after {latest[1]} under {latest[0]}")
 
     def ended(self, member: Member, body: str, began_ms: float, end_ms: float) -> None:
-        """Handlers that took long may have stood still, while their message or its queue became another's."""
+        """Long handlers may have been frozen, while another member received their message or its queue."""
         self.handled[body] += 1
         if end_ms - began_ms > SHORT_MS:
             return
         for other, since_ms, until_ms in self._spans.setdefault(body, []):
             if other is not member and began_ms < until_ms and since_ms < end_ms:
-                cause = self.overlaps.found((member, other), max(began_ms, since_ms))
-                if cause is not STOOD:
-                    self.outcome.fault(f"a message is in two hands at one time, after {cause}")
-                print(
-                    f"{member} handles {body} from {began_ms:.0f} to {end_ms:.0f}, "
-                    f"{other} {since_ms:.0f} to {until_ms:.0f}, after {cause}"
-                )
+                cause = self._cause((member, other), max(began_ms, since_ms))
+                self.handled_twice_after[cause] += 1
+                if cause != FROZEN:
+                    self.outcome.fault(f"two members handle a message at one time, after {cause}")
+                print(f"{body}: {member} {began_ms:.0f} to {end_ms:.0f}, {other} {since_ms:.0f} to {until_ms:.0f}")
         self._spans[body].append((member, began_ms, end_ms))
+
+    def _cause(self, members: tuple[Member, Member], at_ms: float) -> str:
+        foreign = {member.name for member in members if not member.checks_leases}
+        recent = {
+            cause
+            for cause, name, (since_ms, until_ms) in self._happened
+            if since_ms <= at_ms <= until_ms + EXCUSED_MS and (cause != FROZEN or name in foreign)
+        }
+        return next((cause for cause in (FROZEN, BROKER_FROZEN, BROKER_AWAY, CHANGED) if cause in recent), "nothing")
 
     # Events
 
     @contextlib.contextmanager
     def _noting(self, event: str, cause: str, name: str) -> Iterator[None]:
-        print(f"{time.time() * 1000:.0f} {event} {name}", flush=True)
-        with self.overlaps.happening(cause, name):
-            yield
-        print(f"{time.time() * 1000:.0f} {event} {name}: over", flush=True)
+        times = [time.time() * 1000, math.inf]
+        self._happened.append((cause, name, times))
+        print(f"{times[0]:.0f} {event} {name}", flush=True)
+        yield
+        times[1] = time.time() * 1000
+        print(f"{times[1]:.0f} {event} {name}: over", flush=True)
 
     async def join(self) -> None:
         if len(self.members) < MEMBERS[1]:
-            self._names += 1
-            member = self._kind()(f"m{self._names}", self)
+            member = self._kind()(f"m{len(self.started) + 1}", self)
             self.members.append(member)
             self.started.append(member)
             member.is_busy = True
@@ -269,14 +267,14 @@ class World:
 
     def _kind(self) -> type[Member]:
         chance = self.chance.random()
-        if os.environ.get("CHAOS_JAVA") == "1" and chance < 0.25:
-            return JavaMember
-        if os.environ.get("CHAOS_POPS") == "1" and 0.25 <= chance < 0.5:
-            return PoppingMember
-        if os.environ.get("CHAOS_PYTHON") and 0.5 <= chance < 0.65:
-            return PythonMember
-        if os.environ.get("CHAOS_GO") and 0.65 <= chance < 0.8:
-            return GoMember
+        for name, kind, end in (
+            ("CHAOS_JAVA", JavaMember, 0.25),
+            ("CHAOS_POPS", PoppingMember, 0.5),
+            ("CHAOS_PYTHON", PythonMember, 0.65),
+            ("CHAOS_GO", GoMember, 0.8),
+        ):
+            if chance < end:
+                return kind if os.environ.get(name) else Member
         return Member
 
     def _idle(self) -> Member | None:
@@ -297,162 +295,145 @@ class World:
                 await how(member)
 
     async def freeze(self) -> None:
-        member = self._idle()
-        if member is not None:
+        if member := self._idle():
             member.is_busy = True
-            with self._noting("freeze", STOOD, member.name):
-                member.signal(signal.SIGSTOP)
-                await asyncio.sleep(self.chance.choice(self.stands_s))
-                member.signal(signal.SIGCONT)
+            await self._freeze("freeze", FROZEN, member.name, member.child)
             member.is_busy = False
 
     async def partition(self) -> None:
         member = self._idle()
         if member is not None and member.proxy is not None:
             member.is_busy = True
-            with self._noting("partition", STOOD, member.name):
-                member.proxy.signal(signal.SIGSTOP)
-                await asyncio.sleep(self.chance.choice(self.stands_s))
-                member.proxy.signal(signal.SIGCONT)
+            await self._freeze("partition", FROZEN, member.name, member.proxy)
             member.is_busy = False
 
+    async def _freeze(self, event: str, cause: str, name: str, child: Child) -> None:
+        with self._noting(event, cause, name):
+            child.signal(signal.SIGSTOP)
+            await asyncio.sleep(self.chance.choice(self.freezes_s))
+            child.signal(signal.SIGCONT)
+
     async def restart_broker(self) -> None:
-        await self._with_broker(BrokerProcess.end)
+        await self._with_broker(ServerProcess.end, self.chance.randrange(2))
 
     async def kill_broker(self) -> None:
-        await self._with_broker(BrokerProcess.kill)
+        await self._with_broker(ServerProcess.kill, self.chance.randrange(2))
 
     async def move_broker(self) -> None:
-        """The one that is no name server comes back at another address."""
-        await self._with_broker(BrokerProcess.end, number=1, port=free_port())
+        """The broker that is no name server returns at another address."""
+        await self._with_broker(ServerProcess.end, 1, port=free_port())
 
     async def _with_broker(
-        self, end: Callable[[BrokerProcess], Awaitable[object]], *, number: int | None = None, port: int | None = None
+        self, end: Callable[[ServerProcess], Awaitable[object]], number: int, port: int | None = None
     ) -> None:
-        if number is None:
-            number = self.chance.randrange(2)
-        if not self.standing:
-            self.standing.add(number)
+        broker = self.brokers[number]
+        if not self.is_broker_away:
+            self.is_broker_away = True
             with self._noting(end.__name__, BROKER_AWAY, f"broker {number}"):
-                await end(self.brokers[number])
+                await end(broker)
                 await asyncio.sleep(self.chance.uniform(0, 2))
                 if port is not None:
-                    self.brokers[number].move(port)
-                await self.brokers[number].__aenter__()
-            self.standing.discard(number)
+                    broker.move(port)
+                await broker.__aenter__()
+            self.is_broker_away = False
 
     async def stop_broker(self) -> None:
         number = self.chance.randrange(2)
-        if not self.standing:
-            self.standing.add(number)
-            with self._noting("freeze", BROKER_STOOD, f"broker {number}"):
-                self.brokers[number].signal(signal.SIGSTOP)
-                await asyncio.sleep(self.chance.choice(self.stands_s))
-                self.brokers[number].signal(signal.SIGCONT)
-            self.standing.discard(number)
+        if not self.is_broker_away:
+            self.is_broker_away = True
+            await self._freeze("freeze", BROKER_FROZEN, f"broker {number}", self.brokers[number].child)
+            self.is_broker_away = False
 
     def spawn(self, event: str) -> None:
-        task = asyncio.create_task(getattr(self, event)(), name=event)
-        self._tasks.add(task)
+        self._tasks.add(asyncio.create_task(getattr(self, event)(), name=event))
 
     @property
     def missing(self) -> list[str]:
-        """Messages that were acknowledged and are not handled."""
+        """The acknowledged messages that are not handled."""
         return sorted(self.sent - self.handled.keys(), key=int)
 
     def waits_for(self) -> str:
-        """The unfinished events and members, in words."""
+        """Return the unfinished events and members, and unhandled messages, as a text."""
         events = sorted(task.get_name() for task in self._tasks if not task.done())
-        members = [member.name for member in self.started if member.runs]
-        missing = self.missing
+        members, missing = [member.name for member in self.started if member.runs], self.missing
         return (
             f"events {', '.join(events) or 'none'}; members {', '.join(members) or 'none'}; "
             f"{len(missing)} messages {', '.join(missing[:5])}"
         )
 
-    async def quiet(self) -> None:
-        """Returns when all events are over."""
+    async def send_forever(self) -> None:
+        async with Producer(self.name_server, timeout_s=5, retries=0) as producer:
+            for number in range(1_000_000_000):
+                with contextlib.suppress(RocketletError):
+                    await producer.send(TOPIC, f"{number}".encode())
+                    self.sent.add(f"{number}")
+                await asyncio.sleep(1 / RATE)
+
+    async def start(self) -> asyncio.Task[None]:
+        """Return the task that sends, when the first members are here and messages flow."""
+        async with AdminClient(self.name_server) as admin:
+            await admin.create_topic(TOPIC, queues=QUEUES)
+        for _ in range(MEMBERS[0]):
+            await self.join()
+        sending = asyncio.create_task(self.send_forever())
+        while not self.sent and not sending.done():
+            await asyncio.sleep(0.05)
+        return sending
+
+    async def end(self, sending: asyncio.Task[None]) -> None:
+        """Return when all events are over, all messages are handled, and all members have left."""
         for event in await asyncio.gather(*self._tasks, return_exceptions=True):
             if isinstance(event, BaseException):
                 self.outcome.fault(f"an event failed: {event!r}")
+        sending.cancel()
+        ended = await asyncio.gather(sending, return_exceptions=True)
+        if not isinstance(ended[0], asyncio.CancelledError) or not self.sent:
+            self.outcome.fault(f"sending has stopped: {ended[0]!r}")
+        while self.missing:
+            await asyncio.sleep(0.2)
+        await asyncio.gather(*(member.leave() for member in self.members))
 
 
 GENTLE = ("join", "leave", "restart_broker", "move_broker")
 HARSH = ("kill", "freeze", "partition", "kill_broker", "stop_broker")
 
 
-def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    outcome = Outcome(figures={"events": {}, "sent": 0, "twice": 0, "in_two_hands": {}, "missing": 0})
+async def chaos(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
     is_short = limit.count is not None and limit.count <= SHORT_COUNT
-    world = World(folder, random.Random(seed), outcome, STANDS_S[:1] if is_short else STANDS_S)
-    uvloop.run(_run(limit, world))
-    return outcome
-
-
-async def _run(limit: Limit, world: World) -> None:
-    outcome, events = world.outcome, Counter[str]()
+    world, events = (
+        World(folder, random.Random(seed), outcome, FREEZES_S[:1] if is_short else FREEZES_S),
+        Counter[str](),
+    )
     async with world.brokers[0], world.brokers[1]:
         async with asyncio.timeout(READY_S):
-            sending = await _begin(world)
+            sending = await world.start()
         for _ in limit:
             event = world.chance.choice(GENTLE + HARSH)
             events[event] += 1
             world.spawn(event)
             await asyncio.sleep(world.chance.uniform(*PAUSE_S))
-            outcome.tried += 1
-        saying = asyncio.create_task(_say_forever(world))
+        reporting = asyncio.create_task(_report_forever(world))
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                await _end(world, sending)
+            async with asyncio.timeout(END_S):
+                await world.end(sending)
         except TimeoutError:
-            outcome.fault(f"after {PATIENCE_S:.0f} s it still waits: {world.waits_for()}")
-        saying.cancel()
-        missing = len(world.missing)
-        for _ in range(missing):
+            outcome.fault(f"after {END_S:.0f} s it still waits: {world.waits_for()}")
+        reporting.cancel()
+        missing, kinds = world.missing, Counter(type(member).__name__ for member in world.started)
+        for _ in missing:
             outcome.fault("an acknowledged message was never handled")
-        twice = world.handled.total() - len(world.handled)
-        kinds = Counter(type(member).__name__ for member in world.started)
-        outcome.figures |= {"events": dict(events), "kinds": dict(kinds)}
-        outcome.figures |= {"sent": len(world.sent), "twice": twice, "missing": missing}
-        outcome.figures["in_two_hands"] = dict(world.overlaps.causes)
+        outcome.figures |= {
+            "events": dict(events),
+            "kinds": dict(kinds),
+            "sent": len(world.sent),
+            "missing": len(missing),
+        }
+        outcome.figures["twice"] = world.handled.total() - len(world.handled)
+        outcome.figures["handled_twice_after"] = dict(world.handled_twice_after)
         await asyncio.gather(*(member.kill() for member in world.started if member.runs))
 
 
-async def _begin(world: World) -> asyncio.Task[None]:
-    """The first members are here, and messages flow."""
-    async with AdminClient(world.name_server) as admin:
-        await admin.create_topic(TOPIC, queues=QUEUES)
-    for _ in range(MEMBERS[0]):
-        await world.join()
-    sending = asyncio.create_task(_send_forever(world))
-    while not world.sent and not sending.done():
-        await asyncio.sleep(0.05)
-    return sending
-
-
-async def _end(world: World, sending: asyncio.Task[None]) -> None:
-    """Returns when all events are over, all messages handled, and all members gone."""
-    await world.quiet()
-    sending.cancel()
-    ended = await asyncio.gather(sending, return_exceptions=True)
-    if not isinstance(ended[0], asyncio.CancelledError) or not world.sent:
-        world.outcome.fault(f"nothing was sent any more: {ended[0]!r}")
-    while world.missing:
-        await asyncio.sleep(0.2)
-    await asyncio.gather(*(member.leave() for member in world.members))
-
-
-async def _say_forever(world: World) -> None:
-    """On standard error, what it waits for."""
+async def _report_forever(world: World) -> None:
     while True:
         await asyncio.sleep(PROGRESS_S)
         print(f"waiting for: {world.waits_for()}", file=sys.stderr, flush=True)
-
-
-async def _send_forever(world: World) -> None:
-    async with Producer(world.name_server, timeout_s=5, retries=0) as producer:
-        for number in range(1_000_000_000):
-            with contextlib.suppress(RocketletError):
-                await producer.send(TOPIC, f"{number}".encode())
-                world.sent.add(f"{number}")
-            await asyncio.sleep(1 / RATE)

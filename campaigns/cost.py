@@ -1,75 +1,201 @@
 """Bytes that cost more than they should: each parser, and each request code, with inputs that are searched for.
 
-An input is something at the begin, something again and again, and something at the end. Those that cost most by their length
-are kept and changed. A fault is: an input whose processor time grows faster than its length, one that costs more than a
-microsecond or two a byte beside what any request costs, a request whose longest piece holds the others up, memory far beyond
-the input's length, long work of one client side by side, and an exception that nobody expects.
+An input is a start, a part that is repeated, and an end. Those that cost most by their length are kept and changed. A fault
+is: an input whose processor time grows faster than its length, one that costs more than some microseconds a byte beside the
+cost of any request, a request whose longest piece of work blocks others, memory far above the input's length, and an
+unexpected exception.
 
-Processor time is the thread's. It is measured again before it counts: the machine may be busy.
+Processor time is the thread's. It is measured again before it counts, because the machine may be busy.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import random
-import sys
 import time
 import tracemalloc
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import structlog
-import uvloop
-from rocketlet.broker.broker import BrokerController
-from rocketlet.broker.config import LIMITS, BrokerConfig
-from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.server import Listening, Server
-from rocketlet.protocol.codes import RequestCode, request_name
-from rocketlet.protocol.frame import Frame, encode
-from rocketlet.protocol.message import BatchEntry, encode_batch
+from rocketlet.broker.messages.filters import FilterError, parse_filter
+from rocketlet.client.message import Message
+from rocketlet.command.tools.frames import body_fields
+from rocketlet.console.message_text import body_of, preview
+from rocketlet.protocol import bodies, group_bodies, properties
+from rocketlet.protocol.bodies import BodyError, decode_registration, finish
+from rocketlet.protocol.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZLIB, request_name
+from rocketlet.protocol.frame import Frame, FrameError, FrameReader, encode
+from rocketlet.protocol.message import (
+    MessageError,
+    Record,
+    Shared,
+    begin_of,
+    decode_batch,
+    decode_record,
+    decode_records,
+    encode_record,
+    encode_records,
+    split,
+)
+from rocketlet.protocol.names import IllegalName, Queue, SubscriptionError, parse_subscription
 
-from ._fuzz import CODES, Fuzz
-from ._subjects import MAX_TEXT_BYTES, PARSERS, PIECES, REFUSALS, Subject
-from .common import Limit, Outcome
-from .frames import Peer, faults_of
+from .common import Limit, Outcome, Serving, config_in, serving
+from .corpus import CODES, Frames
+from .peers import Peer
 
-SMALL = 8  # the larger of the two inputs that are compared is so much longer
-GROWTH: Final = 4.0  # beyond linear, that is a fault: quadratic work grows by eight
+SMALL = 8  # the larger of the two inputs that are compared is longer by this factor
+GROWTH: Final = 4.0  # above linear growth, that is a fault: quadratic work grows by eight
 NOISE_S: Final = 0.03  # less is not compared
-TRIFLE_S: Final = 0.001  # that any input may cost, and no search follows
+TRIFLE_S: Final = 0.001  # any input may cost this, and no search follows
 BASE_S: Final = 0.06  # any input may cost this, however short
 BYTE_S: Final = 3e-6  # and each byte this much more
-PIECE_S: Final = 0.06  # for a piece of a request, before others have their turn
+PIECE_S: Final = 0.06  # for a piece of a request, before requests of others are served
 BASE_BYTES: Final = 8 << 20  # memory
 BYTE_BYTES: Final = 64  # for each byte
-MEMORY_EVERY: Final = 50  # tries; and each input that is the worst so far
+MEMORY_EVERY: Final = 50  # tries; memory is also measured for each input that is the worst so far
 KEPT: Final = 4  # worst inputs of a subject
-NESTED: Final = b"\xfe"  # an end that stands for as many closing parentheses as are open
-DEEP: Final = 900  # Python's own parsers give up beyond
-_CLOSING: Final = {ord("["): ord("]"), ord("{"): ord("}"), ord("("): ord(")")}
-COLLECT_EVERY: Final = 200  # tries: who happens to be measured while Python collects garbage is not slow
-AGAIN: Final = 3  # measurements before something is a fault
-BROKER_TRIES: Final = 400  # requests to one broker
+NESTED: Final = b"\xfe"  # an end that stands for closing parentheses, as many as are open
+DEEP: Final = 900  # Python's own parsers refuse deeper nesting
+COLLECT_EVERY: Final = 200  # tries, because an input that is measured while Python collects garbage is not slow
+REPEATS: Final = 3  # measurements before something is a fault
+BROKER_REQUESTS: Final = 400  # to one broker; what they create there costs all that follow
 PARSER_SHARE: Final = 0.7
-SEARCHES: Final = 20  # by one client at once
+REFUSALS: Final = (FilterError, FrameError, MessageError, BodyError, SubscriptionError, IllegalName, UnicodeError)
+"""How invalid bytes are refused. Any other exception is a fault."""
+MAX_TEXT_BYTES: Final = 32_000  # for properties and for expressions
+MAX_BODY_BYTES: Final = 64_000
+_CLOSING: Final = {ord("["): ord("]"), ord("{"): ord("}"), ord("("): ord(")")}
+
+# Parsers: each takes bytes of an attacker, and does with them what a broker, console or command does.
+
+PIECES: Final = (
+    *(b"(", b")", b"STRUCT(", b"NOT ", b"NOT (", b"CASE WHEN ", b"a = 1 OR ", b"a = 1 AND ", b"'x', ", b"a IN ("),
+    *(b"'", b"''", b'"', b"--", b"/*", b"a", b" ", b"\t", b"1", b"9", b"0x", b"0xf", b"0x1p", b".", b"1.", b"e1"),
+    *(b"-", b"+", b"||", b"A || ", b"*", b"$", b"_", b"\x01", b"\x02", b"a\x01b\x02", b"\x02\x03", b"KEYS\x01k"),
+    *(b"k", b"k ", b"TAGS\x01", b"DELAY\x01", b"UNIQ_KEY\x01k\x02", b"[", b"]", b"{", b"}", b'{"a":', b'"a":1,'),
+    *(b'"a",', b"{1:", b"x:", b",", b"\\", b"\\u00e9", b"null,", b"[1],", b"1e9,", b'{"groupName":"g"},'),
+    *(b'{"consumerDataSet":[', b'{"mqSet":[', b'{"queueId":1},', b'{"clientID":"c","consumerDataSet":['),
+    *(b"\xda\xa3 \xa7", b"\x00\x00\x01\x00\xda\xa3 \xa7", b"\x00", b"\xff", b"\x81", b"\x91", b"\xdc\xff\xff"),
+    *(b"\0\0\0\x17" + bytes(12), b"\0\0\0\x16" + bytes(18), b"\xc3\xa9", b"\xc4\xb0", b"\n", b"\r\n", b"%", b"/"),
+    *(b":", b"=", b"<", b">"),
+)  # fmt: skip
+"""Bytes that mean something to some parser."""
+_NUMBERS: Final = (b"1", b"9", b"0", b"0x", b"0x1p", b"0xf", b".", b"e1", b"-", b"+", b" ", b"\t", b"a", b"d", b"NaN")
+_FILTER: Final = (
+    *(b"(", b"NOT (", b"a = 1 OR ", b"a = 1 AND ", b"'x', ", b"a IN (", b"'", b"--", b"/*", b"1", b"1.", b"a", b" ", b"e"),
+)  # fmt: skip
+_HARD_NUMBERS: Final = ((b"0x1p", b"9", b""), (b"", b"1", b"!"), (b"0x", b"f", b"!"))
+_HARD_FILTERS: Final = ((b"", b"STRUCT(", b""), (b"a > ", b"1", b"a"), (b"", b"a = 1 OR ", b"a = 1"))
+_PAIRS: Final = (b"a", b"\x01", b"\x02", b"a\x01b\x02", b"KEYS\x01", b"TAGS\x01", b"UNIQ_KEY\x01", b"\x02\x03")
+_JSON: Final = (
+    *(b"[", b"{", b"{1:", b'"', b'"a":', b",", b"1", b"-", b"x:", b"\\", b"null", b'{"clientID":"c","consumerDataSet":['),
+)  # fmt: skip
+
+_HOST = bytes(8)
+_SHARED = Shared(b"\x01t", 0, 0, 0, _HOST, 0, _HOST, 0)
+_FILTERS = [
+    parse_filter(text) for text in ("a > 1.5", "a > 1", "a = TRUE", "a = 2.5", "a IN ('x', 'y')", "a BETWEEN 1 AND 2")
+]
+_INFLATED = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Parser:
+    """A parser.
+
+    Attributes:
+        run: The function; it takes up to `most` bytes.
+        pieces: Bytes that mean something to this parser.
+        known: Start, unit and end of inputs that were too expensive once.
+    """
+
+    run: Callable[[bytes], object]
+    most: int
+    pieces: Sequence[bytes] = ()
+    known: Sequence[tuple[bytes, bytes, bytes]] = ()
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _frame(kind: int, data: bytes) -> object:
+    head = (kind << 24 | len(data)).to_bytes(4, "big") + data
+    return FrameReader().feed(len(head).to_bytes(4, "big") + head)
+
+
+def _values(data: bytes) -> object:
+    text = "a\x01" + _text(data).replace("\x02", " ")
+    return [found(text) for found in _FILTERS]
+
+
+def _names(data: bytes) -> object:
+    text = _text(data)
+    return [properties.find(text, name) for name in (properties.KEYS, properties.TAGS, properties.UNIQUE_KEY)]
+
+
+def _record(data: bytes, *, is_packed: bool) -> Record:
+    body, flag = data, 0
+    if is_packed:
+        body, flag = zlib.compress(data.ljust(_INFLATED, b"\0"), 1), SYS_COMPRESSED | SYS_COMPRESSION_ZLIB
+    record = encode_record(0, 0, 0, 0, flag, 0, _HOST, 0, _HOST, 0, 0, body, b"\x01t", b"")
+    return decode_record(record)
+
+
+_BOMB = _record(b"bomb", is_packed=True)
+
+
+def _shown(record: Record) -> object:
+    message = Message(record, Queue("t", "b", 0), "t")
+    return body_of(message), preview(message), body_fields(message.record, 800)
+
+
+PARSERS: Final[dict[str, Parser]] = {
+    "filter": Parser(lambda data: parse_filter(_text(data)), MAX_TEXT_BYTES, _FILTER, _HARD_FILTERS),
+    "value that a filter compares": Parser(_values, MAX_TEXT_BYTES, _NUMBERS, _HARD_NUMBERS),
+    "tag expression": Parser(lambda data: parse_subscription("t", _text(data)), MAX_TEXT_BYTES),
+    "properties": Parser(lambda data: properties.decode(_text(data)), MAX_TEXT_BYTES, _PAIRS),
+    "names of properties": Parser(_names, MAX_TEXT_BYTES),
+    "properties without one": Parser(lambda data: properties.without(_text(data), "a"), MAX_TEXT_BYTES, _PAIRS),
+    "properties of a dead letter": Parser(lambda data: properties.shortened(_text(data), 1000), MAX_TEXT_BYTES, _PAIRS),
+    "JSON header": Parser(lambda data: _frame(0, data), MAX_BODY_BYTES),
+    "binary header": Parser(lambda data: _frame(1, data), MAX_BODY_BYTES),
+    "MessagePack header": Parser(lambda data: _frame(77, data), MAX_BODY_BYTES),
+    "frames": Parser(lambda data: FrameReader().feed(data), MAX_BODY_BYTES),
+    "heartbeat": Parser(bodies.decode_heartbeat, MAX_BODY_BYTES, _JSON),
+    "locks": Parser(group_bodies.decode_lock_request, MAX_BODY_BYTES, _JSON),
+    "client check": Parser(group_bodies.decode_client_check, MAX_BODY_BYTES, _JSON),
+    "registration": Parser(lambda data: finish(decode_registration(data)), MAX_BODY_BYTES, _JSON),
+    "batch": Parser(decode_batch, MAX_BODY_BYTES),
+    "records of a batch": Parser(
+        lambda data: encode_records(split(data, b"CLUSTER\x01c"), _SHARED, 0, 0), MAX_BODY_BYTES
+    ),
+    "records of an answer": Parser(lambda data: list(decode_records(data)), MAX_BODY_BYTES),
+    "body that is shown": Parser(lambda data: _shown(_record(data, is_packed=False)), MAX_BODY_BYTES),
+    "compressed body that is shown": Parser(lambda data: _shown(_BOMB), MAX_TEXT_BYTES),
+    "garbled zlib": Parser(lambda data: begin_of(data, SYS_COMPRESSED | SYS_COMPRESSION_ZLIB, 1000), MAX_BODY_BYTES),
+}
 
 
 class Input(NamedTuple):
-    begin: bytes
+    start: bytes
     unit: bytes
     end: bytes
 
     def of(self, size: int) -> bytes:
-        """Brackets that the unit opens are closed as often; where the end says so, only as often as a deep reader needs."""
+        """Return the input with this size; if its end is NESTED, with the brackets closed that the unit opens."""
         closed, is_nested = b"", self.end == NESTED
         if is_nested:
             closed = bytes(_CLOSING[byte] for byte in reversed(self.unit) if byte in _CLOSING)
             size = min(size, DEEP * (len(self.unit) + len(closed)))
-        times = max((size - len(self.begin) - len(self.end)) // max(len(self.unit) + len(closed), 1), 1)
-        return self.begin + self.unit * times + (closed * times if is_nested else self.end)
+        times = max((size - len(self.start) - len(self.end)) // max(len(self.unit) + len(closed), 1), 1)
+        return self.start + self.unit * times + (closed * times if is_nested else self.end)
 
 
 class Worst(NamedTuple):
@@ -78,7 +204,7 @@ class Worst(NamedTuple):
 
 
 class Inputs:
-    """Those that cost a subject most so far, and others like them."""
+    """The inputs that cost a parser or a request most so far, and others like them."""
 
     def __init__(
         self, chance: random.Random, own: Sequence[bytes] = (), known: Sequence[tuple[bytes, bytes, bytes]] = ()
@@ -112,7 +238,7 @@ class Inputs:
         return b"".join(self._chance.choices(pieces, k=self._chance.randrange(most + 1)))
 
     def cost(self, cost: float, given: Input) -> bool:
-        """Whether nothing cost more before."""
+        """Keep an input if it is one of the worst. Return True if it is the worst."""
         self.worst = sorted([*self.worst, Worst(cost, given)], reverse=True)[:KEPT]
         return self.worst[0].input is given
 
@@ -125,188 +251,108 @@ class Meter:
 
     @contextmanager
     def piece(self) -> Iterator[None]:
-        began_s = time.thread_time()
+        start_s = time.thread_time()
         try:
             yield
         finally:
-            took_s = time.thread_time() - began_s
+            took_s = time.thread_time() - start_s
             self.total_s += took_s
             self.longest_s = max(self.longest_s, took_s)
 
 
 class Search:
-    """Looks for costs and keeps the worst of each subject."""
+    """Searches for costs, and keeps the worst inputs of each parser and request."""
 
     def __init__(self, outcome: Outcome, seed: int) -> None:
         self._outcome = outcome
         self._chance = random.Random(seed)
-        self._inputs = {name: Inputs(self._chance, subject.pieces, subject.known) for name, subject in PARSERS.items()}
+        self._inputs = {name: Inputs(self._chance, parser.pieces, parser.known) for name, parser in PARSERS.items()}
         self._inputs |= {request_name(code): Inputs(self._chance) for code in CODES}
-        self._fuzz = Fuzz(seed)
-
-    # Parsers
+        self._corpus = Frames(seed)
 
     def parse(self, number: int) -> None:
-        names = list(PARSERS)
-        name = names[number % len(names)]
-        subject, inputs = PARSERS[name], self._inputs[name]
+        name = list(PARSERS)[number % len(PARSERS)]
+        parser, inputs = PARSERS[name], self._inputs[name]
         given = inputs.next()
-        size = self._chance.choice((subject.most, subject.most // 4, 2000))
+        size = self._chance.choice((parser.most, parser.most // 4, 2000))
         large = given.of(size)
-        took_s = self._time(name, subject, large)
+        took_s = self._time(name, parser, large)
         is_worst = inputs.cost(max(took_s - TRIFLE_S, 0) / len(large), given)
         if took_s > NOISE_S:
-            self._compare(name, subject, given, size)
+            self._compare(name, parser, large, given.of(size // SMALL))
         if is_worst or number % MEMORY_EVERY == 0:
-            self._weigh(name, subject, large)
+            self._measure_memory(name, parser, large)
 
-    def _time(self, name: str, subject: Subject, data: bytes) -> float:
-        began_s = time.thread_time()
+    def _time(self, name: str, parser: Parser, data: bytes) -> float:
+        start_s = time.thread_time()
         try:
-            subject.run(data)
+            parser.run(data)
         except REFUSALS:
             pass
         except Exception as error:
-            self._outcome.fault(f"{name}: {type(error).__name__} leaves it: {str(error)[:80]}")
-        return time.thread_time() - began_s
+            self._outcome.fault(f"{name}: unexpected {type(error).__name__}: {str(error)[:80]}")
+        return time.thread_time() - start_s
 
-    def _compare(self, name: str, subject: Subject, given: Input, size: int) -> None:
-        """Time is at its least when nobody disturbs."""
-        large, small = given.of(size), given.of(size // SMALL)
-        large_s = min(self._time(name, subject, large) for _ in range(AGAIN))
-        small_s = min(self._time(name, subject, small) for _ in range(AGAIN))
+    def _compare(self, name: str, parser: Parser, large: bytes, small: bytes) -> None:
+        """The least of several times is the one without disturbance."""
+        large_s, small_s = (min(self._time(name, parser, data) for _ in range(REPEATS)) for data in (large, small))
         if large_s > BASE_S + BYTE_S * len(large):
             self._outcome.fault(f"{name}: {len(large)} bytes cost more than {BYTE_S * 1e6:g} us each")
         elif large_s > NOISE_S and large_s / max(small_s, 1e-4) > GROWTH * len(large) / len(small):
             self._outcome.fault(f"{name}: time grows faster than the length")
 
-    def _weigh(self, name: str, subject: Subject, data: bytes) -> None:
+    def _measure_memory(self, name: str, parser: Parser, data: bytes) -> None:
         tracemalloc.start()
         try:
-            self._time(name, subject, data)
+            self._time(name, parser, data)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
         if peak > BASE_BYTES + BYTE_BYTES * len(data):
             self._outcome.fault(f"{name}: more memory than {BASE_BYTES >> 20} MiB and {BYTE_BYTES} bytes for each")
 
-    # Requests
-
-    async def ask(self, server: Server, broker: BrokerController, number: int) -> None:
+    async def request(self, running: Serving, number: int) -> None:
+        """Send a request with an input in one of its fields, or as its body."""
         code = CODES[number % len(CODES)]
         name = request_name(code)
-        inputs = self._inputs[name]
-        given = inputs.next()
+        given = self._inputs[name].next()
         data = given.of(self._chance.choice((MAX_TEXT_BYTES, 8000)))
-        frame = self._grown(code, data)
         try:
-            raw = encode(frame)
+            raw = encode(self._with(self._corpus.request(1)._replace(code=code, flag=0), data))
         except Exception:  # our encoder does not write it
             return
-        meter = await self._measured(server, broker, raw, name)
-        inputs.cost(max(meter.total_s - TRIFLE_S, 0) / len(raw), given)
-        if self._is_much(meter, len(raw)):
-            for _ in range(AGAIN - 1):
-                again = await self._measured(server, broker, raw, name)
-                meter.longest_s = min(meter.longest_s, again.longest_s)
-                meter.total_s = min(meter.total_s, again.total_s)
-            if meter.longest_s > PIECE_S:
-                self._outcome.fault(f"{name}: a piece of it takes more than {PIECE_S * 1000:.0f} ms")
-            elif self._is_much(meter, len(raw)):
-                self._outcome.fault(f"{name}: {BYTE_S * 1e6:g} us a byte, and more")
+        meter = await self._measured(running, raw)
+        self._inputs[name].cost(max(meter.total_s - TRIFLE_S, 0) / len(raw), given)
+        most_s = BASE_S + BYTE_S * len(raw)
+        for _ in range(REPEATS - 1):
+            if meter.longest_s <= PIECE_S and meter.total_s <= most_s:
+                return
+            found = await self._measured(running, raw)
+            meter.longest_s, meter.total_s = min(meter.longest_s, found.longest_s), min(meter.total_s, found.total_s)
+        if meter.longest_s > PIECE_S:
+            self._outcome.fault(f"{name}: a piece of it takes more than {PIECE_S * 1000:.0f} ms")
+        elif meter.total_s > most_s:
+            self._outcome.fault(f"{name}: {BYTE_S * 1e6:g} us a byte, and more")
 
-    def _is_much(self, meter: Meter, size: int) -> bool:
-        return meter.longest_s > PIECE_S or meter.total_s > BASE_S + BYTE_S * size
-
-    def _grown(self, code: int, data: bytes) -> Frame:
-        """A request with the data in one of its fields, or as its body."""
-        frame = self._fuzz.request(1)._replace(code=code, flag=0)
+    def _with(self, frame: Frame, data: bytes) -> Frame:
         if self._chance.random() < 0.5:
             return frame._replace(body=data)
         texts = [name for name, value in frame.ext.items() if isinstance(value, str)]
-        field = self._chance.choice(texts or ["x"])
-        return frame._replace(ext={**frame.ext, field: data.decode(errors="replace")})
+        return frame._replace(ext={**frame.ext, self._chance.choice(texts or ["x"]): data.decode(errors="replace")})
 
-    async def _measured(self, server: Server, broker: BrokerController, raw: bytes, name: str) -> Meter:
-        meter = Meter()
-        peer = Peer(server, 7)
+    async def _measured(self, running: Serving, raw: bytes) -> Meter:
+        meter, peer = Meter(), Peer(running.server, 7)
         with meter.piece():
             peer.send(raw)
-        await self._finish(broker, meter)
+        while running.broker.turns.waiting:
+            with meter.piece():
+                await asyncio.sleep(0)
         peer.hang_up()
         await asyncio.sleep(0)
         return meter
 
-    async def _finish(self, broker: BrokerController, meter: Meter) -> None:
-        while broker.turns.waiting:
-            with meter.piece():
-                await asyncio.sleep(0)
-
-    async def stored(self, server: Server, broker: BrokerController, number: int) -> None:
-        """Messages of clients that others search for, with bodies and properties made for that."""
-        given = self._inputs[request_name(RequestCode.QUERY_MESSAGE)].next() if number % 2 else Input(b"", b"k", b"")
-        body, topic = given.of(40_000), f"q{number}"
-        put = Peer(server, 8)
-        put.send(_encoded(RequestCode.UPDATE_AND_CREATE_TOPIC, topic=topic, readQueueNums=1, writeQueueNums=1, perm=6))
-        for _ in range(8):
-            ext: dict[str, str | int | bool] = {
-                "a": "p",
-                "b": topic,
-                "c": "TBW102",
-                "d": 1,
-                "e": 0,
-                "f": 0,
-                "g": 1,
-                "h": 0,
-                "i": "KEYS\x01x",
-            }
-            put.send(encode(Frame(RequestCode.SEND_MESSAGE_V2, 1, ext, body)))
-        query = _encoded(
-            RequestCode.QUERY_MESSAGE, topic=topic, key="k", maxNum=64, beginTimestamp=0, endTimestamp=2**62
-        )
-        meter = await self._measured(server, broker, query, "QUERY_MESSAGE")
-        if meter.total_s > BASE_S + BYTE_S * 8 * len(body) / 10:
-            again = await self._measured(server, broker, query, "QUERY_MESSAGE")
-            if again.total_s > BASE_S + BYTE_S * 8 * len(body) / 10:
-                self._outcome.fault("QUERY_MESSAGE: what is in bodies makes a search take longer")
-        put.hang_up()
-
-    async def searched(self, server: Server, broker: BrokerController) -> None:
-        """Searches that take several turns, many of one client."""
-        peer = Peer(server, 9)
-        peer.send(
-            _encoded(RequestCode.UPDATE_AND_CREATE_TOPIC, topic="many", readQueueNums=1, writeQueueNums=1, perm=6)
-        )
-        batch = encode_batch([BatchEntry(0, b"x", "")] * 4000)
-        ext = {
-            "a": "p",
-            "b": "many",
-            "c": "TBW102",
-            "d": "1",
-            "e": "0",
-            "f": "0",
-            "g": "1",
-            "h": "0",
-            "i": "",
-            "m": "true",
-        }
-        for _ in range(5):
-            peer.send(encode(Frame(RequestCode.SEND_BATCH_MESSAGE, 1, ext, batch)))
-            await self._finish(broker, Meter())
-        query = _encoded(
-            RequestCode.QUERY_MESSAGE, topic="many", key="none", maxNum=64, beginTimestamp=0, endTimestamp=2**62
-        )
-        peer.send(query * SEARCHES)
-        most = 0
-        while peer.connection.kept or broker.turns.waiting:
-            most = max(most, broker.turns.waiting)
-            await asyncio.sleep(0)
-        if most > LIMITS.max_searches:
-            self._outcome.fault("QUERY_MESSAGE: one client has many searches side by side")
-        peer.hang_up()
-
     def figures(self) -> dict[str, object]:
-        """The worst of each subject: nanoseconds for a byte, and the input."""
+        """Return the worst input of each parser and request, and its nanoseconds for a byte."""
         found = {name: inputs.worst[0] for name, inputs in self._inputs.items() if inputs.worst}
         worst = sorted(found.items(), key=lambda item: -item[1].cost)
         return {
@@ -315,61 +361,19 @@ class Search:
         }
 
 
-def _encoded(code: RequestCode, **ext: str | int) -> bytes:
-    return encode(Frame(code, 1, {name: str(value) for name, value in ext.items()}))
-
-
-class _Serving:
-    """A new broker after some hundred requests: what they have made there costs all that follow."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._count = 0
-
-    async def serve(self, search: Search, outcome: Outcome, numbers: Iterator[int]) -> bool:
-        """Whether there is more to try."""
-        self._count += 1
-        config = BrokerConfig(self._folder / f"data-{self._count}", "127.0.0.1:9", vip_channel=False)
-        routes = Routes()
-        broker = BrokerController(config, routes)
-        asked = 0
-        async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
-            server.reports.is_due = lambda *_: True  # type: ignore[method-assign]
-            await search.searched(server, broker)
-            for number in numbers:
-                outcome.tried += 1
+async def cost(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
+    search, numbers, requests = Search(outcome, seed), iter(limit), itertools.count()
+    gc.disable()
+    number: int | None = 0
+    while number is not None:
+        async with serving(config_in(folder / str(next(requests)))) as running:
+            while (number := next(numbers, None)) is not None:
                 if number % COLLECT_EVERY == 0:
                     gc.collect()
                 if number % 10 < PARSER_SHARE * 10:
                     search.parse(number)
-                    continue
-                asked += 1
-                if asked % 20 == 1:
-                    await search.stored(server, broker, number)
                 else:
-                    await search.ask(server, broker, asked)
-                if asked >= BROKER_TRIES:
-                    return True
-        return False
-
-
-async def _run(limit: Limit, search: Search, outcome: Outcome, folder: Path) -> None:
-    numbers, serving = iter(limit), _Serving(folder)
-    while await serving.serve(search, outcome, numbers):
-        pass
-
-
-def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    outcome = Outcome()
-    before = structlog.get_config()
-    structlog.configure(processors=[faults_of(outcome)], logger_factory=structlog.ReturnLoggerFactory())
-    search = Search(outcome, seed)
-    gc.disable()
-    try:
-        uvloop.run(_run(limit, search, outcome, folder))
-    finally:
-        gc.enable()
-        structlog.configure(**before)
-    outcome.figures.update(search.figures())
-    print(f"worst: {list(outcome.figures['worst_ns_per_byte'].items())[:3]}", file=sys.stderr)
-    return outcome
+                    await search.request(running, asked := next(requests))
+                    if asked % BROKER_REQUESTS == 0:
+                        break
+    outcome.figures |= search.figures()

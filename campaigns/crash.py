@@ -21,7 +21,6 @@ import errno
 import os
 import random
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,7 +32,7 @@ from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import Limits
 from rocketlet.broker.runtime import MovableClock
 from rocketlet.broker.store import disk as system_calls
-from rocketlet.broker.store.files import Folder, StoreError, StoreFailed, StoreFull
+from rocketlet.broker.store.files import Folder, StoreError, StoreFailed
 from rocketlet.protocol import names
 from rocketlet.protocol.bodies import TopicConfig
 
@@ -59,7 +58,6 @@ SEGMENT_BYTES = 10_000
 
 # A disk that fails
 
-SMALL_DISK = "256k"
 FAULTS = ("full", "short", "read-only", "EIO on write", "EIO on sync", "EIO on read", "slow", "no descriptors")
 DEVICE_FAULTS = ("EIO on write", "EIO on sync")
 
@@ -192,29 +190,22 @@ class _Sends:
         return True
 
 
-def disk(limit: Limit, seed: int, folder: Path) -> Outcome:
-    outcome = Outcome(figures={"acknowledged": 0, "refused": 0, "faults_met": 0, "real_disks": 0})
-    can_mount = _can_mount(folder / "probe")
-
-    def attempt(number: int, work: Path) -> None:
-        chance = random.Random(f"{seed}-{number}")
-        (_on_small_disk if can_mount and number % 4 == 3 else _on_failing_disk)(work, chance, outcome)
-
-    return _attempts(limit, folder, outcome, attempt)
-
-
-def _attempts(limit: Limit, folder: Path, outcome: Outcome, attempt: Callable[[int, Path], object]) -> Outcome:
-    """Try again and again, each time in an empty folder."""
+def disk(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
     for number in limit:
-        work = folder / "work"
-        work.mkdir()
-        try:
-            attempt(number, work)
-        except Exception as error:
-            outcome.fault(f"{type(error).__name__}: {error}".replace(str(folder), ""))
-        outcome.tried += 1
-        shutil.rmtree(work, ignore_errors=True)
-    return outcome
+        with attempt(folder, outcome) as work:
+            _on_failing_disk(work, random.Random(f"{seed}-{number}"), outcome)
+
+
+@contextmanager
+def attempt(folder: Path, outcome: Outcome) -> Iterator[Path]:
+    """An empty folder for one try; an exception is a fault."""
+    work = folder / "work"
+    work.mkdir()
+    try:
+        yield work
+    except Exception as error:
+        outcome.fault(f"{type(error).__name__}: {error}".replace(str(folder), ""))
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def _on_failing_disk(folder: Path, chance: random.Random, outcome: Outcome) -> None:
@@ -236,7 +227,7 @@ def _on_failing_disk(folder: Path, chance: random.Random, outcome: Outcome) -> N
         device.kind = kind if kind in ("full", "short", "slow") else None
         open_broker(folder, **settings).store.close()
     _check_disk(folder, settings, sends, kind, outcome)
-    outcome.figures["faults_met"] += device.met
+    outcome.add(faults_met=device.met)
 
 
 def _check_disk(folder: Path, settings: dict[str, Any], sends: _Sends, kind: str, outcome: Outcome) -> None:
@@ -251,56 +242,7 @@ def _check_disk(folder: Path, settings: dict[str, Any], sends: _Sends, kind: str
         outcome.fault(f"{kind}: an offset is given again")
     broker.persist(closes=True)
     broker.store.close()
-    outcome.figures["acknowledged"] += len(sends.acknowledged)
-    outcome.figures["refused"] += sends.refused
-
-
-def _on_small_disk(folder: Path, chance: random.Random, outcome: Outcome) -> None:
-    mount = folder / "disk"
-    _mount(mount, f"size={SMALL_DISK}")
-    settings: dict[str, Any] = {"flush": chance.choice(("os", "sync")), "segment_bytes": SEGMENT_BYTES}
-    try:
-        broker = open_broker(mount / "data", **settings)
-        broker.topics.put(TopicConfig("t", 8, 8), 0)
-        sends = _Sends(broker, chance)
-        for number in range(STEPS * 5):
-            sends.step(number)
-        broker.persist(closes=True)
-        broker.store.close()
-        if not sends.refused:
-            outcome.fault("small disk: it did not fill up")
-        for state in ("full", "read-only"):
-            if state == "read-only":
-                _mount(mount, "remount,ro")
-            broker = open_broker(mount / "data", **settings)
-            if differences(sends.acknowledged, read_all(broker))[0]:
-                outcome.fault(f"{state} small disk: an acknowledged message cannot be read")
-            if state == "read-only":
-                with suppress(StoreFull):
-                    put(broker, broker.store.queue("t", 0), b"refused")
-                    outcome.fault("read-only small disk: a message was acknowledged")
-            else:
-                broker.group_configs.ensure("unknown")
-            broker.store.close()
-        _mount(mount, "remount,rw,size=8m")
-        _check_disk(mount / "data", settings, sends, "small disk", outcome)
-        outcome.figures["real_disks"] += 1
-    finally:
-        subprocess.run(["umount", "--lazy", str(mount)], check=True, capture_output=True)
-
-
-def _mount(folder: Path, options: str) -> None:
-    folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True, capture_output=True)
-
-
-def _can_mount(folder: Path) -> bool:
-    try:
-        _mount(folder, "size=64k")
-        subprocess.run(["umount", str(folder)], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        return False
-    return True
+    outcome.add(acknowledged=len(sends.acknowledged), refused=sends.refused)
 
 
 # A power cut
@@ -471,28 +413,35 @@ def _keep(names: dict[str, Inode], name: str, inode: Inode | None) -> None:
         names[name] = inode
 
 
-def power(limit: Limit, seed: int, folder: Path) -> Outcome:
-    figures = ("acknowledged", "cut_off", "deleted", "killed", "timed", "recalled", "popped", "in_flight")
-    outcome = Outcome(figures=dict.fromkeys(figures, 0))
-    loop = asyncio.new_event_loop()
+def power(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
+    _cuts(limit, seed, folder, outcome, popped_share=POPPED_SHARE)
 
-    def attempt(number: int, work: Path) -> None:
+
+def pop(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
+    _cuts(limit, seed, folder, outcome, popped_share=1.0)
+
+
+def _cuts(limit: Limit, seed: int, folder: Path, outcome: Outcome, *, popped_share: float) -> None:
+    loop = asyncio.new_event_loop()
+    for number in limit:
         # apart, so that a seed stays the same when another kind of work is added
         chances = {name: random.Random(f"{seed}-{number}-{name}") for name in ("", "amid", "times", "popped")}
-        _power_cut(work, chances, outcome, loop)
-
-    _attempts(limit, folder, outcome, attempt)
+        with attempt(folder, outcome) as work:
+            _power_cut(work, chances, outcome, loop, popped_share)
     loop.close()
-    return outcome
 
 
 def _power_cut(
-    folder: Path, chances: dict[str, random.Random], outcome: Outcome, loop: asyncio.AbstractEventLoop
+    folder: Path,
+    chances: dict[str, random.Random],
+    outcome: Outcome,
+    loop: asyncio.AbstractEventLoop,
+    popped_share: float,
 ) -> None:
     chance, amid = chances[""], chances["amid"]
     device, work = Device(), Work(loop)
     timed = Timed(work) if chances["times"].random() < TIMED_SHARE else None
-    popped = Popped(work) if chances["popped"].random() < POPPED_SHARE else None
+    popped = Popped(work) if chances["popped"].random() < popped_share else None
     before, after = folder / "before", folder / "after"
     is_kill = chance.random() < 0.33
     settings: dict[str, Any] = {"flush": "os" if is_kill else "sync", "segment_bytes": 8000, "delay_levels_ms": (0,)}
@@ -542,8 +491,7 @@ def _power_cut(
         "popped": len(popped.done) if popped is not None else 0,
         "in_flight": len(popped.kept) if popped is not None else 0,
     }
-    for name, count in counts.items():
-        outcome.figures[name] += count
+    outcome.add(**counts)
 
 
 # Damaged files
@@ -635,28 +583,23 @@ class Template:
         return {place: record for place, (_, record) in self.records.items()}
 
 
-def files(limit: Limit, seed: int, folder: Path) -> Outcome:
-    outcome = Outcome(figures={"kept": 0, "reported": 0, "refused": 0, "slowest_s": 0.0})
+def files(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
     templates = [Template(folder / f"template-{n}", seed + n, is_killed=n % 2 == 1) for n in range(TEMPLATES)]
-
-    def attempt(number: int, work: Path) -> None:
-        chance = random.Random(f"{seed}-{number}")
-        template = templates[number % TEMPLATES]
-        shutil.copytree(template.folder, work, dirs_exist_ok=True)
-        kind = chance.random()
-        lose = _damage if kind > 0.1 else partial(_tear_end if kind > 0.05 else _lose_end, template)
-        what = lose(work, chance)
-        began_s = time.monotonic()
-        try:
-            _Damaged(template, work, what, outcome).check()
-        except Exception as error:
-            outcome.fault(f"{what}: {type(error).__name__}: {error}")
-        taken_s = time.monotonic() - began_s
-        outcome.figures["slowest_s"] = max(outcome.figures["slowest_s"], round(taken_s, 2))
-        if taken_s > HANG_S:
-            outcome.fault(f"{what}: {taken_s:.0f} s")
-
-    return _attempts(limit, folder, outcome, attempt)
+    for number in limit:
+        chance, template = random.Random(f"{seed}-{number}"), templates[number % TEMPLATES]
+        with attempt(folder, outcome) as work:
+            shutil.copytree(template.folder, work, dirs_exist_ok=True)
+            kind = chance.random()
+            lose = _damage if kind > 0.1 else partial(_tear_end if kind > 0.05 else _lose_end, template)
+            what, start_s = lose(work, chance), time.monotonic()
+            try:
+                _Damaged(template, work, what, outcome).check()
+            except Exception as error:
+                outcome.fault(f"{what}: {type(error).__name__}: {error}")
+            taken_s = time.monotonic() - start_s
+            outcome.highest("slowest_s", taken_s)
+            if taken_s > HANG_S:
+                outcome.fault(f"{what}: {taken_s:.0f} s")
 
 
 def _damage(folder: Path, chance: random.Random) -> str:
@@ -719,7 +662,7 @@ class _Damaged:
         try:
             broker = open_broker(work, **AT_ONCE)
         except StoreError as error:
-            self._outcome.figures["refused"] += 1
+            self._outcome.add(refused=1)
             if ".json is damaged" not in str(error):
                 self._fault(f"refused without a file's name: {error}")
             return
@@ -761,8 +704,7 @@ class _Damaged:
             for place, position, record in places
         ):
             self._fault("gone without a report")
-        self._outcome.figures["kept"] += len(found)
-        self._outcome.figures["reported"] += len(missing)
+        self._outcome.add(kept=len(found), reported=len(missing))
         return found
 
     def _check_state(self, broker: BrokerController, whole: set[Place]) -> None:

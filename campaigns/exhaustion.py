@@ -14,11 +14,12 @@ import asyncio
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
-import uvloop
 from rocketlet.broker.config import LIMITS
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.headers import CreateTopic, write
@@ -26,10 +27,10 @@ from rocketlet.protocol.headers import CreateTopic, write
 from bench.peers import Peer, rocketlet
 from tests.conftest import Wire
 
-from ._attacks import ATTACKS, LEAN, QUEUES, TOPIC, connect, send
+from ._attacks import ATTACKS, LEAN, QUEUES, TOPIC, send
 from .common import Limit, Outcome
+from .processes import connect
 
-DEFAULT_COUNT = len(ATTACKS)
 BUDGET_MIB = 128
 BASE_MIB = 200  # interpreter, indexes, the topics and groups that the limits allow, one answer to each connection
 TAKEN_AT_MOST = {
@@ -87,69 +88,65 @@ class Honest:
         }
 
 
-async def attack_all(
-    peer: Peer, folder: Path, outcome: Outcome, limit: Limit, share: float, registry: str = ""
-) -> None:
-    """Every attack in turn. share: of the size that an attack has by hand; registry: the name server, if it is apart."""
-    wires = [Wire(*await connect(peer.address)) for _ in range(2)]
-    await _create_topics(wires[0])
-    honest = Honest(wires[1], outcome, peer.pid)
-    running = asyncio.create_task(honest.run())
-    await asyncio.sleep(CALM_S * share)
-    outcome.figures["calm"] = honest.figures() | {"resident_mib": round(peer.resident_mib())}
-    names = [limit.only] if limit.only else list(ATTACKS)
-    for number in limit:
-        name = names[number % len(names)]
-        if name in LEAN:
-            await attack_lean(name, folder, outcome, share)
-            continue
-        address = registry if registry and name == "registrations" else peer.address
-        before_mib = _peak_from_now(peer.pid)
-        found = await _attack(name, address, max(int(ATTACKS[name][1] * share), 2), outcome)
-        resident = {"resident_mib": round(peer.resident_mib()), "peak_mib": _peak_mib(peer.pid)}
-        grown_mib = resident["peak_mib"] - before_mib
-        if grown_mib > GROWS_AT_MOST_MIB.get(name, grown_mib):
-            outcome.fault(f"{name}: the broker has grown by {grown_mib} MiB, more than {GROWS_AT_MOST_MIB[name]}")
-        for harmed in found.get("harmed", ()):
-            outcome.fault(f"{name}: {harmed} is not served")
-        await asyncio.sleep(0.5)
-        outcome.figures[name] = honest.figures() | resident | found
-        outcome.tried += 1
-        if running.done():
-            outcome.figures[name]["honest"] = "gone"
-            break
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    for wire in wires:
-        await wire.close()
-
-
-async def _create_topics(wire: Wire) -> None:
-    for topic, queues in (("honest", 1), (TOPIC, QUEUES)):
-        ext = {key: str(value) for key, value in write(CreateTopic(topic, queues, queues, 6)).items()}
-        await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
-
-
-async def attack_lean(name: str, folder: Path, outcome: Outcome, share: float) -> None:
-    """An attack on the memory of a broker that may have little."""
-    options = ("--memory", f"{LEAN_BUDGET_MIB}M", "--log-level", "error")
-    async with rocketlet(folder, *options, name=name.replace(" ", "-")) as peer:
-        wires = [Wire(*await connect(peer.address)) for _ in range(2)]
-        await _create_topics(wires[0])
-        honest = Honest(wires[1], outcome, peer.pid)
-        running = asyncio.create_task(honest.run())
-        await asyncio.sleep(0.5)
-        idle_mib = round(peer.resident_mib())
-        found = await _attack(name, peer.address, max(int(ATTACKS[name][1] * share), 2), outcome)
-        peak_mib = _peak_mib(peer.pid)
-        if peak_mib > LEAN_RESIDENT_MIB:
-            outcome.fault(f"{name}: {peak_mib} MiB resident with a budget of {LEAN_BUDGET_MIB}")
-        outcome.figures[name] = honest.figures() | {"idle_mib": idle_mib, "lean_peak_mib": peak_mib} | found
-        outcome.tried += 1
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        for wire in wires:
+@asynccontextmanager
+async def attacked(folder: Path, budget_mib: int, outcome: Outcome, name: str) -> AsyncIterator[tuple[Peer, Honest]]:
+    """A broker with an honest client. Everything that ends the broker is a fault."""
+    try:
+        async with rocketlet(folder, "--memory", f"{budget_mib}M", "--log-level", "error", name=name) as peer:
+            wire = await connect(peer.address)
+            for topic, queues in (("honest", 1), (TOPIC, QUEUES)):
+                await wire.call(RequestCode.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(topic, queues, queues, 6)))
+            honest = Honest(wire, outcome, peer.pid)
+            running = asyncio.create_task(honest.run())
+            yield peer, honest
+            if running.done():
+                outcome.fault("the honest client has gone")
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
             await wire.close()
+    except (OSError, TimeoutError) as error:
+        outcome.fault(f"the broker: {error!r}")
+
+
+async def exhaustion(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
+    names = [limit.only] if limit.only else list(ATTACKS)
+    is_short = limit.count is not None and limit.count < len(ATTACKS) and limit.only is None
+    share = 0.05 if is_short else 1.0
+    async with attacked(folder, BUDGET_MIB, outcome, "rocketlet") as (peer, honest):
+        await asyncio.sleep(CALM_S * share)
+        outcome.figures["calm"] = honest.figures() | {"resident_mib": round(peer.resident_mib())}
+        for number in limit:
+            name = names[number % len(names)]
+            size = max(int(ATTACKS[name][1] * share), 2)
+            if name not in LEAN:
+                outcome.figures[name] = await _figures(name, size, peer, honest, outcome)
+                continue
+            async with attacked(folder, LEAN_BUDGET_MIB, outcome, f"{number}-lean") as (lean, beside):
+                await asyncio.sleep(0.5)
+                idle = {"idle_mib": round(lean.resident_mib())}
+                outcome.figures[name] = idle | await _figures(name, size, lean, beside, outcome)
+                if outcome.figures[name]["peak_mib"] > LEAN_RESIDENT_MIB:
+                    outcome.fault(f"{name}: over {LEAN_RESIDENT_MIB} MiB resident with a budget of {LEAN_BUDGET_MIB}")
+    for name, most in TAKEN_AT_MOST.items():
+        responses = outcome.figures.get(name, {}).get("responses", {})
+        if responses.get("0", 0) > most:
+            outcome.fault(f"{name}: {responses['0']} were accepted")
+    largest = max((figures.get("peak_mib", 0) for figures in outcome.figures.values()), default=0)
+    if largest > BUDGET_MIB + BASE_MIB:
+        outcome.fault(f"{largest} MiB resident with a budget of {BUDGET_MIB}")
+
+
+async def _figures(name: str, size: int, peer: Peer, honest: Honest, outcome: Outcome) -> dict[str, Any]:
+    before_mib = _peak_from_now(peer.pid)
+    found = await _attack(name, peer.address, size, outcome)
+    memory = {"resident_mib": round(peer.resident_mib()), "peak_mib": _peak_mib(peer.pid)}
+    grown_mib = memory["peak_mib"] - before_mib
+    if grown_mib > GROWS_AT_MOST_MIB.get(name, grown_mib):
+        outcome.fault(f"{name}: the broker has grown by {grown_mib} MiB, more than {GROWS_AT_MOST_MIB[name]}")
+    for unserved in found.get("unserved", ()):
+        outcome.fault(f"{name}: {unserved} is not served")
+    await asyncio.sleep(0.5)
+    return honest.figures() | memory | found
 
 
 async def _attack(name: str, address: str, size: int, outcome: Outcome) -> dict[str, Any]:
@@ -173,30 +170,6 @@ async def _attack(name: str, address: str, size: int, outcome: Outcome) -> dict[
         outcome.fault(f"the attack {name} did not end within 180 s")
         return {}
     return {"took_s": round(took_s, 1), **found}
-
-
-def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    outcome = Outcome()
-    uvloop.run(_run(limit, folder, outcome))
-    return outcome
-
-
-async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
-    is_short = limit.count is not None and limit.count < DEFAULT_COUNT and limit.only is None
-    options = ("--memory", f"{BUDGET_MIB}M", "--log-level", "error")
-    share = 0.05 if is_short else 1.0
-    async with rocketlet(folder, *options) as peer:
-        try:
-            await attack_all(peer, folder, outcome, limit, share)
-        except (OSError, TimeoutError) as error:
-            outcome.fault(f"the broker: {error!r}")
-    for name, taken in TAKEN_AT_MOST.items():
-        answers = outcome.figures.get(name, {}).get("answers", {})
-        if answers.get("0", 0) > taken:
-            outcome.fault(f"{name}: {answers['0']} were taken")
-    largest = max((figures.get("peak_mib", 0) for figures in outcome.figures.values()), default=0)
-    if largest > BUDGET_MIB + BASE_MIB:
-        outcome.fault(f"{largest} MiB resident with a budget of {BUDGET_MIB}")
 
 
 def _ran_ms(pid: int) -> float:

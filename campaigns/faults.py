@@ -19,7 +19,6 @@ from .common import Limit, Outcome
 
 ROOT: Final = Path(__file__).parents[1]
 PATCHES: Final = tuple(sorted((ROOT / "campaigns" / "faults").glob("*.patch")))
-DEFAULT_COUNT: Final = len(PATCHES)
 NOTICED_BY: Final = "Noticed by: python "
 MAX_CPU_S: Final = 300  # a command that a planted fault keeps running has noticed it
 NOT_SOURCE: Final = (".*", "__pycache__", "build", "dist", "site", "*.egg-info", "demo-output", "rocketlet-data")
@@ -47,8 +46,7 @@ def apply(path: Path, folder: Path, *options: str) -> None:
         raise RuntimeError(f"{path.name} does not apply: {done.stderr.strip()}; adapt it to the changed source")
 
 
-def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    outcome = Outcome()
+def faults(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
     tree = folder / "rocketlet"  # the package's name, so that processes import this copy
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*NOT_SOURCE))
     chosen = [path for path in PATCHES if limit.only in (None, path.stem)]
@@ -59,9 +57,7 @@ def run(limit: Limit, seed: int, folder: Path) -> Outcome:
         apply(path, tree, "--reverse")
         print(f"{fault.name}: {'noticed' if is_noticed else 'not noticed'}", flush=True)
         if not is_noticed:
-            outcome.fault(f"nobody notices: {fault.text} ({fault.name})")
-        outcome.tried += 1
-    return outcome
+            outcome.fault(f"not noticed: {fault.text} ({fault.name})")
 
 
 def _is_noticed(fault: Fault, tree: Path) -> bool:

@@ -11,19 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
-import uvloop
-from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import MAX_POP_BYTES
 from rocketlet.broker.grpc import schema
-from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.server import Listening, Server
 from rocketlet.protocol import http2
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.config import (
@@ -36,9 +29,9 @@ from rocketlet.protocol.config import (
 from rocketlet.protocol.grpc import encode_message
 from rocketlet.protocol.http2 import Setting
 
-from ._http2 import Peer, answers_in, head_block
-from .common import Limit, Outcome
-from .frames import config_in, faults_of
+from .common import Limit, Outcome, Serving, config_in, serving
+from .fuzz import Feed, Honest, check_nothing_left, quick
+from .peers import GrpcPeer, head_block
 
 READ_BYTES = 262_144  # a socket gives as many at once
 END_CHECKS = 5000
@@ -168,113 +161,65 @@ FLOODS: dict[str, Callable[[random.Random], Flood]] = {
 
 
 class Attack:
-    def __init__(self, outcome: Outcome, broker: BrokerController, server: Server, chance: random.Random) -> None:
+    def __init__(self, running: Serving, outcome: Outcome, chance: random.Random) -> None:
+        self._running = running
         self._outcome = outcome
-        self._broker = broker
-        self._server = server
         self._chance = chance
-        self._slowest_ms = 0.0
+        self._feed = Feed(outcome)
+        self._honest = Honest(running, outcome)
+        running.broker.topics.put(TopicConfig("empty", 4, 4), running.broker.store.end)
 
     async def fill(self) -> None:
-        for name in ("t", "empty", "honest"):
-            self._broker.topics.put(TopicConfig(name, 4, 4), self._broker.store.end)
-        honest = Peer(self._server, 1)
-        for number in range(SENT):
-            self._send(honest, "t", bytes(BODY_BYTES), number)
-            await asyncio.sleep(0)
-        honest.hang_up()
+        for _ in range(SENT):
+            await self._honest.call("t", bytes(BODY_BYTES))
+        self._honest.hang_up()
 
     async def flood(self, name: str) -> None:
-        flood = FLOODS[name](self._chance)
-        peer = Peer(self._server, 1000 + self._chance.randrange(60_000))
-        for begin in range(0, len(flood.data), READ_BYTES):
-            self._read(name, peer, flood.data[begin : begin + READ_BYTES])
-            await self._turn(peer)
+        flood, memory = FLOODS[name](self._chance), self._running.server.memory
+        peer = GrpcPeer(self._running.server, 1000 + self._chance.randrange(60_000))
+        for at in range(0, len(flood.data), READ_BYTES):
+            if self._feed(peer, flood.data[at : at + READ_BYTES], name) > MAX_READ_MS:
+                self._outcome.fault(f"{name}: a read takes more than {MAX_READ_MS} ms")
+            await self._serve(peer)
         for _ in range(END_CHECKS):  # the server reads a flood in pieces, each in an event-loop iteration of its own
             if flood.ends is not True or peer.socket.is_closed:
                 break
-            await self._turn(peer)
+            await self._serve(peer)
             await asyncio.sleep(0.001)
-        if flood.ends is True and not peer.socket.is_closed:
-            self._outcome.fault(f"{name}: the connection stays")
-        if flood.ends is False and peer.socket.is_closed:
-            self._outcome.fault(f"{name}: the connection ends, below the limit")
-        if self._server.memory.used_bytes > BUDGET_BYTES + MAX_POP_BYTES:
-            self._outcome.fault(f"{name}: more memory is held than there may be")
-        peak_mib = self._server.memory.used_bytes >> 20
-        self._outcome.figures["held_mib"] = max(self._outcome.figures["held_mib"], peak_mib)
-        self._be_honest(name)
+        if flood.ends is not None and flood.ends != peer.socket.is_closed:
+            self._outcome.fault(
+                f"{name}: the connection {'ends below' if peer.socket.is_closed else 'stays above'} the limit"
+            )
+        self._outcome.highest("held_mib", memory.used_bytes >> 20)
+        if memory.used_bytes > BUDGET_BYTES + MAX_POP_BYTES:
+            self._outcome.fault(f"{name}: more memory is held than the budget")
+        await self._honest.call(about=name)
         peer.hang_up()
         await self._end(name)
 
-    def _read(self, name: str, peer: Peer, data: bytes) -> None:
-        begin_s = time.process_time()  # the machine may do something else
-        try:
-            peer.send(data)
-        except Exception as error:
-            self._outcome.fault(f"{name}: escaped: {error!r}")
-        took_ms = 1000 * (time.process_time() - begin_s)
-        if took_ms > self._slowest_ms:
-            self._slowest_ms = took_ms
-            self._outcome.figures |= {"slowest_ms": round(took_ms, 1), "slowest": name}
-        if took_ms > MAX_READ_MS:
-            self._outcome.fault(f"{name}: a read takes more than {MAX_READ_MS} ms")
-
-    async def _turn(self, peer: Peer) -> None:
-        """Serves the calls that were read, some in each turn of the loop."""
+    async def _serve(self, peer: GrpcPeer) -> None:
+        """Serve the calls that were read, some in each event-loop iteration."""
         for _ in range(3):
             await asyncio.sleep(0)
         while peer.protocol.ready and not peer.socket.is_closed:
             await asyncio.sleep(0)
         peer.take()
 
-    def _be_honest(self, name: str) -> None:
-        honest = Peer(self._server, 2)
-        if not self._send(honest, "honest", b"honest", 0):
-            self._outcome.fault(f"{name}: an honest client is not served")
-        honest.hang_up()
-
-    def _send(self, peer: Peer, topic: str, body: bytes, number: int) -> bool:
-        message = schema.Message(topic={"name": topic}, body=body)
-        message.system_properties.message_id = f"01ID{number}"
-        request = schema.SendMessageRequest(messages=[message]).SerializeToString()
-        peer.send(peer.call("SendMessage", encode_message(request)))
-        answers = answers_in(peer.take(), "SendMessage", peer.last_id)
-        return [answer.status.code for answer in answers] == [20000]
-
     async def _end(self, name: str) -> None:
         """The attacker has gone, and nothing of it is left."""
-        await self._broker.turns.done()
+        await self._running.broker.turns.done()
         for _ in range(3):
             await asyncio.sleep(0)
-        if self._server.memory.used_bytes or self._server.connections:
-            self._outcome.fault(f"{name}: {self._server.memory.used_bytes} bytes are counted for nobody")
-        pops = self._broker.pops
-        if pops.waiting:
-            self._outcome.fault(f"{name}: {pops.waiting} receives wait for nobody")
-        in_hands = sum(item.in_hand for pool in pops.pools for item in pool.queues.values())
-        if in_hands:
-            self._outcome.fault(f"{name}: {in_hands} messages stay in the hands of a client that has gone")
+        check_nothing_left(self._running, self._outcome, name)
+        pools = self._running.broker.pops.pools
+        if count := sum(item.in_hand for pool in pools for item in pool.queues.values()):
+            self._outcome.fault(f"{name}: {count} messages stay in flight at a client that has gone")
 
 
-def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    outcome = Outcome(figures={"slowest_ms": 0.0, "held_mib": 0})
-    before = structlog.get_config()
-    structlog.configure(processors=[faults_of(outcome)], logger_factory=structlog.ReturnLoggerFactory())
-    try:
-        uvloop.run(_run(limit, random.Random(seed), folder, outcome))
-    finally:
-        structlog.configure(**before)
-    return outcome
-
-
-async def _run(limit: Limit, chance: random.Random, folder: Path, outcome: Outcome) -> None:
-    routes = Routes()
-    broker = BrokerController(replace(config_in(folder), memory_bytes=BUDGET_BYTES), routes)
+async def floods(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
     names = list(FLOODS)
-    async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
-        attack = Attack(outcome, broker, server, chance)
+    async with serving(quick(config_in(folder, memory_bytes=BUDGET_BYTES))) as running:
+        attack = Attack(running, outcome, random.Random(seed))
         await attack.fill()
         for number in limit:
             await attack.flood(names[number % len(names)])
-            outcome.tried += 1

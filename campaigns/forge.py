@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import itertools
 import os
 import random
 import shutil
@@ -24,18 +25,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import uvloop
-from rocketlet.broker.broker import BrokerController
-from rocketlet.broker.config import BrokerConfig
-from rocketlet.broker.nameserver import Routes
-from rocketlet.broker.server import Listening, Server
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.server import Server
 from rocketlet.broker.store.recovery import inspect
 from rocketlet.command.tools.fsck import fsck
 from rocketlet.protocol import names
 from rocketlet.protocol.bodies import TopicConfig
 from rocketlet.protocol.codes import RequestCode, ResponseCode
 from rocketlet.protocol.config import MAX_BODY_BYTES
-from rocketlet.protocol.frame import Ext, Frame, encode
+from rocketlet.protocol.frame import Ext, Frame
 from rocketlet.protocol.message import (
     BEGIN_BYTES,
     BEGIN_MARK,
@@ -47,9 +45,9 @@ from rocketlet.protocol.message import (
     encode_record,
 )
 
-from .common import Limit, Outcome
-from .frames import Peer
-from .store import ADDRESS, HOST, Place, differences, intact, open_broker, read_all
+from .common import Limit, Outcome, config_in, serving
+from .peers import SEND, Peer, request
+from .store import HOST, Place, differences, intact, open_broker, read_all
 
 TRIES_OF_A_FOLDER = 8
 MAX_START_S = 20.0
@@ -128,8 +126,7 @@ class Client:
     async def ask(self, code: RequestCode, ext: Ext, body: bytes = b"") -> Frame:
         """Raises TimeoutError."""
         self._number += 1
-        text = {name: str(value) for name, value in ext.items()}
-        self._peer.send(encode(Frame(code, self._number, text, body)))
+        self._peer.send(request(code, dict(ext), body, self._number))
         async with asyncio.timeout(60.0):
             while True:
                 for frame in self._peer.received():
@@ -138,8 +135,7 @@ class Client:
                 await asyncio.sleep(0)
 
     async def send(self, body: bytes, code: RequestCode = RequestCode.SEND_MESSAGE_V2, **fields: Any) -> Frame:
-        ext = {"a": "p", "b": "t", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", **fields}
-        return await self.ask(code, ext, body)
+        return await self.ask(code, {**SEND, **fields}, body)
 
     def hang_up(self) -> None:
         self._peer.hang_up()
@@ -208,7 +204,7 @@ class Aimed(NamedTuple):
     outer_size: int
 
 
-def _places(broker: BrokerController) -> dict[Place, tuple[int, int]]:
+def _places(broker: Broker) -> dict[Place, tuple[int, int]]:
     """Where the indexes have each message, and its size."""
     found: dict[Place, tuple[int, int]] = {}
     for queue in broker.store.queues.values():
@@ -236,24 +232,23 @@ class Round:
         self._chance = chance
         self._outcome = outcome
         self._folder = folder
-        self._config = BrokerConfig(
-            folder / "data", ADDRESS, segment_bytes=chance.choice((20_000, 1 << 20, 1 << 28)), transaction_sweep_s=3600
-        )
+        sizes = (20_000, 1 << 20, 1 << 28)
+        self._config = config_in(folder, segment_bytes=chance.choice(sizes), transaction_sweep_s=3600)
 
-    async def run(self, tries: Iterator[int]) -> None:
-        broker = BrokerController(self._config, routes := Routes())
-        async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
-            self._broker, self._server = broker, server
+    async def run(self, tries: Iterator[int]) -> bool:
+        """Return True if there may be more to try."""
+        async with serving(self._config) as (broker, server):
+            self._broker = broker
             for topic in ("t", VICTIM):
                 broker.topics.put(TopicConfig(topic, QUEUES, QUEUES), broker.store.end)
             self._attacker = Client(server)
             await self._honest_sends()
-            for _ in range(TRIES_OF_A_FOLDER):
-                if next(tries, None) is None:
-                    break
+            count = 0
+            for _ in itertools.islice(tries, TRIES_OF_A_FOLDER):
                 await self._try()
-                self._outcome.tried += 1
+                count += 1
             self._attacker.hang_up()
+        return count == TRIES_OF_A_FOLDER
 
     async def _honest_sends(self) -> None:
         for number in range(self._chance.randrange(1, 12)):
@@ -265,7 +260,7 @@ class Round:
         aimed = await self._aim()
         await self._honest_sends()
         if aimed is not None:
-            self._outcome.figures["forged"] += len(aimed.inside)
+            self._outcome.add(forged=len(aimed.inside))
             await self._look_inside(aimed)
         if self._chance.random() < 0.5:
             self._broker.persist()
@@ -303,7 +298,7 @@ class Round:
         await way(self._attacker, body)
         places = [place for place in _places(self._broker).values() if place[0] <= at < sum(place)]
         if len(places) != 1 or store.read_log(at, len(body)) != body:
-            self._outcome.figures["missed"] += 1
+            self._outcome.add(missed=1)
             return None
         return Aimed(f"{kind}, {way.__name__[1:]}", at, tuple(_inside(at, body)), *places[0])
 
@@ -347,7 +342,7 @@ class Round:
             self._outcome.fault(f"{what}: {type(error).__name__}: {error}")
             return
         took_s = time.process_time() - began_s
-        self._outcome.figures["slowest_s"] = max(self._outcome.figures["slowest_s"], round(took_s, 2))
+        self._outcome.highest("slowest_s", took_s)
         if took_s > MAX_START_S:
             self._outcome.fault(f"{what}: a start took {took_s:.0f} s")
         found = read_all(broker, whole=True)
@@ -375,7 +370,7 @@ class Round:
             return True
         return False
 
-    def _check_again(self, broker: BrokerController, work: Path, found: dict[Place, bytes], what: str) -> None:
+    def _check_again(self, broker: Broker, work: Path, found: dict[Place, bytes], what: str) -> None:
         broker.persist(closes=True)
         index_bytes = sum(path.stat().st_size for path in (work / "consumequeue").rglob("0*") if path.is_file())
         most = INDEX_ENTRY_BYTES * (len(found) + broker.store.end // 91)
@@ -431,14 +426,11 @@ class Round:
         return kind
 
 
-def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    outcome = Outcome(figures={"forged": 0, "missed": 0, "slowest_s": 0.0})
-    tries, number = iter(limit), 0
-    while True:
-        before = outcome.tried
+async def forge(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
+    tries = iter(limit)
+    for number in itertools.count():
         path = folder / str(number)
-        uvloop.run(Round(path, random.Random(f"{seed}-{number}"), outcome).run(tries))
+        has_more = await Round(path, random.Random(f"{seed}-{number}"), outcome).run(tries)
         shutil.rmtree(path)
-        number += 1
-        if outcome.tried - before < TRIES_OF_A_FOLDER:
-            return outcome
+        if not has_more:
+            return

@@ -1,7 +1,7 @@
 """Incidents on real processes, one after the other: each must be named by `rocketlet doctor`, a metric, a log event and
 /readyz, as far as they can know of it, within its time, and nothing else may be named.
 
-A fault is: a tool that says nothing in time, or something else.
+A fault is a tool that does not name the incident in time, or that names something else.
 """
 
 from __future__ import annotations
@@ -9,29 +9,300 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
-import uvloop
+from rocketlet.client import Access, AdminClient, Consumer, Message, Producer, Reject, RocketletError
+from rocketlet.demo.processes import ServerProcess
+from rocketlet.protocol.bodies import ConsumerData, GroupConfig, Heartbeat, encode_heartbeat
+from rocketlet.protocol.codes import RequestCode
+from rocketlet.protocol.names import parse_subscription
+from rocketlet.testing.ports import free_port
 
-from ._incidents import INCIDENTS, Incident, Stage
+from tests.conftest import Wire
+
 from .common import Limit, Outcome
+from .processes import connect
 
-DEFAULT_COUNT = len(INCIDENTS)
-BESIDE = {"expired": {"no_members"}}  # which had lost nothing if it had members
+FULL_BYTES = 4 << 20  # the maximum size of a file, where the disk is to be full
+OPERATOR = Access(access_key="operator", secret_key="a-secret-of-ours")
+ACCOUNTS = "accounts:\n- {accessKey: operator, secretKey: a-secret-of-ours, admin: true}\n"
+BESIDE = {"expired": {"no_members"}}  # a group with members would have lost nothing
+Client = TypeVar("Client")
+Handler = Callable[[Message], Reject | None] | Callable[[Message], Awaitable[None]]
 
 
-def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    outcome = Outcome(figures={"seconds": {}})
-    uvloop.run(_run(limit, folder, outcome))
-    return outcome
+class Stage:
+    """The processes of one incident: those of `ns`, `a` and `b` that it needs."""
+
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        self.folder = folder
+        self.stack = stack
+        self.access: Access | None = None
+        self.address = ""
+        self.metrics: dict[str, int] = {}
+        self.servers: dict[str, ServerProcess] = {}
+
+    async def start(self, name: str, command: str, *options: object, file_bytes: int | None = None) -> str:
+        """Start a server, and return its address."""
+        self.metrics[name] = free_port()
+        named = () if command == "nameserver" else ("--name", name)
+        texts = ("--metrics-port", str(self.metrics[name]), *named, *map(str, options))
+        limits = {} if file_bytes is None else {resource.RLIMIT_FSIZE: file_bytes}
+        server = ServerProcess(self.folder / name, free_port(), *texts, command=command, limits=limits)
+        self.servers[name] = await self.stack.enter_async_context(server)
+        self.address = self.address or server.address
+        return server.address
+
+    def log(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
+
+    async def enter(self, client: AbstractAsyncContextManager[Client]) -> Client:
+        return await self.stack.enter_async_context(client)
+
+    async def admin(self) -> AdminClient:
+        return await self.enter(AdminClient(self.address, access=self.access))
+
+    async def producer(self) -> Producer:
+        return await self.enter(Producer(self.address, access=self.access, retries=0))
+
+    async def consumer(
+        self, group: str, topics: str | dict[str, str], handler: Handler, drain_s: float = 5.0
+    ) -> Consumer:
+        return await self.enter(
+            Consumer(self.address, group, topics, handler, access=self.access, start="first", drain_s=drain_s)
+        )
+
+    async def wire(self) -> Wire:
+        wire = await connect(self.address)
+        self.stack.push_async_callback(wire.close)
+        return wire
+
+    async def handled_one(self) -> None:
+        """Let a group handle and commit one message, and leave."""
+        seen: list[Message] = []
+        async with (
+            Producer(self.address) as producer,
+            Consumer(self.address, "shop", "orders", seen.append, start="first") as consumer,
+        ):
+            await producer.send("orders", b"x")
+            while not seen:
+                await asyncio.sleep(0.05)
+            await consumer.commit()
 
 
-async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
+Play = Callable[[Stage], AbstractAsyncContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """An incident and what must name it.
+
+    Attributes:
+        finding: The kind of the finding of `doctor`, on `subject`.
+        metric: The start of a line of the metrics of `process`, whose value must be above 0, or 0 with `is_zero`.
+        event: The log event.
+        readiness: The status of /readyz of `process`.
+    """
+
+    finding: str
+    subject: str
+    metric: str
+    event: str
+    play: Play
+    within_s: float = 20.0
+    is_zero: bool = False
+    process: str = "a"
+    readiness: int = 200
+
+
+@asynccontextmanager
+async def broker_gone(stage: Stage) -> AsyncIterator[None]:
+    ns = await stage.start("ns", "nameserver")
+    for name in ("a", "b"):
+        await stage.start(name, "broker", "--nameserver", ns)
+    admin = await stage.admin()
+    while len(await admin.brokers()) < 2:
+        await asyncio.sleep(0.1)
+    await admin.create_topic("orders", queues=2)
+    await asyncio.sleep(2)  # until the name server has the topic
+    await stage.servers["b"].kill()
+    yield
+
+
+@asynccontextmanager
+async def name_server_gone(stage: Stage) -> AsyncIterator[None]:
+    ns = await stage.start("ns", "nameserver")
+    await stage.start("a", "broker", "--nameserver", ns)
+    await stage.servers["ns"].kill()
+    yield
+
+
+@asynccontextmanager
+async def disk_full(stage: Stage) -> AsyncIterator[None]:
+    await stage.start("a", "start", file_bytes=FULL_BYTES)
+    producer = await stage.producer()
+    with suppress(RocketletError):
+        while True:
+            await producer.send("orders", b"x" * 100_000)
+    yield
+
+
+@asynccontextmanager
+async def damaged(stage: Stage) -> AsyncIterator[None]:
+    await stage.start("a", "start")
+    producer = await stage.producer()
+    for _ in range(10):
+        await producer.send("orders", b"x" * 1_000)
+    (segment,) = (stage.folder / "a" / "commitlog").iterdir()
+    with segment.open("r+b") as file:
+        file.seek(1_600)
+        file.write(b"\0" * 200)
+    await stage.consumer("shop", "orders", lambda message: None)
+    yield
+
+
+@asynccontextmanager
+async def certificate_expires(stage: Stage) -> AsyncIterator[None]:
+    import trustme
+
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(stage.folder / "ca.pem"))
+    issued = authority.issue_cert("127.0.0.1", not_after=datetime.now(UTC) + timedelta(days=5))
+    issued.private_key_and_cert_chain_pem.write_to_path(str(stage.folder / "server.pem"))
+    await stage.start("a", "start", "--tls-cert", stage.folder / "server.pem")
+    yield
+
+
+@asynccontextmanager
+async def signatures_refused(stage: Stage) -> AsyncIterator[None]:
+    file = stage.folder / "plain_acl.yml"
+    file.write_text(ACCOUNTS)
+    file.chmod(0o600)
+    await stage.start("a", "start", "--acl", file)
+    stage.access = OPERATOR
+    wrong = Access(access_key="operator", secret_key="the-secret-before")
+    with suppress(RocketletError):
+        async with Producer(stage.address, access=wrong, retries=0) as producer:
+            await producer.send("orders", b"x")
+    yield
+
+
+@asynccontextmanager
+async def heartbeats_refused(stage: Stage) -> AsyncIterator[None]:
+    await stage.start("a", "start")
+    await (await stage.admin()).create_topic("orders", queues=2)
+    wire = await stage.wire()
+    subscription = replace(parse_subscription("orders", "paid"), expression="x" * 65_537)
+    consumer = ConsumerData("shop", subscriptions=(subscription,))
+    await wire.call(RequestCode.HEART_BEAT, {}, encode_heartbeat(Heartbeat("c1", (consumer,))))
+    yield
+
+
+@asynccontextmanager
+async def handler_stuck(stage: Stage) -> AsyncIterator[None]:
+    await stage.start("a", "start")
+    forever = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        await forever.wait()
+
+    producer = await stage.producer()
+    await stage.consumer("shop", "orders", handle, drain_s=0.1)
+    for _ in range(20):
+        await producer.send("orders", b"x")
+    yield
+    forever.set()
+
+
+@asynccontextmanager
+async def nobody_reads(stage: Stage) -> AsyncIterator[None]:
+    await stage.start("a", "start")
+    producer = await stage.producer()
+    await stage.handled_one()
+    await producer.send("orders", b"x")
+    yield
+
+
+@asynccontextmanager
+async def members_disagree(stage: Stage) -> AsyncIterator[None]:
+    await stage.start("a", "start")
+    await (await stage.admin()).create_topic("orders", queues=4)
+    for expression in ("*", "paid"):
+        await stage.consumer("shop", {"orders": expression}, lambda message: None)
+    yield
+
+
+@asynccontextmanager
+async def given_up(stage: Stage) -> AsyncIterator[None]:
+    await stage.start("a", "start")
+    await (await stage.admin()).create_group(GroupConfig("shop", retry_max_times=0))
+    await stage.consumer("shop", "orders", lambda message: Reject("no such order"))
+    await (await stage.producer()).send("orders", b"x")
+    yield
+
+
+@asynccontextmanager
+async def expired_unread(stage: Stage) -> AsyncIterator[None]:
+    await stage.start("a", "start", "--segment-bytes", "64K", "--retain-bytes", "128K")
+    admin, producer = await stage.admin(), await stage.producer()
+    await admin.create_topic("orders", queues=1)
+    await stage.handled_one()
+    for _ in range(400):
+        await producer.send("orders", b"x" * 1_000)
+    yield
+
+
+INCIDENTS = {
+    "broker gone": Incident(
+        "broker_gone", "b", "rocketlet_name_server_departed_broker{", "broker_gone", broker_gone, process="ns"
+    ),
+    "name server gone": Incident(
+        "", "", "rocketlet_registered{", "name_server_unreachable", name_server_gone, is_zero=True, readiness=503
+    ),
+    "disk full": Incident("writes_refused", "a", "rocketlet_store_full{", "writes_refused", disk_full, readiness=503),
+    "damaged": Incident("damaged", "a", "rocketlet_messages_damaged_total{", "damaged_message_skipped", damaged),
+    "certificate": Incident(
+        "certificate",
+        "a",
+        "rocketlet_certificate_expires_timestamp_seconds{",
+        "certificate_expires",
+        certificate_expires,
+    ),
+    "signatures": Incident(
+        "requests_refused", "a", "rocketlet_requests_refused_total{", "request_refused", signatures_refused
+    ),
+    "heartbeats": Incident(
+        "heartbeat_refused", "a", "rocketlet_heartbeats_refused_total{", "heartbeat_refused", heartbeats_refused
+    ),
+    "stuck": Incident("stuck_queue", "shop", "rocketlet_group_oldest_seconds{", "", handler_stuck, within_s=75.0),
+    "nobody reads": Incident("no_members", "shop", "rocketlet_group_lag{", "member_changed", nobody_reads),
+    "disagreement": Incident(
+        "disagreement", "shop", "rocketlet_group_disagreements{", "members_disagree", members_disagree
+    ),
+    "given up": Incident("dead_letters", "shop", "rocketlet_dead_letters{", "", given_up),
+    "expired": Incident(
+        "retention",
+        "shop",
+        "rocketlet_messages_expired_unread_total{",
+        "messages_expired_unread",
+        expired_unread,
+        within_s=90.0,
+    ),
+}
+
+
+async def incidents(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
+    outcome.figures["seconds"] = {}
     names = [limit.only] if limit.only else list(INCIDENTS)
     for number in limit:
         name = names[number % len(names)]
@@ -44,14 +315,13 @@ async def _run(limit: Limit, folder: Path, outcome: Outcome) -> None:
                     await _judge(name, INCIDENTS[name], stage, outcome)
             except (OSError, RuntimeError, TimeoutError) as error:
                 outcome.fault(f"{name}: it could not be played: {error!r}")
-        outcome.tried += 1
 
 
 async def _judge(name: str, incident: Incident, stage: Stage, outcome: Outcome) -> None:
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     missing = {"doctor", "metric", "readyz", *(["log"] if incident.event else [])}
     others: set[tuple[str, str]] = set()
-    while missing and time.monotonic() < began_s + incident.within_s:
+    while missing and time.monotonic() < start_s + incident.within_s:
         if "metric" in missing and await _measured(incident, stage):
             missing.discard("metric")
         if "log" in missing and f'"event": "{incident.event}"' in stage.log():
@@ -63,7 +333,7 @@ async def _judge(name: str, incident: Incident, stage: Stage, outcome: Outcome) 
         if (incident.subject, incident.finding) in findings or (not incident.finding and "no name server" in text):
             missing.discard("doctor")
         await asyncio.sleep(0.2)
-    outcome.figures["seconds"][name] = round(time.monotonic() - began_s, 1)
+    outcome.figures["seconds"][name] = round(time.monotonic() - start_s, 1)
     for tool in sorted(missing):
         outcome.fault(f"{name}: {tool} does not name it within {incident.within_s:g} s")
     for subject, kind in sorted(others):
@@ -79,8 +349,8 @@ async def _measured(incident: Incident, stage: Stage) -> bool:
 async def _fetched(stage: Stage, process: str, path: str) -> tuple[int, str]:
     def fetch() -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{stage.metrics[process]}/{path}", timeout=10) as answer:
-                return answer.status, answer.read().decode()
+            with urllib.request.urlopen(f"http://127.0.0.1:{stage.metrics[process]}/{path}", timeout=10) as response:
+                return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
@@ -88,7 +358,7 @@ async def _fetched(stage: Stage, process: str, path: str) -> tuple[int, str]:
 
 
 async def doctor(stage: Stage) -> tuple[set[tuple[str, str]], str]:
-    """The subjects and kinds of what the command finds, and what else it says."""
+    """Return the subjects and kinds of the findings of `rocketlet doctor`, and its other output."""
     keys: dict[str, str] = {}
     if stage.access is not None:
         keys = {"ROCKETLET_ACCESS_KEY": stage.access.access_key, "ROCKETLET_SECRET_KEY": stage.access.secret_key}

@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import uvloop
 from rocketlet.broker import runtime
 from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BATCH_TURN_MESSAGES, BrokerConfig
@@ -35,9 +34,9 @@ from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Ext, ExtValue, Fra
 from rocketlet.protocol.headers import SendMessage, write
 from rocketlet.protocol.message import encode_batch
 
-from ._fuzz import NUMBERS, PROPERTIES
 from .common import Limit, Outcome
-from .frames import Peer
+from .corpus import NUMBERS, PROPERTIES
+from .peers import Peer
 
 KINDS = (JSON, ROCKETMQ, MSGPACK)
 CODES = (
@@ -246,11 +245,7 @@ class Writer:
         return found + self._pick(("", "", "", "\x02", "\x02\x02")) + ("x" * 32_200 if self.chance < 0.01 else "")
 
     def _batch(self) -> bytes:
-        count = (
-            self._pick((0, 1, 1, 2, 5, 40))
-            if self.chance < 0.98
-            else self._pick((513, BATCH_TURN_MESSAGES, BATCH_TURN_MESSAGES + 1))
-        )
+        count = self._pick(BATCHES if self.chance < 0.98 else LARGE_BATCHES)
         entries = [
             (self._pick((0, 0, 7, -1)), self._random.randbytes(self._pick((0, 1, 50, 300))), self._properties()[:3000])
             for _ in range(count)
@@ -282,7 +277,7 @@ class Writer:
                 changed[at : at + 4] = self._pick((-1, 0, 1, 22, 2**31 - 1, -(2**31))).to_bytes(4, "big", signed=True)
         return bytes(changed)
 
-    def hurt(self, data: bytes) -> Iterator[bytes]:
+    def damaged(self, data: bytes) -> Iterator[bytes]:
         """Bytes that need not be frames."""
         yield data[: self._random.randrange(len(data) + 1)]
         yield data[self._random.randrange(len(data) + 1) :]
@@ -311,11 +306,10 @@ def try_functions(data: bytes) -> None:
     assert taken is None or 0 < taken.end <= len(data)
 
 
-async def attack(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
+async def sends(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
     pair, writer = Pair(folder), Writer(seed)
     for name in "tu":
         pair.put_topic(TopicConfig(name, 4, 4))
-    frames = 0
     for number in limit:
         if number % 20 == 19:
             pair.put_topic(writer.topic())
@@ -323,22 +317,13 @@ async def attack(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> Non
             pair.delete_topic("u")
         reads = writer.reads()
         for data in reads:
-            for hurt in writer.hurt(data):
-                try_functions(hurt)
-        outcome.tried += 1
-        frames += sum(map(len, reads))
+            for damaged in writer.damaged(data):
+                try_functions(damaged)
+        outcome.add(read_bytes=sum(map(len, reads)))
         difference = await pair.difference(reads)
         if difference is not None:
             outcome.fault(f"{difference} (read {number})")
             break  # from now on everything differs
-    outcome.figures["read_bytes"] = frames
-    outcome.figures["log_bytes"] = pair.nodes[0].broker.store.end
-    outcome.figures["taken"] = pair.taken
+    outcome.figures |= {"log_bytes": pair.nodes[0].broker.store.end, "taken": pair.taken}
     if not pair.taken:
         outcome.fault("the compiled module took no send: make dev")
-
-
-def run(limit: Limit, seed: int, folder: Path) -> Outcome:
-    outcome = Outcome()
-    uvloop.run(attack(limit, seed, folder, outcome))
-    return outcome

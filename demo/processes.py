@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 PIPE_BYTES = 1 << 30  # kept of a child's unread output; a full pipe would block the child
+READY_S = 60.0  # maximum time until a server is ready, or has stopped
 
 
 class Child:
@@ -124,6 +127,79 @@ class Child:
             except TimeoutError:
                 self.kill()
                 await self._process.wait()
+
+
+class ServerProcess:
+    """A broker or a name server as a process: `async with` starts it, and kills it at the end if it still runs."""
+
+    def __init__(
+        self,
+        folder: Path,
+        port: int,
+        *options: str,
+        command: str = "start",
+        limits: Mapping[int, int] | None = None,
+    ) -> None:
+        """Set what is started.
+
+        Args:
+            folder: The data folder of a broker; the log is beside it.
+            port: The port of the server.
+            options: More options of the command.
+            command: `start`, `broker` or `nameserver`.
+            limits: Limits of the process by their numbers (setrlimit).
+        """
+        self._command = command
+        self._folder = folder
+        self._options = options
+        self._limits = dict(limits or {})
+        self._child: Child | None = None
+        self._log = folder.with_name(f"{folder.name}.log")
+        self._log_begin = self._log.stat().st_size if self._log.exists() else 0
+        self.move(port)
+
+    def move(self, port: int) -> None:
+        """Set the port of the next start."""
+        self._port = port
+        self.address = f"127.0.0.1:{port}"
+
+    @property
+    def log(self) -> bytes:
+        """The log of this server, without those of earlier servers on the folder."""
+        return self._log.read_bytes()[self._log_begin :]
+
+    @property
+    def child(self) -> Child:
+        assert self._child is not None
+        return self._child
+
+    async def __aenter__(self) -> ServerProcess:
+        data = () if self._command == "nameserver" else ("--no-vip", "--data", str(self._folder))
+        command = (
+            sys.executable, "-m", "rocketlet.command.cli", self._command, "--host", "127.0.0.1", "--port", str(self._port),
+            *data, *self._options,
+        )  # fmt: skip
+        self._child = await Child.start(command, self._log, prepare=self._limit)
+        await self._child.wait_for("ready", READY_S)
+        return self
+
+    def _limit(self) -> None:
+        for kind, limit in self._limits.items():
+            resource.setrlimit(kind, (limit, limit))
+
+    async def __aexit__(self, *exception: object) -> None:
+        if self._child is not None and self._child.exit_status is None:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """Send SIGKILL, and wait for the end of the process."""
+        self.child.kill()
+        await self.child.wait(READY_S)
+
+    async def end(self) -> int:
+        """Send SIGTERM, and return the exit status."""
+        self.child.signal(signal.SIGTERM)
+        return await self.child.wait(READY_S)
 
 
 def java_fault() -> str | None:

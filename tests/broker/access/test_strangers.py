@@ -24,7 +24,7 @@ from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.headers import Signer
 from rocketlet.protocol.names import TRACE_TOPIC, parse_subscription
 
-from campaigns.frames import Peer
+from campaigns.peers import Peer
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.accounts import (

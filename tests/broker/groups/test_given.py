@@ -19,7 +19,7 @@ from rocketlet.protocol.codes import RequestCode as Code
 from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.names import Queue
 
-from campaigns.frames import Peer
+from campaigns.peers import Peer
 
 from ...conftest import Node, peer
 from ...support.locks import Routes, make_groups

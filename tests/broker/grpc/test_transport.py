@@ -22,7 +22,7 @@ from rocketlet.protocol.config import MAX_HEADER_LIST_BYTES
 from rocketlet.protocol.grpc import Status
 from rocketlet.testing.ports import free_port
 
-from campaigns._http2 import Peer, head_block
+from campaigns.peers import GrpcPeer, head_block
 
 from ...conftest import PATIENCE_S, Connect, Node, Nodes, create_topic, eventually
 from ...support.certificates import Certificates
@@ -207,7 +207,7 @@ async def test_frames_of_one_read_are_read_in_pieces_with_requests_of_others_bet
 ) -> None:
     """256 KiB of them were read in one piece, which took 80 ms and more."""
     others = await connect(node.address)
-    flood = Peer(node.server, 1)
+    flood = GrpcPeer(node.server, 1)
     monkeypatch.setattr("rocketlet.broker.grpc.server.PIECE_S", -1)
     monkeypatch.setattr(node.broker.turns, "_turn_s", -1)  # nobody has a turn
     opened = http2.encode(http2.HEADERS, http2.END_HEADERS, 1, head_block("Heartbeat"))

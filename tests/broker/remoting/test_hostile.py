@@ -19,7 +19,7 @@ from rocketlet.protocol.frame import JSON, MSGPACK, ROCKETMQ, Frame, encode
 from rocketlet.protocol.message import decode_record, decode_records, encode_record
 from structlog.testing import capture_logs
 
-from campaigns.frames import Peer
+from campaigns.peers import Peer
 
 from ...conftest import PATIENCE_S, Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support import forged

@@ -33,7 +33,7 @@ from rocketlet.protocol.frame import Frame, encode
 from rocketlet.protocol.group_bodies import LockRequest
 from rocketlet.protocol.names import Queue
 
-from campaigns.frames import Peer
+from campaigns.peers import Peer
 
 from ...conftest import Node, Wire, create_topic, eventually
 from ...support.locks import Counts

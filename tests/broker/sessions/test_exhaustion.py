@@ -17,7 +17,7 @@ from rocketlet.protocol.bodies import TopicConfig, finish
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
 
-from campaigns.frames import Peer
+from campaigns.peers import Peer
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.requests import pull, send

@@ -29,7 +29,7 @@ from rocketlet.protocol.frame import ROCKETMQ, Frame, encode
 from rocketlet.protocol.names import Queue, parse_subscription, tag_code
 from structlog.testing import capture_logs
 
-from campaigns.frames import Peer
+from campaigns.peers import Peer
 
 from ...conftest import Connect, Node, Nodes, Wire, create_topic, eventually
 from ...support.requests import HALF_PROPERTIES, bodies_of, half, pull, send

@@ -7,7 +7,7 @@ from rocketlet.broker.sessions import AddressShares
 from rocketlet.protocol.codes import RequestCode
 from rocketlet.protocol.frame import Frame, encode
 
-from campaigns.frames import Peer
+from campaigns.peers import Peer
 
 from ...conftest import Node, Wire, create_topic
 from ...support.requests import pull

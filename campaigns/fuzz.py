@@ -1,0 +1,593 @@
+"""Fuzzed requests of remoting clients and of gRPC, and requests of clients without permission, to a broker in this process.
+
+The bytes enter where those of a socket do, over many connections, with an honest client beside them.
+
+frames  Requests of every code in three encodings, nearly all nearly valid. A fault: an unexpected exception, a response that
+        cannot be read or belongs to another connection, an honest client whose message is not stored, a topic or group that
+        may not exist, memory without a limit, a file outside of the data folder, a folder that the broker does not start
+        from.
+calls   The same over HTTP/2 for every method. Also a fault: memory that is charged after its client has gone.
+access  Clients without a key, with an unknown key, with a wrong signature or one of other content, with an account without
+        permissions, or an administrator in plain text where TLS is enforced. After each request the state that must not
+        change is compared; the bodies of the stored messages are secret. A fault: a changed state, a secret in a response, a
+        request that succeeds although it needs a permission, an honest client that is refused. This campaign does not read
+        the table of permissions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from rocketlet.broker.access import Acl, AclFile
+from rocketlet.broker.broker import Broker
+from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MAX_RETRY_QUEUES, WRITE_HIGH_BYTES, BrokerConfig
+from rocketlet.broker.grpc import schema
+from rocketlet.broker.grpc.server import METHODS
+from rocketlet.broker.nameserver import Routes
+from rocketlet.broker.server import Listening, Server
+from rocketlet.broker.tls import Tls
+from rocketlet.protocol import http2
+from rocketlet.protocol.bodies import GroupConfig, TopicConfig
+from rocketlet.protocol.codes import RequestCode, request_name
+from rocketlet.protocol.frame import JSON, Ext, Frame, FrameError, FrameReader, encode
+from rocketlet.protocol.headers import ACCESS_KEY, SIGNATURE, PullMessage, SendMessage, Signer, write
+
+from tests.support import accounts, grpc_client
+from tests.support.accounts import ADMIN, SECRETS
+from tests.support.certificates import Certificates
+
+from .common import Limit, Outcome, Serving, config_in, serving
+from .corpus import HANDLES, INTS, LONGS, TEXTS, Frames, filled
+from .peers import GREETING, SEND, GrpcPeer, Peer, Socket, call_frames, request, responses_in, split
+from .store import put, read_all
+
+EVERY = 50  # tries between two messages of an honest client
+LAZY_EVERY = 1000  # tries between two clients that do not read
+LAZY_PULLS = 200
+LARGE_BYTES = 60_000
+MAX_UNREAD_BYTES = WRITE_HIGH_BYTES + (1 << 20)  # without the limit it would be 12 MB
+HOLDS, SUBSCRIBED = 2, 4
+LEGAL = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z").match
+MAX_MIB = 400  # resident, of which half is what the campaign itself keeps
+MAX_ITERATIONS = 500  # event-loop iterations, of a few ms each, in which a request must be done
+CALLS_PER_CONNECTION = 40
+RESPONSE_CHECKS = 5000  # how often an honest client checks for its response, 1 ms apart
+
+
+def quick(config: BrokerConfig) -> BrokerConfig:
+    """Return the settings with timers that expire soon."""
+    levels = (5,) * len(config.delay_levels_ms)
+    return replace(config, transaction_sweep_s=0.5, delay_levels_ms=levels, transaction_timeout_s=0.1)
+
+
+def peak_mib(*, clears: bool = False) -> int:
+    """Return this process's peak memory. Not ru_maxrss, because a child starts with its parent's memory.
+
+    Args:
+        clears: True if the peak is counted from now on (proc(5): clear_refs).
+    """
+    status = Path("/proc/self/status").read_text()
+    if clears:
+        Path("/proc/self/clear_refs").write_text("5")
+    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
+
+class Feed:
+    """Sends bytes to peers, and measures the processor time of each read."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def __call__(self, peer: Peer | GrpcPeer, data: bytes, about: str = "") -> float:
+        """Return the milliseconds that the read took."""
+        start_s = time.process_time()
+        try:
+            peer.send(data)
+        except Exception as error:
+            self._outcome.fault(f"{about} escaped: {error!r}")
+        took_ms = 1000 * (time.process_time() - start_s)
+        self._outcome.highest("slowest_ms", took_ms, slowest=about or data[:160].decode("latin-1"))
+        return took_ms
+
+
+class Honest:
+    """Clients of both protocols that send messages. `stored`: the acknowledged bodies of the remoting client."""
+
+    def __init__(self, serving: Serving, outcome: Outcome) -> None:
+        self._server = serving.server
+        self._outcome = outcome
+        self._peer = Peer(serving.server, 1)
+        self.stored: list[bytes] = []
+        for topic in ("t", "u", "honest", "honest-grpc"):
+            serving.broker.topics.put(TopicConfig(topic, 4, 4), serving.broker.store.end)
+
+    def send(self, body: bytes, number: int) -> None:
+        self._peer.send(request(RequestCode.SEND_MESSAGE_V2, {**SEND, "b": "honest"}, body, number))
+        found = [frame for frame in self._peer.received() if frame.is_response]
+        if [frame.opaque for frame in found] != [number]:
+            self._outcome.fault(f"an honest client got {len(found)} responses, which belong to others")
+        elif found[0].code:
+            self._outcome.fault(f"an honest send was refused: {found[0].remark}")
+        else:
+            if int(str(found[0].ext["queueOffset"])) != len(self.stored):
+                self._outcome.fault("an honest client got another offset than its message's")
+            self.stored.append(body)
+
+    async def call(self, topic: str = "honest-grpc", body: bytes = b"honest", about: str = "") -> None:
+        """Send a message by gRPC; the server may serve the call some event-loop iterations later, in pieces."""
+        peer, written = GrpcPeer(self._server, 60_100), b""
+        peer.send(peer.call("SendMessage", grpc_client.sending(grpc_client.message(topic, body))))
+        for _ in range(RESPONSE_CHECKS):
+            written += peer.take()
+            codes = [found.status.code for found in responses_in(written, "SendMessage", peer.last_id)]
+            if codes or peer.socket.is_closed:
+                break
+            await asyncio.sleep(0.001)
+        if codes != [20000]:
+            self._outcome.fault(f"{about} an honest client was not served")
+        peer.hang_up()
+        await asyncio.sleep(0)
+
+    def hang_up(self) -> None:
+        self._peer.hang_up()
+
+
+async def check_folder(config: BrokerConfig, honest: Honest, outcome: Outcome) -> None:
+    """The broker starts again, and has every message of the honest client."""
+    try:
+        broker = Broker(config)
+    except Exception as error:
+        outcome.fault(f"the broker does not start again: {error!r}")
+        return
+    found = sorted(body for (topic, _, _), body in read_all(broker).items() if topic == "honest")
+    if found != sorted(honest.stored):
+        outcome.fault(f"{len(found)} messages of an honest client are stored, {len(honest.stored)} were acknowledged")
+    await broker.stop()
+    for path in config.data_dir.parent.iterdir():
+        if path != config.data_dir:
+            outcome.fault(f"a file outside of the data folder: {path.name}")
+
+
+def check_nothing_left(serving: Serving, outcome: Outcome, about: str = "") -> None:
+    """The clients have gone, so nothing may be charged for them."""
+    memory, pops = serving.server.memory, serving.broker.pops
+    if memory.used_bytes or serving.server.connections:
+        outcome.fault(f"{about} {memory.used_bytes} bytes are charged for clients that have gone")
+    if pops.waiting:
+        outcome.fault(f"{about} {pops.waiting} receives wait for clients that have gone")
+
+
+# Frames
+
+
+class UnreadSocket(Socket):
+    """A socket that is not read; the broker is notified when its buffer is full."""
+
+    unread = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        was_full, self.unread = self.unread > WRITE_HIGH_BYTES, self.unread + len(data)
+        if self.unread > WRITE_HIGH_BYTES and not was_full:
+            self.is_full()
+
+    def writelines(self, data: Any) -> None:
+        self.write(b"".join(data))
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def is_full(self) -> None: ...
+
+
+class LazyPeer(Peer):
+    """Holds pulls and does not read."""
+
+    socket: UnreadSocket
+    socket_type = UnreadSocket
+
+    def hold(self, queue_offset: int) -> None:
+        self.socket.is_full = self.connection.pause_writing  # type: ignore[method-assign]
+        header = PullMessage("lazy", "honest", 0, queue_offset, 32, HOLDS | SUBSCRIBED, 0, 60_000, subscription="*")
+        pulls = (request(RequestCode.PULL_MESSAGE, write(header), b"", number) for number in range(LAZY_PULLS))
+        self.send(b"".join(pulls))
+
+
+class FrameAttack:
+    def __init__(self, serving: Serving, outcome: Outcome, seed: int) -> None:
+        self._broker, self._server = serving
+        self._outcome = outcome
+        self._feed = Feed(outcome)
+        self._random = random.Random(~seed)
+        self._hostile: list[Peer] = []
+        self.honest = Honest(serving, outcome)
+
+    async def step(self, number: int, data: bytes) -> None:
+        """Let a hostile connection read bytes; once in a while others connect, and an honest client sends."""
+        if number % EVERY == 0:
+            await asyncio.sleep(0)
+            self._reconnect()
+            if number % LAZY_EVERY == 0:
+                await self._wake(number)
+            else:
+                self.honest.send(b"honest %d" % number, number)
+            await self._finish()
+            self._check_limits()
+        peer = self._random.choice(self._hostile)
+        size = max(len(data) // 3, 1) if self._random.random() < 0.05 else len(data)
+        for at in range(0, len(data), size):
+            self._feed(peer, data[at : at + size])
+        try:
+            peer.received()
+        except FrameError as error:
+            self._outcome.fault(f"a response cannot be read: {error}")
+
+    def _reconnect(self) -> None:
+        for peer in [peer for peer in self._hostile if peer.socket.is_closed or self._random.random() < 0.01]:
+            self._hostile.remove(peer)
+            peer.hang_up()
+        while len(self._hostile) < 8:
+            self._hostile.append(Peer(self._server, 1000 + self._random.randrange(60_000)))
+
+    async def _wake(self, number: int) -> None:
+        """Send a message for a client that does not read: the message waits in the log, not in memory."""
+        lazy = LazyPeer(self._server, 998)
+        lazy.hold(len(self.honest.stored))
+        self.honest.send(b"honest %d" % number + bytes(LARGE_BYTES), number)
+        await self._server._turns.done()
+        if lazy.socket.unread > MAX_UNREAD_BYTES:
+            self._outcome.fault("responses are made for a client that does not read")
+        lazy.hang_up()
+
+    async def _finish(self) -> None:
+        """Let the work of requests end."""
+        turns = self._broker.turns
+        for _ in range(MAX_ITERATIONS):
+            if not turns.waiting:
+                return
+            await asyncio.sleep(0)
+        self._outcome.fault(f"a request is not done after {MAX_ITERATIONS} event-loop iterations")
+        turns._own.clear()
+        turns._of_clients.clear()
+        turns.waiting = 0
+        for peer in self._hostile:
+            peer.socket.close()
+
+    def _check_limits(self) -> None:
+        for topic in self._broker.topics:
+            if not LEGAL(topic.name) or max(topic.read_queues, topic.write_queues) > MAX_QUEUES_PER_TOPIC:
+                self._outcome.fault("there is a topic that may not exist")
+        for group in self._broker.group_configs:
+            if not LEGAL(group.name) or not 0 <= group.retry_queues <= MAX_RETRY_QUEUES:
+                self._outcome.fault("there is a group that may not exist")
+        self._outcome.highest("peak_mib", peak_mib())
+        if peak_mib() > MAX_MIB:
+            self._outcome.fault(f"more than {MAX_MIB} MiB of memory")
+            peak_mib(clears=True)
+
+    def end(self) -> None:
+        for peer in self._hostile:
+            peer.hang_up()
+        self.honest.hang_up()
+
+
+async def frames(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
+    config, corpus = quick(config_in(folder)), Frames(seed)
+    async with serving(config) as running:
+        attack = FrameAttack(running, outcome, seed)
+        for number in limit:
+            opaque = number * 2
+            data = corpus.frame(opaque)
+            await attack.step(number, data + corpus.frame(opaque + 1) if number % 10 == 0 else data)
+        attack.end()
+    outcome.figures["honest"] = len(attack.honest.stored)
+    await check_folder(config, attack.honest, outcome)
+
+
+# Calls
+
+
+class CallAttack:
+    def __init__(self, serving: Serving, outcome: Outcome, seed: int) -> None:
+        self._broker, self._server = serving
+        self._feed = Feed(outcome)
+        self._random = random.Random(seed)
+        self._peer = GrpcPeer(self._server, 1)
+        self.honest = Honest(serving, outcome)
+
+    async def step(self, number: int) -> None:
+        if number % CALLS_PER_CONNECTION == 0 or self._peer.socket.is_closed:
+            self._peer.hang_up()
+            self._peer = GrpcPeer(self._server, number % 60_000 + 2)
+        self._feed(self._peer, self._call())
+        _keep_handles(self._peer.take())
+        if number % EVERY == 0:
+            await self.honest.call()
+            self._store_extremes()
+
+    def _call(self) -> bytes:
+        chance, peer = self._random, self._peer
+        method = chance.choice(list(METHODS))
+        timeout = chance.choice((b"5S", b"5S", b"0n", b"1m", b"99999999H", b"x", b""))
+        data = peer.call(method, filled(METHODS[method].request, chance), chance.choice(TEXTS), timeout)
+        kind = chance.random()
+        if kind < 0.1:  # change some bytes
+            changed = bytearray(data)
+            for _ in range(chance.randint(1, 4)):
+                changed[chance.randrange(len(changed))] = chance.randrange(256)
+            return bytes(changed)
+        if kind < 0.15:
+            return data + http2.encode_reset(peer.last_id, chance.choice((0, 8, 2**32 - 1)))
+        if kind < 0.25:
+            return data + self._frame()
+        return data[: chance.randrange(len(data))] if kind < 0.28 else data
+
+    def _frame(self) -> bytes:
+        chance, last_id = self._random, self._peer.last_id
+        if chance.random() < 0.5:
+            setting = chance.choice(list(http2.Setting))
+            return http2.encode_settings({setting: chance.choice((0, 1, 100, 16_384, 65_535, 2**31 - 1, 2**32 - 1))})
+        stream_id, size = chance.choice((0, last_id + 2, max(last_id, 1), 2)), chance.choice((0, 4, 5, 8, 20))
+        return http2.encode(chance.randrange(11), chance.randrange(256), stream_id, chance.randbytes(size))
+
+    def _store_extremes(self) -> None:
+        """Store a message as a remoting client may send it, with values that gRPC's types cannot hold."""
+        chance = self._random
+        born_ms, flag, times = chance.choice((*LONGS, 253_402_300_800_000)), chance.choice(INTS), chance.choice(INTS)
+        header = SendMessage("p", "t", "TBW102", 4, chance.randrange(4), 0, born_ms, flag, "", times)
+        self._broker.sending.stage(header, b"extreme", bytes(8))
+        self._broker.sending.commit()
+
+    def end(self) -> None:
+        self._peer.hang_up()
+        self.honest.hang_up()
+
+
+def _keep_handles(written: bytes) -> None:
+    """Keep the receipt handles of messages that arrived whole in one DATA frame."""
+    for kind, _, _, payload in split(written):
+        if kind == http2.DATA and b" broker-a " in payload:
+            try:
+                found = schema.ReceiveMessageResponse.FromString(payload[5:])
+            except DecodeError:
+                continue
+            HANDLES.append(found.message.system_properties.receipt_handle)
+            del HANDLES[:-20]
+
+
+async def calls(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
+    config = quick(config_in(folder))
+    async with serving(config) as running:
+        attack = CallAttack(running, outcome, seed)
+        for number in limit:
+            await attack.step(number)
+        attack.end()
+        await running.server._turns.done()
+        check_nothing_left(running, outcome)
+    await check_folder(config, attack.honest, outcome)
+
+
+# Access
+
+SECRET = b"nobody-may-read-this"
+NOBODY, CURIOUS, PLAIN = "nobody-key", "curious-key", "an administrator without TLS"
+DENIED = ("t", "u")
+INNER = (*DENIED, "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "DefaultCluster_REPLY_TOPIC", "%DLQ%g", "%RETRY%g")
+DATE = "20260101T000000Z"
+OPEN_CALLS = frozenset(("Heartbeat", "Telemetry", "NotifyClientTermination"))
+OPEN = frozenset(
+    (
+        RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT, RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        RequestCode.GET_BROKER_CLUSTER_INFO, RequestCode.GET_DEPARTED_BROKERS, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+        RequestCode.GET_TOPICS_BY_CLUSTER, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, RequestCode.GET_KV_CONFIG,
+        RequestCode.GET_KVLIST_BY_NAMESPACE,
+    )
+)  # fmt: skip
+"""Requests that an account without permissions may send, like at Apache's: name servers tell every client where topics are,
+and a heartbeat or a call of a client without topics and groups changes nothing."""
+REPLIES = (RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)  # which every account may send
+
+Sign = Callable[[Frame, random.Random], Frame]
+SignCall = Callable[[random.Random], str]
+
+
+def _signed(frame: Frame, key: str, secret: str) -> Frame:
+    ext = {**frame.ext, ACCESS_KEY: key}
+    return frame._replace(ext={**ext, SIGNATURE: Signer(secret).signature(ext, frame.body)})
+
+
+def _as_curious(frame: Frame, chance: random.Random) -> Frame:
+    """Search for denied messages where brokers keep messages of other topics and groups."""
+    ext: Ext = {"topic": chance.choice(INNER), "key": "k", "maxNum": 64, "beginTimestamp": 0, "endTimestamp": 2**62}
+    return _signed(Frame(RequestCode.QUERY_MESSAGE, frame.opaque, ext), CURIOUS, SECRETS[CURIOUS])
+
+
+def _with_invalid_signature(frame: Frame, chance: random.Random) -> Frame:
+    signature = chance.choice(("", "x", "AAAAAAAAAAAAAAAAAAAAAAAAAAA=", "ä", ADMIN))
+    return frame._replace(ext={**frame.ext, ACCESS_KEY: ADMIN, SIGNATURE: signature})
+
+
+def _changed_after_signing(frame: Frame, chance: random.Random) -> Frame:
+    signed = _signed(frame, ADMIN, SECRETS[ADMIN])
+    if chance.random() < 0.5:
+        return signed._replace(body=signed.body + b" ")
+    return signed._replace(ext={**signed.ext, "zz": "added"})
+
+
+SIGNS: dict[str, Sign] = {
+    NOBODY: lambda frame, chance: _signed(frame, NOBODY, SECRETS[NOBODY]),
+    CURIOUS: _as_curious,
+    "no key": lambda frame, chance: frame,
+    "an unknown key": lambda frame, chance: _signed(frame, "a-stranger", "secret-of-a-stranger"),
+    "another secret": lambda frame, chance: _signed(frame, ADMIN, chance.choice((SECRETS[NOBODY], "guess", "x" * 100))),
+    "an invalid signature": _with_invalid_signature,
+    "no signature": lambda frame, chance: frame._replace(ext={**frame.ext, ACCESS_KEY: ADMIN}),
+    "a signature of other content": _changed_after_signing,
+    PLAIN: lambda frame, chance: _signed(frame, ADMIN, SECRETS[ADMIN]),
+}
+INVALID = ("x", "MQv2-HMAC-SHA1", f"MQv2-HMAC-SHA1 Credential={ADMIN}", grpc_client.signed(ADMIN, "")[:-4], " = ,,=")
+CALL_SIGNS: dict[str, SignCall] = {
+    NOBODY: lambda chance: grpc_client.signed(NOBODY, SECRETS[NOBODY]),
+    CURIOUS: lambda chance: grpc_client.signed(CURIOUS, SECRETS[CURIOUS]),
+    "no key": lambda chance: "",
+    "an empty key": lambda chance: grpc_client.signed("", ""),
+    "an unknown key": lambda chance: grpc_client.signed("a-stranger", "secret-of-a-stranger"),
+    "another secret": lambda chance: grpc_client.signed(ADMIN, chance.choice((SECRETS[NOBODY], "x" * 100))),
+    "a signature of another time": lambda chance: grpc_client.signed(ADMIN, SECRETS[ADMIN], "20250101T000000Z"),
+    "an invalid signature": lambda chance: chance.choice(INVALID),
+    PLAIN: lambda chance: grpc_client.signed(ADMIN, SECRETS[ADMIN]),
+}
+
+
+class Guarded:
+    """A broker with accounts, and the state that no unauthorized client may change."""
+
+    def __init__(self, folder: Path, *, enforces_tls: bool) -> None:
+        folder.mkdir()
+        self._file = accounts.AccountsFile(folder / "plain_acl.yml")
+        denied = {"topicPerms": [f"{topic}=DENY" for topic in DENIED], "groupPerms": ["g=DENY"]}
+        reader = accounts.account(CURIOUS, defaultTopicPerm="SUB", defaultGroupPerm="SUB", **denied)
+        self._file.write([*accounts.ACCOUNTS, reader])
+        self._routes = Routes()
+        self._broker = Broker(config_in(folder), self._routes)
+        tls = Tls("enforcing", Certificates.make(folder).files) if enforces_tls else None
+        listening = Listening("127.0.0.1", 0, acl=Acl(AclFile(self._file.path)), tls=tls)
+        self.server = Server(listening, broker=self._broker, routes=self._routes)
+
+    def fill(self) -> None:
+        """Store the secrets, once the server has started: what a start finds would be delivered later."""
+        broker = self._broker
+        for name in (*DENIED, "orders"):
+            broker.topics.put(TopicConfig(name, 4, 4), 0)
+        for group in ("g", "h"):
+            broker.group_configs.put(GroupConfig(group))
+            broker.offsets.put(group, "t", 0, 1)
+        for number in range(12):
+            put(broker, broker.store.queue("t", number % 4), SECRET, b"KEYS\x01k\x02TAGS\x01A")
+        for name in INNER:
+            put(broker, broker.store.queue(name, 0), SECRET, b"KEYS\x01k\x02REAL_TOPIC\x01t\x02REAL_QID\x010")
+
+    async def responses(self, data: bytes) -> bytes:
+        """Return what a client that sends these bytes over a connection of its own receives."""
+        socket = Socket(1000)
+        entrance = socket.protocol = self.server._entrance()
+        entrance.connection_made(socket)
+        entrance.data_received(data)
+        await self._broker.turns.done()
+        socket.close()
+        socket.protocol.connection_lost(None)
+        return b"".join(socket.written)
+
+    def state(self) -> dict[str, Any]:
+        broker, routes = self._broker, self._routes
+        groups = broker.offsets.groups()
+        return {
+            "the commit log": broker.store.end,
+            "topics": list(broker.topics),
+            "groups": list(broker.group_configs),
+            "offsets": {(group, topic): dict(broker.offsets.of(group, topic)) for group in groups for topic in DENIED},
+            "members": [group.name for group in broker.groups if group.client_ids()],
+            "locks": len(broker.locks),
+            "registered brokers": routes.brokers(),
+            "routes": [routes.route(topic) for topic in DENIED],
+            "settings of the name server": {name: dict(values) for name, values in routes.kv.items()},
+            "accounts": self._file.path.read_bytes(),
+            "settings": broker.config,
+        }
+
+
+class AccessAttack:
+    def __init__(self, guarded: Guarded, outcome: Outcome, seed: int) -> None:
+        self._guarded = guarded
+        self._outcome = outcome
+        self._corpus = Frames(seed)
+        self._random = random.Random(~seed)
+        guarded.fill()
+        self._state = guarded.state()
+
+    async def request(self, client: str) -> None:
+        made = self._corpus.request(self._random.randrange(1 << 31))
+        ext: Ext = {name: str(value) for name, value in made.ext.items()}
+        frame = made._replace(ext=ext, serialize_type=JSON, code=abs(made.code) % (1 << 31))
+        frame, name = SIGNS[client](frame, self._random), request_name(frame.code)
+        try:
+            data = encode(frame)
+        except Exception:  # lone surrogates and such, which no client can send
+            return
+        written = await self._guarded.responses(data)
+        found = [response for response in FrameReader().feed(written) if response.is_response]
+        # a request without a topic asks for nothing, and gets nothing
+        is_empty = frame.ext.get("topic") == "" or all(response.body == b"{}" for response in found)
+        is_allowed = client == NOBODY and (frame.code in OPEN or is_empty)
+        self._check(client, name, written, is_done=any(response.code == 0 for response in found), is_allowed=is_allowed)
+        self._check_state(client, name, may_store=client == NOBODY and frame.code in REPLIES)
+
+    async def call(self, client: str) -> None:
+        """Make a call of any method by gRPC."""
+        chance = self._random
+        method = "ReceiveMessage" if client == CURIOUS else chance.choice(list(METHODS))
+        message = _denied_receive(chance) if client == CURIOUS else filled(METHODS[method].request, chance)
+        fields = {b"x-mq-client-id": b"stranger", b"x-mq-date-time": DATE.encode(), b"grpc-timeout": b"5S"}
+        if authorization := CALL_SIGNS[client](chance):
+            fields[b"authorization"] = authorization.encode()
+        written = await self._guarded.responses(GREETING + call_frames(1, method, message, *fields.items()))
+        is_refused = not any(frame.kind == http2.DATA for frame in split(written))  # in plain text, if TLS is enforced
+        codes = [] if is_refused else [found.status.code for found in responses_in(written, method, 1)]
+        is_allowed = client == NOBODY and method in OPEN_CALLS
+        self._check(client, method, written, is_done=20000 in codes, is_allowed=is_allowed)
+        self._check_state(client, method)
+
+    def _check(self, client: str, name: str, written: bytes, *, is_done: bool, is_allowed: bool) -> None:
+        if SECRET in written:
+            self._outcome.fault(f"{client}: {name} returns a secret")
+        if is_done and not is_allowed:
+            self._outcome.fault(f"{client}: {name} succeeds")
+        self._outcome.add(refused=not is_done)
+
+    def _check_state(self, client: str, name: str, *, may_store: bool = False) -> None:
+        state = self._guarded.state()
+        for part, before in self._state.items():
+            if state[part] != before and not (may_store and part == "the commit log"):
+                self._outcome.fault(f"{client}: {name} changes {part}")
+        self._state = state
+
+    async def send_honestly(self) -> None:
+        ext = {name: str(value) for name, value in accounts.SEND.items()}
+        frame = _signed(Frame(RequestCode.SEND_MESSAGE_V2, 1, ext, b"honest"), "orders-key", SECRETS["orders-key"])
+        written = await self._guarded.responses(encode(frame))
+        if [response.code for response in FrameReader().feed(written)] != [0]:
+            self._outcome.fault("an honest client is refused")
+        self._state = self._guarded.state()
+
+
+def _denied_receive(chance: random.Random) -> Any:
+    """Return a receive of denied messages, or of those that brokers keep of other topics and groups."""
+    group, queue = {"name": chance.choice(("g", "h"))}, {"topic": {"name": chance.choice(INNER)}, "id": -1}
+    found = schema.ReceiveMessageRequest(group=group, message_queue=queue, batch_size=32, auto_renew=True)
+    found.long_polling_timeout.FromMilliseconds(0)
+    return found
+
+
+async def access(limit: Limit, seed: int, folder: Path, outcome: Outcome) -> None:
+    with_accounts, enforcing = Guarded(folder / "plain", enforces_tls=False), Guarded(folder / "tls", enforces_tls=True)
+    async with with_accounts.server, enforcing.server:
+        by_accounts, by_tls = (AccessAttack(guarded, outcome, seed) for guarded in (with_accounts, enforcing))
+        signs = [name for other in SIGNS for name in (other, NOBODY)]
+        call_signs = list(CALL_SIGNS)
+        for number in limit:
+            clients = signs if number % 3 else call_signs
+            client = clients[number // 3 % len(clients)]
+            attack = by_tls if client == PLAIN else by_accounts
+            try:
+                await (attack.request if number % 3 else attack.call)(client)
+                if number % EVERY == 0:
+                    await by_accounts.send_honestly()
+            except Exception as error:
+                outcome.fault(f"{client}: {type(error).__name__}: {error}")
