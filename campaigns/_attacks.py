@@ -1,6 +1,7 @@
-"""Attacks on what a broker has only so much of, each a process: `python -m campaigns._attacks NAME ADDRESS SIZE`.
+"""Attacks on the limited resources of a broker, each a process: `python -m campaigns._attacks NAME ADDRESS SIZE`.
 
-An attack says `ready` when all it takes is taken, holds it until its standard input ends, and then says what came of it.
+An attack prints `ready` when it has taken all that it takes, holds it until its standard input ends, and then prints what it
+has found.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import contextlib
 import resource
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -18,330 +19,281 @@ import uvloop
 from rocketlet.broker.grpc import schema
 from rocketlet.protocol import http2
 from rocketlet.protocol.codes import RequestCode as Code
-from rocketlet.protocol.frame import Frame, FrameReader, encode
+from rocketlet.protocol.frame import FrameReader
 from rocketlet.protocol.headers import CreateTopic, PullMessage, write
 
-from .peers import GREETING, MAX_FRAME_BYTES, call_frames, head_block
+from .peers import GREETING, MAX_FRAME_BYTES, SEND, call_frames, head_block, request
 
 MIB = 1 << 20
 TOPIC = "attacked"
 QUEUES = 64
+BATCH = 200  # requests in flight
+WRITE_S = 20.0  # maximum time of a write to a client that the broker does not read
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Found = dict[str, Any]
+HELD: list[Streams] = []
 
 
 async def connect(address: str) -> Streams:
     host, _, port = address.rpartition(":")
-    return await asyncio.open_connection(host, int(port), limit=4 * MIB)
+    HELD.append(streams := await asyncio.open_connection(host, int(port), limit=4 * MIB))
+    return streams
 
 
-class Asking:
-    """One connection that asks and reads, many requests in flight; `codes` counts the answers by code."""
+class Client:
+    """One connection with many requests in flight. `codes` counts the responses by code."""
 
     def __init__(self, streams: Streams) -> None:
         self._reader, self._writer = streams
         self._frames = FrameReader()
         self.codes: dict[int, int] = {}
 
-    async def ask(self, requests: list[Frame]) -> None:
-        """Raises OSError when the broker hangs up, TimeoutError when it is silent for 60 s."""
-        for begin in range(0, len(requests), 200):
-            batch = requests[begin : begin + 200]
-            self._writer.write(b"".join(encode(frame._replace(opaque=number)) for number, frame in enumerate(batch)))
+    async def ask(self, requests: list[bytes]) -> None:
+        """Raises OSError when the broker closes the connection, TimeoutError when it sends nothing for 60 s."""
+        for first in range(0, len(requests), BATCH):
+            batch = requests[first : first + BATCH]
+            self._writer.write(b"".join(batch))
             left = len(batch)
             while left > 0:
                 async with asyncio.timeout(60):
                     data = await self._reader.read(MIB)
                 if not data:
-                    raise ConnectionResetError("the broker hung up")
+                    raise ConnectionResetError("the broker closed the connection")
                 for frame in self._frames.feed(data):
                     if frame.is_response:
                         left -= 1
                         self.codes[frame.code] = self.codes.get(frame.code, 0) + 1
 
 
-def send(topic: str, body: bytes = b"x", queue: int = 0) -> Frame:
-    ext = {
-        "a": "attacker", "b": topic, "c": "TBW102", "d": "8", "e": str(queue), "f": "0", "g": "1", "h": "0", "i": "",
-        "j": "0",
-    }  # fmt: skip
-    return Frame(Code.SEND_MESSAGE_V2, ext=ext, body=body)
-
-
-def pull(queue: int, group: str = "attackers") -> Frame:
-    header = PullMessage(group, TOPIC, queue, 0, 32, 4 | 2, 0, 60_000, subscription="*")
-    return Frame(Code.PULL_MESSAGE, ext={key: str(value) for key, value in write(header).items()})
-
-
-async def asked(address: str, requests: list[Frame]) -> dict[str, Any]:
-    asking = Asking(await connect(address))
+async def ask(address: str, requests: Iterable[bytes]) -> Found:
+    """Send requests over one connection."""
+    client = Client(await connect(address))
     try:
-        await asking.ask(requests)
+        await client.ask(list(requests))
     except (OSError, TimeoutError) as error:
-        return {"responses": asking.codes, "ended": repr(error)}
-    return {"responses": asking.codes}
+        return {"responses": client.codes, "ended": repr(error)}
+    return {"responses": client.codes}
 
 
-async def connections(address: str, size: int) -> dict[str, Any]:
-    """Idle connections."""
-    taken = [await connect(address) for _ in range(size)]
-    HELD.extend(taken)
-    await asyncio.sleep(0.5)
-    return {"opened": size, "closed": sum(reader.at_eof() for reader, _ in taken)}
+async def hold(address: str, size: int, parts: Callable[[int], Iterable[bytes]], *, reads: bool = True) -> Found:
+    """Let many clients write some parts each, and keep their connections.
 
-
-async def half_frames(address: str, size: int) -> dict[str, Any]:
-    """15 MiB of a frame of 16 MiB, by each of many clients."""
-    start = (16 * MIB - 4).to_bytes(4, "big") + bytes(4)
-    chunk = bytes(MIB)
-    sent = failed = 0
-    for _ in range(size):
-        _, writer = streams = await connect(address)
-        HELD.append(streams)
+    Args:
+        address: The address of the broker.
+        size: The number of clients.
+        parts: The parts of a client, by its number.
+        reads: True if the clients read.
+    """
+    failed = 0
+    for number in range(size):
+        _, writer = await connect(address)
+        if not reads:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
         try:
-            writer.write(start)
-            for _ in range(15):
-                writer.write(chunk)
-                async with asyncio.timeout(20):
+            for part in parts(number):
+                writer.write(part)
+                async with asyncio.timeout(WRITE_S):
                     await writer.drain()
-            sent += 1
         except (OSError, TimeoutError):
             failed += 1
-    return {"sent": sent, "failed": failed}
-
-
-async def unread(address: str, size: int) -> dict[str, Any]:
-    """Pulls of 256 KiB, 200 by each of many clients that do not read."""
-    await asked(address, [send(TOPIC, bytes(60_000)) for _ in range(5)])
-    for _ in range(size):
-        _, writer = streams = await connect(address)
-        HELD.append(streams)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
-        writer.write(b"".join(encode(pull(0)._replace(opaque=number)) for number in range(200)))
-    await asyncio.sleep(2)
-    return {"clients": size}
-
-
-async def held_pulls(address: str, size: int) -> dict[str, Any]:
-    """Connections that hold eight pulls each and all hang up at once."""
-    for _ in range(size):
-        _, writer = streams = await connect(address)
-        HELD.append(streams)
-        writer.write(b"".join(encode(pull(8 + number)._replace(opaque=number)) for number in range(8)))
     await asyncio.sleep(1)
-    return {"connections": size, "pulls": 8 * size}
+    return {"opened": size, "failed": failed, "closed": sum(reader.at_eof() for reader, _ in HELD)}
 
 
-async def woken_pulls(address: str, size: int) -> dict[str, Any]:
-    """Clients that hold 200 pulls of one queue each and do not read, while messages come there."""
-    for _ in range(size):
-        _, writer = streams = await connect(address)
-        HELD.append(streams)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
-        writer.write(b"".join(encode(pull(40)._replace(opaque=number)) for number in range(200)))
-    await asyncio.sleep(1)
-    return {"clients": size, **await asked(address, [send(TOPIC, bytes(60_000), queue=40)])}
+def send(topic: str, body: bytes = b"x", queue: int = 0, code: int = Code.SEND_MESSAGE_V2, **fields: str) -> bytes:
+    return request(code, {**SEND, "a": "attacker", "b": topic, "d": 8, "e": queue, "j": 0, **fields}, body)
 
 
-async def topics(address: str, size: int) -> dict[str, Any]:
-    """New topics by sends."""
-    return await asked(address, [send(f"flood-{number}") for number in range(size)])
+def pulls(queues: Iterable[int]) -> bytes:
+    headers = (PullMessage("attackers", TOPIC, queue, 0, 32, 4 | 2, 0, 60_000, subscription="*") for queue in queues)
+    return b"".join(request(Code.PULL_MESSAGE, write(header), opaque=number) for number, header in enumerate(headers))
 
 
-async def groups(address: str, size: int) -> dict[str, Any]:
-    """New groups by heartbeats, a hundred in each."""
-    requests = [
-        _heartbeat("attacker", [f"flood-{number}" for number in range(begin, begin + 100)], [TOPIC])
-        for begin in range(0, size, 100)
-    ]
-    return await asked(address, requests)
-
-
-async def changed_groups(address: str, size: int) -> dict[str, Any]:
-    """Groups of large topics, 125 of each connection, which change again and again, all at once."""
-    large = [f"large-{number}" for number in range(8)]
-    created = [CreateTopic(topic, 1024, 1024, 6) for topic in large]
-    frames = [Frame(Code.UPDATE_AND_CREATE_TOPIC, ext=dict(write(header))) for header in created]
-    topics = await asked(address, frames)
-    streams = [await connect(address) for _ in range(0, size, 125)]
-    HELD.extend(streams)
-    found = await asyncio.gather(*(_change_groups(number, own, large) for number, own in enumerate(streams)))
-    return {**topics, "connections": len(found), "ended": [text for text in found if text]}
-
-
-async def _change_groups(number: int, streams: Streams, topics: list[str]) -> str:
-    """Why it ended early, if it did."""
-    names = [f"changed-{number}-{group}" for group in range(125)]
-    # another topic each time: a heartbeat that says what the last one said changes nothing
-    beats = [_heartbeat(f"attacker-{number}", names, [*topics, f"not-there-{change}"]) for change in range(4)]
-    try:
-        await Asking(streams).ask(beats)
-    except (OSError, TimeoutError) as error:
-        return repr(error)
-    return ""
-
-
-def _heartbeat(client_id: str, groups: list[str], topics: list[str]) -> Frame:
+def heartbeat(client_id: str, groups: list[str], topics: list[str]) -> bytes:
     subscriptions = [{"topic": topic, "subString": "*"} for topic in topics]
     consumers = [
         {"groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
          "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET", "subscriptionDataSet": subscriptions}
         for group in groups
     ]  # fmt: skip
-    return Frame(Code.HEART_BEAT, body=orjson.dumps({"clientID": client_id, "consumerDataSet": consumers}))
+    return request(Code.HEART_BEAT, {}, orjson.dumps({"clientID": client_id, "consumerDataSet": consumers}))
 
 
-async def offsets(address: str, size: int) -> dict[str, Any]:
+def creation(topic: str, queues: int) -> bytes:
+    return request(Code.UPDATE_AND_CREATE_TOPIC, write(CreateTopic(topic, queues, queues, 6)))
+
+
+async def connections(address: str, size: int) -> Found:
+    """Idle connections."""
+    return await hold(address, size, lambda _: ())
+
+
+async def half_frames(address: str, size: int) -> Found:
+    """15 MiB of a frame of 16 MiB, by each of many clients."""
+    parts = [(16 * MIB - 4).to_bytes(4, "big") + bytes(4), *[bytes(MIB)] * 15]
+    return await hold(address, size, lambda _: parts)
+
+
+async def unread(address: str, size: int) -> Found:
+    """Pulls of 256 KiB, 200 by each of many clients that do not read."""
+    await ask(address, [send(TOPIC, bytes(60_000))] * 5)
+    return await hold(address, size, lambda _: [pulls([0] * 200)], reads=False)
+
+
+async def held_pulls(address: str, size: int) -> Found:
+    """Connections that hold eight pulls each and are all closed at the same time."""
+    return await hold(address, size, lambda _: [pulls(range(8, 16))])
+
+
+async def woken_pulls(address: str, size: int) -> Found:
+    """Clients that hold 200 pulls of one queue each and do not read, while the queue gets messages."""
+    found = await hold(address, size, lambda _: [pulls([40] * 200)], reads=False)
+    return found | await ask(address, [send(TOPIC, bytes(60_000), queue=40)])
+
+
+async def unfinished_requests(address: str, size: int) -> Found:
+    """60,000 bytes of a request, by each of many clients: each holds too little to be closed for it alone."""
+    start = (70_000).to_bytes(4, "big") + (60_000).to_bytes(4, "big") + bytes(59_992)
+    return await hold(address, size, lambda _: [start])
+
+
+async def tag_expressions(address: str, size: int) -> Found:
+    """Receives that wait with a tag expression of 60 KB, each of another group and another client id."""
+    expression = "||".join(f"{number:057}" for number in range(999))
+
+    def receives(client: int) -> Iterable[bytes]:
+        yield GREETING
+        for number in range(50):
+            name = f"tags-{50 * client + number}"
+            receive = schema.ReceiveMessageRequest(
+                group={"name": name},
+                message_queue={"topic": {"name": TOPIC}, "id": -1},
+                filter_expression={"type": 1, "expression": f"{name}||{expression}"},
+                batch_size=1,
+                auto_renew=True,
+            )
+            receive.long_polling_timeout.FromSeconds(20)
+            yield call_frames(2 * number + 1, "ReceiveMessage", receive, (b"x-mq-client-id", name.encode()))
+
+    return await hold(address, max(size // 50, 1), receives)
+
+
+def _tiny_frames(stream_id: int, count: int) -> bytes:
+    """Return a call whose message has 4 MB, with this many frames of 2 bytes."""
+    block = head_block("SendMessage", (b"x-mq-client-id", b"tiny"))
+    head = http2.headers_frames(stream_id, block, False, MAX_FRAME_BYTES)
+    first = http2.encode(http2.DATA, 0, stream_id, b"\0" + (4_000_000).to_bytes(4, "big"))
+    return head + first + count * http2.encode(http2.DATA, 0, stream_id, b"xx")
+
+
+async def tiny_frames(address: str, size: int) -> Found:
+    """Unfinished calls, each with 100,000 frames of 2 bytes."""
+    parts = [GREETING, *(_tiny_frames(2 * number + 1, 100_000) for number in range(5))]
+    return await hold(address, size, lambda _: parts)
+
+
+async def topics(address: str, size: int) -> Found:
+    """New topics by sends."""
+    return await ask(address, (send(f"flood-{number}") for number in range(size)))
+
+
+async def groups(address: str, size: int) -> Found:
+    """New groups by heartbeats, a hundred in each."""
+    names = [f"flood-{number}" for number in range(size)]
+    return await ask(address, (heartbeat("attacker", names[at : at + 100], [TOPIC]) for at in range(0, size, 100)))
+
+
+async def changed_groups(address: str, size: int) -> Found:
+    """Groups of large topics, 125 of each connection, which all change several times."""
+    large = [f"large-{number}" for number in range(8)]
+    created = await ask(address, (creation(topic, 1024) for topic in large))
+
+    def changes(number: int) -> Iterable[bytes]:
+        names = [f"changed-{number}-{group}" for group in range(125)]
+        # another topic each time, because a heartbeat like the last one changes nothing
+        return (heartbeat(f"attacker-{number}", names, [*large, f"missing-{change}"]) for change in range(4))
+
+    found = await asyncio.gather(*(ask(address, changes(number)) for number in range(-(-size // 125))))
+    return {**created, "connections": len(found), "ended": [item["ended"] for item in found if "ended" in item]}
+
+
+async def offsets(address: str, size: int) -> Found:
     """Commits for queues that do not exist."""
-    requests = [
-        Frame(Code.UPDATE_CONSUMER_OFFSET,
-              ext={"consumerGroup": f"g{number % 100}", "topic": f"no-{number}", "queueId": "1", "commitOffset": "0"})
+    headers = (
+        {"consumerGroup": f"g{number % 100}", "topic": f"no-{number}", "queueId": "1", "commitOffset": "0"}
         for number in range(size)
-    ]  # fmt: skip
-    return await asked(address, requests)
+    )
+    return await ask(address, (request(Code.UPDATE_CONSUMER_OFFSET, header) for header in headers))
 
 
-async def requests(address: str, size: int) -> dict[str, Any]:
-    """As many requests as fit into the socket, before an answer is read."""
-    found = Frame(Code.GET_MAX_OFFSET, ext={"topic": TOPIC, "queueId": "0"})
-    asking = Asking(await connect(address))
-    for _ in range(size // 10_000):
-        await asking.ask([found] * 10_000)
-    return {"responses": asking.codes}
+async def requests(address: str, size: int) -> Found:
+    """Many small requests of one client."""
+    return await ask(address, [request(Code.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": "0"})] * size)
 
 
-async def registrations(address: str, size: int) -> dict[str, Any]:
-    """Brokers that do not exist, with a topic that everybody knows."""
+async def registrations(address: str, size: int) -> Found:
+    """Brokers that do not exist, with an existing topic."""
     body = orjson.dumps({"topicConfigSerializeWrapper": {
         "topicConfigTable": {TOPIC: {"topicName": TOPIC, "readQueueNums": 1000, "writeQueueNums": 1000, "perm": 6}},
         "dataVersion": {"timestamp": 1, "counter": 1},
     }})  # fmt: skip
-    frames = [
-        Frame(Code.REGISTER_BROKER, body=body, ext={
-            "brokerName": f"flood-{number}", "brokerAddr": f"10.0.0.1:{number}", "clusterName": "c", "haServerAddr": "",
-            "brokerId": "0", "compressed": "false", "bodyCrc32": "0",
-        })
-        for number in range(size)
-    ]  # fmt: skip
-    return await asked(address, frames)
+    common = {"clusterName": "c", "haServerAddr": "", "brokerId": "0", "compressed": "false", "bodyCrc32": "0"}
+    headers = (
+        {"brokerName": f"flood-{number}", "brokerAddr": f"10.0.0.1:{number}", **common} for number in range(size)
+    )
+    return await ask(address, (request(Code.REGISTER_BROKER, header, body) for header in headers))
 
 
-async def replies(address: str, size: int) -> dict[str, Any]:
-    """Replies to a client that never answers. `unserved`: clients that are not served because of it."""
+def _reply(client: str) -> bytes:
+    topic, code = "DefaultCluster_REPLY_TOPIC", Code.SEND_REPLY_MESSAGE_V2
+    return send(topic, code=code, i=f"REPLY_TO_CLIENT\x01{client}")
+
+
+async def replies(address: str, size: int) -> Found:
+    """Replies to a client that never responds. `unserved`: clients that are not served because of it."""
     silent, waiting = await connect(address), await connect(address)
-    HELD.extend((silent, waiting))
     for name, streams in (("silent", silent), ("waiting", waiting)):
         body = orjson.dumps({"clientID": name, "producerDataSet": [{"groupName": "p"}]})
-        await Asking(streams).ask([Frame(Code.HEART_BEAT, body=body)])
-    hostile = await connect(address)
-    HELD.append(hostile)
-    hostile[1].write(b"".join(encode(_reply("silent")._replace(opaque=number)) for number in range(size)))
+        await Client(streams).ask([request(Code.HEART_BEAT, {}, body)])
+    reader, writer = await connect(address)
+    writer.write(_reply("silent") * size)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(8):
-            await hostile[0].read(1)  # a reply is refused: all places are taken
-    honest = await connect(address)
-    honest[1].write(encode(_reply("waiting")))
-    frames = FrameReader()
+            await reader.read(1)  # a reply is refused: the limit of unanswered replies is reached
+    (await connect(address))[1].write(_reply("waiting"))
     pushed: list[int] = []
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(5):
-            pushed = [frame.code for frame in frames.feed(await waiting[0].read(MIB))]
-    return {
-        "replies": size,
-        "unserved": [] if pushed == [Code.PUSH_REPLY_MESSAGE_TO_CLIENT] else ["a client that waits for a reply"],
-    }
+            pushed = [frame.code for frame in FrameReader().feed(await waiting[0].read(MIB))]
+    is_served = pushed == [Code.PUSH_REPLY_MESSAGE_TO_CLIENT]
+    return {"replies": size, "unserved": [] if is_served else ["a client that waits for a reply"]}
 
 
-async def unfinished_requests(address: str, size: int) -> dict[str, Any]:
-    """60,000 bytes of a request, by each of many clients: each holds too little to be closed for it alone."""
-    start = (70_000).to_bytes(4, "big") + (60_000).to_bytes(4, "big") + bytes(59_992)
-    for _ in range(size):
-        _, writer = streams = await connect(address)
-        HELD.append(streams)
-        with contextlib.suppress(OSError):
-            writer.write(start)
-            await writer.drain()
-    await asyncio.sleep(1)
-    return {"opened": size, "closed": sum(reader.at_eof() for reader, _ in HELD)}
-
-
-async def tag_expressions(address: str, size: int) -> dict[str, Any]:
-    """Receives that wait with a tag expression of 60 KB, each of another group and another client id."""
-    expression = "||".join(f"{number:057}" for number in range(999))
-    for first in range(0, size, 50):
-        _, writer = streams = await connect(address)
-        HELD.append(streams)
-        writer.write(GREETING)
-        for number in range(first, min(first + 50, size)):
-            request = schema.ReceiveMessageRequest(
-                group={"name": f"tags-{number}"},
-                message_queue={"topic": {"name": TOPIC}, "id": -1},
-                filter_expression={"type": 1, "expression": f"{number}||{expression}"},
-                batch_size=1,
-                auto_renew=True,
-            )
-            request.long_polling_timeout.FromSeconds(20)
-            client_id = b"x-mq-client-id", b"tags-%d" % number
-            with contextlib.suppress(OSError):
-                writer.write(call_frames(2 * (number - first) + 1, "ReceiveMessage", request, client_id))
-                await writer.drain()
-    await asyncio.sleep(1)
-    return {"receives": size, "closed": sum(reader.at_eof() for reader, _ in HELD)}
-
-
-def _opening(stream_id: int, method: str, client_id: str) -> bytes:
-    return http2.headers_frames(
-        stream_id, head_block(method, (b"x-mq-client-id", client_id.encode())), False, MAX_FRAME_BYTES
-    )
-
-
-def _tiny_frames(stream_id: int, count: int) -> bytes:
-    """A call whose message has 4 MB, in frames of 2 bytes; so many of them."""
-    begin = http2.encode(http2.DATA, 0, stream_id, b"\0" + (4_000_000).to_bytes(4, "big"))
-    return _opening(stream_id, "SendMessage", "tiny") + begin + count * http2.encode(http2.DATA, 0, stream_id, b"xx")
-
-
-async def tiny_frames(address: str, size: int) -> dict[str, Any]:
-    """Unfinished calls, each with 100,000 frames of 2 bytes."""
-    for _ in range(size):
-        _, writer = streams = await connect(address)
-        HELD.append(streams)
-        writer.write(GREETING)
-        for number in range(5):
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(60):
-                    writer.write(_tiny_frames(2 * number + 1, 100_000))
-                    await writer.drain()
-    return {"connections": size, "closed": sum(reader.at_eof() for reader, _ in HELD)}
-
-
-async def pools(address: str, size: int) -> dict[str, Any]:
-    """Pops of very many topics by 100 groups, once each."""
+async def pools(address: str, size: int) -> Found:
+    """Pops of many topics by 100 groups, once each."""
     topics = [f"popped-{number}" for number in range(max(size // 100, 1))]
-    ext = [{key: str(value) for key, value in write(CreateTopic(topic, 1, 1, 6)).items()} for topic in topics]
-    await asked(address, [Frame(Code.UPDATE_AND_CREATE_TOPIC, ext=fields) for fields in ext])
+    await ask(address, (creation(topic, 1) for topic in topics))
     fields = {"queueId": -1, "maxMsgNums": 1, "invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 1}
-    common = {key: str(value) for key, value in fields.items()}
-    names = [(topic, f"poppers-{number}") for topic in topics for number in range(100)]
-    pops = [Frame(Code.POP_MESSAGE, ext={"topic": topic, "consumerGroup": group, **common}) for topic, group in names]
-    return await asked(address, pops)
+    names = ({"topic": topic, "consumerGroup": f"poppers-{number}"} for topic in topics for number in range(100))
+    return await ask(address, (request(Code.POP_MESSAGE, {**name, **fields}) for name in names))
 
 
-async def flood_of_sends(connections: int, address: str, seconds: int) -> dict[str, Any]:
+async def flood_of_sends(connections: int, address: str, seconds: int) -> Found:
     """Clients that send as fast as they can, 200 requests at a time."""
     end_s = asyncio.get_running_loop().time() + seconds
 
     async def flood() -> int:
-        asking, count = Asking(await connect(address)), 0
+        client, count = Client(await connect(address)), 0
         while asyncio.get_running_loop().time() < end_s:
-            await asking.ask([send(TOPIC)] * 200)
-            count += 200
+            await client.ask([send(TOPIC)] * BATCH)
+            count += BATCH
         return count
 
     return {"sent": sum(await asyncio.gather(*(flood() for _ in range(connections))))}
 
 
-async def flood_of_frames(connections: int, address: str, seconds: int) -> dict[str, Any]:
+async def flood_of_frames(connections: int, address: str, seconds: int) -> Found:
     """Clients that write frames of 2 bytes as fast as they can."""
     end_s = asyncio.get_running_loop().time() + seconds
 
@@ -364,12 +316,7 @@ async def flood_of_frames(connections: int, address: str, seconds: int) -> dict[
     return {"frames": sum(await asyncio.gather(*(flood() for _ in range(connections))))}
 
 
-def _reply(client: str) -> Frame:
-    frame = send("DefaultCluster_REPLY_TOPIC")
-    return frame._replace(code=Code.SEND_REPLY_MESSAGE_V2, ext={**frame.ext, "i": f"REPLY_TO_CLIENT\x01{client}"})
-
-
-ATTACKS: dict[str, tuple[Callable[[str, int], Awaitable[dict[str, Any]]], int]] = {
+ATTACKS: dict[str, tuple[Callable[[str, int], Awaitable[Found]], int]] = {
     "connections": (connections, 5000),
     "half frames": (half_frames, 60),
     "unread answers": (unread, 60),
@@ -395,8 +342,6 @@ ATTACKS: dict[str, tuple[Callable[[str, int], Awaitable[dict[str, Any]]], int]] 
 
 LEAN = frozenset(("unfinished requests", "tag expressions", "tiny frames", "pools"))
 """Each of these has a broker of its own, with the smallest budget."""
-
-HELD: list[Streams] = []
 
 
 async def _main(name: str, address: str, size: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import BrokerConfig
 from rocketlet.broker.nameserver import Routes
 from rocketlet.broker.server import Listening, Server
@@ -92,7 +92,7 @@ class Limit:
 
 
 class Serving(NamedTuple):
-    broker: Broker
+    broker: BrokerController
     server: Server
 
 
@@ -100,7 +100,7 @@ class Serving(NamedTuple):
 async def serving(config: BrokerConfig) -> AsyncIterator[Serving]:
     """A broker with its name server, for peers without a socket. It logs each event, not only the first of a kind."""
     routes = Routes()
-    broker = Broker(config, routes)
+    broker = BrokerController(config, routes)
     async with Server(Listening("127.0.0.1", 0), broker=broker, routes=routes) as server:
         server.reports.is_due = lambda *_: True  # type: ignore[method-assign]
         yield Serving(broker, server)

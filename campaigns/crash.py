@@ -1,14 +1,14 @@
 """What a crash leaves: a broker works on a disk that fails, or loses power, or whose files are damaged, and starts again.
 
-disk   The store's calls to the operating system fail: full, read-only, I/O errors, slow, no descriptors. Where this process
-       may mount, every fourth try has a real small file system instead, which fills up and is made read-only. A fault: an
+disk   The store's calls to the operating system fail: full, read-only, I/O errors, slow, no descriptors. A fault: an
        acknowledged message is gone or not as it was sent, something is acknowledged after the device failed, anything but
        StoreError is raised, a broker does not start or cannot be read on a full disk, or takes no messages afterwards.
+pop    The same as power, with clients that pop messages in each try.
 power  A model takes every system call of the store. The content of a file at its last sync is kept; of later writes nothing,
        a beginning, or pages with holes of zeros are kept, and names that changed since their folder was synced are kept up to
        any one of them. Every third time the broker is killed instead, with `--flush os`. A fault: what `store.Work`, `Timed`
        and `Popped` name, and a start that fails.
-files  A file is cut, zeroed, garbled, flipped, padded, emptied or deleted. A fault: a start that fails without the file's
+files  A file is cut, zeroed, overwritten, flipped, padded, emptied or deleted. A fault: a start that fails without the file's
        name, a message that is not as it was stored or is gone without a report, one whose bytes are in place and that is not
        found, other messages after a second start, an offset that is given again, a whole index that is rebuilt, a delay
        level that a damaged message stops, a second broker that gets in.
@@ -58,8 +58,18 @@ SEGMENT_BYTES = 10_000
 
 # A disk that fails
 
-FAULTS = ("full", "short", "read-only", "EIO on write", "EIO on sync", "EIO on read", "slow", "no descriptors")
-DEVICE_FAULTS = ("EIO on write", "EIO on sync")
+FAILURES: dict[str, dict[str, tuple[int, float]]] = {
+    "full": {"write": (errno.ENOSPC, 1.0), "create": (errno.ENOSPC, 0.5)},
+    "short": {"write": (errno.ENOSPC, 0.5), "truncate": (errno.ENOSPC, 0.3)},
+    "read-only": dict.fromkeys(("write", "change", "truncate", "replace"), (errno.EROFS, 1.0)),
+    "EIO on write": {"write": (errno.EIO, 1.0), "truncate": (errno.EIO, 0.5)},
+    "EIO on sync": {"sync": (errno.EIO, 1.0), "truncate": (errno.EIO, 0.5)},
+    "EIO on read": {"read_at": (errno.EIO, 0.3)},
+    "slow": {},
+    "no descriptors": {"open": (errno.EMFILE, 0.7)},
+}
+"""The error of each call and its share of the calls, by kind of failure. A full or failing disk may write a part."""
+SLOW_S = 0.002
 
 
 @contextmanager
@@ -77,73 +87,55 @@ def standing_in(device: object) -> Iterator[None]:
 
 
 class FailingDisk:
-    """`kind` is what fails at present, None for nothing."""
+    """A disk. kind: the present kind of failure, or None."""
 
     def __init__(self, chance: random.Random) -> None:
         self.kind: str | None = None
         self.met = 0
         self._chance = chance
 
-    def _fail(self, number: int) -> None:
-        self.met += 1
-        raise OSError(number, os.strerror(number))
-
-    def _fails(self, kind: str, share: float = 1.0) -> bool:
-        return self.kind == kind and (share >= 1 or self._chance.random() < share)
+    def _call(self, name: str) -> None:
+        """Raises OSError if this call fails."""
+        number, share = FAILURES.get(self.kind or "", {}).get(name, (0, 0.0))
+        if self._chance.random() < share:
+            self.met += 1
+            raise OSError(number, os.strerror(number))
+        if self.kind == "slow" and name in ("write", "sync"):
+            time.sleep(SLOW_S)
 
     def write(self, descriptor: int, data: Any) -> int:
-        if self._fails("full") or self._fails("short", 0.5):
-            if self._chance.random() < 0.5:
-                self._fail(errno.ENOSPC)
-            return self._write_part(descriptor, data)
-        if self._fails("read-only"):
-            self._fail(errno.EROFS)
-        if self._fails("EIO on write"):
-            if self._chance.random() < 0.5:
-                self._write_part(descriptor, data)
-            self._fail(errno.EIO)
-        if self._fails("slow"):
-            time.sleep(0.001)
+        try:
+            self._call("write")
+        except OSError as error:
+            written = self._chance.randrange(len(data)) if self._chance.random() < 0.5 else 0
+            if written and error.errno != errno.EROFS:
+                os.write(descriptor, data[:written])
+                if error.errno == errno.ENOSPC:
+                    return written
+            raise
         return os.write(descriptor, data)
 
-    def _write_part(self, descriptor: int, data: Any) -> int:
-        size = self._chance.randrange(len(data)) if len(data) > 1 else 0
-        if not size:
-            self._fail(errno.ENOSPC)
-        return os.write(descriptor, data[:size])
-
     def open_file(self, path: Any, flags: int, mode: int = 0o777) -> int:
-        if self._fails("no descriptors", 0.7):
-            self._fail(errno.EMFILE)
-        if self.kind == "full" and flags & os.O_CREAT and not os.path.exists(path) and self._chance.random() < 0.5:
-            self._fail(errno.ENOSPC)
-        if self._fails("read-only") and flags & (os.O_CREAT | os.O_RDWR | os.O_WRONLY):
-            self._fail(errno.EROFS)
+        self._call("open")
+        if flags & (os.O_CREAT | os.O_RDWR | os.O_WRONLY):
+            self._call("change")
+        if flags & os.O_CREAT and not os.path.exists(path):
+            self._call("create")
         return os.open(path, flags, mode)
 
     def truncate(self, descriptor: int, size: int) -> None:
-        if self._fails("read-only"):
-            self._fail(errno.EROFS)
-        if self.kind in DEVICE_FAULTS and self._chance.random() < 0.5:
-            self._fail(errno.EIO)
-        if self._fails("short", 0.3):
-            self._fail(errno.ENOSPC)
+        self._call("truncate")
         os.ftruncate(descriptor, size)
 
     def sync(self, descriptor: int) -> None:
-        if self._fails("EIO on sync"):
-            self._fail(errno.EIO)
-        if self._fails("slow"):
-            time.sleep(0.002)
+        self._call("sync")
 
     def read_at(self, descriptor: int, size: int, position: int) -> bytes:
-        if self._fails("EIO on read", 0.3):
-            self._fail(errno.EIO)
+        self._call("read_at")
         return os.pread(descriptor, size, position)
 
     def replace(self, source: Any, target: Any) -> None:
-        if self._fails("read-only"):
-            self._fail(errno.EROFS)
+        self._call("replace")
         os.replace(source, target)
 
 
@@ -210,7 +202,7 @@ def attempt(folder: Path, outcome: Outcome) -> Iterator[Path]:
 
 def _on_failing_disk(folder: Path, chance: random.Random, outcome: Outcome) -> None:
     settings: dict[str, Any] = {"flush": chance.choice(("os", "sync")), "segment_bytes": SEGMENT_BYTES}
-    device, kind = FailingDisk(chance), chance.choice(FAULTS)
+    device, kind = FailingDisk(chance), chance.choice(list(FAILURES))
     with standing_in(device):
         broker = open_broker(folder, **settings)
         broker.topics.put(TopicConfig("t", 8, 8), 0)
@@ -254,7 +246,7 @@ POPPED_SHARE = 0.3  # share in which clients share messages
 AMID_SHARE = 0.2  # share in which a job saves state that a sender waits for
 _LIMITS = Limits(
     journal_lines=-13, run_keys=3
-)  # 13 topics exist from the start: journals are shortened again and again
+)  # 13 topics exist from the start, so journals are shortened all the time
 
 
 class Inode:
@@ -529,7 +521,7 @@ CHANGES: dict[str, Change] = {
     "cut": lambda data, chance: data.__delitem__(slice(chance.randrange(len(data)), None)),
     "beheaded": lambda data, chance: data.__delitem__(slice(0, chance.randrange(1, len(data) + 1))),
     "zeroed": lambda data, chance: _overwrite(data, chance, bytes(chance.randrange(1, len(data) + 1))),
-    "garbled": lambda data, chance: _overwrite(data, chance, chance.randbytes(chance.randrange(1, 200))),
+    "overwritten": lambda data, chance: _overwrite(data, chance, chance.randbytes(chance.randrange(1, 200))),
     "flipped": _flip,
     "padded": lambda data, chance: data.extend(chance.choice((bytes, chance.randbytes))(chance.randrange(1, 300))),
     "emptied": lambda data, chance: data.clear(),

@@ -27,8 +27,9 @@ from rocketlet.protocol.headers import CreateTopic, write
 from bench.peers import Peer, rocketlet
 from tests.conftest import Wire
 
-from ._attacks import ATTACKS, LEAN, QUEUES, TOPIC, send
+from ._attacks import ATTACKS, LEAN, QUEUES, TOPIC
 from .common import Limit, Outcome
+from .peers import SEND
 from .processes import connect
 
 BUDGET_MIB = 128
@@ -60,8 +61,8 @@ class Honest:
         while True:
             begin_s, begin_ms = time.perf_counter(), _ran_ms(self._pid)
             try:
-                frame = send("honest")
-                answer = await self._wire.call(frame.code, dict(frame.ext), b"honest")
+                header = {**SEND, "b": "honest"}
+                answer = await self._wire.call(RequestCode.SEND_MESSAGE_V2, header, b"honest")
             except (OSError, TimeoutError) as error:
                 self._outcome.fault(f"the honest client: {error!r}")
                 return

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.server import Server
 from rocketlet.broker.store.recovery import inspect
 from rocketlet.command.tools.fsck import fsck
@@ -204,7 +204,7 @@ class Aimed(NamedTuple):
     outer_size: int
 
 
-def _places(broker: Broker) -> dict[Place, tuple[int, int]]:
+def _places(broker: BrokerController) -> dict[Place, tuple[int, int]]:
     """Where the indexes have each message, and its size."""
     found: dict[Place, tuple[int, int]] = {}
     for queue in broker.store.queues.values():
@@ -370,7 +370,7 @@ class Round:
             return True
         return False
 
-    def _check_again(self, broker: Broker, work: Path, found: dict[Place, bytes], what: str) -> None:
+    def _check_again(self, broker: BrokerController, work: Path, found: dict[Place, bytes], what: str) -> None:
         broker.persist(closes=True)
         index_bytes = sum(path.stat().st_size for path in (work / "consumequeue").rglob("0*") if path.is_file())
         most = INDEX_ENTRY_BYTES * (len(found) + broker.store.end // 91)

@@ -27,7 +27,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 from rocketlet.broker.access import Acl, AclFile
-from rocketlet.broker.broker import Broker
+from rocketlet.broker.broker import BrokerController
 from rocketlet.broker.config import MAX_QUEUES_PER_TOPIC, MAX_RETRY_QUEUES, WRITE_HIGH_BYTES, BrokerConfig
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.server import METHODS
@@ -143,7 +143,7 @@ class Honest:
 async def check_folder(config: BrokerConfig, honest: Honest, outcome: Outcome) -> None:
     """The broker starts again, and has every message of the honest client."""
     try:
-        broker = Broker(config)
+        broker = BrokerController(config)
     except Exception as error:
         outcome.fault(f"the broker does not start again: {error!r}")
         return
@@ -456,7 +456,7 @@ class Guarded:
         reader = accounts.account(CURIOUS, defaultTopicPerm="SUB", defaultGroupPerm="SUB", **denied)
         self._file.write([*accounts.ACCOUNTS, reader])
         self._routes = Routes()
-        self._broker = Broker(config_in(folder), self._routes)
+        self._broker = BrokerController(config_in(folder), self._routes)
         tls = Tls("enforcing", Certificates.make(folder).files) if enforces_tls else None
         listening = Listening("127.0.0.1", 0, acl=Acl(AclFile(self._file.path)), tls=tls)
         self.server = Server(listening, broker=self._broker, routes=self._routes)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rocketlet.broker.grpc import schema
 from rocketlet.broker.grpc.server import METHODS
-from rocketlet.broker.remoting.connection import Connection
+from rocketlet.broker.remoting.connection import RemotingConnection
 from rocketlet.broker.server import Server
 from rocketlet.protocol import http2
 from rocketlet.protocol.frame import Frame, FrameReader, encode
@@ -64,7 +64,7 @@ class Peer:
 
     def __init__(self, server: Server, port: int, host: str = "127.0.0.1") -> None:
         self.socket = self.socket_type(port, host)
-        self.connection = Connection(server)
+        self.connection = RemotingConnection(server)
         self.connection.connection_made(self.socket)
         self._reader = FrameReader()
 
@@ -139,10 +139,10 @@ class GrpcPeer:
 
     def __init__(self, server: Server, port: int) -> None:
         self.socket = Socket(port)
-        connection = Connection(server)
+        connection = RemotingConnection(server)
         connection.connection_made(self.socket)
-        assert server.grpc_door is not None
-        self.protocol = server.grpc_door.protocol(connection)
+        assert server.grpc_server is not None
+        self.protocol = server.grpc_server.protocol(connection)
         self.last_id = -1
         self.send(GREETING)
 

@@ -6,6 +6,6 @@ plan        what a seed decides of a run
 world       one run and what must hold in it
 scenarios   single faults, situations that chance makes rarely, and which a seed plays
 patches     broken promises, and patches of brokers and clients
-rolls, weeks   programs: rolls of members, weeks of virtual time
+weeks       a program: weeks of virtual time
 __main__    runs seeds
 """

@@ -8,6 +8,7 @@ import argparse
 import gc
 import hashlib
 import logging
+import statistics
 import sys
 import time
 import traceback
@@ -37,6 +38,7 @@ def main() -> int:
     gc.freeze()  # imported objects are never garbage: looking at them took a sixth of a seed's time
     began_s = time.perf_counter()
     failed: list[int] = []
+    pauses_s: list[float] = []
     for seed in range(options.first, end):
         world, fault = _run(seed, options.scenario, shares=options.shared)
         if fault:
@@ -44,10 +46,16 @@ def main() -> int:
             print(f"seed {seed}: {fault}", flush=True)
             if options.stop:
                 break
-        if options.trace and world is not None:
+        if world is None:
+            continue
+        pauses_s += world.unread_s.values()
+        if options.trace:
             print(world.plan, *world.trace, sep="\n")
-        if options.digest and world is not None:
+        if options.digest:
             print(seed, hashlib.sha256("\n".join(world.trace).encode()).hexdigest()[:16])
+    if options.scenario and len(pauses_s) > 1:
+        marks = statistics.quantiles(pauses_s, n=100, method="inclusive")
+        print(f"the longest pause of a queue with a backlog: median {marks[49]:.2f} s, 99 % {marks[98]:.2f} s")
     print(f"{end - options.first} seeds, {len(failed)} failed, {time.perf_counter() - began_s:.1f} s")
     return 1 if failed else 0
 

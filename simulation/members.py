@@ -66,6 +66,7 @@ class AnyMember:
         self.blind_until_s = 0.0
         self.has_left = False
         self._world = world
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def others_pull(self) -> bool:
@@ -96,6 +97,16 @@ class AnyMember:
     async def join(self) -> None: ...
 
     async def leave(self) -> None: ...
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _every(self, seconds: float, action: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await action()
 
 
 class Member(AnyMember):
@@ -169,17 +180,6 @@ class Model(AnyMember):
         super().__init__(world, name, topics)
         self.client_id = f"{self.host}@{name}"
         self._cluster = ClusterView(world.name_server)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _every(self, seconds: float, action: Callable[[], Awaitable[object]]) -> None:
-        while True:
-            await asyncio.sleep(seconds)
-            await action()
 
 
 # Apache's push consumer
@@ -668,7 +668,6 @@ class FiveMember(AnyMember):
     def __init__(self, world: World, name: str, topics: tuple[str, ...]) -> None:
         super().__init__(world, name, topics)
         self._clients: dict[str, GrpcClient] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._handling: set[asyncio.Task[None]] = set()
 
     @property
@@ -677,7 +676,7 @@ class FiveMember(AnyMember):
 
     async def join(self) -> None:
         for node in self._world.nodes:
-            self._tasks.add(asyncio.create_task(self._serve(node)))
+            self._spawn(self._serve(node))
 
     async def leave(self) -> None:
         """Stop receiving, end the handlers, and say so: what is left is redelivered."""
@@ -690,9 +689,8 @@ class FiveMember(AnyMember):
         for task in self._handling:
             task.cancel()
         for name in self._clients:
-            await self._call(
-                name, "NotifyClientTermination", schema.NotifyClientTerminationRequest(group=self._group())
-            )
+            termination = schema.NotifyClientTerminationRequest(group=self._group())
+            await self._call(name, "NotifyClientTermination", termination)
             self._clients[name].transport.close()
 
     def _group(self) -> Any:

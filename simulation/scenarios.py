@@ -409,16 +409,43 @@ async def _handled_out_of_order(world: World) -> None:
         await world.join()
 
 
-async def _foreign_members(world: World) -> None:
-    """Apache's members come and go beside ours, also several at once: whose handlers are quick, nothing is handled twice."""
-    for _ in range(3):
-        await asyncio.sleep(world.rng.uniform(1, 6))
-        for _ in range(world.rng.choice((1, 1, 2, 3))):
-            await asyncio.sleep(world.rng.choice((0, 0.002, 0.02)))
-            if world.rng.random() < 0.4:
-                world.spawn(someone_leaves(world))
-            else:
-                world.spawn(world.join(foreign=world.rng.random() < 0.7))
+def changes(
+    rounds: int,
+    pause_s: tuple[float, float],
+    counts: tuple[int, ...],
+    gaps_s: tuple[float, ...],
+    *,
+    leaving: float,
+    foreign: float = 0.0,
+) -> Event:
+    """Return a situation in which members join and leave, several shortly after each other.
+
+    Args:
+        rounds: The number of times that this happens.
+        pause_s: The shortest and the longest pause before each time.
+        counts: Numbers of members, of which chance chooses.
+        gaps_s: Pauses between two members, of which chance chooses.
+        leaving: The share of members that leave.
+        foreign: The share of Apache's members in those that join.
+    """
+
+    async def play(world: World) -> None:
+        for _ in range(rounds):
+            await asyncio.sleep(world.rng.uniform(*pause_s))
+            for _ in range(world.rng.choice(counts)):
+                await asyncio.sleep(world.rng.choice(gaps_s))
+                if world.rng.random() < leaving:
+                    world.spawn(someone_leaves(world))
+                else:
+                    world.spawn(world.join(foreign=world.rng.random() < foreign))
+
+    return play
+
+
+_foreign_members = changes(3, (1, 6), (1, 1, 2, 3), (0, 0.002, 0.02), leaving=0.4, foreign=0.7)
+_foreign_of_slow_peers = changes(3, (1, 5), (2, 3, 4), (0, 0.1, 0.2, 0.4), leaving=0.3, foreign=0.8)
+_notified_in_turns = changes(4, (1, 4), (2, 3, 4), (0.004, 0.006, 0.008, 0.01), leaving=0.7)
+_queues_leave_the_pool = changes(3, (2, 6), (1, 1, 2), (0,), leaving=0.4)
 
 
 async def _foreign_members_killed(world: World) -> None:
@@ -458,18 +485,6 @@ async def _foreign_backlog(world: World) -> None:
         await someone_leaves(world)
 
 
-async def _foreign_of_slow_peers(world: World) -> None:
-    """Apache's members come and go, several within the time that brokers take to hear from each other."""
-    for _ in range(3):
-        await asyncio.sleep(world.rng.uniform(1, 5))
-        for _ in range(world.rng.choice((2, 3, 4))):
-            await asyncio.sleep(world.rng.uniform(0, 0.4))
-            if world.rng.random() < 0.3:
-                world.spawn(someone_leaves(world))
-            else:
-                world.spawn(world.join(foreign=world.rng.random() < 0.8))
-
-
 async def _foreign_storm(world: World) -> None:
     """Apache's members start all at once, while messages of many queues wait."""
     for _ in range(world.rng.randint(3, 8)):
@@ -495,15 +510,6 @@ async def _away_in_hand_overs(world: World) -> None:
         world.spawn(world.join())
     await asyncio.sleep(world.rng.uniform(0, 0.3))
     await restart_node(world, node, world.rng.uniform(15, 30))
-
-
-async def _told_in_turns(world: World) -> None:
-    """A group is so large that its members are told in turns, and changes while they are."""
-    for _ in range(4):
-        await asyncio.sleep(world.rng.uniform(1, 4))
-        for _ in range(world.rng.randint(2, 4)):
-            world.spawn((join if world.rng.random() < 0.3 else someone_leaves)(world))
-            await asyncio.sleep(world.rng.choice((0.004, 0.006, 0.008, 0.01)))
 
 
 async def _only_a_broker_stands(world: World) -> None:
@@ -570,9 +576,9 @@ SCENARIOS: dict[str, Scenario] = {
     "hasty-members": Scenario({**_FOREIGN, "apache": True, "unread_limit_s": 12.0}, _hasty_members),
     "frozen-at-a-request": Scenario({**_HARSH, "members": 3, "handler_s": 0.2}, _frozen_at_a_request),
     "away-in-hand-overs": Scenario({**_CALM, "handler_s": 0.2, "members": 2}, _away_in_hand_overs),
-    "told-in-turns": Scenario(
+    "notified-in-turns": Scenario(
         {**_CALM, "turns": True, "members": 14, "queues": 8, "brokers": 1, "mixed": False, "sticky": False},
-        _told_in_turns,
+        _notified_in_turns,
     ),
     "only-a-broker-stands": Scenario({**_CALM, "handler_s": 0.2}, _only_a_broker_stands),
     "end-lost": Scenario({**_PLAIN, "gentle": False, "long_handlers": 0.0, "members": 2, "handler_s": 0.02}, _end_lost),
@@ -586,14 +592,6 @@ async def _frozen_at_a_receive(world: World) -> None:
         member = spare(world)
         if member is not None:
             await freeze_at(world, member, RequestCode.POP_MESSAGE, world.rng.choice((2, 5, 12, 25)))
-
-
-async def _queues_leave_the_pool(world: World) -> None:
-    """Members that pull come and go beside clients of 5.x, whose messages the broker extends."""
-    for _ in range(3):
-        await asyncio.sleep(world.rng.uniform(2, 6))
-        for _ in range(world.rng.choice((1, 1, 2))):
-            world.spawn((join if world.rng.random() < 0.6 else someone_leaves)(world))
 
 
 async def _extended_and_killed(world: World) -> None:
@@ -614,14 +612,7 @@ SHARED: dict[str, Scenario] = {
         {"gentle": False, "orderly": False, "kinds": ("five", "pops")}, _extended_and_killed
     ),
     "filter-finds-nothing": Scenario(
-        {
-            "gentle": True,
-            "members": 2,
-            "queues": 8,
-            "orderly": False,
-            "expression": "wanted",
-            "kinds": ("pops", "five"),
-        },
+        {**_PLAIN, "gentle": True, "members": 2, "queues": 8, "expression": "wanted", "kinds": ("pops", "five")},
         _queues_leave_the_pool,
     ),
 }
