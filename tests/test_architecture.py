@@ -55,7 +55,7 @@ ARROWS: Mapping[str, frozenset[str]] = {
         "spark": "client host",
         "root": "client",  # the public names, in __init__.py of the root
         "sync": "client",
-        "adapters": "client root sync",  # rocketlet.celery, rocketlet.otel and rocketlet.taskiq
+        "adapters": "client root sync testing",  # rocketlet.celery, otel, taskiq and testcontainers
         "examples": "root spark testing",
         "bench": "broker client command demo simulation spark testing",
         "campaigns": "bench broker client command console demo testing tests",

@@ -112,3 +112,27 @@ async def test_without_the_setting_there_is_no_control_port(start: Start) -> Non
     port = docker("port", container, "9880").rpartition(":")[2]
     with pytest.raises(ConnectionError), RemoteBroker(f"127.0.0.1:{port}") as broker:
         broker.messages("t")
+
+
+async def test_container_of_testcontainers_serves_clients_and_has_the_kit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("testcontainers", reason="needs Testcontainers")
+    from rocketlet.testcontainers import RocketletContainer
+    from testcontainers.core.config import testcontainers_config
+
+    monkeypatch.setattr(testcontainers_config, "ryuk_disabled", True)  # another image, which this machine may not have
+    seen: list[Message] = []
+    container = RocketletContainer("rocketlet").with_env("ROCKETLET_QUEUES", "3")
+    with pytest.raises(RuntimeError, match="the container is not running"):
+        _ = container.broker
+    with container:
+        async with (
+            Producer(container.address) as producer,
+            Consumer(container.address, "g", "t", seen.append, start="first") as consumer,
+        ):
+            await producer.send("t", b"x", delay=7200)
+            assert len(await consumer.assigned()) == 3
+            container.broker.clock.advance(hours=2)
+            await container.broker.until(lambda: len(seen) == 1)
+        identity = container.get_container_id()
+    with pytest.raises(subprocess.CalledProcessError):
+        docker("inspect", identity)
