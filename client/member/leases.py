@@ -1,4 +1,5 @@
-"""The leases of a member: heartbeats, LOCK_BATCH_MQ and UNLOCK_BATCH_MQ, and the release of queues to their next owner."""
+"""The queue leases of a member: heartbeats, LOCK_BATCH_MQ and UNLOCK_BATCH_MQ, and the release of queues to the next
+owner."""
 
 from __future__ import annotations
 
@@ -27,60 +28,65 @@ log = get_logger("rocketlet.membership")
 
 
 # ------------------------------------------------------------------------------
-# HOW a queue changes hands: a queue is handed over, not grabbed.
+# How the owner of a queue changes: the previous owner releases the queue, and the next one cannot take it before that.
 #
-#     giver: stop pulling -> running handlers end -> commit, answered -> unlock
-#     taker: lock, refused until then -> ask for the committed offset -> pull
+#     previous owner: stop pulling -> running handlers end -> commit, confirmed -> unlock
+#     next owner:     lock, rejected until then -> query the committed offset -> pull
 #
-# The lock is LOCK_BATCH_MQ, kept by the one broker on which the queue lies. Rocketlet's broker tells a refused member
-# as soon as the queue is free (also when the owner's socket closes), checks commits against the lock's epoch and ends
-# a lease that is not renewed; on Apache's broker a refused member asks again every 500 ms.
+# The lock (LOCK_BATCH_MQ) is kept by the broker that has the queue. Rocketlet's broker notifies a rejected member as
+# soon as the queue is free (even if it is because the owner's socket closed), checks commits against the lock's epoch,
+# and ends a lease that is not renewed. With Apache's broker, a rejected member retries every 500 ms.
 #
-# A lease is true on both sides. The member counts it from the sending of the last renewal that was answered
-# (`lease`); when it is over nothing of the queue begins, and the queue is suspended until its broker has answered
-# again: the same epoch means that nobody had it since. A renewal names its epoch, so that it never takes a queue
-# anew. A queue that is given up is renewed until it is unlocked. A queue is taken again only when the handlers of its
-# earlier ownership have ended.
+# Broker and member both know when a lease expires. The member counts it from the sending of the last renewal that the
+# broker confirmed (`Lease`). When it has expired, no handler of the queue starts, and the queue is suspended until its
+# broker responds again. If the response has the same epoch, no other member has owned the queue meanwhile. A renewal
+# contains its epoch, so that it never acquires a new lease. The lease of a queue that is being released is renewed until
+# the queue is unlocked. A member acquires a queue again only after the handlers of its previous ownership have ended.
 #
-# An offset is never guessed.
+# If the start offset of a queue cannot be determined, the queue is unlocked instead of being read from a guessed offset.
 
 
 _UNREACHED = (ConnectionFailed, RequestTimeout)
 
 
 class QueueUser(Protocol):
-    """The reader of the queues: a consumer, or a Spark query."""
+    """The reader of the assigned queues: a consumer, or a Spark query."""
 
     def take_queue(self, queue: Queue, offset: int, lease: Lease) -> None:
-        """The queue is ours, to be read from `offset`. When the lease is over, nothing of it may begin."""
+        """Start to read an assigned queue from `offset`. Once the lease has expired, start no handler."""
 
     async def give_queue(self, queue: Queue) -> int | None:
-        """The queue is to be given up: returns when nothing of it runs, with the offset to commit, or None."""
+        """Stop reading a queue that is being released. Return when no handler is running any more, with the offset to
+        commit, or None if nothing may be committed."""
 
     def is_pull_committing(self, queue: Queue) -> bool:
-        """Whether a pull that is not answered carries an offset. Apache's broker may store it behind a later commit."""
+        """Return True if a pull in flight carries an offset, which Apache's broker may store after a later commit."""
 
     def lose_queue(self, queue: Queue) -> None:
-        """The queue is another's already: nothing of it may be committed."""
+        """Stop using a queue that this member does not own any more. Nothing of it may be committed."""
 
     def is_running(self, queue: Queue) -> bool:
-        """Whether something of a queue that was given up or lost still runs."""
+        """Return True if handlers of a released or lost queue are still running."""
 
     async def ended(self, queue: Queue) -> None:
-        """Returns when nothing of it runs any more."""
+        """Wait until no handler of a released or lost queue is running."""
 
     def suspend_queue(self, queue: Queue) -> None:
-        """The queue's broker is away, or the lease over: nothing new of it may begin."""
+        """Start no handlers of a queue whose broker is unreachable or whose lease has expired."""
 
     def resume_queue(self, queue: Queue) -> None:
-        """The broker is back and the queue still ours: goes on where it was."""
+        """Continue a suspended queue, whose lease the broker has renewed."""
 
 
 class Leases:
-    """The queues that one member owns, takes and gives up.
+    """The queues that one member owns, acquires and releases.
 
-    `wake` is set when there is something to share out again, `rebalanced` cleared when a queue
-    is lost.
+    Args:
+        wake: an event that is set to start another rebalance.
+        rebalanced: an event that is cleared when a queue is lost.
+
+    Attributes:
+        owned: the leases of owned queues. A queue that is being released is not among them.
     """
 
     def __init__(
@@ -106,36 +112,37 @@ class Leases:
         self._suspended: set[Queue] = set()
         self._locks = MemberLocks(cluster, group, client_id)
         self._releasing: dict[Queue, Lease] = {}
-        self._unlocking: set[Queue] = set()  # the ones whose unlock is under way
+        self._unlocking: set[Queue] = set()  # queues that are committed and unlocked by one request in flight
         self._handing_over: dict[Queue, asyncio.Task[None]] = {}
-        self._ending: dict[Queue, asyncio.Task[None]] = {}  # not ours, but handlers of them still run
-        self._leaving_s = math.inf  # since when this member gives up everything, in the loop's time
+        self._ending: dict[Queue, asyncio.Task[None]] = {}  # not owned any more, but handlers are still running
+        self._leaving_s = math.inf  # the loop's time when this member started to leave the group
 
     @property
     def releasing(self) -> Set[Queue]:
-        """Given up, but still locked: their handlers run, or their commit is on its way."""
+        """Queues that are being released: still locked, because handlers are running or the commit is in flight."""
         return self._handing_over.keys()
 
     @property
     def are_releasing(self) -> bool:
-        """True if a hand-over is under way. One whose broker is in no route any more is not waited for."""
+        """True if a queue is being released. Queues whose broker is in no route any more are not counted."""
         masters = self._cluster.masters() if self._handing_over else {}
         return any(queue.broker_name in masters for queue in self._handing_over)
 
     @property
     def are_doubtful(self) -> bool:
-        """Whether a broker may have locked a queue that is not owned."""
+        """True if a broker may have locked a queue for this member that the member does not own."""
         return bool(self._locks.doubtful)
 
     @property
     def are_suspended(self) -> bool:
-        """Whether an owned queue waits for its broker."""
+        """True if an owned queue is suspended, because its broker is unreachable or its lease has expired."""
         return bool(self._suspended)
 
-    # Taking
+    # Acquiring queues
 
     async def acquire(self, wanted: Iterable[Queue]) -> None:
-        """Locks and takes what can be had of these queues."""
+        """Try to lock these queues, and start to read those that are locked. Unlock queues that may be locked but are not
+        wanted."""
         wanted = set(wanted)
         lockable = wanted - self._locks.unlocking
         unlockable = self._locks.doubtful - lockable - self._handing_over.keys()
@@ -157,33 +164,35 @@ class Leases:
             log.info("lock_failed", broker=broker_name, reason=str(error))
             return
         for queue, offset in offsets.items():
-            self._take(connection, queue, leases[queue], offset)
+            self._own(connection, queue, leases[queue], offset)
         unknown = leases.keys() - offsets.keys()
         if unknown:
             await _all(self._begin(connection, queue, leases[queue]) for queue in unknown)
 
     async def _begin(self, connection: Connection, queue: Queue, lease: Lease) -> None:
-        """A queue was locked: finds where to read from, or unlocks it again."""
+        """Query the start offset of a locked queue and start to read it. Unlock the queue if the offset cannot be
+        determined."""
         try:
             offset = await self._offsets.begin(connection, queue, lease.epoch)
         except (RocketletError, HeaderError) as error:
             log.warning("start_offset_unknown", queue=str(queue), reason=str(error))
             await self._locks.unlock(queue)
             return
-        self._take(connection, queue, lease, offset)
+        self._own(connection, queue, lease, offset)
 
-    def _take(self, connection: Connection, queue: Queue, lease: Lease, offset: int) -> None:
+    def _own(self, connection: Connection, queue: Queue, lease: Lease, offset: int) -> None:
         if not connection.is_open or lease.is_over:
-            return  # the lock may be gone: the next pass asks again
+            return  # the broker may have freed the lock, so the next rebalance requests it again
         self._locks.end_doubt(queue)
         self.owned[queue] = lease
         self._user.take_queue(queue, offset, lease)
         log.info("queue_assigned", queue=str(queue), offset=offset, epoch=lease.epoch)
 
-    # Giving
+    # Releasing queues
 
     def release(self, queue: Queue) -> None:
-        """Starts to hand a queue over; it is not ours for the next allocation, but stays locked until it is handed over."""
+        """Start to release a queue. It is not owned from now on, but stays locked until its handlers have ended and its
+        offset is committed."""
         lease = self._releasing[queue] = self.owned.pop(queue)
         self._suspended.discard(queue)
         handing_over = asyncio.create_task(self._hand_over(queue, lease), name=f"hand over {queue}")
@@ -194,13 +203,13 @@ class Leases:
         try:
             offset = await self._user.give_queue(queue)
             drained_s = committed_s = clock_s()
-            is_over = offset is not None and await self._unlocked_with(queue, offset, lease)
+            is_unlocked = offset is not None and await self._commit_and_unlock(queue, offset, lease)
             fault = None
-            if not is_over and offset is not None:
-                fault = await self._commit_at_last(queue, offset, lease)
+            if not is_unlocked and offset is not None:
+                fault = await self._final_commit(queue, offset, lease)
                 committed_s = clock_s()
             if self._releasing.pop(queue, None) is not None:
-                if not is_over:
+                if not is_unlocked:
                     await self._locks.unlock(queue, lease.epoch)
                 if fault is not None:
                     hint = "messages that were handled after the last commit are redelivered"
@@ -218,13 +227,16 @@ class Leases:
             log.warning("hand_over_failed", queue=str(queue), reason=str(error), hint="the broker will end the lease")
         finally:
             if self._releasing.pop(queue, None) is not None:
-                self._locks.doubt([queue])  # it has not come to the unlock
+                self._locks.doubt([queue])  # this was cancelled or failed before the unlock
             self._handing_over.pop(queue, None)
             self._end(queue, lease)
             self._wake.set()
 
-    async def _unlocked_with(self, queue: Queue, offset: int, lease: Lease) -> bool:
-        """Commits and unlocks in one request. A renewal behind it would be told that nobody has the queue."""
+    async def _commit_and_unlock(self, queue: Queue, offset: int, lease: Lease) -> bool:
+        """Commit and unlock in one request. Return True if the broker has done both.
+
+        The lease is not renewed meanwhile, because the broker would process the renewal after the unlock and reject it.
+        """
         self._unlocking.add(queue)
         try:
             return await self._locks.hand_over(queue, offset, lease)
@@ -232,7 +244,7 @@ class Leases:
             self._unlocking.discard(queue)
 
     async def give_all(self) -> None:
-        """Hands over every queue, and gives back locks in doubt; returns when that is done or has failed."""
+        """Release all queues, and unlock queues that may be locked. Return when that is done or has failed."""
         loop = asyncio.get_running_loop()
         self._leaving_s = loop.time()
         end_s = self._leaving_s + self._limits.hand_over_timeout_s
@@ -248,15 +260,17 @@ class Leases:
             await asyncio.sleep(self._limits.reconnect_s)
 
     async def _give_back(self, queues: Iterable[Queue]) -> None:
-        """Unlocks queues that perhaps are locked. Left alone, they would keep others out until their leases end."""
+        """Unlock queues that may be locked. Otherwise other members could not lock them until the leases expire."""
         await asyncio.gather(*map(self._locks.unlock, filter(self._is_known_at, queues)))
 
     def _is_known_at(self, queue: Queue) -> bool:
-        """Whether the queue's broker has heard this member on its connection: else it unlocks nothing for it."""
+        """Return True if this member has registered at the queue's broker on the open connection. Otherwise the broker
+        unlocks nothing for it."""
         return self._heartbeats.is_registered(self._cluster.master(queue.broker_name))
 
     async def abandon(self) -> None:
-        """The end, also where there was no time to hand over: nothing is ours any more."""
+        """Stop owning all queues immediately, even if they are not released yet. Send unlocks without waiting for
+        responses."""
         held = self.owned | self._releasing
         self._locks.abandon(held)
         self.owned.clear()
@@ -269,7 +283,7 @@ class Leases:
             ending.cancel()
 
     def _end(self, queue: Queue, lease: Lease) -> None:
-        """The queue is not ours any more. It is not taken again before what runs of it has ended."""
+        """Stop owning a queue. It is not acquired again before its running handlers have ended."""
         lease.end()
         self._user.lose_queue(queue)
         if self._user.is_running(queue):
@@ -280,21 +294,29 @@ class Leases:
         del self._ending[queue]
         self._wake.set()
 
-    async def _commit_at_last(self, queue: Queue, offset: int, lease: Lease) -> RocketletError | None:
-        """The commit before the unlock: without it acknowledged messages would be delivered again. Why it is not stored;
-        None if it is, or the queue was lost meanwhile."""
+    async def _final_commit(self, queue: Queue, offset: int, lease: Lease) -> RocketletError | None:
+        """Commit before the unlock, so that acknowledged messages are not redelivered.
+
+        Return the error if the offset is not stored; None if it is, or if the queue was lost meanwhile.
+        """
         may_be_undone = not lease.epoch and self._user.is_pull_committing(queue)
         if may_be_undone:
             await self._offsets.pulls_stored(queue, offset)
-        fault = await self._commit_while_ours(queue, offset, lease)
+        fault = await self._commit_while_releasing(queue, offset, lease)
         if may_be_undone and fault is None:
-            await self._commit_until_it_stands(queue, offset, lease)
+            await self._repeat_overtaken_commit(queue, offset, lease)
         return fault
 
-    async def _commit_while_ours(self, queue: Queue, offset: int, lease: Lease) -> RocketletError | None:
-        """A broker that is away keeps the lease, and knows it when it is back: it takes the commit when it has heard a
-        renewal, or says that the queue is another's. So this waits for as long as the member lives. A broker that answers
-        and refuses is asked for a while."""
+    async def _commit_while_releasing(self, queue: Queue, offset: int, lease: Lease) -> RocketletError | None:
+        """Commit, and retry while the broker is unreachable.
+
+        An unreachable broker keeps the lease. When it is reachable again, it accepts the commit after a renewal, or
+        rejects the renewal because another member owns the queue. This therefore retries for as long as the member is in
+        the group. Once the member leaves the group, or if the broker rejects the commit, it retries only for
+        `hand_over_timeout_s`.
+
+        Return the error if the offset is not stored; None if it is, or if the queue was lost meanwhile.
+        """
         began_s = asyncio.get_running_loop().time()
         refused_s = math.inf
         fault: RocketletError | None = None
@@ -311,15 +333,16 @@ class Leases:
         return None
 
     async def _renewed_for_commit(self, queue: Queue) -> None:
-        """Returns when a commit is worth another try: the broker has heard this member, and was asked for the lease."""
+        """Before a commit is retried, wait, register at the broker and request a renewal of the lease."""
         await asyncio.sleep(self._limits.reconnect_s)
         address = self._cluster.master(queue.broker_name)
         if address is not None:
             await self._heartbeats.register([address])
         await self._renew_all([queue])
 
-    async def _commit_until_it_stands(self, queue: Queue, offset: int, lease: Lease) -> None:
-        """An offset that a pull carried may have been stored behind the last commit."""
+    async def _repeat_overtaken_commit(self, queue: Queue, offset: int, lease: Lease) -> None:
+        """Check the stored offset and repeat the commit if necessary, because the broker may have stored the offset of
+        an earlier pull after it."""
         for _ in range(LAST_COMMIT_CHECKS):
             try:
                 stored = await self._offsets.committed(queue)
@@ -332,7 +355,7 @@ class Leases:
             await self._commit_one(queue, offset, lease)
 
     def _lose(self, queue: Queue, reason: str) -> None:
-        """The broker says that a queue is not ours, or another's under a later epoch."""
+        """Stop owning a queue whose lease the broker has ended, or that has another owner."""
         self._suspended.discard(queue)
         lease = self.owned.pop(queue, None)
         if lease is not None:
@@ -348,11 +371,12 @@ class Leases:
     # Leases
 
     def suspend(self, address: str) -> None:
-        """A broker's socket closed. Whether its queues are still ours is known when it has answered again."""
+        """Suspend the queues of a broker whose connection has closed, until it has renewed their leases.
+
+        If the broker has noticed the close, it has freed the queues (decision 6).
+        """
         for queue, lease in self.owned.items():
-            # It may be the network or the broker. If the broker has seen the close, it has freed the queue (decision
-            # 6). Its route may name another address by now.
-            if lease.address == address:
+            if lease.address == address:  # the lease's address, because the route may have a new one now
                 self._suspend(queue)
 
     def _suspend(self, queue: Queue) -> None:
@@ -361,7 +385,7 @@ class Leases:
             self._user.suspend_queue(queue)
 
     async def reclaim(self) -> None:
-        """Asks brokers that are back, or have another address, for the queues that were ours."""
+        """Renew the leases of suspended queues, of queues that are being released, and of queues whose broker has moved."""
         reclaimed = self._suspended | self._releasing.keys()
         for queue, lease in self.owned.items():
             if self._has_moved(queue, lease):
@@ -370,29 +394,30 @@ class Leases:
             await self._renew_all(reclaimed)
 
     def _has_moved(self, queue: Queue, lease: Lease) -> bool:
-        """Whether the queue's broker has another address than the lease was granted or renewed at: there it takes a commit
-        only when it has heard a renewal."""
+        """Return True if the queue's broker has another address now than when the lease was granted or renewed. It accepts
+        commits there only after a renewal."""
         return bool(lease.address) and lease.address != self._cluster.master(queue.broker_name)
 
     async def renew_forever(self) -> None:
-        """Renews leases every 5 s, and overdue ones more often; suspends queues whose lease is over."""
+        """Renew leases at the interval `lock_interval_s`, and those of suspended queues every `lease_tick_s`. Suspend
+        queues whose lease has expired."""
         while True:
             await asyncio.sleep(self._limits.lease_tick_s)
             over = [queue for queue, lease in self.owned.items() if lease.is_over and queue not in self._suspended]
             for queue in over:
                 log.warning("lease_over", queue=str(queue), hint="waiting for the broker")
                 self._suspend(queue)
-            # A rebalance would say it, too, but perhaps it waits for another broker just now.
+            # A rebalance would register, too, but it may be waiting for another broker.
             masters = {self._cluster.master(queue.broker_name) for queue in self._suspended}
             await self._heartbeats.register(filter(None, masters), self._limits.register_timeout_s)
             due_s = clock_s() - self._limits.lock_interval_s
             leases = {queue: self._held(queue) for queue in self.owned.keys() | self._releasing.keys()}
-            # With one that is due, all of its broker are renewed, so that they go on together.
+            # If one lease is due, renew all leases at its broker in the same request, so that they stay due together.
             due = {queue.broker_name for queue, lease in leases.items() if lease is not None and lease.asked_s <= due_s}
             await self._renew_all(queue for queue in leases if queue in self._suspended or queue.broker_name in due)
 
     async def _renew_all(self, queues: Iterable[Queue]) -> None:
-        """Renews leases at the brokers that know this member: the others hear a heartbeat first."""
+        """Renew leases at the brokers at which this member is registered. The other brokers need a heartbeat first."""
         await asyncio.gather(
             *(
                 self._renew(broker_name, part)
@@ -403,10 +428,10 @@ class Leases:
         )
 
     async def _renew(self, broker_name: str, queues: Iterable[Queue]) -> None:
-        """Asks a broker whether these queues are still ours."""
+        """Renew the leases of queues at one broker, and lose the queues whose lease it does not renew."""
         try:
             connection = await self._cluster.broker(broker_name)
-            # A queue that was unlocked meanwhile, or is being unlocked, is not renewed: Apache's broker would lock it anew.
+            # Do not renew a queue that is unlocked or being unlocked, because Apache's broker would lock it again.
             held = {queue: lease for queue in queues if (lease := self._held(queue)) is not None}
             if not held:
                 return
@@ -416,7 +441,7 @@ class Leases:
             log.warning("locks_not_renewed", broker=broker_name, reason=str(error))
             return
         if not connection.is_open:
-            return  # its answer is out of date
+            return  # the broker may have freed the queues since it responded
         for queue, lease in held.items():
             if self._held(queue) is lease:
                 self._renewed(queue, lease, fresh.get(queue))
@@ -429,11 +454,11 @@ class Leases:
         if fresh is None or fresh.epoch != lease.epoch:
             self._lose(queue, "its lease ended" if fresh is None else "its broker has another epoch")
             return
-        # Also when nobody has noticed: work that was held back goes on now. Commits on pulls at another address were not
-        # stored.
-        goes_on = lease.is_over or lease.address != fresh.address or queue in self._suspended
+        # A lease can expire without a suspension, after which handlers must be started again. At another address, the
+        # broker has not stored the offsets that pulls have carried, so they must be repeated.
+        must_resume = lease.is_over or lease.address != fresh.address or queue in self._suspended
         lease.renew(fresh)
-        if queue in self.owned and goes_on:
+        if queue in self.owned and must_resume:
             self._suspended.discard(queue)
             self._user.resume_queue(queue)
             self._wake.set()
@@ -441,10 +466,11 @@ class Leases:
     # Commits
 
     async def commit(self, offsets: Mapping[Queue, int]) -> set[Queue]:
-        """Stores the group's offsets; returns the queues for which that was done. A fenced queue is lost; a suspended one,
-        and one whose broker has another address since the last renewal, are left for later.
+        """Commit offsets of owned queues, and return the queues whose offsets were stored.
 
-        Raises nothing for a broker that cannot be reached: the next commit says the same or more.
+        Skip suspended queues, and queues whose broker has moved since the last renewal. Lose a queue if the broker
+        responds that another member owns it. Raise nothing if a broker is unreachable, because the next commit includes
+        these offsets.
         """
         ready = {queue: offset for queue, offset in offsets.items() if self._may_commit(queue)}
         stored = await asyncio.gather(
@@ -460,8 +486,14 @@ class Leases:
         return lease is not None and queue not in self._suspended and not self._has_moved(queue, lease)
 
     async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
-        """Stores an offset that no message led to: where the user or an administrator wants to go on. sought: the broker
-        has named it. An offset that an Apache broker has begun to store counts before it. Raises nothing, as `commit`."""
+        """Commit an offset that a user or an administrator has chosen. Raise nothing, like `commit`.
+
+        With Apache's brokers, first wait until the offsets of earlier pulls are stored, so that they do not replace this
+        one.
+
+        Args:
+            sought: True if the broker itself returned the offset.
+        """
         lease = self.owned.get(queue)
         if lease is not None and not lease.epoch and self._user.is_pull_committing(queue):
             await self._offsets.pulls_stored(queue, offset)
@@ -478,7 +510,7 @@ class Leases:
     async def _commit_one(
         self, queue: Queue, offset: int, lease: Lease, *, sought: bool = False
     ) -> RocketletError | None:
-        """Why it is not stored; None if it is."""
+        """Commit an offset. Return the error if it is not stored, else None."""
         try:
             await self._offsets.store(queue, offset, lease.epoch, sought=sought)
         except BrokerRefused as error:
@@ -493,35 +525,38 @@ class Leases:
 
 
 def _is_final(fault: RocketletError) -> bool:
-    """Whether a commit would be refused again: the queue is gone, or ends before it. A broker that has restarted refuses a
-    commit with NO_PERMISSION, and takes it once the lease was renewed there."""
+    """Return True if retrying a commit is useless, because the queue does not exist or ends before the offset.
+
+    NO_PERMISSION is not final: a broker that has restarted responds with it until the lease is renewed there.
+    """
     return isinstance(fault, BrokerRefused) and fault.code == ResponseCode.SYSTEM_ERROR
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Returns when each has ended, and raises the first one's exception: none goes on behind the caller's back."""
+    """Run coroutines concurrently and wait until all have ended. Then raise the first exception, if any."""
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if outcome is not None:
             raise outcome
 
 
 # ------------------------------------------------------------------------------
-# LOCK_BATCH_MQ and UNLOCK_BATCH_MQ of one member: locks, renewals, unlocks, and in the same requests the commits that
-# Rocketlet's brokers take with them.
+# LOCK_BATCH_MQ and UNLOCK_BATCH_MQ of one member: locks, renewals, unlocks, and commits, which Rocketlet's brokers
+# accept in the same requests.
 #
-# Whatever a broker may have locked for the member is given back. A broker grants a lock even if nobody waits for the
-# response any more, because the caller was cancelled or gave up. Apache's broker keeps it for 60 s, Rocketlet's for 20 s if
-# it restarts at that moment, and nobody reads the queue meanwhile. So a queue is in doubt from the lock request until the
-# queue is owned, the lock is refused, or an unlock is answered.
+# The member unlocks every queue that a broker may have locked for it. A broker grants a lock even if nobody waits for the
+# response any more, because the caller was cancelled or timed out. Apache's broker keeps such a lock for 60 s,
+# Rocketlet's for 20 s if it restarts at that moment, and no member reads the queue meanwhile. So a queue is *in doubt*
+# from the lock request until the member owns the queue, the broker rejects the lock, or the broker confirms an unlock.
 #
-# An unlock waits until all lock requests of its queue are answered, including those that were given up. Apache's broker
-# serves the requests of one connection in several threads (AdminBrokerProcessor's executor), so the unlock could overtake
-# the lock. For the same reason no queue is locked while an unlock of it is in flight: the lock would be undone, and its
-# owner would not know. If a connection ends before the unlock is answered, another unlock must be answered first.
+# An unlock waits until all lock requests of its queue have a response, including those that timed out, because Apache's
+# broker processes the requests of one connection in several threads (AdminBrokerProcessor's executor), so that the
+# unlock could overtake the lock. For the same reason, no queue is locked while an unlock of it is in flight: the unlock
+# could undo the lock without the new owner noticing. If a connection ends before the unlock has a response, another
+# unlock must be confirmed first.
 
 
 class ReleaseBatch(NamedTuple):
-    """Queues that are handed over to one broker together."""
+    """Queues that one request commits and unlocks."""
 
     offsets: dict[Queue, int]
     epochs: dict[Queue, int]
@@ -537,8 +572,8 @@ class MemberLocks:
         self._client_id = client_id
         self._in_flight: dict[asyncio.Future[Frame], Set[Queue]] = {}  # locks, not renewals
         self._unlocks: dict[Queue, asyncio.Future[Frame]] = {}
-        self._unanswered: set[Queue] = set()  # whose last unlock will have no response
-        self._doubtful: dict[Queue, float] = {}  # until when, by our clock: then the lock has expired
+        self._unanswered: set[Queue] = set()  # queues whose last unlock will never get a response
+        self._doubtful: dict[Queue, float] = {}  # with the time of `clock_s` at which a possible lock has expired
         self._hand_overs: dict[str, tuple[ReleaseBatch, asyncio.Task[set[Queue]]]] = {}  # by broker name
 
     def _body(
@@ -549,7 +584,7 @@ class MemberLocks:
 
     @property
     def doubtful(self) -> Set[Queue]:
-        """Queues that may be locked for us, and are not owned."""
+        """Queues that may be locked for this member and are not owned by it."""
         if self._doubtful:
             now_s = clock_s()
             self._doubtful = {queue: over_s for queue, over_s in self._doubtful.items() if over_s > now_s}
@@ -557,7 +592,7 @@ class MemberLocks:
 
     @property
     def unlocking(self) -> Set[Queue]:
-        """Queues whose unlock may still be carried out, and would free a new lock."""
+        """Queues with an unlock that the broker may still process, which would undo a new lock."""
         self._unanswered &= self.doubtful
         return self._unanswered.union(self._unlocks)
 
@@ -566,8 +601,10 @@ class MemberLocks:
     async def lock(
         self, connection: Connection, queues: Iterable[Queue]
     ) -> tuple[dict[Queue, Lease], dict[Queue, int]]:
-        """Request locks. Returns the leases of the queues that are locked for us now, and the group's offsets as far as the
-        broker returns them. The queues are in doubt until they are `owned` or unlocked. Raises RocketletError and BodyError.
+        """Request locks. Return the leases of queues that are locked for this member now, and the group's committed
+        offsets as far as the broker returns them.
+
+        The queues are in doubt until they are owned or unlocked. Raises RocketletError and BodyError.
         """
         asked = tuple(queues)
         self.doubt(asked)
@@ -583,8 +620,8 @@ class MemberLocks:
     async def renew(
         self, connection: Connection, queues: Iterable[Queue], epochs: Mapping[Queue, int]
     ) -> dict[Queue, Lease]:
-        """Return the leases of the queues that are still locked for us. A queue with an epoch is not locked anew. Raises
-        RocketletError and BodyError."""
+        """Renew locks. Return the leases of queues that are still locked for this member. A queue in `epochs` does not
+        get a new lock if its lock has ended. Raises RocketletError and BodyError."""
         return (await self._request(connection, tuple(queues), epochs))[1]
 
     async def _request(
@@ -595,11 +632,12 @@ class MemberLocks:
         asking = connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, self._limits.hand_over_timeout_s)
         self._in_flight[asking] = asked - epochs.keys()
         asking.add_done_callback(self._answered)
-        for _ in range(2):  # halves: if this process was frozen, the first one is over before its sockets are read
+        # Two waits, because after the process was suspended the first one ends before the loop has read its sockets.
+        for _ in range(2):
             await asyncio.wait({asking}, timeout=self._limits.lock_timeout_s / 2)
         if not asking.done():
             raise RequestTimeout(
-                f"LOCK_BATCH_MQ was not answered in {self._limits.lock_timeout_s} s by {connection.address}"
+                f"{connection.address} did not respond to LOCK_BATCH_MQ within {self._limits.lock_timeout_s} s"
             )
         answer = asking.result()
         leases: dict[Queue, Lease] = {}
@@ -612,33 +650,34 @@ class MemberLocks:
     def _answered(self, asking: asyncio.Future[Frame]) -> None:
         del self._in_flight[asking]
         if not asking.cancelled():
-            asking.exception()  # a waiting caller raises it
+            asking.exception()  # marked as retrieved, because nobody may be waiting for it any more
 
-    # Doubt
+    # Queues in doubt
 
     def doubt(self, queues: Iterable[Queue]) -> None:
-        """Record queues that are not owned any more, and not unlocked."""
+        """Record queues that may be locked for this member and are not owned by it."""
         over_s = clock_s() + APACHE_LEASE_S
         self._doubtful |= dict.fromkeys(queues, over_s)
 
     def end_doubt(self, queue: Queue) -> None:
-        """The queue is owned, or not locked for us: there is nothing to give back."""
+        """Record that a queue is owned by this member or not locked for it, so that it needs no unlock."""
         self._doubtful.pop(queue, None)
 
     def _refused(self, queues: Iterable[Queue]) -> None:
-        """These queues are not locked for us, unless an earlier request is carried out after this one."""
+        """Record that the broker rejected locks. A queue stays in doubt while another lock request of it has no
+        response."""
         for queue in queues:
             if not self.is_requested(queue):
                 self._doubtful.pop(queue, None)
 
     def is_requested(self, queue: Queue) -> bool:
-        """Return True if a lock request of the queue is not answered yet."""
+        """Return True if a lock request of the queue is in flight."""
         return any(queue in queues for queues in self._in_flight.values()) if self._in_flight else False
 
     # Unlocks
 
     async def unlock(self, queue: Queue, epoch: int = 0) -> None:
-        """Unlock a queue. Raises nothing: without a response the queue is in doubt."""
+        """Unlock a queue. Raise nothing; without a response the queue stays in doubt."""
         in_flight = [asking for asking, queues in self._in_flight.items() if queue in queues]
         if in_flight:
             await asyncio.wait(in_flight)
@@ -649,7 +688,7 @@ class MemberLocks:
             log.info("unlock_failed", queue=str(queue), reason=str(error), hint="the unlock is retried")
             return
         unlock = self._unlocks.get(queue)
-        if unlock is None:  # one that is slow is not repeated before its connection gives it up
+        if unlock is None:  # a slow unlock is not repeated before it has timed out
             body = self._body((queue,), {queue: epoch} if epoch else {})
             unlock = self._unlocks[queue] = connection.request(
                 RequestCode.UNLOCK_BATCH_MQ, {}, body, self._limits.hand_over_timeout_s
@@ -658,12 +697,14 @@ class MemberLocks:
         await asyncio.wait({unlock}, timeout=self._limits.lock_timeout_s)
 
     def _unlocked(self, queue: Queue, unlock: asyncio.Future[Frame]) -> None:
-        """An unlock was answered, or will never be."""
+        """Record that an unlock has a response, or will never get one."""
         del self._unlocks[queue]
         error = unlock.exception()
         if error is None or isinstance(error, BrokerRefused):
             if error is not None:
-                log.info("unlock_refused", queue=str(queue), reason=str(error), hint="it was not ours any more")
+                log.info(
+                    "unlock_refused", queue=str(queue), reason=str(error), hint="this member did not own it any more"
+                )
             self.end_doubt(queue)
             self._unanswered.discard(queue)
         else:
@@ -672,7 +713,7 @@ class MemberLocks:
             self._unanswered.add(queue)
 
     def abandon(self, held: Mapping[Queue, Lease]) -> None:
-        """Unlock these queues and those in doubt without waiting for a response, because there is no time to."""
+        """Unlock these queues and those in doubt, without waiting for responses."""
         epochs = dict.fromkeys(self._doubtful, 0) | {queue: lease.epoch for queue, lease in held.items()}
         for broker_name, queues in by_broker(epochs).items():
             connection = self._cluster.connected(broker_name)
@@ -686,8 +727,8 @@ class MemberLocks:
     # Commits with locks, at Rocketlet's brokers
 
     async def hand_over(self, queue: Queue, offset: int, lease: Lease) -> bool:
-        """Commit and unlock a queue, in one request with all others of its broker that are ready in the same event-loop
-        iteration. Returns True if the broker has done both."""
+        """Commit and unlock a queue, in one request with all queues of its broker that are released in the same event-loop
+        iteration. Return True if the broker has done both."""
         connection = self._cluster.connected(queue.broker_name)
         if connection is None or not connection.speaks_msgpack or not lease.epoch or lease.is_over:
             return False
@@ -702,27 +743,29 @@ class MemberLocks:
 
     async def _send_hand_over(self, broker_name: str, together: ReleaseBatch) -> set[Queue]:
         """Return the queues that the broker has committed and unlocked."""
-        await asyncio.sleep(0)  # the others that are ready
+        await asyncio.sleep(0)  # so that other queues can join the batch
         known = self._hand_overs.get(broker_name)
-        if known is not None and known[0] is together:  # not one that was begun when this one was full
+        if known is not None and known[0] is together:  # otherwise this batch was full and another one was started
             del self._hand_overs[broker_name]
         connection = self._cluster.connected(broker_name)
-        if connection is None:  # waiting for a connection, the commit would arrive after a later one
+        if connection is None:  # do not wait for one, because the commit could then arrive after a later one
             return set()
         try:
             body = self._body(together.offsets, together.epochs, together.offsets)
             answer = await connection.request(RequestCode.UNLOCK_BATCH_MQ, {}, body, OFFSET_TIMEOUT_S)
             return set(group_bodies.decode_locked(answer.body))
         except (RocketletError, BodyError) as error:
-            log.info("hand_over_delayed", broker=broker_name, reason=str(error), hint="each queue is tried alone")
+            log.info("hand_over_delayed", broker=broker_name, reason=str(error), hint="each queue is retried alone")
             return set()
 
     async def commit(
         self, broker_name: str, offsets: Mapping[Queue, int], leases: Mapping[Queue, Lease]
     ) -> tuple[set[Queue], set[Queue]]:
-        """Commit queues of one broker, up to the limit in one request, which renews their leases at the broker, too. Returns
-        the queues that are committed, and those to commit one by one: a broker that does not respond is not asked again,
-        because by then a pull may carry a later offset."""
+        """Commit queues of one broker in as few requests as possible, which also renew their leases at the broker.
+
+        Return the queues that are committed, and the queues to commit one by one. After a timeout the queues are in
+        neither, because a pull may carry a later offset before a retry.
+        """
         stored, alone = set[Queue](), set[Queue]()
         for part in parts(list(offsets), self._limits.lock_queues):
             done, left = await self._commit(broker_name, {queue: offsets[queue] for queue in part}, leases)
@@ -742,7 +785,7 @@ class MemberLocks:
             answer = await connection.request(RequestCode.LOCK_BATCH_MQ, {}, body, OFFSET_TIMEOUT_S)
             stored = group_bodies.decode_committed(answer.body)
         except (BrokerRefused, BodyError) as error:
-            log.info("commits_refused", broker=broker_name, reason=str(error), hint="each queue is tried alone")
+            log.info("commits_refused", broker=broker_name, reason=str(error), hint="each queue is retried alone")
             return set(), set(offsets)
         except RocketletError as error:
             log.warning("commit_failed", broker=broker_name, reason=str(error), hint="the next commit includes it")
@@ -752,14 +795,22 @@ class MemberLocks:
 
 
 # ------------------------------------------------------------------------------
-# Tells every broker of the routes that this member is here, and knows which of them have heard it.
+# Sends heartbeats, which register this member, to all brokers of the routes, and records at which of them it is registered.
 #
-# Apache's brokers forget a member after 120 s without a heartbeat; a Rocketlet broker gives no lock to a connection
-# that has sent none.
+# Apache's brokers remove a member after 120 s without a heartbeat. A Rocketlet broker grants no lock on a connection
+# without a heartbeat.
 
 
 class Heartbeats:
-    """`describe` makes the heartbeat as it is now; `addresses` names the brokers that are to get it."""
+    """The heartbeats of one member.
+
+    Args:
+        describe: returns the current heartbeat.
+        addresses: returns the addresses of the brokers that are to get it.
+
+    Attributes:
+        refusal: the error if a broker rejected the heartbeat that failed last; None if it failed otherwise, or none failed.
+    """
 
     def __init__(
         self, cluster: ClusterView, describe: Callable[[], Heartbeat], addresses: Callable[[], Iterable[str]]
@@ -770,43 +821,49 @@ class Heartbeats:
         self._addresses = addresses
         self._registered: set[str] = set()
         self._failing: set[str] = set()
-        self._beating: dict[str, asyncio.Task[None]] = {}  # at single brokers
+        self._beating: dict[str, asyncio.Task[None]] = {}  # heartbeats of `register`, by address
         self._disagreements: set[str] = set()  # those that are logged
         self.refusal: BrokerRefused | None = None
-        self._said = b""
-        self._news = asyncio.Event()
+        self._last_body = b""
+        self._changed = asyncio.Event()
 
     @property
     def are_failing(self) -> bool:
-        """Whether a broker has not answered the last heartbeat."""
+        """True if the last heartbeat to a broker failed."""
         return bool(self._failing)
 
     def is_registered(self, address: str | None) -> bool:
-        """Whether the broker at this address has heard this member on the connection that is open."""
+        """Return True if this member is registered at the broker with this address, on the open connection."""
         return address in self._registered
 
     def forget(self, address: str | None = None) -> None:
-        """This broker, or all of them, must hear this member again."""
+        """Record that this member is not registered any more at this broker, or at all brokers if None."""
         if address is None:
             self._registered.clear()
         else:
             self._registered.discard(address)
 
-    def tell_news(self) -> None:
-        """`beat_forever` says it now, if it would say something else than the last time."""
-        if bodies.encode_heartbeat(self._describe()) != self._said:
-            self._news.set()
+    def send_if_changed(self) -> None:
+        """Have `beat_forever` send a heartbeat now, if it has changed since the last one."""
+        if bodies.encode_heartbeat(self._describe()) != self._last_body:
+            self._changed.set()
 
     async def beat(self) -> None:
-        """Registers at every broker, and returns when each has answered or failed to."""
-        self._said = body = bodies.encode_heartbeat(self._describe())
+        """Send a heartbeat to every broker. Return when each has responded or failed."""
+        self._last_body = body = bodies.encode_heartbeat(self._describe())
         addresses = set(self._addresses())
-        self._failing &= addresses  # a broker that moved is not awaited where it was
+        self._failing &= addresses  # forget failures at the previous address of a broker that moved
         await asyncio.gather(*(self._beat_at(address, body) for address in addresses))
 
-    async def register(self, addresses: Iterable[str] | None = None, patience_s: float | None = None) -> None:
-        """Says it to those of all brokers, or of these, that have not heard it. Returns when each of them has answered or
-        failed to, or after `patience_s`: a broker that stands still keeps nobody from the others. Its heartbeat goes on."""
+    async def register(self, addresses: Iterable[str] | None = None, timeout_s: float | None = None) -> None:
+        """Send a heartbeat to those brokers at which this member is not registered.
+
+        Return when each has responded or failed, or after `timeout_s`, so that a broker that hangs does not delay the
+        others. Its heartbeat stays in flight.
+
+        Args:
+            addresses: the addresses of brokers. Default: all brokers.
+        """
         named = self._addresses() if addresses is None else addresses
         news = {address for address in named if address not in self._registered}
         for address in news - self._beating.keys():
@@ -814,13 +871,13 @@ class Heartbeats:
             self._beating[address] = beating
             beating.add_done_callback(partial(self._has_beaten, address))
         if news:
-            await asyncio.wait([self._beating[address] for address in news], timeout=patience_s)
+            await asyncio.wait([self._beating[address] for address in news], timeout=timeout_s)
 
     def _has_beaten(self, address: str, beating: asyncio.Task[None]) -> None:
         del self._beating[address]
 
     async def stop(self) -> None:
-        """Ends what `register` has not waited for."""
+        """Cancel the heartbeats that `register` has not waited for."""
         await cancelled(self._beating.values())
 
     async def _beat_at(self, address: str, body: bytes) -> None:
@@ -841,7 +898,7 @@ class Heartbeats:
                 log.info("broker_back", broker=address)
 
     def _log_disagreements(self, text: str) -> None:
-        """Log each disagreement of the members once: brokers report it in every answer for as long as it lasts."""
+        """Log each conflict between members once, although brokers report it in every response while it lasts."""
         for line in text.splitlines():
             if line not in self._disagreements:
                 if len(self._disagreements) >= MAX_DISAGREEMENTS:
@@ -858,6 +915,6 @@ class Heartbeats:
             limits = self._limits
             with suppress(TimeoutError):
                 async with asyncio.timeout(limits.heartbeat_retry_s if self._failing else limits.heartbeat_interval_s):
-                    await self._news.wait()
-            self._news.clear()
+                    await self._changed.wait()
+            self._changed.clear()
             await self.beat()

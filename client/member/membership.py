@@ -1,4 +1,4 @@
-"""Membership in a consumer group: joins, rebalances, asks brokers for its share, leaves; broadcasting members."""
+"""Membership in a consumer group: joining, rebalancing, the member's share of queues, leaving; and broadcasting members."""
 
 from __future__ import annotations
 
@@ -37,17 +37,20 @@ broadcast_log = get_logger("rocketlet.broadcast")
 
 
 # ------------------------------------------------------------------------------
-# One client in one consumer group: puts heartbeats, the rebalance and leases together.
+# One client in one consumer group, which consists of these parts:
 #
-# heartbeats   tells brokers that the member is here
-# rebalance    when queues change hands, and what the member's share is
-# leases       how a queue changes hands, and how long it is ours
+# Heartbeats   register the member at brokers
+# Rebalance    determines the member's share of queues, and when to acquire and release queues
+# Leases       acquires and releases queues, and renews their leases
 
 
 class Membership:
-    """One client in one consumer group. `join` and `leave` frame its life; between them `user` is told of queues.
+    """One client in one consumer group. Between `join` and `leave`, `user` is notified of assigned and revoked queues.
 
-    start, starts: where queues are read from that the group has no offset of, the latter for single queues.
+    Args:
+        start: the start position of queues for which the group has no committed offset.
+        starts: start positions of single queues, which take precedence over `start`.
+        consume_type: the consume type in heartbeats, such as "CONSUME_PASSIVELY" for a push consumer.
     """
 
     def __init__(
@@ -101,12 +104,14 @@ class Membership:
 
     @property
     def owned(self) -> Mapping[Queue, Lease]:
-        """The queues that are this member's now."""
+        """The leases of the queues that this member owns now."""
         return self._leases.owned
 
     async def join(self) -> None:
-        """Registers at the brokers that can be reached, and starts. Raises ConnectionFailed if no name server can be, and
-        BrokerRefused if a broker does not take this member."""
+        """Register at the reachable brokers and start to rebalance.
+
+        Raises ConnectionFailed if no name server can be reached, and BrokerRefused if a broker rejects this member.
+        """
         for topic in self._subscriptions:
             await self.cluster.find_route(topic)
         await self._offsets.fix_latest(self._subscriptions)
@@ -120,22 +125,22 @@ class Membership:
         ]
 
     async def leave(self) -> None:
-        """Gives up every queue as in a rebalance, then unregisters. Leases are renewed until then. Says nothing of errors:
-        brokers see the close."""
+        """Release all queues as in a rebalance, then unregister. Renew leases until then. Raise nothing, because brokers
+        notice the closed connection anyway."""
         self._has_left = True
         try:
-            await cancelled(self._tasks[:1])  # from here on nothing is taken
+            await cancelled(self._tasks[:1])  # the rebalance, so that no more queues are acquired
             self._tasks.append(asyncio.create_task(self._rebalance.run_forever(leaving=True), name="leave"))
-            if self.owned:  # says that we leave: the others prepare while our handlers end
+            if self.owned:  # announce the leave, so that other members can prepare while handlers end here
                 self._tasks.append(asyncio.create_task(self._heartbeats.beat(), name="leaving heartbeat"))
                 await asyncio.wait(self._tasks[-1:], timeout=self.cluster.limits.register_timeout_s)
             await self._leases.give_all()
-        finally:  # also if cancelled
+        finally:  # even if cancelled
             await self.abandon()
         await asyncio.gather(*map(self._unregister, self.cluster.masters().values()))
 
     async def abandon(self) -> None:
-        """Ends at once whatever still goes on. Harmless after `leave`."""
+        """Stop immediately, without releasing queues. This has no effect after `leave`."""
         await self._leases.abandon()
         await cancelled(self._tasks)
         await self._heartbeats.stop()
@@ -151,7 +156,7 @@ class Membership:
             log.info("unregister_failed", broker=address, reason=str(error))
 
     async def subscribe(self, subscriptions: Mapping[str, Subscription]) -> None:
-        """Adds topics that have come into being while this member was here: they are read from their start."""
+        """Add topics that were created after this member joined. Their queues are read from offset 0."""
         for topic in subscriptions:
             self._offsets.saw(topic, ())
             await self.cluster.find_route(topic)
@@ -160,38 +165,42 @@ class Membership:
         self._rebalance.add_topics(subscriptions)
 
     def rebalance_fault(self) -> str:
-        """Why the member is not rebalanced, in words; empty if it is."""
+        """Return a text that says why the member does not own its share of queues yet."""
         if self._rebalance.missing:
             topics = ", ".join(sorted(self._rebalance.missing))
             return f"no name server knows the topic {topics}; create it, or check its name"
-        if not self._rebalance.has_looked:
-            return "it has not asked for its share yet; `assigned` waits for it"
+        if not self._rebalance.has_computed_share:
+            return "the first rebalance has not finished"
         if self._leases.are_suspended:
-            return "a broker of its queues is away"
+            return "a broker of its queues is unreachable"
         owned = counted(len(self.owned), "queue")
         return f"it owns {owned}; other members or brokers have not released the rest of its share yet"
 
     @property
     def is_rebalanced(self) -> bool:
-        """Whether this member holds exactly the queues that the last allocation gave it."""
+        """True if this member owns exactly the queues that the last allocation assigned to it."""
         return self._rebalanced.is_set()
 
     async def rebalanced(self) -> None:
-        """Returns when this member holds exactly the queues that the last allocation gave it."""
+        """Wait until this member owns exactly the queues that the last allocation assigned to it."""
         await self._rebalanced.wait()
 
     async def commit(self, offsets: Mapping[Queue, int]) -> set[Queue]:
-        """Stores the group's offsets of owned queues; returns the queues for which that was done."""
+        """Commit offsets of owned queues, and return the queues whose offsets were stored."""
         return await self._leases.commit(offsets)
 
     async def commit_place(self, queue: Queue, offset: int, *, sought: bool) -> None:
-        """Stores where the user or an administrator wants an owned queue to go on. sought: its broker named the offset."""
+        """Commit an offset that a user or an administrator has chosen for an owned queue. Raise nothing.
+
+        Args:
+            sought: True if the broker itself returned the offset.
+        """
         await self._leases.commit_place(queue, offset, sought=sought)
 
-    # Events of brokers
+    # Notifications
 
     def _notified(self, connection: Connection, frame: Frame) -> None:
-        """Members have changed, or the queues of a topic."""
+        """Rebalance, because a broker has notified this member that the members or the queues of a topic have changed."""
         self._rebalance.grown(str(frame.ext.get("topic")))
         try:
             self._shares.record_notification(connection, frame.ext)
@@ -222,7 +231,7 @@ class Membership:
         return Heartbeat(self.client_id, (consumer,), (names.INNER_PRODUCER_GROUP,))
 
     def _addresses(self) -> Iterator[str]:
-        """The brokers of the routes, and those of our queues when the route lacks them."""
+        """Return the addresses of brokers in the routes, and of brokers of this member's queues that are missing there."""
         yield from self.cluster.masters().values()
         for queue in (*self.owned, *self._leases.releasing):
             address = self.cluster.master(queue.broker_name)
@@ -230,7 +239,8 @@ class Membership:
                 yield address
 
     def _queue_counts(self) -> dict[str, dict[str, int]]:
-        """How many queues this member sees, by broker and topic: brokers name those who see other numbers than they have."""
+        """Return the number of queues in this member's routes, by broker and topic. Brokers report members whose numbers
+        differ from their own."""
         counts: dict[str, dict[str, int]] = {}
         for topic in self._subscriptions:
             route = self.cluster.route(topic)
@@ -240,8 +250,11 @@ class Membership:
 
 
 def heartbeat_queues(owned: Iterable[Queue], most: int = MAX_REQUEST_QUEUES) -> tuple[Queue, ...]:
-    """The first of a member's queues, as many as a broker takes in a heartbeat. One that has more would be refused, and its
-    member with it. Brokers log them, and give STICKY members back their queues from before the broker started."""
+    """Return the queues to name in a heartbeat: the first ones, up to the maximum that a broker accepts.
+
+    A broker would reject a larger heartbeat, and the member with it. Brokers log these queues, and after a restart they
+    use them to assign STICKY members their previous queues again.
+    """
     queues = sorted(owned)[:most]
     longest = max((len(f"{queue.topic}{queue.broker_name}".encode()) for queue in queues), default=0)
     return tuple(queues[: HEARTBEAT_BYTES // (longest + HEARTBEAT_QUEUE_BYTES)])
@@ -254,19 +267,26 @@ def _consume_from(start: Start) -> str:
 
 
 # ------------------------------------------------------------------------------
-# WHEN queues change hands, and WHAT this member's share is: one loop that computes the share and asks `Leases` to get
-# there.
+# The rebalance: one loop that determines this member's share of queues and has `Leases` acquire and release queues.
 #
-# Every member asks for the list of members and computes its own share (`shares`, by the strategies of
-# `protocol/allocation`). Members see changes at different moments, so shares overlap for a while; the locks in
-#     `leases` keep
-# owners single meanwhile.
+# Every member queries the members of the group and computes its own share (`Shares`, with the strategies of
+# `protocol/allocation`). Members notice changes at different times, so their shares overlap for a while. Meanwhile the
+# locks of `Leases` ensure that each queue has only one owner.
 #
-# A failed or empty lookup of routes or members changes nothing.
+# If a lookup of routes or members fails or returns nothing, the assignment stays unchanged.
 
 
 class Rebalance:
-    """Rebalances one member. `wake` starts a pass; `rebalanced` is set while the member holds exactly its share."""
+    """Rebalances one member.
+
+    Args:
+        wake: an event that starts the next pass.
+        rebalanced: an event that is set while the member owns exactly its share.
+
+    Attributes:
+        missing: topics that no name server knows.
+        has_computed_share: True once a pass has determined this member's share.
+    """
 
     def __init__(
         self,
@@ -290,20 +310,24 @@ class Rebalance:
         self._results: dict[str, set[Queue]] = {}
         self._queues: dict[str, tuple[Route, list[Queue]]] = {}
         self._grown: set[str] = set()
-        self.missing: set[str] = set()  # topics that no name server knows
-        self.has_looked = False  # for this member's share of all topics
+        self.missing: set[str] = set()
+        self.has_computed_share = False
 
     def add_topics(self, topics: Iterable[str]) -> None:
         self._topics = list(dict.fromkeys((*self._topics, *topics)))
         self._wake.set()
 
     def grown(self, topic: str) -> None:
-        """A topic has other queues than before: its route is looked up in the next pass."""
+        """Look up the route of a topic in the next pass, because its queues have changed."""
         if topic in self._topics:
             self._grown.add(topic)
 
     async def run_forever(self, *, leaving: bool = False) -> None:
-        """leaving: takes nothing more, but sees to it that brokers know this member until everything is handed over."""
+        """Run a pass whenever `wake` is set, and at the interval.
+
+        Args:
+            leaving: True to acquire and release nothing, and only keep the member registered until its queues are released.
+        """
         step = self._keep_in_touch if leaving else self._pass
         while True:
             self._wake.clear()
@@ -318,11 +342,11 @@ class Rebalance:
                     await self._wake.wait()
 
     async def _pass(self) -> None:
-        """Finds this member's share, gives up queues outside of it, and locks new ones."""
+        """Determine this member's share, release queues outside of it, and lock new ones."""
         await self._keep_in_touch()
         await self._look_up_grown()
         mine, complete = await self._share_of_all()
-        self.has_looked = True
+        self.has_computed_share = True
         leases = self._leases
         if mine != leases.owned.keys():
             self._rebalanced.clear()
@@ -338,15 +362,15 @@ class Rebalance:
             self._rebalanced.clear()
         else:
             self._rebalanced.set()
-            self._heartbeats.tell_news()  # so that watchers see the assignment as this member does
+            self._heartbeats.send_if_changed()  # so that brokers know the queues that this member owns now
 
     async def _keep_in_touch(self) -> None:
         await self._register()
         await self._leases.reclaim()
 
     async def _register(self) -> None:
-        """A broker that is new, or back, hears this member before it is asked for anything."""
-        await self._heartbeats.register(patience_s=self._limits.register_timeout_s)
+        """Register at brokers that are new or reachable again, before other requests are sent to them."""
+        await self._heartbeats.register(timeout_s=self._limits.register_timeout_s)
         if not all(map(self._heartbeats.is_registered, self._cluster.masters().values())):
             self._retry_s = self._limits.reconnect_s
 
@@ -356,12 +380,15 @@ class Rebalance:
             try:
                 await self._cluster.find_route(topic)
             except (RocketletError, BodyError) as error:
-                log.info("lookup_failed", topic=topic, reason=str(error), hint="it is looked up again")
+                log.info("lookup_failed", topic=topic, reason=str(error), hint="the lookup is retried")
                 self._grown.add(topic)
                 self._retry_s = min(self._retry_s, self._limits.lock_retry_s)
 
     async def _share_of_all(self) -> tuple[set[Queue], bool]:
-        """This member's queues of all topics; False with them if those of a topic are not known, and stay as they are."""
+        """Return this member's share of all topics, and True if it is complete.
+
+        If the share of a topic cannot be determined, it consists of the queues that the member owns, and is not complete.
+        """
         mine: set[Queue] = set()
         complete = not self._leases.are_suspended
         for topic in self._topics:
@@ -373,16 +400,14 @@ class Rebalance:
         return mine, complete
 
     def _miss(self, topic: str) -> None:
-        """Says once that a topic does not exist; a group's retry topic comes with its first retry."""
+        """Log once that a topic does not exist. A group's retry topic is not logged, because its first retry creates it."""
         if topic not in self.missing and not topic.startswith(names.RETRY_PREFIX):
             self.missing.add(topic)
-            hint = (
-                "create it, send to it, or check its name and its brokers; it is read from its start when it is there"
-            )
+            hint = "create it, send to it, or check its name and brokers; once it exists, it is read from offset 0"
             log.warning("topic_missing", topic=topic, hint=hint)
 
     async def _share_of(self, topic: str) -> set[Queue] | None:
-        """The queues of a topic that are this member's; None if that cannot be known now."""
+        """Return this member's share of a topic; None if it cannot be determined now."""
         began_s = clock_s()
         try:
             route = self._cluster.route(topic) or await self._cluster.find_route(topic)
@@ -394,26 +419,27 @@ class Rebalance:
             queues = self._queues_of(topic, route)
             share = await self._shares.of(topic, queues)
         except (RocketletError, BodyError) as error:
-            log.info("lookup_failed", topic=topic, reason=str(error), hint="the assignment stays")
+            log.info("lookup_failed", topic=topic, reason=str(error), hint="the assignment stays unchanged")
             return None
         if share is None:
-            self._heartbeats.forget()  # the broker forgot us: register again
+            self._heartbeats.forget()  # the broker does not have this member, so register at all brokers again
             return None
-        self._note(topic, share, clock_s() - began_s)
+        self._log_change(topic, share, clock_s() - began_s)
         if share.unknown:
-            self._grown.add(topic)  # others know more brokers: the name server may, too, by the next pass
+            self._grown.add(topic)  # look up the route again, because other members know more brokers of the topic
             self._retry_s = min(self._retry_s, self._limits.lock_retry_s)
         return set(share.mine)
 
     def _queues_of(self, topic: str, route: Route) -> list[Queue]:
-        """Sorted once per route: there is a pass for each change of the group."""
+        """Return the queues of a topic. They are cached until the route changes, because each change of the group starts
+        a pass."""
         found = self._queues.get(topic)
         if found is None or found[0] is not route:
             found = self._queues[topic] = (route, subscribe_queues(topic, route))
         return found[1]
 
-    def _note(self, topic: str, share: Share, look_up_s: float) -> None:
-        """Logs an event if the result has changed, with the fields of Apache's `rebalanced result changed`."""
+    def _log_change(self, topic: str, share: Share, look_up_s: float) -> None:
+        """Log the member's share if it has changed, with the fields of Apache's log entry `rebalanced result changed`."""
         mine, before = set(share.mine), self._results.get(topic, set())
         if topic in self._results and mine == before:
             return
@@ -435,17 +461,22 @@ class Rebalance:
 
 
 # ------------------------------------------------------------------------------
-# Finds the queues of a topic that are a member's: asks brokers for the members, or only for a place among them, and
-# lets the strategy divide the queues.
+# A member's share of a topic: queries the members of the group, and has the strategy allocate the queues.
 #
-# A strategy that needs no ids is told a position and a count by Rocketlet's broker, so that the answers to all
-# members of a group grow with their number and not with its square. STICKY's shares come from the broker for the same
-# reason.
+# For a strategy that does not need the members' ids, Rocketlet's broker returns only the member's position and the
+# number of members, so that the total size of the responses to all members grows linearly with their number, not
+# quadratically. For the same reason, the broker computes the shares of STICKY.
 
 
 class Share(NamedTuple):
-    """A member's share of one topic: the queues that are `mine`, of `queues` in all, among so many members. `unknown` are
-    the ones on brokers that only other members know."""
+    """A member's share of one topic.
+
+    Attributes:
+        mine: the queues that are allocated to this member.
+        queues: all queues of the topic.
+        members: the number of members among which the queues are allocated.
+        unknown: the queues on brokers that only other members know.
+    """
 
     mine: list[Queue]
     queues: list[Queue]
@@ -453,12 +484,12 @@ class Share(NamedTuple):
     unknown: list[Queue]
 
 
-class _Told(NamedTuple):
-    """A broker's unasked news about a topic: this member's position among so many (`place`), or its share. Both hold for
-    the queues that the members saw then."""
+class _Notified(NamedTuple):
+    """What a broker's notification contained about a topic: this member's position in the group (`place`), or its share.
+    Both are valid only for the number of queues that they contain."""
 
     connection: Connection
-    told_s: float
+    notified_s: float
     place: Place | None = None
     share: BrokerShare | None = None
 
@@ -473,22 +504,25 @@ class Shares:
         self._strategy = strategy
         self._by_position = strategy if isinstance(strategy, ByPosition) else None
         self._detail = "share" if isinstance(strategy, Sticky) else "position" if self._by_position else "members"
-        self._told: dict[str, _Told] = {}
-        self._silent_s: dict[str, float] = {}  # when a broker last left a question unanswered
+        self._notified: dict[str, _Notified] = {}  # by topic
+        self._silent_s: dict[str, float] = {}  # by broker name: the time of the last timeout
 
     @property
     def strategy_name(self) -> str:
         return self._strategy.name
 
     async def of(self, topic: str, queues: list[Queue]) -> Share | None:
-        """The member's share of all queues of a topic; None if the broker does not count it among the members. Raises
-        RocketletError and BodyError."""
-        told = self._told.get(topic)
-        if told is not None and self._may_use(queues, told):
-            if told.share is not None and told.share.queues == len(queues):
-                return Share(told.share.of(topic), queues, told.share.members, [])
-            place = told.place
-            # Where others see more, they share more out: a member that takes its part of less leaves queues to nobody.
+        """Return the member's share of a topic's queues; None if the broker does not list this client as a member.
+
+        Raises RocketletError and BodyError.
+        """
+        notified = self._notified.get(topic)
+        if notified is not None and self._may_use(queues, notified):
+            if notified.share is not None and notified.share.queues == len(queues):
+                return Share(notified.share.of(topic), queues, notified.share.members, [])
+            place = notified.place
+            # If other members see more queues, they allocate more. A share of fewer queues would then leave some queues
+            # without an owner.
             if (
                 place is not None
                 and place.position >= 0
@@ -497,9 +531,9 @@ class Shares:
             ):
                 mine = self._by_position.allocate_at(place.position, place.members, queues)
                 return Share(mine, queues, place.members, [])
-        return await self._ask(topic, queues)
+        return await self._query(topic, queues)
 
-    async def _ask(self, topic: str, queues: list[Queue]) -> Share | None:
+    async def _query(self, topic: str, queues: list[Queue]) -> Share | None:
         answer = await self._members(topic, queues, self._detail)
         unknown = _unknown(topic, queues, answer)
         queues = sorted(queues + unknown)
@@ -516,39 +550,41 @@ class Shares:
         return Share(self._strategy.allocate(self.client_id, queues, ids), queues, len(ids), unknown)
 
     def record_notification(self, connection: Connection, ext: Mapping[str, object]) -> None:
-        """A broker has notified this member that the group has changed, perhaps with the response to the request that this
+        """Record a broker's notification that the group has changed. It may contain the response to the query that this
         member would send next. Raises BodyError."""
         places = group_bodies.decode_places(str(ext.get(EXT_PLACES, "{}")).encode())
         shares = group_bodies.decode_shares(str(ext.get(EXT_SHARES, "{}")).encode())
         now_s = clock_s()
         for name in list(self._silent_s):
-            # Else this member would ask another broker than newcomers do, and the shares would differ.
+            # The broker responds again. New members query it first, so this member must, too, or their shares could differ.
             if self._cluster.connected(name) is connection:
                 del self._silent_s[name]
-        for topic in list(self._told) if EXT_PLACES in ext or EXT_SHARES in ext else ():
-            # What the broker said before is outdated, even if it says nothing now: a member with another strategy has joined.
-            if self._told[topic].connection is connection:
-                del self._told[topic]
+        for topic in list(self._notified) if EXT_PLACES in ext or EXT_SHARES in ext else ():
+            # The broker's earlier values are outdated even if it sends none for a topic now, because then a member with
+            # another strategy has joined.
+            if self._notified[topic].connection is connection:
+                del self._notified[topic]
         for topic, place in places.items():
-            self._told[topic] = _Told(connection, now_s, place=place)
+            self._notified[topic] = _Notified(connection, now_s, place=place)
         for topic, share in shares.items():
-            self._told[topic] = _Told(connection, now_s, share=share)
+            self._notified[topic] = _Notified(connection, now_s, share=share)
 
-    def _may_use(self, queues: list[Queue], told: _Told) -> bool:
-        """Whether it is fresh, and of the broker that would be asked."""
-        brokers = self._asked(queues)
+    def _may_use(self, queues: list[Queue], notified: _Notified) -> bool:
+        """Return True if a notification is recent, and came from the broker that a query would be sent to."""
+        brokers = self._query_order(queues)
         first = self._cluster.connected(brokers[0]) if brokers else None
-        is_fresh = clock_s() - told.told_s < PLACE_S
-        return is_fresh and told.connection is first
+        is_fresh = clock_s() - notified.notified_s < PLACE_S
+        return is_fresh and notified.connection is first
 
     async def _members(self, topic: str, queues: list[Queue], detail: str | None) -> Frame:
-        """The members that subscribe to a topic, by the first broker of its queues that answers."""
+        """Query the members that subscribe to a topic. Return the response of the first broker of its queues that
+        responds."""
         error: RocketletError = ConnectionFailed(f"no broker of the topic {topic} is known")
         ext: Ext = write(ConsumerGroupHeader(self.group, topic)) | ({EXT_DETAIL: detail} if detail else {})
         if detail == "share":
             counts = Counter(queue.broker_name for queue in queues)
             ext = {**ext, EXT_SEEN_QUEUES: group_bodies.encode_seen_queues(counts)}
-        for broker_name in self._asked(queues):
+        for broker_name in self._query_order(queues):
             try:
                 connection = await self._cluster.broker(broker_name)
                 return await connection.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
@@ -558,9 +594,9 @@ class Shares:
                     self._silent_s[broker_name] = clock_s()
         raise error
 
-    def _asked(self, queues: list[Queue]) -> list[str]:
-        """Return the brokers of the queues in the order in which they are asked. One that did not respond is the last for a
-        while."""
+    def _query_order(self, queues: list[Queue]) -> list[str]:
+        """Return the names of the queues' brokers in the order in which they are queried. After a timeout, a broker is
+        moved to the end for a while."""
         brokers: dict[str, None] = {}
         for queue in queues:
             brokers[queue.broker_name] = None
@@ -571,8 +607,8 @@ class Shares:
 
 
 def _unknown(topic: str, queues: list[Queue], answer: Frame) -> list[Queue]:
-    """Return the queues of brokers that are missing in this member's route only: a broker was away when it joined. The other
-    members share them out, too; without them this member would take other queues than they leave to it."""
+    """Return the queues of brokers that only other members have in their routes, because a broker was unreachable when
+    this member joined. The other members allocate these queues, too, so without them the shares would not fit together."""
     if EXT_SEEN_QUEUES not in answer.ext:
         return []
     seen = group_bodies.decode_seen_queues(str(answer.ext.get(EXT_SEEN_QUEUES, "{}")).encode())
@@ -581,14 +617,16 @@ def _unknown(topic: str, queues: list[Queue], answer: Frame) -> list[Queue]:
 
 
 # ------------------------------------------------------------------------------
-# Broadcasting: every member reads every queue, from offsets that it keeps in a file of its own.
+# Broadcasting: every member reads every queue, from offsets that it can keep in a file of its own.
 
 
 class Broadcast:
-    """Stands where `Membership` stands in a clustering consumer, without rebalance and locks.
+    """Replaces `Membership` in a broadcasting consumer: it needs no rebalance and no locks.
 
-    offsets_file: where this member's offsets are kept between runs; without one every run starts anew. It is locked while the
-    member runs: two that write one file would each go on, when they start again, where the other was.
+    Args:
+        start: the start position of queues for which the file has no offset.
+        offsets_file: the file that keeps this member's offsets between runs; None to start each run at `start`. It is
+            locked while the member is running, because members that share a file would resume at each other's offsets.
     """
 
     def __init__(
@@ -609,7 +647,9 @@ class Broadcast:
         self._subscriptions = dict(subscriptions)
         self._user = user
         self._start = start
-        self._file = None if offsets_file is None else Path(os.path.realpath(offsets_file))  # a link stays one
+        self._file = (
+            None if offsets_file is None else Path(os.path.realpath(offsets_file))
+        )  # so that a link is not replaced
         self._offsets = _load(offsets_file)
         self._lock: BinaryIO | None = None
         self._at_joining: frozenset[Queue] = frozenset()
@@ -618,12 +658,16 @@ class Broadcast:
         self._wake = asyncio.Event()
         self._rebalanced = asyncio.Event()
         self._heartbeats = Heartbeats(cluster, self._described, lambda: cluster.masters().values())
-        cluster.keeps_brokers = True  # one that restarts is connected with as soon as it is back
+        cluster.keeps_brokers = (
+            True  # so that heartbeats reconnect to a broker that restarts as soon as it is reachable
+        )
         cluster.listen(on_change=lambda topic: self._wake.set(), on_lost=lambda address: self._wake.set())
 
     async def join(self) -> None:
         self._lock = _locked(self._file)
-        self._offsets = _load(self._file)  # another member may have kept its offsets since
+        self._offsets = _load(
+            self._file
+        )  # a second time, because another member may have written it before it was locked
         for topic in self._subscriptions:
             await self._cluster.find_route(topic)
         if self._start == "last":
@@ -647,14 +691,14 @@ class Broadcast:
                 if offset is not None:
                     self._offsets[queue] = offset
                 self._user.lose_queue(queue)
-        finally:  # also if cancelled
+        finally:  # even if cancelled
             try:
                 self._save()
             finally:
                 self._unlock()
 
     async def abandon(self) -> None:
-        """Like `Membership.abandon`."""
+        """Stop immediately, as `Membership.abandon` does."""
         await cancelled(self._tasks)
         self._unlock()
 
@@ -663,13 +707,15 @@ class Broadcast:
             self._lock.close()
 
     def rebalance_fault(self) -> str:
-        """Why the member is not rebalanced, in words; empty if it is."""
+        """Return a text that says why the member has not assigned itself all queues yet."""
         topics = [topic for topic in self._subscriptions if self._cluster.route(topic) is None]
-        return f"no name server knows the topic {', '.join(topics)}" if topics else "a broker of its queues is away"
+        return (
+            f"no name server knows the topic {', '.join(topics)}" if topics else "a broker of its queues is unreachable"
+        )
 
     @property
     def is_rebalanced(self) -> bool:
-        """Whether it has taken every queue."""
+        """True if the member reads every queue."""
         return self._rebalanced.is_set()
 
     async def rebalanced(self) -> None:
@@ -694,7 +740,7 @@ class Broadcast:
         return Heartbeat(self.client_id, (consumer,))
 
     async def _keep_up(self) -> None:
-        """Heartbeats, which connect with a broker that is back, and takes the queues that routes show."""
+        """Send heartbeats, which also reconnect to brokers, and start to read queues that appear in the routes."""
         loop = asyncio.get_running_loop()
         beat_s = loop.time()
         while True:
@@ -714,7 +760,7 @@ class Broadcast:
         return self._limits.heartbeat_retry_s if self._heartbeats.are_failing else self._limits.rebalance_interval_s
 
     async def _take_queues(self) -> bool:
-        """Takes every queue; True if something could not be taken yet."""
+        """Start to read every queue. Return True if some queues cannot be read yet."""
         missing = False
         for topic in self._subscriptions:
             try:
@@ -744,11 +790,11 @@ class Broadcast:
         return await begin_offset(connection, queue, self._start if is_as_said else "first")
 
     def _save(self) -> None:
-        """Writes the offsets into the file. Raises ConfigError."""
+        """Write the offsets to the file. Raises ConfigError."""
         if self._file is None:
             return
         value = [[*queue, offset] for queue, offset in self._offsets.items()]
-        temporary = self._file.with_name(f"{self._file.name}.new")  # another file's has another name
+        temporary = self._file.with_name(f"{self._file.name}.new")  # unique to this offsets file
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(orjson.dumps(value))
@@ -766,9 +812,7 @@ def _locked(path: Path | None) -> BinaryIO | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         return locked_beside(path)
     except BlockingIOError:
-        raise ConfigError(
-            f"offsets_file: {path} is in use by another member; each member needs a file of its own"
-        ) from None
+        raise ConfigError(f"offsets_file: {path} is in use by another member; give each member its own file") from None
     except OSError as error:
         raise ConfigError(f"offsets_file: {path} cannot be written: {error}") from None
 
@@ -783,16 +827,16 @@ def _load(path: Path | str | None) -> dict[Queue, int]:
     except OSError as error:
         raise ConfigError(f"offsets_file: {path} cannot be read: {error}") from None
     try:
-        return dict(map(_entry, _listed(orjson.loads(kept))))
+        return dict(map(_entry, _checked_list(orjson.loads(kept))))
     except ValueError as error:
         raise ConfigError(
-            f"offsets_file: {path} is damaged ({error}); restore it, or delete it to start again"
+            f"offsets_file: {path} is damaged ({error}); restore it, or delete it to begin at `start`"
         ) from None
 
 
-def _listed(value: Any) -> list[Any]:
+def _checked_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"it holds {value!r:.100}, which is not a list")
+        raise ValueError(f"expected a list, got {value!r:.100}")
     return value
 
 
@@ -800,4 +844,4 @@ def _entry(item: Any) -> tuple[Queue, int]:
     match item:
         case [str(topic), str(broker), int(number), int(offset)] if 0 <= number <= MAX_INT and 0 <= offset <= MAX_LONG:
             return Queue(topic, broker, number), offset
-    raise ValueError(f"{item!r:.100} is not an offset of a queue")
+    raise ValueError(f"expected [topic, broker, queue id, offset], got {item!r:.100}")

@@ -1,4 +1,4 @@
-"""The offsets that a broker keeps: where a queue is read from, and how far a group has come."""
+"""Offsets at brokers: the start offset of a queue, and the committed offsets of a group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = get_logger("rocketlet.offsets")
 
 
 async def begin_offset(connection: Connection, queue: Queue, start: Start | At) -> int:
-    """The offset of `start` in a queue of this broker. Raises RocketletError."""
+    """Return the offset that a start position means in a queue of this broker. Raises RocketletError."""
     if isinstance(start, At):
         return start.offset
     if isinstance(start, int):
@@ -35,8 +35,13 @@ async def begin_offset(connection: Connection, queue: Queue, start: Start | At) 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a consumer has come in a queue. `committed`: the group's offset on the broker, None if it has none.
-    `acknowledged`: the first offset that is not acknowledged, which the next commit stores. `end`: the next new message's."""
+    """The progress of a consumer in a queue.
+
+    Attributes:
+        committed: the group's committed offset on the broker; None if there is none.
+        acknowledged: the offset of the first unacknowledged message, which the next commit stores.
+        end: the offset that the next new message of the queue will get.
+    """
 
     committed: int | None
     acknowledged: int
@@ -44,14 +49,19 @@ class Position:
 
     @property
     def lag(self) -> int:
+        """The number of messages that are not acknowledged."""
         return max(self.end - self.acknowledged, 0)
 
 
 class GroupOffsets:
-    """One member's requests about its group's offsets.
+    """One member's queries and commits of its group's offsets.
 
-    start, starts: where queues are read from that the group has no offset of, the latter for single queues. late: where it
-    begins in queues that come later, if it begins at the latest message.
+    Args:
+        start: the start position of queues for which the group has no committed offset.
+        starts: start positions of single queues, which take precedence over `start`.
+
+    Attributes:
+        late: the start offsets of queues that appear later; None unless `start` is "last".
     """
 
     def __init__(
@@ -66,17 +76,18 @@ class GroupOffsets:
         self._latest: dict[Queue, int] = {}
         self._known: set[tuple[str, str]] = set()
         self._storing: dict[str, asyncio.Task[None]] = {}
-        # each is there while somebody has it or waits for it
+        # Locks for commits to Apache's brokers. An entry exists only while a task holds the lock or waits for it.
         self._turns: WeakValueDictionary[Queue, asyncio.Lock] = WeakValueDictionary()
         self._first: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def saw(self, topic: str, queues: Iterable[Queue]) -> None:
-        """The queues that a topic had when this member first saw it."""
+        """Record the queues that a topic had when this member first saw it."""
         if topic not in self._first_seen:
             self._first_seen[topic] = frozenset(queues)
 
     async def fix_latest(self, topics: Iterable[str]) -> None:
-        """The member joins: a group that begins at the latest message reads messages stored from now on."""
+        """Determine the start offsets when the member joins, so that a group with `start="last"` reads all messages that
+        are stored from now on."""
         if self.late is not None:
             await self.late.join()
         for topic in topics:
@@ -87,7 +98,8 @@ class GroupOffsets:
                 await asyncio.gather(*(self._fix_at(name, found) for name, found in by_broker(queues).items()))
 
     async def _fix_at(self, broker_name: str, queues: list[Queue]) -> None:
-        """A Rocketlet broker fixes all queues of the topic when it is asked for one; else this member remembers them."""
+        """Determine the ends of queues at one broker. A Rocketlet broker stores those of all queues of the topic at a
+        query for one of them. For another broker, this member remembers them."""
         if queues[0].topic.startswith(RETRY_PREFIX):
             return
         try:
@@ -102,11 +114,16 @@ class GroupOffsets:
                 self.late.miss(broker_name)
 
     async def begin(self, connection: Connection, queue: Queue, epoch: int) -> int:
-        """The group's committed offset, or where a new group begins; all of a queue that is new or for retries; of one whose
-        broker was away when this member joined, all that was stored since. Raises RocketletError.
+        """Return the group's committed offset of a queue. If there is none, determine the start offset, commit it and
+        return it.
 
-        Where a new group begins is committed at once. A member that begins at the latest of an empty queue, and stops before
-        a message comes, would otherwise begin behind that message the next time.
+        Without a committed offset, a queue that is new, or belongs to a retry topic, is read from its first message. A
+        queue whose broker was unreachable when this member joined is read from the first message that was stored since.
+
+        The start offset is committed immediately. Otherwise a member that starts at the end of an empty queue, and stops
+        before a message arrives, would skip that message the next time.
+
+        Raises RocketletError.
         """
         start = self._start_of(queue)
         offset = await self._committed(connection, queue, start, alone=queue in self._starts)
@@ -120,7 +137,7 @@ class GroupOffsets:
         return offset
 
     def _start_of(self, queue: Queue) -> Start | At | None:
-        """None: at the first message that was stored since this member joined."""
+        """Return the start position of a queue; None for the first message that was stored since this member joined."""
         if queue in self._starts:
             return self._starts[queue]
         if queue.topic.startswith(RETRY_PREFIX):
@@ -141,15 +158,20 @@ class GroupOffsets:
             log.warning("start_not_committed", queue=str(queue), offset=offset, reason=str(error))
 
     async def load(self, connection: Connection, queue: Queue, start: Start | At) -> int:
-        """The committed offset, or where a group without one begins. Raises RocketletError if it cannot be known."""
+        """Return the committed offset, or the offset of `start` if there is none. Raises RocketletError."""
         offset = await self._committed(connection, queue, start)
         return await begin_offset(connection, queue, start) if offset is None else offset
 
     async def _committed(
         self, connection: Connection, queue: Queue, start: Start | At | None, *, alone: bool = False
     ) -> int | None:
-        """alone: `start` is said of this queue only. Otherwise a Rocketlet broker that is asked for the latest fixes it for
-        all queues of the topic."""
+        """Return the group's committed offset, or None.
+
+        If `start` is "last", a Rocketlet broker commits the ends of all queues of the topic for a group without offsets.
+
+        Args:
+            alone: True if `start` applies only to this queue, so that the broker must not do that.
+        """
         ext = {
             **write(QueueOffset(self._group, queue.topic, queue.queue_id)),
             EXT_UNKNOWN: "latest" if start == "last" and not alone else "error",
@@ -163,7 +185,7 @@ class GroupOffsets:
             return None
 
     async def committed(self, queue: Queue) -> int | None:
-        """The group's offset at the broker; None if it has none. Raises RocketletError."""
+        """Return the group's committed offset at the broker; None if there is none. Raises RocketletError."""
         connection = await self._cluster.broker(queue.broker_name)
         ext = {**write(QueueOffset(self._group, queue.topic, queue.queue_id)), EXT_UNKNOWN: "error"}
         try:
@@ -175,13 +197,15 @@ class GroupOffsets:
         return header_of(answer, Offset).offset
 
     async def store(self, queue: Queue, offset: int, epoch: int, *, sought: bool = False) -> None:
-        """Returns when the broker has it. Raises RocketletError. sought: the broker itself has named the offset, which no
-        message did that may be lost since.
+        """Commit an offset. Return when the broker has stored it. Raises RocketletError.
 
-        An Apache broker (epoch 0) loses offsets that reach it together while it has none of this group and topic: each
-        makes the table of that pair anew (ConsumerOffsetManager.commitOffset). The first one therefore goes alone. It
-        carries commits out in several threads, and refuses no offset that goes back: a commit waits until the one
-        before it of the same queue is answered.
+        If the first offsets of a group and topic arrive concurrently, an Apache broker (epoch 0) can lose some of them,
+        because each request creates the table of that pair (ConsumerOffsetManager.commitOffset). The first commit is
+        therefore sent alone. Besides, an Apache broker processes commits in several threads and accepts lower offsets,
+        so a commit of a queue waits for the response to the previous one.
+
+        Args:
+            sought: True if the broker itself returned the offset, so that it is valid even if messages were lost since.
         """
         if epoch:
             await self._send(queue, offset, epoch, sought=sought)
@@ -196,10 +220,11 @@ class GroupOffsets:
             await sent
 
     async def pulls_stored(self, queue: Queue, offset: int) -> None:
-        """Returns when an Apache broker has most likely stored the offsets of earlier pulls. Raises nothing.
+        """Wait until an Apache broker has most likely stored the offsets of earlier pulls. Raise nothing.
 
-        Its threads for pulls begin with them in their order, so the answer to one more, which holds nothing and commits
-        nothing, says that the others are begun. Commits have other threads (BrokerController.registerProcessor).
+        Its threads for pulls start to process them in order. The response to another pull, which is not held and commits
+        nothing, therefore shows that the processing of the earlier ones has started. Commits are processed by other threads
+        (BrokerController.registerProcessor).
         """
         storing = self._storing.get(queue.broker_name)
         if storing is None:
@@ -207,7 +232,7 @@ class GroupOffsets:
         await asyncio.shield(storing)
 
     async def _pull_behind(self, queue: Queue, offset: int) -> None:
-        """Sends one pull for all queues of the broker that are given up in this turn of the loop."""
+        """Send one pull for all queues of the broker that are released in this event-loop iteration."""
         await asyncio.sleep(0)
         del self._storing[queue.broker_name]
         connection = self._cluster.connected(queue.broker_name)
@@ -220,7 +245,7 @@ class GroupOffsets:
 
     def _send(self, queue: Queue, offset: int, epoch: int, *, sought: bool = False) -> asyncio.Future[Frame]:
         connection = self._cluster.connected(queue.broker_name)
-        if connection is None:  # waiting for one, this commit would arrive after a later one that a pull carries
+        if connection is None:  # do not wait for one, because the commit could then arrive after that of a later pull
             raise ConnectionFailed(f"the broker {queue.broker_name} is not connected")
         header = UpdateOffset(self._group, queue.topic, queue.queue_id, offset, epoch or None, sought or None)
         return connection.request(RequestCode.UPDATE_CONSUMER_OFFSET, write(header), timeout_s=OFFSET_TIMEOUT_S)

@@ -132,7 +132,7 @@ async def test_only_brokers_that_have_not_heard_a_member_hear_it_again(brokers: 
 async def test_a_broker_that_stalls_is_notified_once_and_waited_for_no_longer_than_was_said(brokers: Brokers) -> None:
     brokers.goes_on.clear()
     for _ in range(2):
-        await brokers.heartbeats.register(patience_s=0.001)
+        await brokers.heartbeats.register(timeout_s=0.001)
     assert brokers.heard() == ["a", "b"]
     brokers.goes_on.set()
     await brokers.heartbeats.register()
@@ -141,7 +141,7 @@ async def test_a_broker_that_stalls_is_notified_once_and_waited_for_no_longer_th
 
 async def test_the_end_waits_for_no_broker(brokers: Brokers) -> None:
     brokers.goes_on.clear()
-    await brokers.heartbeats.register(patience_s=0.001)
+    await brokers.heartbeats.register(timeout_s=0.001)
     async with asyncio.timeout(60):
         await brokers.heartbeats.stop()
     brokers.goes_on.set()
@@ -153,11 +153,11 @@ async def test_a_member_tells_what_is_new_and_nothing_twice(brokers: Brokers) ->
     heartbeats = brokers.heartbeats
     await heartbeats.beat()
     beating = asyncio.create_task(heartbeats.beat_forever())
-    heartbeats.tell_news()
+    heartbeats.send_if_changed()
     await passed()
     assert brokers.heard() == ["a", "b"], "only the first"
     brokers.name = "you"
-    heartbeats.tell_news()
+    heartbeats.send_if_changed()
     await eventually(lambda: len(brokers.beats) == 2)
     await passed()
     assert brokers.heard() == ["a", "b"]
@@ -176,6 +176,6 @@ async def test_a_broker_that_fails_is_retried_soon(brokers: Brokers) -> None:
 
 async def test_a_member_that_has_said_nothing_yet_has_news(brokers: Brokers) -> None:
     beating = asyncio.create_task(brokers.heartbeats.beat_forever())
-    brokers.heartbeats.tell_news()
+    brokers.heartbeats.send_if_changed()
     await eventually(lambda: len(brokers.beats) == 2)
     beating.cancel()

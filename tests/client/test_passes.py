@@ -74,8 +74,8 @@ class World:
 
     # Heartbeats
 
-    async def register(self, *, patience_s: float) -> None:
-        assert patience_s == CLIENT_LIMITS.register_timeout_s
+    async def register(self, *, timeout_s: float) -> None:
+        assert timeout_s == CLIENT_LIMITS.register_timeout_s
         self.told.append("register")
 
     def is_registered(self, address: str) -> bool:
@@ -84,7 +84,7 @@ class World:
     def forget(self) -> None:
         self.told.append("forget")
 
-    def tell_news(self) -> None:
+    def send_if_changed(self) -> None:
         self.told.append("news")
 
     # Leases

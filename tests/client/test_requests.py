@@ -238,7 +238,7 @@ async def test_a_topic_that_does_not_exist_is_named_once_and_where_its_queues_ar
 ) -> None:
     node = await nodes.start(auto_create_topics=False)
     async with Consumer(node.address, "g", "nowhere", Inbox()) as consumer:
-        with pytest.raises(ConfigError, match="no queues to this consumer yet: it has not asked for its share yet"):
+        with pytest.raises(ConfigError, match="no queues to this consumer yet: the first rebalance has not finished"):
             await consumer.lag()
         await eventually(lambda: "topic_missing" in caplog.text)
         with pytest.raises(ConfigError, match="no queues to this consumer yet: no name server knows the topic nowhere"):
