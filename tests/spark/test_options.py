@@ -49,7 +49,7 @@ def offset_of_queue(number: int) -> str:
         ({"startingOffsetsByTimestampStrategy": "none"}, "is .none.; allowed: latest or error"),
         ({"maxTriggerDelay": "15m"}, "maxTriggerDelay is given without minOffsetsPerTrigger"),
         ({"assign": '{"t": {"b": [0]}}'}, "options topic and assign are both given"),
-        ({"topic": None, "assign": '{"t": {"b": [0]}}'}, "assign is given: .* set membership to false"),
+        ({"topic": None, "assign": '{"t": {"b": [0]}}'}, "assign is given, .* set membership to false"),
         ({"topic": None, "membership": "false", "assign": '{"t": {"b": [-1]}}'}, "option assign is .*allowed: JSON"),
         ({"topic": None, "membership": "false", "assign": "{}"}, "option assign is '{}'; allowed: JSON"),
         ({"startingOffsetsByTimestamp": '{"t": {"b": {"0": -1}}}'}, "option startingOffsetsByTimestamp is .*allowed"),
@@ -64,8 +64,8 @@ def offset_of_queue(number: int) -> str:
             r"option maxBytesPerTrigger is '9{100}\.\.\.'; allowed: a positive number",
         ),
         ({"maxBytesPerTrigger": str(MAX_NUMBER + 1)}, "allowed: a positive number"),
-        ({"pollTimeoutMs": str(MAX_TIMEOUT_MS + 1)}, f"at most {MAX_TIMEOUT_MS}"),
-        ({"releaseTimeoutMs": str(MAX_TIMEOUT_MS + 1)}, f"at most {MAX_TIMEOUT_MS}"),
+        ({"pollTimeoutMs": str(MAX_TIMEOUT_MS + 1)}, f"maximum {MAX_TIMEOUT_MS}"),
+        ({"releaseTimeoutMs": str(MAX_TIMEOUT_MS + 1)}, f"maximum {MAX_TIMEOUT_MS}"),
         ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "9" * 5000 + "h"}, "such as 500ms, 30s, 15m or 1h"),
         ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": str(MAX_NUMBER + 1) + "d"}, "such as 500ms, 30s, 15m or 1h"),
         ({"startingOffsets": offset_of_queue(MAX_NUMBER + 1)}, "option startingOffsets is .*allowed"),
@@ -77,7 +77,7 @@ def offset_of_queue(number: int) -> str:
         ({"topic": None, "topicPattern": ""}, "option topicPattern is missing"),
         ({"sql": " "}, "option sql is missing: an SQL92 filter"),
         ({"minPartitions": "many"}, "option minPartitions is 'many'"),
-        ({"pollTimeoutMs": "0"}, "allowed: how long a broker may take"),
+        ({"pollTimeoutMs": "0"}, "allowed: timeout of a read"),
         ({"failOnDataLoss": "maybe"}, "allowed: true or false"),
         ({"membership": "no"}, "allowed: true or false"),
         ({"headerEncoding": "xml"}, "allowed: auto, json or rocketmq"),
@@ -122,7 +122,7 @@ def test_a_batch_has_options_of_its_own(options: dict[str, str], reason: str) ->
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"batchBytes": "5000000"}, "at most 2000000"),
+        ({"batchBytes": "5000000"}, "maximum 2000000"),
         ({"retries": "-1"}, "option retries is '-1'"),
         ({"group": "DEFAULT_PRODUCER"}, "option group"),
         ({"tags": "A"}, "option tags is unknown here; it is one for streams and batch reads"),
@@ -140,7 +140,7 @@ def test_the_sink_has_options_of_its_own(options: dict[str, str], reason: str) -
         ({"body": BinaryType(), "tag": StringType()}, "the column tag is not a column of a message.*tags"),
         ({"tags": StringType()}, "a column body is missing"),
         ({"body": StringType(), "delayLevel": StringType()}, "the column delayLevel is string"),
-        ({"body": StringType()}, "Give a column topic, or the option topic"),
+        ({"body": StringType()}, "add a column topic, or set the option topic"),
     ],
 )
 def test_columns_that_make_no_message_are_refused(columns: dict[str, DataType], reason: str) -> None:
@@ -204,7 +204,7 @@ def test_numbers_are_taken_up_to_their_limits() -> None:
     assert options.read.poll_timeout_s == options.release_timeout_s == MAX_TIMEOUT_MS / 1000
     assert options.read.start.of(Queue("t", "b", 0)) == At(MAX_NUMBER)
     assert write_options(GOOD | {"batchBytes": str(MAX_SEND_BATCH_BYTES)}).batch_bytes == MAX_SEND_BATCH_BYTES
-    with pytest.raises(ConfigError, match=f"at most {MAX_SEND_BATCH_BYTES}"):
+    with pytest.raises(ConfigError, match=f"maximum {MAX_SEND_BATCH_BYTES}"):
         write_options(GOOD | {"batchBytes": str(MAX_SEND_BATCH_BYTES + 1)})
 
 
